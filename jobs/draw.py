@@ -26,17 +26,16 @@ import json
 import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from jobs.common.workers import SizedWorkers
 from jobs.pictures.measured import parse_labels, parse_rates, read_points
 from jobs.pictures.query_sets import open_query_sets, parse_query_set
 
-import tyro
-
 from indexing.store.result_files import whole_file
 from indexing.store.store import Store
 from retriever.errors import InputError
+from retriever.options import option
 
 Picture = Literal["attention", "rates", "points"]
 NAME_LENGTH = 80  # characters of the names in the name of a picture
@@ -58,7 +57,7 @@ USED: dict[Picture, tuple[str, ...]] = {
 class Draw(SizedWorkers):
     """--limit N uses the first N queries of each query set."""
 
-    picture: Annotated[Picture, tyro.conf.Positional]
+    picture: Picture = option(positional=True)
     """The picture."""
     store: str = ""
     """Where the artifacts are: a local folder or s3://bucket/prefix. rates needs none."""

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 from jobs.common.cli import Stage, run, say, say_complete, say_stages
 
-import difflib
 import sys
 from dataclasses import dataclass
-from typing import Annotated, get_args
 
 from jobs.common.cuts import say_part_cuts, say_search_cuts
 from jobs.common.session import num_gpus, open_runner
 from jobs.common.workers import GpuWorkers
-
-import tyro
 
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.modes import default_source, resolve, source_of
@@ -32,6 +28,7 @@ from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError
+from retriever.options import option
 
 SOURCE_HELP = (
     f"Search source, instead of a mode: {', '.join(all_forms())}, A+B (reciprocal rank fusion), 0.4*A+0.6*B "
@@ -45,17 +42,14 @@ OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 
 @dataclass(frozen=True, kw_only=True)
 class Search(GpuWorkers):
-    query: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
+    query: tuple[str, ...] = option((), repeated=True)
     """Print the hits of this query with snippets. The search runs in this process and commits nothing. Give the option
     once per query, each query in quotes."""
-    mode: Annotated[
-        Mode | None,
-        tyro.conf.arg(constructor=str, metavar="{dense,exact,bm25,hybrid}", help_behavior_hint=""),
-    ] = None
+    mode: Mode | None = None
     """dense: the FAISS index, whose candidates are scored again by the vectors; exact: all vectors; bm25: Lucene;
     hybrid: bm25 and dense with equal weights (exact if the store has no index). Default: the first that the store has
     of hybrid, dense, exact, bm25 and a SPLADE index; a line says which."""
-    source: Annotated[str | None, tyro.conf.arg(help=SOURCE_HELP)] = None
+    source: str | None = option(None, help=SOURCE_HELP)
     split: str | None = None
     """A split of the query set's qrels, or all; default: test."""
     k: int | None = None
@@ -184,12 +178,8 @@ def check_options(options: Search) -> None:
     """Checks the options.
 
     Raises:
-        InputError: For an unknown mode, a number below 1, an empty query, or an option of a run together with --query.
+        InputError: For a number below 1, an empty query, or an option of a run together with --query.
     """
-    if options.mode is not None and options.mode not in get_args(Mode):
-        close = difflib.get_close_matches(options.mode, get_args(Mode), 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise InputError(f"--mode {options.mode!r}: expected {', '.join(get_args(Mode))}{hint}")
     for name in ("k", "nprobe", "depth", "rerank_depth"):
         if (value := getattr(options, name)) is not None and value < 1:
             raise InputError(f"--{name.replace('_', '-')} {value}: expected at least 1")

@@ -18,11 +18,9 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from jobs.common.cuts import stored_counts
-
-import tyro
 
 from indexing.search.hit_tables import hit_table, style_for
 from indexing.search.judgements import read_run_query
@@ -33,15 +31,16 @@ from indexing.store.models import abandoned_checkpoints, model_folder, own_check
 from indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
 from indexing.store.store import Store
 from retriever.errors import InputError
+from retriever.options import option
 
 SHOWN_HITS = 10  # hits of a query, if --k is not set
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreJob(Common):
-    action: Annotated[Literal["list", "show", "remove", "export", "gc"], tyro.conf.Positional]
+    action: Literal["list", "show", "remove", "export", "gc"] = option(positional=True)
     """What to do; gc removes files, checkpoints, old releases and their prompts over HTTP that nothing names."""
-    key: Annotated[str | None, tyro.conf.Positional] = None
+    key: str | None = option(None, positional=True)
     """The artifact, as list prints it (show, remove, export). --limit N lists, shows or removes at most N."""
     to: str | None = None
     """Folder for the files of a model or a prompt, which keep their names (export)."""

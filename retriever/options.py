@@ -1,8 +1,9 @@
-"""The options of an encoder and of a re-ranker."""
+"""How a field declares an option; the options of an encoder and of a re-ranker."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import MISSING, asdict, dataclass, field
 from typing import Any, Literal, get_args
 
 from retriever.errors import InputError
@@ -14,6 +15,47 @@ Pooling = Literal["cls", "mean", "last", "splade"]
 VECTORS: dict[str, str] = {"cls": "dense", "mean": "dense", "last": "dense", "splade": "sparse"}
 """The kind of the vectors that each pooling makes."""
 TitlePolicy = Literal["space", "newline", "sep", "none"]
+
+
+def option(
+    default: Any = MISSING,
+    *,
+    default_factory: Callable[[], Any] | Any = MISSING,
+    flag: str = "",
+    group: str = "",
+    help: str = "",
+    metavar: str = "",
+    hidden: bool = False,
+    positional: bool = False,
+    repeated: bool = False,
+) -> Any:
+    """Declares a field of a dataclass that is an option of a job, for what its name, type and docstring do not say.
+
+    A field that is a dataclass is a group of options. The heading of the options of a class is its class variable
+    GROUP.
+
+    Args:
+        default: The default; without one and without `default_factory`, the option is required.
+        default_factory: Makes the default.
+        flag: Name of the option without dashes in front; default: the name of the field.
+        group: Heading under which --help lists the option, or the options of the group; default: that of the class.
+        help: Replaces the docstring below the field.
+        metavar: Stands for the value in --help, for example FILE; default: that of the type.
+        hidden: Leave the option out of --help.
+        positional: The value is given without a name.
+        repeated: Each value of a tuple is given by an option of its own.
+    """
+    settings = {
+        "flag": flag,
+        "group": group,
+        "help": help,
+        "metavar": metavar,
+        "hidden": hidden,
+        "positional": positional,
+        "repeated": repeated,
+    }
+    metadata = {name: value for name, value in settings.items() if value}
+    return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import difflib
 import io
 import os
 import re
@@ -13,12 +11,14 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from jobs.common.command_line import UsageError, parse
 from jobs.common.metrics import StageMetrics
+from jobs.common.options import flatten
 from jobs.common.starting import finish, is_program
 
 from indexing.store.storage import describe_os_error
@@ -28,6 +28,7 @@ from indexing.work.tasks import MAX_WORKERS, WorkerRequest
 from indexing.work.work import Work, plan_stages
 from retriever.errors import InputError, shortened
 from retriever.memory import human as human
+from retriever.options import option
 
 # `python jobs/x.py` puts jobs/ first on the path, where search.py, evaluate.py … would hide packages of those names.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parents[1]]
@@ -38,6 +39,8 @@ Options = TypeVar("Options", bound="Common")
 @dataclass(frozen=True, kw_only=True)
 class Common:
     """Options of every job."""
+
+    GROUP: ClassVar = "every job"
 
     store: str
     """Where the artifacts are: a local folder or s3://bucket/prefix."""
@@ -50,16 +53,33 @@ class Common:
     """Use only the first N rows. N is part of the fingerprint and not of the name: give a limited artifact another
     name or store."""
 
+    def __post_init__(self) -> None:
+        """Raises InputError for a limit below 1, or a text with a NUL character, which no path or name can contain."""
+        if self.limit is not None and self.limit < 1:
+            raise InputError(f"parameter limit {self.limit}: expected at least 1")
+        for each in flatten(type(self)).values():
+            value = each.value(self)
+            for text in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(text, str) and "\0" in text:
+                    raise InputError(f"{each.flag} {text!r}: expected text without NUL characters")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterJob(Common):
     """Options of a job that may run on the nodes of a cluster."""
 
+    GROUP: ClassVar = "workers"
+
     wait: int | None = None
     """On a cluster: seconds to wait for the nodes that the job needs; 0: they must be there now. Default: 1800 if the
     head of the cluster has no CPUs, as an autoscaler is then expected to add nodes, else 0."""
-    node_label: tuple[str, ...] = ()
+    node_label: tuple[str, ...] = option((), metavar="KEY=VALUE")
     """On a cluster: run on nodes with these labels, each as KEY=VALUE; for example, use one kind of several GPUs."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for impossible workers, also with --plan."""
+        super().__post_init__()
+        self.worker_request()
 
     def worker_request(self) -> WorkerRequest:
         """Returns what the options request of the workers. Raises InputError for impossible options."""
@@ -69,6 +89,8 @@ class ClusterJob(Common):
 @dataclass(frozen=True, kw_only=True)
 class Workers(ClusterJob):
     """Options of a job whose work is spread over workers."""
+
+    GROUP: ClassVar = "workers"
 
     min_workers: int = 1
     """On a cluster: the job needs nodes for N workers; see --wait."""
@@ -100,8 +122,6 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
     try:
         parsed = parse(options, arguments, main.__module__)
         place = parsed.store
-        if parsed.limit is not None and parsed.limit < 1:
-            raise InputError(f"--limit {parsed.limit}: expected at least 1")
         finish()
         with raise_on_sigterm():
             main(parsed)
@@ -115,7 +135,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
         problem = str(cause) if cause is not None else os_problem(error, place)
         if problem is None:
             raise
-        fail(problem, 1)
+        fail(problem, 2 if isinstance(cause, UsageError) else 1)
 
 
 class Terminated(KeyboardInterrupt):
@@ -145,15 +165,6 @@ def raise_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def refuse_nul(options: Any) -> None:
-    """Raises InputError if the text of an option contains a NUL character, which no path or name can contain."""
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        for text in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(text, str) and "\0" in text:
-                raise InputError(f"--{field.name.replace('_', '-')} {text!r}: expected text without NUL characters")
-
-
 def os_problem(error: BaseException, place: str) -> str | None:
     """Returns one line for an operating-system error that a user can fix, through Ray's wrappers; otherwise None."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
@@ -161,101 +172,10 @@ def os_problem(error: BaseException, place: str) -> str | None:
     return describe_os_error(error, place) if isinstance(error, OSError) else None
 
 
-def parse(options: type[Options], arguments: list[str], module: str = "") -> Options:
-    """Reads options from the defaults, then from the YAML file of --config, then from the command line.
-
-    A job that has its own option `config` reads that file itself.
-
-    Args:
-        options: The class of the options.
-        arguments: The command line, without the program's name.
-        module: Name of the job's module, whose docstring becomes the description in --help.
-
-    Returns:
-        The parsed options.
-
-    Raises:
-        InputError: If the YAML file or the text of an option is invalid, or if the requested workers are impossible.
-        SystemExit: If the usage is wrong, or for --help.
-    """
-    import tyro
-
-    recipe: list[str] = []
-    arguments = [piece for a in arguments for piece in (a.split("=", 1) if a.startswith("--config=") else [a])]
-    has_own_config = any(field.name == "config" for field in dataclasses.fields(options))
-    if "--config" in arguments and not has_own_config:
-        at = arguments.index("--config")
-        if at + 1 == len(arguments):
-            raise InputError("--config: expected a YAML file")
-        recipe = read_recipe(arguments[at + 1], options, arguments)
-        arguments = arguments[:at] + arguments[at + 2 :]
-    description = sys.modules[module].__doc__ if module in sys.modules else None
-    parsed = tyro.cli(options, args=recipe + arguments, description=description)
-    refuse_nul(parsed)
-    if isinstance(parsed, ClusterJob):
-        parsed.worker_request()  # refuses impossible workers, also with --plan
-    return parsed
-
-
 def options_of(main: Callable[[Any], object]) -> type[Common]:
     """Returns the class of the options that a job's main takes."""
     options: type[Common] = typing.get_type_hints(main)["options"]
     return options
-
-
-def read_recipe(path: str, options: type, given: Sequence[str] = ()) -> list[str]:
-    """Converts a YAML mapping to command-line arguments, so that one parser checks both sources.
-
-    Args:
-        path: The YAML file.
-        options: The class of the options.
-        given: The command line. Keys that it also sets are left out.
-
-    Returns:
-        The arguments.
-
-    Raises:
-        InputError: If the file is not a mapping of known options; the message names the file and the key.
-    """
-    import tyro
-    import yaml
-
-    try:
-        loaded = yaml.safe_load(Path(path).read_text())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; --config expects a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(loaded, dict):
-        raise InputError(f"{path}: expected `key: value` lines, found {type(loaded).__name__}")
-    known = {field.name: field for field in dataclasses.fields(options)}
-    hints = typing.get_type_hints(options)
-    flags = {a.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_") for a in given}
-    arguments: list[str] = []
-    for key, value in loaded.items():
-        name = str(key).replace("-", "_")
-        if name not in known:
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
-            raise InputError(f"{path}: unknown key {key!r}{hint}")
-        if value is None or name in flags:
-            continue
-        flag = f"--{name.replace('_', '-')}"
-        if hints[name] is bool:
-            if not isinstance(value, bool):
-                raise InputError(f"{path}: {key}: expected true or false, found {value!r}")
-            arguments.append(flag if value else f"--no-{flag[2:]}")
-            continue
-        pieces = [x for pair in value.items() for x in pair] if isinstance(value, dict) else value
-        words = [str(piece) for piece in (pieces if isinstance(pieces, list) else [pieces])]
-        try:
-            with contextlib.redirect_stderr(io.StringIO()):
-                tyro.cli(hints[name], args=["--", *words], console_outputs=False)
-        except SystemExit:
-            kind = getattr(hints[name], "__name__", None) or str(hints[name]).replace("typing.", "")
-            raise InputError(f"{path}: {key}: found {value!r}, expected {kind}") from None
-        arguments += [flag, *words]
-    return arguments
 
 
 def input_error(error: BaseException) -> InputError | None:

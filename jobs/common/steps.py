@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, options_of, parse, read_recipe
+from jobs.common.cli import Common, options_of
 
-import contextlib
-import dataclasses
 import difflib
 import importlib
-import io
+import pkgutil
 import re
 import shlex
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jobs
+from jobs.common.command_line import as_arguments, recipe_values
+from jobs.common.options import build, flatten
+
 import yaml
 
 from retriever.errors import InputError
 
-JOBS = Path(__file__).resolve().parents[1]
 HEAD = ("store", "steps")  # the keys of a recipe
 PIPELINE = "pipeline"  # cannot be a step
 WHOLE = ("import_corpus", "import_queries")  # jobs that the chain's limit does not apply to
@@ -121,48 +121,22 @@ def _read_step(path: str, number: int, count: int, entry: object, store: str, li
         )
     if limit is not None and job not in WHOLE:
         settings = {"limit": limit, **settings}
-    arguments = ["--store", store, *_arguments(settings, options, where)]
-    parsed = _parse(options, arguments, where)
-    if parsed.limit is not None and parsed.limit < 1:
-        raise InputError(f"{where}: limit: found {parsed.limit}, expected at least 1")
-    return Step(number, count, str(job), main, parsed, arguments)
+    values = {"store": store, **recipe_values(settings, options, where)}
+    required = [option.name for option in flatten(options).values() if option.is_required]
+    if missing := [name for name in required if name not in values]:
+        raise InputError(f"{where}: missing key {missing[0]!r}")
+    try:
+        return Step(number, count, str(job), main, build(options, values), as_arguments(options, values))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _open_job(name: str, where: str) -> tuple[Callable[[Any], Any], type[Common]]:
     """Returns the main function and the options of a job. Raises InputError if there is no such job."""
-    known = {file.stem for file in JOBS.glob("*.py") if '__name__ == "__main__"' in file.read_text()} - {PIPELINE}
+    known = {module.name for module in pkgutil.iter_modules(jobs.__path__) if not module.ispkg} - {PIPELINE}
     if name not in known:
         close = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
         raise InputError(f"{where}: unknown job {name!r}; {hint}")
     module = importlib.import_module(f"jobs.{name}")
     return module.main, options_of(module.main)
-
-
-def _arguments(settings: dict, options: type[Common], where: str) -> list[str]:
-    """Returns the settings of a step as command-line arguments, checked like the recipe of a job."""
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        yaml.safe_dump(settings, file)
-        file.flush()
-        try:
-            return read_recipe(file.name, options)
-        except InputError as error:
-            raise InputError(str(error).replace(file.name, where, 1)) from None
-
-
-def _parse(options: type[Common], arguments: list[str], where: str) -> Common:
-    """Returns the options. Raises InputError for arguments that the command line would refuse with its usage."""
-    required = (field.name for field in dataclasses.fields(options) if _is_required(field))
-    if missing := [name for name in required if f"--{name.replace('_', '-')}" not in arguments]:
-        raise InputError(f"{where}: missing key {missing[0]!r}")
-    told = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
-            return parse(options, arguments)
-    except SystemExit:
-        reason = " ".join(re.sub(r"[─-╿]+", " ", told.getvalue()).split())  # less the frame around it
-        raise InputError(f"{where}: {reason}") from None
-
-
-def _is_required(field: dataclasses.Field) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jobs.common.cli import Workers, as_options, say
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from indexing.work.tasks import WorkerRequest
 
@@ -12,6 +13,8 @@ from indexing.work.tasks import WorkerRequest
 @dataclass(frozen=True, kw_only=True)
 class SizedWorkers(Workers):
     """Options of a job whose workers use several cores."""
+
+    GROUP: ClassVar = "workers"
 
     cpus: int | None = None
     """Cores of a worker that uses several. Default: all of this machine; on a cluster they are chosen when it
@@ -26,6 +29,8 @@ class SizedWorkers(Workers):
 @dataclass(frozen=True, kw_only=True)
 class GpuWorkers(SizedWorkers):
     """Options of a job with a model that may run on GPUs."""
+
+    GROUP: ClassVar = "workers"
 
     gpus: int | None = None
     """GPUs of a worker with a model, 0 or 1. Default: 1 if there are GPUs when the job begins; a job that is resumed

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import difflib
-import io
 import itertools
-import types
-import typing
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from jobs.common.options import convert, described, flatten, replace
 
 from retriever.errors import InputError
 
@@ -50,15 +47,15 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
     Raises:
         InputError: If an option is unknown or cannot be swept, if it comes twice, or if a value does not fit.
     """
-    known = [field.name for field in dataclasses.fields(options) if field.name not in fixed]  # type: ignore[arg-type]
-    hints = typing.get_type_hints(type(options))
+    flat = flatten(type(options))
+    known = [name for name in flat if name not in fixed]
     values: dict[str, list[Any]] = {}
     for text in texts:
         name, sign, listed = text.partition("=")
         name = name.strip().removeprefix("--").replace("-", "_")
         if not sign or not listed:
             raise InputError(f"--sweep {text}: expected NAME=VALUE,VALUE")
-        if name in fixed and name in hints:
+        if name in fixed and name in flat:
             raise InputError(
                 f"--sweep {text}: all runs of a sweep have the same {name}; give it as --{name.replace('_', '-')}"
             )
@@ -68,7 +65,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
             raise InputError(f"--sweep {text}: {name} is not an option that can be swept; {hint}")
         if name in values:
             raise InputError(f"--sweep {text}: {name} is swept twice; give all values in one list")
-        values[name] = [_parse(value.strip(), hints[name], text) for value in listed.split(",")]
+        values[name] = [_parse(value.strip(), flat[name].type, text) for value in listed.split(",")]
         if len({_written(value) for value in values[name]}) < len(values[name]):
             raise InputError(f"--sweep {text}: a value comes twice")
     count = 1
@@ -77,39 +74,15 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
     if count > MAX_RUNS:
         raise InputError(f"--sweep {' '.join(texts)}: {count:,} runs; expected at most {MAX_RUNS:,}")
     combinations = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
-    return [Run(settings, dataclasses.replace(options, **settings)) for settings in combinations]  # type: ignore[type-var]
+    return [Run(settings, replace(options, settings)) for settings in combinations]
 
 
 def _parse(value: str, hint: Any, text: str) -> Any:
-    """Returns a value of the type of its option, by the parser of the command line."""
-    import tyro
-
-    if hint in (bool, bool | None) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    problem = InputError(f"--sweep {text}: expected {_described(hint)}, got {value!r}")
-    if hint is bool:
-        raise problem
+    """Returns a value of the type of its option, as the command line reads it."""
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
-            return tyro.cli(hint, args=["--", value], console_outputs=False)
-    except SystemExit:
-        raise problem from None
-
-
-def _described(hint: Any) -> str:
-    """Returns the values of a type in words: `a number or none`; `adamw or adafactor`."""
-    kinds: dict[Any, str] = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        type(None): "none",
-    }
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return " or ".join(_described(each) for each in typing.get_args(hint))
-    if typing.get_origin(hint) is typing.Literal:
-        return " or ".join(str(each) for each in typing.get_args(hint))
-    return kinds.get(hint, str(hint))
+        return convert(hint, [value])
+    except (ValueError, KeyError):
+        raise InputError(f"--sweep {text}: expected {described(hint)}, got {value!r}") from None
 
 
 def _written(value: Any) -> str:

@@ -47,7 +47,7 @@ def test_jobs_run_as_plain_files_from_anywhere(tmp_path: Path) -> None:
     assert bad.stderr.count("\n") == 1
     usage = python(JOBS / "search.py", "--store", "x", "--split-name", "test", cwd=tmp_path)
     assert usage.returncode == 2
-    assert "--split-name" in usage.stderr
+    assert usage.stderr == "error: --split-name: unknown option; did you mean --split?\n"
     assert "Traceback" not in usage.stderr + bad.stderr + helped.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -153,7 +153,7 @@ def test_a_recipe_with_a_list_runs_a_job(world, done, tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("store: s\nsplitt: test\n", "unknown key 'splitt'; did you mean split?"),
-        ("store: s\nxyzzy: 1\n", "unknown key 'xyzzy'; known are store, plan, ray, limit"),
+        ("store: s\nxyzzy: 1\n", "unknown key 'xyzzy'; known are query, mode, source, split, k,"),
         ("- store\n", "expected `key: value` lines, found list"),
         ("just text\n", "expected `key: value` lines, found str"),
         ("", "expected `key: value` lines, found NoneType"),
@@ -174,7 +174,6 @@ def test_a_bad_recipe_is_named_with_its_key(tmp_path: Path, refused, text: str, 
 
 def test_a_recipe_that_is_not_there_is_named(tmp_path: Path, refused) -> None:
     assert f"{tmp_path}/none.yaml: " in refused("search", "--config", tmp_path / "none.yaml")
-    assert "--config: expected a YAML file" in refused("search", "--config")
     (tmp_path / "bytes.yaml").write_bytes(b"store: \xff\n")
     assert f"{tmp_path}/bytes.yaml: not YAML" in refused("search", "--config", tmp_path / "bytes.yaml")
 

@@ -1,0 +1,270 @@
+"""The command line of a job: reads options from a YAML file and from arguments, and prints --help."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import shutil
+import sys
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from jobs.common.options import Option, build, choices, convert, described, flatten, metavar
+
+from retriever.errors import InputError
+
+Options = TypeVar("Options")
+
+WIDTH = 100  # columns of --help at most
+REQUIRED = "required"  # heading of the options that a job needs
+CONFIG_HELP = "Read options from this YAML file, one `name: value` a line. The command line overrides it."
+# Former names of options, with what replaces them.
+RENAMED = {
+    "undenoised": "pool_negatives",
+    "topology": "row_ranges",
+}
+
+
+class UsageError(InputError):
+    """A command line that is no command: an unknown option, or a value of another type."""
+
+
+def parse(options: type[Options], arguments: Sequence[str], module: str = "") -> Options:
+    """Reads options from the defaults, then from the YAML file of --config, then from the command line.
+
+    A job that has its own option `config` reads that file itself.
+
+    Args:
+        options: The class of the options.
+        arguments: The command line, without the program's name.
+        module: Name of the job's module, whose docstring becomes the description in --help.
+
+    Returns:
+        The parsed options.
+
+    Raises:
+        UsageError: If the command line is invalid.
+        InputError: If the YAML file is invalid, or if the options contradict each other.
+        SystemExit: For --help.
+    """
+    flat = flatten(options)
+    parser = _parser(options, flat, module)
+    known, unknown = parser.parse_known_intermixed_args([_with_dashes(argument) for argument in arguments])
+    given = vars(known)
+    if unknown:
+        refuse_argument(unknown[0], flat)
+    values: dict[str, Any] = {}
+    if "config" in given and "config" not in flat:
+        file = given.pop("config")
+        values = read_recipe(file, options)
+    for name, words in given.items():
+        values[name] = _value(flat[name], words)
+    if missing := [option for option in flat.values() if option.is_required and option.name not in values]:
+        raise UsageError(f"{missing[0].flag} is required: {missing[0].help}")
+    return build(options, values)
+
+
+def refuse_argument(argument: str, known: Mapping[str, Option]) -> NoReturn:
+    """Raises UsageError for an argument that no option takes."""
+    if not argument.startswith("-"):
+        raise UsageError(f"{argument!r}: unexpected argument; options have names, for example --store")
+    flag = argument.partition("=")[0]
+    name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
+    raise UsageError(f"{flag}: unknown option; {remedy_of(name, known)}")
+
+
+def remedy_of(name: str, known: Mapping[str, Option]) -> str:
+    """Returns what to write instead of an unknown option."""
+    if (new := RENAMED.get(name, "")) in known:
+        return f"it is {known[new].flag} now"
+    visible = [each for each, option in known.items() if not option.is_positional]
+    close = difflib.get_close_matches(name, visible, 1)
+    return f"did you mean {known[close[0]].flag}?" if close else "--help lists the options"
+
+
+def _value(option: Option, words: Any) -> Any:
+    """Returns the value of an option from the words behind it. Raises UsageError if they mean none."""
+    if isinstance(words, bool):  # --flag or --no-flag
+        return words
+    words = words if isinstance(words, list) else [words]
+    try:
+        return convert(option.type, words)
+    except (ValueError, KeyError):
+        raise UsageError(f"{option.flag} {' '.join(words)}: {expectation(option, words)}") from None
+
+
+def expectation(option: Option, words: Sequence[str]) -> str:
+    """Returns what an option expects, with the choice that is nearest to words that mean no value."""
+    close = difflib.get_close_matches(words[-1] if words else "", choices(option.type), 1)
+    return f"expected {described(option.type)}" + (f"; did you mean {close[0]}?" if close else "")
+
+
+def read_recipe(path: str, options: type) -> dict[str, Any]:
+    """Returns the options in a YAML file, by name.
+
+    Raises:
+        InputError: If the file is no mapping of known options; the message names the file and the key.
+    """
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; --config expects a YAML file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise InputError(f"{path}: expected `key: value` lines, found {type(loaded).__name__}")
+    return recipe_values(loaded, options, path)
+
+
+def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dict[str, Any]:
+    """Returns the options in a mapping of YAML, by name; null stands for the default.
+
+    Args:
+        settings: The mapping.
+        options: The class of the options.
+        place: Where the mapping is, for messages.
+
+    Raises:
+        InputError: If a key or a value is none of an option.
+    """
+    flat = flatten(options)
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        name = str(key).replace("-", "_")
+        if name not in flat:
+            new, close = RENAMED.get(name, ""), difflib.get_close_matches(name, flat, 1)
+            hint = f"it is {new} now" if new in flat else f"did you mean {close[0]}?" if close else ""
+            raise InputError(f"{place}: unknown key {key!r}; {hint or 'known are ' + ', '.join(flat)}")
+        if value is None:
+            continue
+        if flat[name].type is bool and not isinstance(value, bool):
+            raise InputError(f"{place}: {key}: expected true or false, found {value!r}")
+        pieces = [piece for pair in value.items() for piece in pair] if isinstance(value, dict) else value
+        words = [str(piece) for piece in (pieces if isinstance(pieces, list) else [pieces])]
+        try:
+            values[name] = convert(flat[name].type, words)
+        except (ValueError, KeyError):
+            raise InputError(f"{place}: {key}: found {value!r}, {expectation(flat[name], words)}") from None
+    return values
+
+
+def as_arguments(options: type, values: Mapping[str, Any]) -> list[str]:
+    """Returns the command line that gives values to options."""
+    arguments: list[str] = []
+    for name, value in values.items():
+        option = flatten(options)[name]
+        if isinstance(value, bool) and option.type is bool:
+            arguments.append(option.flag if value else f"--no-{option.flag.removeprefix('--')}")
+            continue
+        words = [word for pair in value.items() for word in pair] if isinstance(value, dict) else value
+        words = [str(word) for word in (words if isinstance(words, list | tuple) else [words])]
+        if option.metadata.get("repeated"):
+            arguments += [piece for word in words for piece in (option.flag, word)]
+        else:
+            arguments += words if option.is_positional else [option.flag, *words]
+    return arguments
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Does not split words at hyphens."""
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError: `argument --k: expected one argument` becomes `--k: expected one value`."""
+        message = message.removeprefix("argument ").replace("expected one argument", "expected one value")
+        raise UsageError(message)
+
+
+def _parser(options: type, flat: Mapping[str, Option], module: str) -> argparse.ArgumentParser:
+    """Returns a parser that keeps the words of each given option."""
+    width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
+    required = [option for option in flat.values() if option.is_required]
+    required.sort(key=lambda option: (not option.is_positional, option.name != "store"))
+    usage = " ".join(f"{'' if option.is_positional else option.flag} {metavar(option)}".strip() for option in required)
+    program = f"python jobs/{module.rpartition('.')[2] if module != '__main__' else Path(sys.argv[0]).stem}.py"
+    parser = _Parser(
+        prog=program,
+        usage=f"{program} {usage} [OPTIONS]",
+        description=_description(options, module, width),
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        add_help=False,
+        formatter_class=lambda prog: _Formatter(prog, max_help_position=28, width=width),
+    )
+    headings = [REQUIRED] * bool(required) + [option.group for option in flat.values() if not option.is_required]
+    groups = {heading: parser.add_argument_group(heading) for heading in dict.fromkeys(headings)}
+    for option in required:
+        _add(groups[REQUIRED], option)
+    for option in flat.values():
+        if not option.is_required:
+            _add(groups[option.group], option)
+    common = groups[headings[-1]]  # of the options of every job
+    if "config" not in flat:
+        common.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
+    common.add_argument("-h", "--help", action="help", help="Print this and exit.")
+    return parser
+
+
+def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+    """Adds an option to its group in --help."""
+    settings: dict[str, Any] = {"help": argparse.SUPPRESS if option.metadata.get("hidden") else _help(option)}
+    if option.type is bool and option.default:
+        group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
+        return
+    if option.type in (bool, bool | None):
+        negation = f"--no-{option.flag.removeprefix('--')}"
+        group.add_argument(negation, dest=option.name, action="store_false", help=argparse.SUPPRESS)
+    if option.type is bool:
+        group.add_argument(option.flag, action="store_true", **settings)
+        return
+    settings["metavar"] = metavar(option)
+    if option.type == bool | None:
+        group.add_argument(option.flag, nargs="?", const="True", **settings)
+    elif option.metadata.get("repeated"):
+        group.add_argument(option.flag, action="append", **settings)
+    elif option.is_list:
+        group.add_argument(option.flag, nargs="*", **settings)
+    elif option.is_positional:
+        group.add_argument(option.flag, nargs="?", **settings)
+    else:
+        group.add_argument(option.flag, **settings)
+
+
+def _help(option: Option) -> str:
+    """Returns the help of an option with its default, unless that is nothing: the text says then what it means."""
+    default = option.default
+    if option.is_required or default is None or default is False or (isinstance(default, Collection) and not default):
+        shown = ""
+    elif default is True:
+        shown = f" (default: {option.flag})"
+    elif isinstance(default, tuple | list):
+        shown = f" (default: {' '.join(map(str, default))})"
+    else:
+        shown = f" (default: {default})"
+    return f"{option.help}{shown}".replace("%", "%%")
+
+
+def _description(options: type, module: str, width: int) -> str:
+    """Returns the docstrings of the job and of its options; indented lines are kept as they are."""
+    own = options.__dict__.get("__doc__") or ""
+    generated = own.startswith(f"{options.__name__}(")  # by dataclass
+    texts = [getattr(sys.modules.get(module), "__doc__", None) or "", "" if generated else own]
+    paragraphs = [each for text in texts for each in textwrap.dedent(text).strip().split("\n\n")]
+    shown = [
+        each if each.startswith("    ") else textwrap.fill(" ".join(each.split()), width, break_on_hyphens=False)
+        for each in paragraphs
+    ]
+    return "\n\n".join(filter(None, shown))
+
+
+def _with_dashes(argument: str) -> str:
+    """Returns an argument with dashes in place of the underscores of an option's name."""
+    name, sign, value = argument.partition("=")
+    return f"{name.replace('_', '-')}{sign}{value}" if argument.startswith("--") else argument

@@ -1,0 +1,238 @@
+"""The options of a job as one flat list, read from its dataclass and the dataclasses that are fields of it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import sys
+import types
+import typing
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+Options = TypeVar("Options")
+
+DEFAULT_GROUP = "options"
+SCALARS: dict[Any, tuple[str, str]] = {  # type -> how --help and how messages name its values
+    bool: ("{True,False}", "True or False"),
+    int: ("N", "a whole number"),
+    float: ("X", "a number"),
+    str: ("TEXT", "a text"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """An option of a job.
+
+    Attributes:
+        name: Its name in recipes; the command line has dashes for the underscores.
+        path: The attributes that lead from the job's options to its value.
+        owner: The dataclass that declares it.
+        type: Its type.
+        default: Its default; MISSING if it is required. Of several equal ones, each use has the same object.
+        group: Heading under which --help lists it.
+        metadata: What `retriever.options.option` declared.
+    """
+
+    name: str
+    path: tuple[str, ...]
+    owner: type
+    type: Any
+    default: Any
+    group: str
+    metadata: Mapping[str, Any]
+
+    @property
+    def flag(self) -> str:
+        """The option on the command line."""
+        return self.name if self.is_positional else f"--{self.name.replace('_', '-')}"
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is MISSING
+
+    @property
+    def is_positional(self) -> bool:
+        return self.metadata.get("positional", False)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it takes any number of values."""
+        return typing.get_origin(_without_none(self.type)) in (tuple, list, dict)
+
+    @property
+    def help(self) -> str:
+        """The docstring below the field, in one line."""
+        text = self.metadata.get("help") or next(
+            (text for each in self.owner.__mro__ if (text := field_docstrings(each).get(self.path[-1]))), ""
+        )
+        return " ".join(text.split())
+
+    def value(self, options: object) -> Any:
+        """Returns its value in the options of a job."""
+        return functools.reduce(getattr, self.path, options)
+
+
+def flatten(options: type) -> Mapping[str, Option]:
+    """Returns the options of a job by name: those of the class itself, then those of its base classes.
+
+    The fields of a field that is a dataclass are options too, at its place.
+
+    Raises:
+        TypeError: If two options have the same name, or if the command line cannot express a type.
+    """
+    return _flatten(typing.cast(Hashable, options))
+
+
+@functools.cache
+def _flatten(options: type) -> Mapping[str, Option]:
+    flat: dict[str, Option] = {}
+    for each in _walk(options, (), MISSING, ""):
+        if (other := flat.get(each.name)) is not None:
+            places = " and ".join(".".join(option.path) for option in (other, each))
+            raise TypeError(f"{options.__name__}: the option {each.flag} is declared twice: {places}")
+        described(each.type)
+        flat[each.name] = each
+    return types.MappingProxyType(flat)
+
+
+def _walk(owner: type, path: tuple[str, ...], instance: Any, group: str) -> Iterator[Option]:
+    """Yields the options of a class, whose defaults are those of an instance if there is one."""
+    hints = typing.get_type_hints(owner)
+    floors = list(owner.__mro__)
+    declaring = {name: each for each in floors for name in inspect.get_annotations(each)}
+    for field in sorted(dataclasses.fields(owner), key=lambda field: floors.index(declaring[field.name])):
+        default = _default(field) if instance is MISSING else getattr(instance, field.name)
+        heading = field.metadata.get("group") or group
+        hint, inner_path = hints[field.name], (*path, field.name)
+        if dataclasses.is_dataclass(hint):
+            yield from _walk(typing.cast(type, hint), inner_path, default, heading)
+            continue
+        yield Option(
+            name=(field.metadata.get("flag") or field.name).replace("-", "_"),
+            path=inner_path,
+            owner=owner,
+            type=hint,
+            default=default,
+            group=heading or declaring[field.name].__dict__.get("GROUP", DEFAULT_GROUP),
+            metadata=field.metadata,
+        )
+
+
+def _default(field: dataclasses.Field) -> Any:
+    """Returns the default of a field, or MISSING."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def build(options: type[Options], values: Mapping[str, Any]) -> Options:
+    """Returns the options of a job from values by name; the others have their defaults."""
+    return _build(options, MISSING, _by_path(options, values))
+
+
+def replace(options: Options, values: Mapping[str, Any]) -> Options:
+    """Returns options with other values, by name."""
+    return _build(type(options), options, _by_path(type(options), values))
+
+
+def _by_path(options: type, values: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+    flat = flatten(options)
+    return {flat[name].path: value for name, value in values.items()}
+
+
+def _build(options: type[Options], instance: Any, values: Mapping[tuple[str, ...], Any]) -> Options:
+    arguments = {path[0]: value for path, value in values.items() if len(path) == 1}
+    hints = typing.get_type_hints(options)
+    for field in dataclasses.fields(options):  # type: ignore[arg-type]
+        if not dataclasses.is_dataclass(hints[field.name]):
+            continue
+        inner = {path[1:]: value for path, value in values.items() if path[0] == field.name and len(path) > 1}
+        base = _default(field) if instance is MISSING else getattr(instance, field.name)
+        arguments[field.name] = _build(typing.cast(type, hints[field.name]), base, inner)
+    if instance is MISSING:
+        return options(**arguments)
+    return dataclasses.replace(instance, **arguments)
+
+
+@functools.cache
+def field_docstrings(owner: type) -> Mapping[str, str]:
+    """Returns the docstrings below the fields of a class, by field."""
+    body = next((each.body for each in _classes(owner.__module__) if each.name == owner.__name__), [])
+    return {
+        first.target.id: second.value.value
+        for first, second in itertools.pairwise(body)
+        if isinstance(first, ast.AnnAssign)
+        and isinstance(first.target, ast.Name)
+        and isinstance(second, ast.Expr)
+        and isinstance(second.value, ast.Constant)
+        and isinstance(second.value.value, str)
+    }
+
+
+@functools.cache
+def _classes(module: str) -> list[ast.ClassDef]:
+    file = getattr(sys.modules[module], "__file__", None)
+    tree = ast.parse(Path(file).read_text()) if file else ast.Module([], [])
+    return [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
+
+
+def convert(hint: Any, words: Sequence[str]) -> Any:
+    """Returns the value that words mean for an option of a type. Raises ValueError or KeyError if they mean none."""
+    if (inner := _without_none(hint)) is not hint:
+        return None if list(words) == ["None"] else convert(inner, words)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (tuple, list):
+        return origin(convert(arguments[0], [word]) for word in words)
+    if origin is dict:
+        if len(words) % 2:
+            raise ValueError(words)
+        return dict(zip(words[::2], words[1::2], strict=True))
+    [word] = words
+    if origin is typing.Literal:
+        return {str(choice): choice for choice in arguments}[word]
+    if hint is bool:
+        return {"true": True, "false": False}[word.lower()]
+    return hint(word)
+
+
+def described(hint: Any) -> str:
+    """Returns the values of a type in words: `a number`; `adamw or adafactor`."""
+    if (inner := _without_none(hint)) is not hint:
+        return described(inner)
+    if names := choices(hint):
+        return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    if typing.get_origin(hint) in (tuple, list):
+        return f"values, each {described(typing.get_args(hint)[0])}"
+    if hint == dict[str, str]:
+        return "pairs of a name and a value"
+    if hint in SCALARS:
+        return SCALARS[hint][1]
+    raise TypeError(f"{hint}: a type that the command line cannot express")
+
+
+def choices(hint: Any) -> tuple[str, ...]:
+    """Returns the words that mean a value of a type; empty if they are not counted."""
+    hint = _without_none(hint)
+    return tuple(map(str, typing.get_args(hint))) if typing.get_origin(hint) is typing.Literal else ()
+
+
+def metavar(option: Option) -> str:
+    """Returns what stands for a value of an option in --help."""
+    if names := choices(option.type):
+        return "{" + ",".join(names) + "}"
+    hint = _without_none(option.type)
+    scalar = typing.get_args(hint)[0] if typing.get_origin(hint) in (tuple, list) else hint
+    return option.metadata.get("metavar") or ("KEY VALUE" if hint == dict[str, str] else SCALARS[scalar][0])
+
+
+def _without_none(hint: Any) -> Any:
+    """Returns T for `T | None`; other types as they are."""
+    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+        return hint
+    rest = [each for each in typing.get_args(hint) if each is not types.NoneType]
+    return rest[0] if len(rest) == 1 else hint

@@ -1,0 +1,186 @@
+"""A job's options as one flat list: names, values, recipes, --help, and one line for a mistake."""
+
+from __future__ import annotations
+
+from jobs.common.cli import Common
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from jobs.common import options
+from jobs.common.command_line import UsageError, as_arguments, parse, recipe_values
+
+import pytest
+
+from retriever.errors import InputError
+from retriever.options import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loop:
+    GROUP: ClassVar = "optimisation"
+
+    lr: float = 0.1
+    """Peak learning rate."""
+    hidden: int = option(64, flag="hidden-size", group="network")
+    """Size of the network."""
+    layers: tuple[str, ...] | None = None
+    """Layers to train; default: all."""
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0:
+            raise InputError(f"parameter lr {self.lr}: expected more than 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(Common):
+    """--limit N uses the first N rows."""
+
+    GROUP: ClassVar = "data"
+
+    task: str
+    """Name of the task."""
+    kind: Literal["dense", "sparse"] = "dense"
+    """dense-vectors: the mean; sparse: 50% of the words."""
+    loop: Loop = field(default_factory=lambda: Loop(lr=0.5))
+    seed: int | None = None
+    """Seed; default: random."""
+    normalize: bool | None = None
+    dropout: bool = True
+    """Train with dropout."""
+    columns: dict[str, str] = field(default_factory=dict)
+    pool_negatives: int = option(3, hidden=True)
+
+
+def test_options_of_a_field_that_is_a_dataclass_are_options_of_the_job() -> None:
+    flat = options.flatten(Job)
+    own = ["task", "kind", "lr", "hidden_size", "layers", "seed", "normalize", "dropout", "columns", "pool_negatives"]
+    assert list(flat) == [*own, "store", "plan", "ray", "limit"], "those of the job come first"
+    assert {name: flat[name].group for name in ("task", "lr", "hidden_size", "store")} == {
+        "task": "data",
+        "lr": "optimisation",
+        "hidden_size": "network",
+        "store": "every job",
+    }
+    assert (flat["lr"].default, flat["lr"].help, flat["hidden_size"].flag) == (
+        0.5,
+        "Peak learning rate.",
+        "--hidden-size",
+    )
+    assert [each.name for each in flat.values() if each.is_required] == ["task", "store"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(Common):
+    lr: float = 1.0
+    loop: Loop = field(default_factory=Loop)
+
+
+def test_equal_names_are_an_error_that_names_both_places() -> None:
+    with pytest.raises(TypeError, match=r"^Twice: the option --lr is declared twice: lr and loop.lr$"):
+        options.flatten(Twice)
+
+
+def test_values_are_built_and_replaced_by_name() -> None:
+    job = options.build(Job, {"store": "s", "task": "t", "hidden_size": 8})
+    assert job == Job(store="s", task="t", loop=Loop(lr=0.5, hidden=8))
+    assert options.replace(job, {"lr": 0.25, "seed": 1}) == Job(
+        store="s", task="t", loop=Loop(lr=0.25, hidden=8), seed=1
+    )
+    assert options.flatten(Job)["hidden_size"].value(job) == 8
+    with pytest.raises(InputError, match=r"parameter lr -1: expected more than 0"):
+        options.replace(job, {"lr": -1})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--lr", "1e-3"], {"lr": 1e-3}),
+        (["--hidden-size=9"], {"hidden_size": 9}),
+        (["--hidden_size", "9"], {"hidden_size": 9}),
+        (["--seed", "-1"], {"seed": -1}),
+        (["--seed", "None"], {"seed": None}),
+        (["--layers", "query", "value"], {"layers": ("query", "value")}),
+        (["--layers"], {"layers": ()}),
+        (["--normalize"], {"normalize": True}),
+        (["--normalize", "False"], {"normalize": False}),
+        (["--no-normalize"], {"normalize": False}),
+        (["--plan", "--no-dropout"], {"plan": True, "dropout": False}),
+        (["--no-plan", "--dropout"], {"plan": False, "dropout": True}),
+        (["--columns", "year", "int64", "open", "bool"], {"columns": {"year": "int64", "open": "bool"}}),
+        (["--kind", "sparse", "--pool-negatives", "7"], {"kind": "sparse", "pool_negatives": 7}),
+    ],
+)
+def test_the_command_line_gives_values_and_is_written_from_them(arguments: list[str], expected: dict[str, Any]) -> None:
+    needed = {"store": "s", "task": "t"}
+    built = options.build(Job, {**needed, **expected})
+    assert parse(Job, ["--store", "s", "--task", "t", *arguments]) == built
+    assert parse(Job, as_arguments(Job, {**needed, **expected})) == built
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--sed", "1"], "--sed: unknown option; did you mean --seed?"),
+        (["--xyzzy=1"], "--xyzzy: unknown option; --help lists the options"),
+        (["--undenoised", "3"], "--undenoised: unknown option; it is --pool-negatives now"),
+        (["more"], "'more': unexpected argument; options have names, for example --store"),
+        (["--seed", "many"], "--seed many: expected a whole number"),
+        (["--hidden-size", "1.5"], "--hidden-size 1.5: expected a whole number"),
+        (["--seed"], "--seed: expected one value"),
+        (["--kind", "spare"], "--kind spare: expected dense or sparse; did you mean sparse?"),
+        (["--normalize", "often"], "--normalize often: expected True or False"),
+        (["--columns", "year"], "--columns year: expected pairs of a name and a value"),
+    ],
+)
+def test_a_wrong_command_line_gets_one_line(arguments: list[str], line: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse(Job, ["--store", "s", "--task", "t", *arguments])
+    assert str(raised.value) == line
+
+
+def test_a_missing_option_is_named_with_its_help() -> None:
+    with pytest.raises(UsageError, match=r"--task is required: Name of the task."):
+        parse(Job, ["--store", "s"])
+
+
+def test_a_recipe_has_the_same_names_and_checks() -> None:
+    assert recipe_values({"hidden-size": 8, "lr": "1e-3", "seed": None, "layers": ["query"]}, Job, "r.yaml") == {
+        "hidden_size": 8,
+        "lr": 1e-3,
+        "layers": ("query",),
+    }
+    for settings, line in (
+        ({"undenoised": 1}, "r.yaml: unknown key 'undenoised'; it is pool_negatives now"),
+        ({"hidden": 1}, "r.yaml: unknown key 'hidden'; did you mean hidden_size?"),
+        ({"kind": "spare"}, "r.yaml: kind: found 'spare', expected dense or sparse; did you mean sparse?"),
+        ({"dropout": "no"}, "r.yaml: dropout: expected true or false, found 'no'"),
+    ):
+        with pytest.raises(InputError) as raised:
+            recipe_values(settings, Job, "r.yaml")
+        assert str(raised.value) == line
+
+
+def test_help_lists_the_options_by_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(Job, ["--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["required:", "data:", "optimisation:", "network:", "every job:"]
+    lines = text.splitlines()
+    assert lines[lines.index("required:") + 1].split()[:2] == ["--store", "TEXT"]
+    assert "  --lr X                    Peak learning rate. (default: 0.5)" in lines
+    assert "  --seed N                  Seed; default: random." in lines
+    assert "--limit N uses the first N rows." in lines
+    assert "50% of the words. (default: dense)" in text
+    assert "--config FILE" in text
+    assert "None" not in text
+    assert "--pool-negatives" not in text
+    assert "--no-plan" not in text
+    assert "--dropout, --no-dropout" in text
+
+
+def test_a_type_that_the_command_line_cannot_express_is_an_error() -> None:
+    with pytest.raises(TypeError, match="cannot express"):
+        options.described(bytes)
