@@ -93,6 +93,7 @@ class Comparison:
     def search(self, name: str, source: str, **options: Any) -> Values:
         """Returns the values of the metrics for a search source on the test split."""
         from jobs import evaluate, search
+        from jobs.common.options import build
         from jobs.evaluation.measures import measure_of
 
         from indexing.corpus.queries import Queries
@@ -101,7 +102,18 @@ class Comparison:
         queries = self.common.get("queries")
         run = f"{name}-{self.split}"
         search.main(
-            search.Search(store=self.store, source=source, queries=queries, split=self.split, k=K, name=run, **options)
+            build(
+                search.Search,
+                {
+                    "store": self.store,
+                    "source": source,
+                    "queries": queries,
+                    "split": self.split,
+                    "k": K,
+                    "name": run,
+                    **options,
+                },
+            )
         )
         store = Store(self.store)
         query_set = Queries.open(store, queries)

@@ -204,6 +204,7 @@ def store_of(name: str, options: argparse.Namespace) -> str:
 def import_all(options: argparse.Namespace) -> None:
     """Imports the sets and SQuAD's shares of training queries, and mines hard negatives for these."""
     from jobs import build_bm25, import_corpus, import_queries, mine_negatives
+    from jobs.common.options import build
 
     folder, data = Path(options.folder), Path(options.data)
     sources = {name: data / name for name in (*PAIRS, "squad", *ZERO_SHOT)}
@@ -221,15 +222,18 @@ def import_all(options: argparse.Namespace) -> None:
         source = write_share(data / "squad", folder / name, int(share), options)
         import_queries.main(import_queries.ImportQueries(store=squad, source=str(source), queries=name))
         mine_negatives.main(
-            mine_negatives.MineNegatives(
-                store=squad,
-                sources=["bm25"],
-                queries=name,
-                split="train",
-                depth=options.depth,
-                drop_answers=True,
-                pool_negatives=8,
-                name=name,
+            build(
+                mine_negatives.MineNegatives,
+                {
+                    "store": squad,
+                    "sources": ("bm25",),
+                    "queries": name,
+                    "split": "train",
+                    "depth": options.depth,
+                    "drop_answers": True,
+                    "pool_negatives": 8,
+                    "name": name,
+                },
             )
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from jobs.common.cli import Workers, human, run
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jobs.common.shards import fill_shards
 
@@ -21,6 +22,8 @@ from indexing.work.growth import IndexBuild
 
 @dataclass(frozen=True, kw_only=True)
 class BuildBm25(Workers):
+    GROUP: ClassVar = "index"
+
     name: str = "bm25"
     """Name of the index in the store."""
     k1: float = 0.9

@@ -9,6 +9,7 @@ from jobs.common.cli import run
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jobs.common.shards import fill_shards
 from jobs.common.workers import SizedWorkers
@@ -25,6 +26,8 @@ from retriever.errors import InputError
 class BuildIndex(SizedWorkers):
     """--limit N only accepts embeddings of the first N passages (encode_corpus --limit N)."""
 
+    GROUP: ClassVar = "index"
+
     embeddings: str | None = None
     """Name of the embeddings; may be left out if the store has only one."""
     name: str | None = None
@@ -32,14 +35,14 @@ class BuildIndex(SizedWorkers):
     factory: str = "auto"
     """With dense vectors: FAISS factory string: Flat, SQ… or IVF…, after PCA, OPQ or RR; auto: chosen by size,
     --memory-gb and recall."""
-    shards: int = 4
-    """Number of shards of a new index, which are filled and searched in parallel."""
     recall: float = 0.95
     """With dense vectors: recall of the exact top 100 to reach, after re-scoring; nprobe and depth are chosen for it.
     Search of sparse vectors is exact."""
     memory_gb: float | None = None
     """With dense vectors: largest size in GB of all shards of a new index, with --factory auto; embeddings stay on
     disk. Default: what the recall requires."""
+    shards: int = 4
+    """Number of shards of a new index, which are filled and searched in parallel."""
 
 
 def main(options: BuildIndex) -> None:

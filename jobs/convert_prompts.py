@@ -13,8 +13,9 @@ import dataclasses
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
+from jobs.common.options import Heading
 from jobs.training.runs import check_name
 
 from indexing.embeddings.encoders import EncoderSpec
@@ -39,6 +40,8 @@ _TOOLS = {"dptdr": "DPTDR's authors", "peft": "PEFT"}
 class ConvertPrompts(Common):
     """Give --source to read a prompt, or --to to write one."""
 
+    GROUP: ClassVar = "prompt"
+
     task: str
     """Name of the task: prompts/TASK of the store."""
     source: str | None = None
@@ -54,6 +57,7 @@ class ConvertPrompts(Common):
     position_offset: bool = True
     """Let the positions of a text start after the prompt, as in the code of DPTDR's authors and in PEFT's. The prompt's
     length and the maximum length of a text together then need as many positions."""
+    VECTORS: ClassVar = Heading("vectors")
     pooling: Literal["cls", "mean", "last"] | None = None
     """Pooling of token vectors; default: the setting in the backbone's folder. DPTDR's authors use cls. Give this and
     the next options the values with which the prompt was trained: its files do not hold them."""

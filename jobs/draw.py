@@ -26,8 +26,9 @@ import json
 import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
+from jobs.common.options import Heading
 from jobs.common.workers import SizedWorkers
 from jobs.pictures.measured import parse_labels, parse_rates, read_points
 from jobs.pictures.query_sets import open_query_sets, parse_query_set
@@ -57,16 +58,13 @@ USED: dict[Picture, tuple[str, ...]] = {
 class Draw(SizedWorkers):
     """--limit N uses the first N queries of each query set."""
 
+    GROUP: ClassVar = "picture"
+
     picture: Picture = option(positional=True)
     """The picture."""
     store: str = ""
     """Where the artifacts are: a local folder or s3://bucket/prefix. rates needs none."""
-    png: str | None = None
-    """Output file for the picture, FILE.png; its numbers are in FILE.json. Default: results/PICTURE-NAMES.png."""
-    title: str | None = None
-    """Title of the picture; default: what it shows."""
-    overwrite: bool = False
-    """Replace the files of --png if they have other content."""
+    ATTENTION: ClassVar = Heading("attention")
     task: str | None = None
     """attention: task that was trained with --prompt synthesised."""
     queries: tuple[str, ...] = ()
@@ -74,6 +72,7 @@ class Draw(SizedWorkers):
     queries=NAME,split=NAME,label=TEXT,store=URL; a set may be in another store."""
     split: str = "test"
     """attention: split of the query sets that name none; all: every query."""
+    RATES: ClassVar = Heading("rates")
     evaluation: tuple[str, ...] = ()
     """rates: JSON files of evaluate."""
     metric: str | None = None
@@ -84,6 +83,7 @@ class Draw(SizedWorkers):
     label: tuple[str, ...] = ()
     """rates: names of runs in the picture, each as RUN=TEXT. Runs with the same name are one point: their mean quality,
     and the rate of a mix with as many queries of each."""
+    POINTS: ClassVar = Heading("points")
     embeddings: str | None = None
     """points: embeddings of the passages; may be left out if the store has only one."""
     topics: str | None = None
@@ -98,6 +98,13 @@ class Draw(SizedWorkers):
     """points: perplexity of t-SNE, about how many neighbours of a passage are kept near to it."""
     seed: int = 0
     """points: seed of the random passages and of t-SNE."""
+    OUTPUT: ClassVar = Heading("output")
+    png: str | None = option(None, metavar="FILE")
+    """Output file for the picture, FILE.png; its numbers are in FILE.json. Default: results/PICTURE-NAMES.png."""
+    title: str | None = None
+    """Title of the picture; default: what it shows."""
+    overwrite: bool = False
+    """Replace the files of --png if they have other content."""
 
 
 def main(options: Draw) -> None:

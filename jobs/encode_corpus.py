@@ -1,8 +1,8 @@
 r"""Encode a corpus with a pool of encoders, one embeddings part for each corpus part.
 
-python jobs/encode_corpus.py --store data/squad --encoder sentence-transformers/all-MiniLM-L6-v2
-ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://bucket/squad --encoder intfloat/e5-large \
-    --max-workers 8
+    python jobs/encode_corpus.py --store data/squad --encoder sentence-transformers/all-MiniLM-L6-v2
+    ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://bucket/squad \
+        --encoder intfloat/e5-large --max-workers 8
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from jobs.common.cli import Stage, as_options, human, run, say, say_complete, sa
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from jobs.common.options import Heading
 from jobs.common.session import join_cluster, num_gpus
 from jobs.common.workers import GpuWorkers, say_line
 
@@ -36,12 +37,18 @@ from retriever.options import EncoderOptions
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeCorpus(GpuWorkers):
+    GROUP: ClassVar = "encoder"
+
     encoder: str | None = None
     """A Hugging Face name, a folder (transformers or sentence-transformers), or models/NAME of the store."""
     task: str | None = None
     """A tuned task in place of an encoder; its own options apply."""
     name: str | None = None
     """The name of the embeddings; default: the task's name, or the last component of the encoder's."""
+    allow_unknown_tokens: bool = False
+    """Encode parts in which more than half of the tokens are unknown to the tokenizer; by default such a part ends the
+    job, because its vectors say little about the texts. Not part of the fingerprint."""
+    VECTORS: ClassVar = Heading("vectors")
     pooling: Literal["cls", "mean", "last", "splade"] | None = None
     """The token vectors that become a text's vector: the first, the mean, or the last; splade: sparse vectors, which
     hold weights of the vocabulary's words by the masked-language-model head; default: the model folder's."""
@@ -65,18 +72,15 @@ class EncodeCorpus(GpuWorkers):
     """End every text with the end-of-sequence token if the tokenizer does not add it."""
     padding_side: Literal["right", "left"] | None = None
     """The side on which batches are padded; default: the tokenizer's."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """The dtype of the backbone; auto: bfloat16 if the device supports it."""
-    compile: Literal["auto", "never", "always"] = "auto"
-    """torch.compile; auto: if it pays and a compiler is available (not for BERT-family models on the CPU)."""
     query_terms: int | None = None
     """With sparse vectors: keep this many words of a query, those with the largest weights; default: the model
     folder's limit, or all."""
     passage_terms: int | None = None
     """With sparse vectors: keep this many words of a passage; default: the model folder's limit, or all."""
-    allow_unknown_tokens: bool = False
-    """Encode parts in which more than half of the tokens are unknown to the tokenizer; by default such a part ends the
-    job, because its vectors say little about the texts. Not part of the fingerprint."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The dtype of the backbone; auto: bfloat16 if the device supports it."""
+    compile: Literal["auto", "never", "always"] = "auto"
+    """torch.compile; auto: if it pays and a compiler is available (not for BERT-family models on the CPU)."""
 
     def encoder_options(self) -> EncoderOptions:
         names = EncoderOptions.__dataclass_fields__

@@ -1,7 +1,7 @@
 """Fit topics to a corpus by hierarchical LDA, or infer the topics of its new passages.
 
-python jobs/fit_topics.py --store data/arxiv --name arxiv --page arxiv-topics.html
-python jobs/fit_topics.py --store data/arxiv --name control --method lda --topics 10
+    python jobs/fit_topics.py --store data/arxiv --name arxiv --page arxiv-topics.html
+    python jobs/fit_topics.py --store data/arxiv --name control --method lda --topics 10
 
 Needs tomotopy: pip install "riptide[topics]". If the corpus grows, the same command infers the topics of the new
 passages; those of earlier passages do not change.
@@ -11,53 +11,30 @@ from __future__ import annotations
 
 from jobs.common.cli import Stage, Workers, run, say, say_complete, say_stages
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jobs.common.session import open_runner
 
 from indexing.store.store import Store
-from indexing.topics.options import FitOptions, Method
+from indexing.topics.options import FitOptions
 from indexing.topics.page import write_page
 from indexing.topics.reader import Topics
 from indexing.topics.work import KIND, FitTopics
 from indexing.work.work import check_targets, run_work
+from retriever.options import option
 
 SHOWN_WORDS = 10  # of a topic, in the lines that the job prints
 
 
 @dataclass(frozen=True, kw_only=True)
 class FitTopicsOptions(Workers):
+    GROUP: ClassVar = "output"
+
     name: str = "topics"
     """Name of the topics in the store."""
-    method: Method = FitOptions.method
-    """hlda: hierarchical LDA, whose number of topics is an outcome; lda: LDA with --topics topics, a control."""
-    topics: int | None = None
-    """Number of topics of --method lda."""
-    depth: int = FitOptions.depth
-    """Levels of the tree with its root, 2 to 10 (hlda). The nodes below the root are the topics; deeper levels refine
-    them."""
-    gamma: float = FitOptions.gamma
-    """Concentration of the nested Chinese restaurant process (hlda): the larger, the more topics."""
-    eta: float = FitOptions.eta
-    """Dirichlet prior of the words of a topic. Smaller values give topics with fewer words each."""
-    alpha: float = FitOptions.alpha
-    """Initial Dirichlet prior of the levels of a passage (lda: of its topics); tomotopy fits it."""
-    min_passages: int = FitOptions.min_passages
-    """A word counts if at least N passages have it; smaller values for a small corpus."""
-    most_frequent: int = FitOptions.most_frequent
-    """Number of the most frequent words, after stop words, that do not count."""
-    iterations: int = FitOptions.iterations
-    """Sweeps of Gibbs sampling over all words. More of them give topics that depend less on the seed."""
-    seed: int = FitOptions.seed
-    """Seed of the sampling. The same seed gives the same bytes on the same kind of CPU."""
-    words: int = FitOptions.words
-    """Number of words by which a topic is named; its prompt is computed from them."""
-    merge_below: float = FitOptions.merge_below
-    """A topic with a smaller share of the passages is merged into another one; 0: topics are not merged."""
-    sample: int = FitOptions.sample
-    """Number of passages to fit on, at most; a larger corpus gives a random sample, and the topics of its other
-    passages are inferred. Time grows in proportion to it, as one thread does the work."""
-    page: str | None = None
+    fit: FitOptions = field(default_factory=FitOptions)
+    page: str | None = option(None, metavar="FILE")
     """HTML file with the topics, their sizes and the tree."""
     overwrite: bool = False
     """Replace a file of --page that has other content."""
@@ -65,8 +42,7 @@ class FitTopicsOptions(Workers):
 
 def main(options: FitTopicsOptions) -> None:
     store = Store(options.store).require()
-    fit = FitOptions(**{field.name: getattr(options, field.name) for field in fields(FitOptions)})
-    work = FitTopics(store, options.name, fit, limit=options.limit)
+    work = FitTopics(store, options.name, options.fit, limit=options.limit)
     if options.plan:
         plan(store, work, options.page)
         return

@@ -1,8 +1,8 @@
 """Import a corpus, with the queries and judgements in its folder, or add to a corpus and delete from it.
 
-python jobs/import_corpus.py --store data/scifact --source raw/scifact
-python jobs/import_corpus.py --store data/faq --source faq.csv --id number --text answer --metadata topic
-python jobs/import_corpus.py --store data/scifact --source raw/more --append --delete old-ids.txt
+    python jobs/import_corpus.py --store data/scifact --source raw/scifact
+    python jobs/import_corpus.py --store data/faq --source faq.csv --id number --text answer --metadata topic
+    python jobs/import_corpus.py --store data/scifact --source raw/more --append --delete old-ids.txt
 
 docs/data.md names the columns of every format.
 """
@@ -12,7 +12,9 @@ from __future__ import annotations
 from jobs.common.cli import Stage, Workers, human, run, say, say_complete
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from jobs.common.options import Heading
 from jobs.common.session import open_runner
 from jobs.import_queries import hold_out_of
 
@@ -33,11 +35,18 @@ from retriever.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class ImportCorpus(Workers):
+    GROUP: ClassVar = "source"
+
     source: str | None = None
     """A folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Titles in
     para.title.txt (RocketQA's: id<TAB>title) beside MS MARCO's collection.tsv are joined."""
     format: FormatName = "auto"
     """The format of the source; auto recognises it by file names and the first line."""
+    append: bool = False
+    """Add the source to the existing corpus as a new generation."""
+    delete: str | None = None
+    """A file of ids, one per line, that a new generation deletes."""
+    COLUMNS: ClassVar = Heading("columns")
     id: str | None = None
     """The column with the id of a passage; without it, a known name such as id, else a hash of title and text ("")."""
     title: str | None = None
@@ -46,16 +55,10 @@ class ImportCorpus(Workers):
     """The column with the text; without it, the one called text, contents, content, passage or body."""
     metadata: tuple[str, ...] | None = None
     """The columns to keep as metadata; without it, all that are not id, title or text."""
-    part_size: int = 10_000
-    """Passages per part at most (KILT: pages), and at most 256 MiB of raw text; the first parts are smaller, from 512
-    passages on. A part is the unit of work, retry and encoding."""
     filters: dict[str, str] = field(default_factory=dict)
     """Metadata fields to filter by, with their types: year int64 lang string (also float64, bool, timestamp).
     A field that no passage of a new corpus has is refused; passages added with --append may all lack it."""
-    append: bool = False
-    """Add the source to the existing corpus as a new generation."""
-    delete: str | None = None
-    """A file of ids, one per line, that a new generation deletes."""
+    HELD_OUT_QUERIES: ClassVar = Heading("held-out queries")
     hold_out: int | None = None
     """Move N queries of the folder from the split of --hold-out-split to a new split, held-out. Training can choose its
     checkpoint on it, so that no reported split takes part in the choice. Only queries with a relevant passage move."""
@@ -63,6 +66,10 @@ class ImportCorpus(Workers):
     """The split that --hold-out takes queries from."""
     hold_out_seed: int = 0
     """Seed of the draw of --hold-out."""
+    PARTS: ClassVar = Heading("parts")
+    part_size: int = 10_000
+    """Passages per part at most (KILT: pages), and at most 256 MiB of raw text; the first parts are smaller, from 512
+    passages on. A part is the unit of work, retry and encoding."""
 
 
 def main(options: ImportCorpus) -> None:

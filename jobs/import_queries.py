@@ -1,7 +1,7 @@
 """Import an additional query set, with its judgements, over the corpus of a store.
 
-python jobs/import_queries.py --store data/wiki --source raw/nq/nq-dev.qa.csv --queries nq-dev
-python jobs/import_queries.py --store data/faq --source asked.csv --text asked --relevant answer_id --split dev
+    python jobs/import_queries.py --store data/wiki --source raw/nq/nq-dev.qa.csv --queries nq-dev
+    python jobs/import_queries.py --store data/faq --source asked.csv --text asked --relevant answer_id --split dev
 
 The columns of each format are listed in docs/data.md.
 """
@@ -11,7 +11,9 @@ from __future__ import annotations
 from jobs.common.cli import Common, run, say, say_complete
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+from jobs.common.options import Heading
 
 from indexing.corpus.hold_out import HoldOut
 from indexing.corpus.queries import complete_queries, import_queries
@@ -24,12 +26,17 @@ from retriever.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class ImportQueries(Common):
+    GROUP: ClassVar = "source"
+
     source: str
     """Folder or file of queries in a format of docs/data.md, local or s3://; text files may be compressed as .gz."""
-    queries: str | None = None
-    """Name of the query set; default: the name of the folder or file."""
     format: FormatName = "auto"
     """Format of the source; auto detects it from the file names and the first line."""
+    queries: str | None = None
+    """Name of the query set; default: the name of the folder or file."""
+    split: str | None = None
+    """Split of the judgements in a table; default: SPLIT of a file named queries.SPLIT.csv, otherwise test."""
+    COLUMNS: ClassVar = Heading("columns")
     id: str | None = None
     """Column with the id of a query; default: a known name such as query_id, otherwise a hash of the query ("")."""
     text: str | None = None
@@ -41,8 +48,7 @@ class ImportQueries(Common):
     are 1 ("")."""
     metadata: tuple[str, ...] | None = None
     """Columns to keep as metadata; default: all other columns."""
-    split: str | None = None
-    """Split of the judgements in a table; default: SPLIT of a file named queries.SPLIT.csv, otherwise test."""
+    HELD_OUT_QUERIES: ClassVar = Heading("held-out queries")
     hold_out: int | None = None
     """Move N queries from the split of --hold-out-split to a new split, held-out. Training can choose its
     checkpoint on it, so that no reported split takes part in the choice. Only queries with a relevant passage move."""

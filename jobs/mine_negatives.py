@@ -13,8 +13,10 @@ from jobs.common.cli import Stage, run, say, say_complete, say_stages
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jobs.common.cuts import say_pair_cuts, say_part_cuts
+from jobs.common.options import Heading
 from jobs.common.session import open_runner
 from jobs.common.workers import GpuWorkers
 
@@ -30,13 +32,14 @@ from indexing.mining.denoising import (
     score_candidates,
 )
 from indexing.mining.exports import export_sentence_transformers, export_tevatron
-from indexing.mining.pools import Margins, short
+from indexing.mining.pools import short
 from indexing.mining.report import Statistics, read_examples, write_report
 from indexing.search.rescoring import open_reranker
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store, artifact_key
 from indexing.work.work import check_targets, resumable, run_work
 from retriever.errors import InputError
+from retriever.options import option
 
 SHOWN = 10  # queries with too few negatives that are listed by id
 EXAMPLES = 20  # examples in the report
@@ -46,84 +49,48 @@ EXAMPLES = 20  # examples in the report
 class MineNegatives(GpuWorkers):
     """--limit N mines the first N queries of the split."""
 
-    sources: list[str] = field(default_factory=lambda: ["bm25"])
-    """Search sources, as search --source takes them: bm25, exact:EMB, index:NAME, splade:NAME, a mode, …"""
+    GROUP: ClassVar = "queries"
+
     queries: str | None = None
     """Name of the query set; may be left out if the store has only one."""
     split: str = "train"
     """The split to mine."""
-    depth: int = 200
-    """Hits per query and source."""
-    drop_answers: bool = False
-    """Exclude passages that contain a known answer of the query (`answers` in its metadata)."""
-    part_queries: int = 512
-    """Queries per part, the unit of work and of resume."""
-    candidates: str | None = None
-    """Name of the pool; default: queries-split-sources."""
-    name: str | None = None
-    """Name of the negatives; default: the name of the pool."""
+    pool: MiningOptions = field(default_factory=MiningOptions)
+    NEGATIVES: ClassVar = Heading("negatives")
     reranker: str | None = None
     """Cross-encoder (Hugging Face name, folder, or models/NAME of the store) that denoises the pool; without it, there
     is no denoising."""
-    pool_negatives: int = 30
-    """Negatives per query that are sampled from the whole pool, denoised or not."""
-    denoised_negatives: int = 30
-    """Negatives per query that are sampled from the passages which the re-ranker considers irrelevant. A passage that
-    is drawn in both ways is one negative, a denoised one."""
-    denoise_threshold: float = 0.1
-    """Probability of relevance below which the re-ranker considers a passage irrelevant."""
-    score_all: bool = False
-    """Score every pair, not only as many as are needed."""
-    teacher_scores: bool = False
-    """Score all sampled negatives and the positives with the --reranker, and store the scores with the negatives, as
-    train_retriever --loss kl and --loss margin-mse need them."""
-    max_score: float | None = None
-    """Drop candidates with a score above this. The score is the re-ranker's probability if there is a --reranker, else
-    the score of the source. This and the next two options are those of sentence-transformers' mine_hard_negatives; with
-    a --reranker, they need the scores of all pairs and of the positives. The negatives record why each was dropped."""
-    relative_margin: float | None = None
-    """Drop candidates with a score above p - |p| x MARGIN, where p is the score of the query's positive (the lowest of
-    several): 0.05 keeps candidates below 95 % of it (NV-Retriever; NeMo's perc 0.95). Without a --reranker, a candidate
-    is compared in every source that found it, and a positive that a source did not find within --depth counts as below
-    all of its candidates."""
-    absolute_margin: float | None = None
-    """Drop candidates with a score above p - MARGIN, where p is the score of the query's positive, as for
-    --relative-margin."""
-    seed: int = 0
-    """Seed of the sampling."""
-    tevatron: str | None = None
-    """Also export to this file, in the training format of Tevatron (JSON lines)."""
-    sentence_transformers: str | None = None
-    """Also export to this file, in the format of sentence-transformers (Parquet: query, positive, negative_1, …)."""
-    report: str | None = None
-    """Write an HTML report with charts of the pool and of the denoising to this folder."""
-    overwrite: bool = False
-    """Replace exported files and a report if they have other content."""
+    negatives: NegativeOptions = field(default_factory=NegativeOptions)
+    ENCODER: ClassVar = Heading("encoder of dense sources")
     encoder: str | None = None
     """Where the encoder of dense sources is now; default: where it was when the corpus was encoded."""
     task: str | None = None
     """The tuned task of the queries, as search takes it."""
+    OUTPUT: ClassVar = Heading("output")
+    candidates: str | None = None
+    """Name of the pool; default: queries-split-sources."""
+    name: str | None = None
+    """Name of the negatives; default: the name of the pool."""
+    tevatron: str | None = option(None, metavar="FILE")
+    """Also export to this file, in the training format of Tevatron (JSON lines)."""
+    sentence_transformers: str | None = option(None, metavar="FILE")
+    """Also export to this file, in the format of sentence-transformers (Parquet: query, positive, negative_1, …)."""
+    report: str | None = option(None, metavar="FOLDER")
+    """Write an HTML report with charts of the pool and of the denoising to this folder."""
+    overwrite: bool = False
+    """Replace exported files and a report if they have other content."""
 
 
 def main(options: MineNegatives) -> None:
     store = Store(options.store).require()
-    shape = MiningOptions(tuple(options.sources), options.depth, options.drop_answers, options.part_queries)
+    shape, draw = options.pool, options.negatives
     search = SearchOptions(encoder=options.encoder, task=options.task)
     pool = PoolCandidates(
         store, options.queries, options.split, shape, name=options.candidates, search=search, limit=options.limit
     )
-    draw = NegativeOptions(
-        options.pool_negatives,
-        options.denoised_negatives,
-        options.denoise_threshold,
-        options.score_all,
-        options.seed,
-        Margins(options.max_score, options.relative_margin, options.absolute_margin),
-        options.teacher_scores,
-    )
     if options.reranker is None:
         check_scales(draw, len(shape.sources))
-        if options.teacher_scores:
+        if draw.teacher_scores:
             raise InputError("--teacher-scores without --reranker: expected a re-ranker, which computes the scores")
         if options.gpus is not None:
             raise InputError(f"--gpus {options.gpus} without --reranker: expected a re-ranker, which may use a GPU")
@@ -135,13 +102,13 @@ def main(options: MineNegatives) -> None:
     if options.plan and (artifact := complete_negatives(store, pool, options.reranker, draw, options.name)):
         return say_complete(artifact.url, options.tevatron, options.sentence_transformers, options.report)
     if options.plan:
-        pairs = num_queries * options.depth * len(shape.sources)
-        sources = f"{len(shape.sources)} sources x {options.depth}"
+        pairs = num_queries * shape.depth * len(shape.sources)
+        sources = f"{len(shape.sources)} sources x {shape.depth}"
         say(f"pool     {num_queries:,} queries x {sources}: up to {pairs:,} pairs")
         say(f"         in {len(pool.parts()):,} parts of {store.url}/candidates/{pool.name}")
         say_stages(pool)
         every = draw.needs["score_all"]
-        per_query = max(options.denoised_negatives, options.pool_negatives if options.teacher_scores else 0)
+        per_query = max(draw.denoised_negatives, draw.pool_negatives if draw.teacher_scores else 0)
         minimum = 0 if options.reranker is None else pairs if every else num_queries * per_query
         say(f"scores   {minimum:,} pairs at least")
         per_query = draw.pool_negatives + (draw.denoised_negatives if options.reranker else 0)

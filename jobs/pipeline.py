@@ -24,6 +24,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from jobs.common.steps import Step, find_step, read_steps
 
@@ -36,6 +37,8 @@ from retriever.errors import InputError
 class Pipeline(Common):
     """--limit N is the limit of each step that sets none, except imports. Use a separate store for a limited chain:
     names are not changed."""
+
+    GROUP: ClassVar = "steps"
 
     store: str = ""
     """Instead of the recipe's."""

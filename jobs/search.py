@@ -10,9 +10,11 @@ from __future__ import annotations
 from jobs.common.cli import Stage, run, say, say_complete, say_stages
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from jobs.common.cuts import say_part_cuts, say_search_cuts
+from jobs.common.options import Heading, flatten
 from jobs.common.session import num_gpus, open_runner
 from jobs.common.workers import GpuWorkers
 
@@ -42,45 +44,43 @@ OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 
 @dataclass(frozen=True, kw_only=True)
 class Search(GpuWorkers):
+    GROUP: ClassVar = "queries and sources"
+
     query: tuple[str, ...] = option((), repeated=True)
     """Print the hits of this query with snippets. The search runs in this process and commits nothing. Give the option
     once per query, each query in quotes."""
+    queries: str | None = None
+    """Name of the query set in the store; may be left out if the store has only one."""
+    split: str | None = None
+    """A split of the query set's qrels, or all; default: test."""
     mode: Mode | None = None
     """dense: the FAISS index, whose candidates are scored again by the vectors; exact: all vectors; bm25: Lucene;
     hybrid: bm25 and dense with equal weights (exact if the store has no index). Default: the first that the store has
     of hybrid, dense, exact, bm25 and a SPLADE index; a line says which."""
     source: str | None = option(None, help=SOURCE_HELP)
-    split: str | None = None
-    """A split of the query set's qrels, or all; default: test."""
-    k: int | None = None
-    """Hits per query; default: 1000, or 10 with --query."""
-    run: str | None = None
-    """Also write the hits to this file, in TREC format."""
-    overwrite: bool = False
-    """Replace the file of --run if it has other content."""
-    name: str | None = None
-    """Name of the run in the store; default: queries-split-source, then the task unless the source has its name."""
-    queries: str | None = None
-    """Name of the query set in the store; may be left out if the store has only one."""
     embeddings: str | None = None
     """Dense embeddings to search (exact, hybrid), or that the index was built from (dense); may be left out if the
     store has only one with dense vectors."""
     index: str | None = None
     """FAISS index to search (dense, hybrid); may be left out if the store has only one FAISS index."""
-    encoder: str | None = None
-    """Where the query encoder is now; default: where it was when the corpus was encoded."""
-    task: str | None = None
-    """Tuned task of the queries; default: the task that the corpus was encoded for, if any."""
-    nprobe: int | None = None
-    """Lists probed per query; default: the number at which recall was measured during the build."""
-    depth: int | None = None
-    """Candidates per shard that are scored again; default: the number at which recall was measured during the build."""
+    k: int | None = None
+    """Hits per query; default: 1000, or 10 with --query."""
+    drop_self: bool = False
+    """Exclude a hit whose id equals the id of the query (ArguAna, Quora)."""
+    OUTPUT: ClassVar = Heading("output")
+    name: str | None = None
+    """Name of the run in the store; default: queries-split-source, then the task unless the source has its name."""
+    run: str | None = option(None, metavar="FILE")
+    """Also write the hits to this file, in TREC format."""
+    overwrite: bool = False
+    """Replace the file of --run if it has other content."""
+    settings: SearchOptions = field(default_factory=SearchOptions)
+    RERANKING: ClassVar = Heading("re-ranking")
     rerank: str | None = None
     """Re-rank the first hits with this cross-encoder: a Hugging Face name, a folder, or models/NAME of the store."""
     rerank_depth: int | None = None
-    """Hits per query that the cross-encoder re-ranks (100); lower hits keep their order, with -rank as their score."""
-    drop_self: bool = False
-    """Exclude a hit whose id equals the id of the query (ArguAna, Quora)."""
+    """Hits per query that the cross-encoder re-ranks; lower hits keep their order, with -rank as their score. Default:
+    100."""
 
 
 def main(options: Search) -> None:
@@ -98,7 +98,7 @@ def main(options: Search) -> None:
         k=k,
         name=options.name,
         queries=options.queries,
-        options=search_options(options),
+        options=options.settings,
         drop_self=options.drop_self,
         reranker=options.rerank,
         rerank_depth=options.rerank_depth or RERANK_DEPTH,
@@ -147,7 +147,7 @@ def choose_source(store: Store, options: Search) -> str:
 def show_hits(store: Store, source: str, options: Search) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
-    search = LocalSearch(store, source, search_options(options), runner, reranker=options.rerank)
+    search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank)
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
     if options.plan:
         say(f"queries  {len(options.query):,}, in this process")
@@ -170,37 +170,36 @@ def show_hits(store: Store, source: str, options: Search) -> None:
     say_search_cuts(search.cuts(), search.sources)
 
 
-def search_options(options: Search) -> SearchOptions:
-    return SearchOptions(encoder=options.encoder, task=options.task, nprobe=options.nprobe, depth=options.depth)
-
-
 def check_options(options: Search) -> None:
     """Checks the options.
 
     Raises:
         InputError: For a number below 1, an empty query, or an option of a run together with --query.
     """
+    known = flatten(Search)
     for name in ("k", "nprobe", "depth", "rerank_depth"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            raise InputError(f"--{name.replace('_', '-')} {value}: expected at least 1")
+        if (value := known[name].value(options)) is not None and value < 1:
+            raise InputError(f"{known[name].flag} {value}: expected at least 1")
     for query in options.query:
         if not query.strip():
             raise InputError(f"--query {query!r}: the query is empty; expected some words")
     for name in OF_RUNS if options.query else ():
         if (value := getattr(options, name)) not in (None, False):
-            option = f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
-            raise InputError(f"--query with {option}: --query searches its own text and makes no run; leave one out")
+            shown = known[name].flag + ("" if value is True else f" {value}")
+            raise InputError(f"--query with {shown}: --query searches its own text and makes no run; leave one out")
 
 
 def check_search_parameters(options: Search, source: str) -> None:
     """Raises InputError for an option that the source does not use."""
-    unused = {name: NEEDS[name] for name in parse(source).unused(search_options(options))}
+    unused = {name: NEEDS[name] for name in parse(source).unused(options.settings)}
     for name in ("rerank_depth", "gpus"):
         if options.rerank is None and getattr(options, name) is not None:
             unused[name] = "--rerank"
     for name, needed in unused.items():
-        option = f"--{name.replace('_', '-')} {getattr(options, name)}"
-        raise InputError(f"{option}: {source} has no use for it, it goes with {needed}")
+        unused_option = flatten(Search)[name]
+        raise InputError(
+            f"{unused_option.flag} {unused_option.value(options)}: {source} has no use for it, it goes with {needed}"
+        )
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib.util import find_spec
-from typing import Literal
+from typing import ClassVar, Literal
 
+from jobs.common.options import Heading
 from jobs.common.session import num_gpus
 
 import uvloop
@@ -31,6 +32,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from retriever.errors import InputError
+from retriever.options import option
 from serve.http.limits import HttpLimits
 from serve.release import (
     Opened,
@@ -70,12 +72,17 @@ HAPROXY = {
 
 @dataclass(frozen=True, kw_only=True)
 class ServeSearch(HttpLimits, Common):
+    GROUP: ClassVar = "HTTP"
+
     host: str = "127.0.0.1"
     """Address to listen on. An address that other machines can reach needs --tokens."""
     port: int = 8000
     """Port to listen on; 0: any free one."""
-    tokens: str | None = None
+    tokens: str | None = option(None, metavar="FILE")
     """JSON file {"user": […], "admin": […]}; default: RIPTIDE_USER_TOKENS and RIPTIDE_ADMIN_TOKENS, comma-separated."""
+    RELEASE: ClassVar = Heading("release")
+    tasks: list[str] | None = None
+    """Prompts to serve, and `default` for the backbone without a prompt; default: all that fit the embeddings."""
     embeddings: str | None = None
     """Dense embeddings to serve; default: the only ones of the store. none: serve the BM25 index and --sources alone,
     which is also the default if the store has no dense embeddings."""
@@ -86,8 +93,6 @@ class ServeSearch(HttpLimits, Common):
     sources: list[str] | None = None
     """Sources of other kinds that every task serves too, as search --source takes them, for example splade:NAME;
     default: those of the live release. Without a value: none."""
-    tasks: list[str] | None = None
-    """Prompts to serve, and `default` for the backbone without a prompt; default: all that fit the embeddings."""
     rerank: str | None = None
     """Cross-encoder for re-ranking: a Hugging Face name, a folder, or models/NAME of the store; default: that of the
     live release. none: no re-ranking."""
@@ -96,6 +101,13 @@ class ServeSearch(HttpLimits, Common):
     keep_release: bool = False
     """Serve the live release even if its artifacts have grown; switch later with PUT /v1/release. Give it to every
     server if several share a store: all follow a release that one makes."""
+    PROCESSES: ClassVar = Heading("processes")
+    replicas: int = 0
+    """Serve on Ray Serve with so many replicas, each of which serves the whole release (with --row-ranges: of the
+    process that answers HTTP); 0: this process serves, without Ray."""
+    row_ranges: int = 0
+    """Serve on Ray Serve with the rows of the corpus divided among so many processes, for a corpus that one machine
+    cannot hold; 0: undivided."""
     threads: int | None = None
     """Threads of the encoder and of each search; default: one for each core."""
     batch: int = 32
@@ -106,14 +118,6 @@ class ServeSearch(HttpLimits, Common):
     """Maximum seconds of the warm-up (reading files, running queries) before a release is ready; 0: no warm-up."""
     compile: Literal["auto", "never"] = "never"
     """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
-    replicas: int = 0
-    """Serve on Ray Serve with so many replicas, each of which serves the whole release (with --row-ranges: of the
-    process that answers HTTP); 0: this process serves, without Ray."""
-    row_ranges: int = 0
-    """Serve on Ray Serve with the rows of the corpus divided among so many processes, for a corpus that one machine
-    cannot hold; 0: undivided."""
-    topology: str | None = None
-    """Replaced by --replicas and --row-ranges."""
 
 
 LEAST = {
@@ -140,11 +144,6 @@ def main(options: ServeSearch) -> None:
     for name, least in LEAST.items():
         if (value := getattr(options, name)) is not None and not value >= least:
             raise InputError(f"--{name.replace('_', '-')} {value}: expected at least {least}")
-    if options.topology is not None:
-        raise InputError(
-            f"--topology {options.topology}: give --row-ranges N, which divides the rows among N processes on Ray "
-            "Serve, or --replicas N, each of which serves the whole release; without them one process serves"
-        )
     if options.keep_release and options.renew:
         raise InputError("--keep-release and --renew exclude each other: --renew makes a new release")
     on_ray = bool(options.replicas or options.row_ranges)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jobs.common.cuts import stored_counts
 
@@ -38,6 +38,8 @@ SHOWN_HITS = 10  # hits of a query, if --k is not set
 
 @dataclass(frozen=True, kw_only=True)
 class StoreJob(Common):
+    GROUP: ClassVar = "artifact"
+
     action: Literal["list", "show", "remove", "export", "gc"] = option(positional=True)
     """What to do; gc removes files, checkpoints, old releases and their prompts over HTTP that nothing names."""
     key: str | None = option(None, positional=True)

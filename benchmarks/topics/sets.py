@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import build_bm25, fit_topics, import_corpus
+from jobs.common.options import build
 
 import numpy as np
 
@@ -113,9 +114,9 @@ def prepare_set(name: str, options: argparse.Namespace) -> TopicSet:
     build_bm25.main(build_bm25.BuildBm25(store=url))
     fit: dict[str, Any] = {"store": url, "words": options.words, "iterations": options.iterations}
     page = str(folder / f"{name}.html")
-    fit_topics.main(fit_topics.FitTopicsOptions(name="topics", page=page, overwrite=True, **fit))
+    fit_topics.main(build(fit_topics.FitTopicsOptions, {"name": "topics", "page": page, "overwrite": True, **fit}))
     num_topics = Topics.open(Store(url), "topics").model.num_topics
-    fit_topics.main(fit_topics.FitTopicsOptions(name="lda", method="lda", topics=num_topics, **fit))
+    fit_topics.main(build(fit_topics.FitTopicsOptions, {"name": "lda", "method": "lda", "topics": num_topics, **fit}))
     return TopicSet(name, url, source)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs import build_bm25, encode_corpus, import_corpus, import_queries, mine_negatives
+from jobs.common.options import build
 
 import numpy as np
 import pyarrow as pa
@@ -71,15 +72,18 @@ def prepare(options: argparse.Namespace) -> None:
 def mine(store: str, queries: str, *, drop_answers: bool) -> None:
     """Mines negatives of the training queries of a query set from BM25's hits, under the name of the query set."""
     mine_negatives.main(
-        mine_negatives.MineNegatives(
-            store=store,
-            sources=["bm25"],
-            queries=queries,
-            split="train",
-            depth=HITS,
-            name=queries,
-            drop_answers=drop_answers,
-            pool_negatives=NEGATIVES,
+        build(
+            mine_negatives.MineNegatives,
+            {
+                "store": store,
+                "sources": ("bm25",),
+                "queries": queries,
+                "split": "train",
+                "depth": HITS,
+                "name": queries,
+                "drop_answers": drop_answers,
+                "pool_negatives": NEGATIVES,
+            },
         )
     )
 

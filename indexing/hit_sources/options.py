@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 Mode = Literal["dense", "exact", "bm25", "hybrid"]  # short names of sources
 
@@ -13,16 +13,16 @@ NEEDS = {"nprobe": "an index", "depth": "an index", "encoder": "vectors", "task"
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Settings of a search. None: as the artifacts say.
+    """Settings of a search. None: as the artifacts say."""
 
-    Attributes:
-        encoder: Where the encoder is now.
-        task: The task whose encoder the queries use; it must encode passages as the embeddings were encoded.
-        nprobe: Lists to probe.
-        depth: Candidates of each shard that are scored again.
-    """
+    GROUP: ClassVar = "settings of the search"
 
     encoder: str | None = None
+    """Where the query encoder is now; default: where it was when the corpus was encoded."""
     task: str | None = None
+    """Tuned task of the queries, which must encode passages as the embeddings were encoded; default: the task that the
+    corpus was encoded for, if any."""
     nprobe: int | None = None
+    """Lists probed per query; default: the number at which recall was measured during the build."""
     depth: int | None = None
+    """Candidates per shard that are scored again; default: the number at which recall was measured during the build."""

@@ -10,7 +10,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -56,19 +56,18 @@ class MiningQueries(NamedTuple):
 
 @dataclass(frozen=True)
 class MiningOptions:
-    """The options that shape the pool.
+    """The options that shape the pool."""
 
-    Attributes:
-        sources: Names of sources, in the grammar of sources.
-        depth: Hits of each source (DPTDR, section 4.1).
-        drop_answers: Whether to leave out passages that contain a known answer.
-        part_queries: Queries per part, the unit of work and of resume.
-    """
+    GROUP: ClassVar = "pool"
 
-    sources: tuple[str, ...]
+    sources: tuple[str, ...] = ("bm25",)
+    """Search sources, as search --source takes them: bm25, exact:EMB, index:NAME, splade:NAME, a mode, …"""
     depth: int = 200
+    """Hits per query and source (DPTDR, section 4.1)."""
     drop_answers: bool = False
+    """Exclude passages that contain a known answer of the query (`answers` in its metadata)."""
     part_queries: int = PART_QUERIES
+    """Queries per part, the unit of work and of resume."""
 
     def __post_init__(self) -> None:
         for name in ("depth", "part_queries"):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -56,26 +56,25 @@ DIGITS = 6  # digits of the re-ranker's fingerprint in the name of its scores
 
 @dataclass(frozen=True)
 class NegativeOptions:
-    """How many negatives are sampled for each query (DPTDR, section 4.1).
+    """How many negatives are sampled for each query (DPTDR, section 4.1)."""
 
-    Attributes:
-        pool_negatives: Negatives from the whole pool, denoised or not.
-        denoised_negatives: Negatives from the pairs that the re-ranker considers irrelevant; 0 without a re-ranker. A
-            passage that is drawn in both groups is one negative, a denoised one.
-        denoise_threshold: Probability of relevance below which a pair is considered irrelevant.
-        score_all: Whether pairs that are not needed are scored too.
-        seed: The seed of the sampling.
-        margins: Limits on the scores of negatives. With a re-ranker all pairs are scored then, and the positives too.
-        teacher_scores: Whether the re-ranker scores all sampled negatives, and the positives, for distillation.
-    """
+    GROUP: ClassVar = "negatives"
 
     pool_negatives: int = 30
+    """Negatives per query that are sampled from the whole pool, denoised or not."""
     denoised_negatives: int = 30
+    """Negatives per query that are sampled from the passages which the re-ranker considers irrelevant; 0 without a
+    re-ranker. A passage that is drawn in both ways is one negative, a denoised one."""
     denoise_threshold: float = 0.1
+    """Probability of relevance below which the re-ranker considers a passage irrelevant."""
     score_all: bool = False
+    """Score every pair, not only as many as are needed."""
     seed: int = 0
+    """Seed of the sampling."""
     margins: mining.Margins = mining.NO_MARGINS
     teacher_scores: bool = False
+    """Score all sampled negatives and the positives with the --reranker, and store the scores with the negatives, as
+    train_retriever --loss kl and --loss margin-mse need them."""
 
     @property
     def needs_positives(self) -> bool:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,17 +35,24 @@ class Margins:
     """Positive-aware limits on the scores of negatives; a candidate that exceeds one of them is no negative.
 
     The rules are those of sentence-transformers' mine_hard_negatives. NV-Retriever's 95 % rule (NeMo's `perc` 0.95) is
-    a relative margin of 0.05. If a query has several positives, the one with the lowest score counts.
-
-    Attributes:
-        max_score: Drops candidates with a score above this; None: no limit.
-        relative_margin: Drops candidates with a score above p - |p| * relative_margin, where p is the positive's.
-        absolute_margin: Drops candidates with a score above p - absolute_margin.
+    a relative margin of 0.05. If a query has several positives, the one with the lowest score counts. With a re-ranker,
+    all pairs and the positives are scored.
     """
 
+    GROUP: ClassVar = "limits on the scores of negatives"
+
     max_score: float | None = None
+    """Drop candidates with a score above this. The score is the re-ranker's probability if there is a --reranker,
+    otherwise the score of the source. This and the next two options are those of sentence-transformers'
+    mine_hard_negatives. The negatives record why each was dropped."""
     relative_margin: float | None = None
+    """Drop candidates with a score above p - |p| x MARGIN, where p is the score of the query's positive (the lowest of
+    several): 0.05 keeps candidates below 95 % of it (NV-Retriever; NeMo's perc 0.95). Without a --reranker, a candidate
+    is compared in every source that found it, and a positive that a source did not find within --depth counts as below
+    all of its candidates."""
     absolute_margin: float | None = None
+    """Drop candidates with a score above p - MARGIN, where p is the score of the query's positive, as for
+    --relative-margin."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a limit that is no finite number, or for a negative margin."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from retriever.errors import InputError
 
@@ -18,37 +18,38 @@ PRIORS = (1e-6, 1e6)
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """The options of a fit. The defaults gave 9 topics on 9,217 abstracts of arXiv, and 13 on 4,020 news of Reuters.
+    """The options of a fit. The defaults gave 9 topics on 9,217 abstracts of arXiv, and 13 on 4,020 news of Reuters."""
 
-    Attributes:
-        method: "hlda": hierarchical LDA, which finds the number of topics; "lda": LDA with a given number of topics.
-        topics: The number of topics of LDA.
-        depth: Levels of the tree of hierarchical LDA, with the root: 2 to 10.
-        gamma: Concentration of its nested Chinese restaurant process: the larger, the more topics.
-        eta: Dirichlet prior of the words of a topic.
-        alpha: Dirichlet prior of the levels of a passage (of LDA: of its topics), to begin with; tomotopy fits it.
-        min_passages: A word counts if at least so many passages have it.
-        most_frequent: Number of the most frequent words, which do not count.
-        iterations: Sweeps of Gibbs sampling over all words.
-        seed: Seed of the sampling, and of the drawn passages.
-        words: Words by which a topic is named.
-        merge_below: A topic with a smaller share of the passages is merged into another one.
-        sample: The largest number of passages to fit on; of a larger corpus so many are drawn at random.
-    """
+    GROUP: ClassVar = "topics"
 
     method: Method = "hlda"
+    """hlda: hierarchical LDA, whose number of topics is an outcome; lda: LDA with --topics topics, a control."""
     topics: int | None = None
+    """Number of topics of --method lda."""
     depth: int = 2
+    """Levels of the tree with its root, 2 to 10 (hlda). The nodes below the root are the topics; deeper levels refine
+    them."""
     gamma: float = 1.0
+    """Concentration of the nested Chinese restaurant process (hlda): the larger, the more topics."""
     eta: float = 0.5
+    """Dirichlet prior of the words of a topic. Smaller values give topics with fewer words each."""
     alpha: float = 0.1
+    """Initial Dirichlet prior of the levels of a passage (lda: of its topics); tomotopy fits it."""
     min_passages: int = 10
+    """A word counts if at least N passages have it; smaller values for a small corpus."""
     most_frequent: int = 30
+    """Number of the most frequent words, after stop words, that do not count."""
     iterations: int = 100
+    """Sweeps of Gibbs sampling over all words. More of them give topics that depend less on the seed."""
     seed: int = 0
+    """Seed of the sampling, and of the drawn passages. The same seed gives the same bytes on the same kind of CPU."""
     words: int = 32
+    """Number of words by which a topic is named; its prompt is computed from them."""
     merge_below: float = 0.01
+    """A topic with a smaller share of the passages is merged into another one; 0: topics are not merged."""
     sample: int = 50_000
+    """Number of passages to fit on, at most; a larger corpus gives a random sample, and the topics of its other
+    passages are inferred. Time grows in proportion to it, as one thread does the work."""
 
     def __post_init__(self) -> None:
         if self.method not in ("hlda", "lda"):

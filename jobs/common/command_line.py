@@ -187,11 +187,11 @@ def _parser(options: type, flat: Mapping[str, Option], module: str) -> argparse.
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     required = [option for option in flat.values() if option.is_required]
     required.sort(key=lambda option: (not option.is_positional, option.name != "store"))
-    usage = " ".join(f"{'' if option.is_positional else option.flag} {metavar(option)}".strip() for option in required)
+    usage = [f"{'' if option.is_positional else option.flag} {metavar(option)}".strip() for option in required]
     program = f"python jobs/{module.rpartition('.')[2] if module != '__main__' else Path(sys.argv[0]).stem}.py"
     parser = _Parser(
         prog=program,
-        usage=f"{program} {usage} [OPTIONS]",
+        usage=textwrap.fill(" ".join([program, *usage, "[OPTIONS]"]), width - 7, subsequent_indent="    "),
         description=_description(options, module, width),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,

@@ -26,6 +26,13 @@ SCALARS: dict[Any, tuple[str, str]] = {  # type -> how --help and how messages n
 }
 
 
+class Heading(str):
+    """The heading in --help of the options below it: `OUTPUT: ClassVar = Heading("output")` among the fields.
+
+    The options above the first one have the class variable GROUP as their heading.
+    """
+
+
 @dataclass(frozen=True, kw_only=True)
 class Option:
     """An option of a job.
@@ -105,9 +112,9 @@ def _flatten(options: type) -> Mapping[str, Option]:
 def _walk(owner: type, path: tuple[str, ...], instance: Any, group: str) -> Iterator[Option]:
     """Yields the options of a class, whose defaults are those of an instance if there is one."""
     hints = typing.get_type_hints(owner)
-    floors = list(owner.__mro__)
-    declaring = {name: each for each in floors for name in inspect.get_annotations(each)}
-    for field in sorted(dataclasses.fields(owner), key=lambda field: floors.index(declaring[field.name])):
+    headings = _headings(owner)
+    names = list(headings)
+    for field in sorted(dataclasses.fields(owner), key=lambda field: names.index(field.name)):
         default = _default(field) if instance is MISSING else getattr(instance, field.name)
         heading = field.metadata.get("group") or group
         hint, inner_path = hints[field.name], (*path, field.name)
@@ -120,9 +127,26 @@ def _walk(owner: type, path: tuple[str, ...], instance: Any, group: str) -> Iter
             owner=owner,
             type=hint,
             default=default,
-            group=heading or declaring[field.name].__dict__.get("GROUP", DEFAULT_GROUP),
+            group=heading or headings[field.name],
             metadata=field.metadata,
         )
+
+
+def _headings(owner: type) -> dict[str, str]:
+    """Returns the heading of each field: those of the class come first, then those of its base classes.
+
+    A field that a class declares again stays where its base class declares it.
+    """
+    headings: dict[str, str] = {}
+    for each in owner.__mro__:
+        inherited = {name for base in each.__mro__[1:] for name in inspect.get_annotations(base)}
+        heading = each.__dict__.get("GROUP", DEFAULT_GROUP)
+        for name in inspect.get_annotations(each):
+            value = each.__dict__.get(name)
+            heading = value if isinstance(value, Heading) else heading
+            if name not in inherited:
+                headings[name] = heading
+    return headings
 
 
 def _default(field: dataclasses.Field) -> Any:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
+from jobs.common.options import Heading
 from jobs.common.workers import SizedWorkers
+
+from retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(SizedWorkers):
     """--limit N measures the first N queries of the split."""
+
+    GROUP: ClassVar = "what to measure"
 
     run: tuple[str, ...] = ()
     """Names of runs in the store, or TREC files."""
@@ -23,11 +28,19 @@ class Evaluate(SizedWorkers):
     """Names of embeddings whose vectors are measured: alignment (mean squared distance of a query and a relevant
     passage), uniformity of the queries and of the passages, and cosines. unit: vectors scaled to length 1 (Topic-DPR);
     raw: vectors as they are (DPTDR), left out if the encoder normalises them."""
+    QUERIES: ClassVar = Heading("queries")
+    queries: str | None = None
+    """Name of the query set; may be left out if the store has only one."""
     split: str = "test"
     """The split of the queries whose judgements count; all: every query of the query set, judged or not, by Answer@K
     and PageRprec alone, or by category."""
-    queries: str | None = None
-    """Name of the query set; may be left out if the store has only one."""
+    encoder: str | None = None
+    """With --embeddings or --source: where the query encoder is now; default: where it was when the corpus was
+    encoded."""
+    task: str | None = None
+    """With --embeddings or --source: tuned task of the queries; default: the task that the corpus was encoded for, if
+    any."""
+    METRICS: ClassVar = Heading("metrics")
     metrics: tuple[str, ...] | None = None
     """Metrics; default: nDCG@10 R@100 RR@10, or Acc@1 Acc@10 MRR@100 MAP@10 MAP@50 with --relevance category, which has
     Acc@K, MRR@K and MAP@K. Otherwise by their names in ir-measures, such as nDCG@10, AP or R(rel=2)@100; Answer@K:
@@ -42,12 +55,13 @@ class Evaluate(SizedWorkers):
     median_length: int | None = None
     """Also report the median length of the first N passages of each query, in words of title and text; default: not
     reported. 10, as in GTR's analysis, shows whether a retriever prefers longer passages than another one."""
-    encoder: str | None = None
-    """With --embeddings or --source: where the query encoder is now; default: where it was when the corpus was
-    encoded."""
-    task: str | None = None
-    """With --embeddings or --source: tuned task of the queries; default: the task that the corpus was encoded for, if
-    any."""
+    MEASURES_OF_EMBEDDINGS: ClassVar = Heading("measures of embeddings")
+    sample: int = 10_000
+    """With --embeddings: measure uniformity over all pairs of N random queries, and of N random passages; with
+    --relevance category, alignment and cosines too, over all pairs of such a query and such a passage."""
+    seed: int = 0
+    """With --embeddings: seed of the random queries and passages."""
+    RATE: ClassVar = Heading("rate")
     rate_queries: int | None = None
     """With --source: also measure queries per second, from texts to hits, with the first N queries; the median of three
     rounds in this process. Default: not measured. draw rates draws it against the quality. It differs from call to
@@ -55,12 +69,8 @@ class Evaluate(SizedWorkers):
     rate_batch: int = 1_000
     """With --rate-queries: number of queries that are searched at once. Each batch opens the files of its source again,
     so small batches are slower here than on a server."""
-    sample: int = 10_000
-    """With --embeddings: measure uniformity over all pairs of N random queries, and of N random passages; with
-    --relevance category, alignment and cosines too, over all pairs of such a query and such a passage."""
-    seed: int = 0
-    """With --embeddings: seed of the random queries and passages."""
-    json: str | None = None
+    OUTPUT: ClassVar = Heading("output")
+    json: str | None = option(None, metavar="FILE")
     """Output file for the metrics, per-query values included; default: results/evaluation-SPLIT-NAMES-DIGITS.json, of
     the names of runs and embeddings. The digits are a hash of what is measured and how."""
     overwrite: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from dataclasses import dataclass
+from typing import ClassVar
 
 from retriever.errors import InputError
 
@@ -17,6 +18,8 @@ HEALTH_PATHS = (b"/healthz", b"/readyz")  # answered on connections over the lim
 @dataclass(frozen=True, kw_only=True)
 class HttpLimits:
     """Bounds for every client. They apply to a server without Ray Serve, which has its own HTTP proxy."""
+
+    GROUP: ClassVar = "limits on clients"
 
     max_connections: int | None = None
     """Maximum connections served at once; default: 1,024, or as many as `ulimit -n` allows. As many more get 2 seconds
