@@ -23,6 +23,8 @@ from indexing.work.growth import IndexBuild
 @dataclass(frozen=True, kw_only=True)
 class BuildBm25(Workers):
     GROUP: ClassVar = "index"
+    MAKES: ClassVar = ("bm25",)
+    NAMED_BY: ClassVar = ("name",)
 
     name: str = "bm25"
     """Name of the index in the store."""

@@ -27,6 +27,9 @@ class BuildIndex(SizedWorkers):
     """--limit N only accepts embeddings of the first N passages (encode_corpus --limit N)."""
 
     GROUP: ClassVar = "index"
+    MAKES: ClassVar = ("index",)
+    NAMED_BY: ClassVar = ("name", "embeddings")
+    READS: ClassVar = {"embeddings": "embeddings"}
 
     embeddings: str | None = None
     """Name of the embeddings; may be left out if the store has only one."""

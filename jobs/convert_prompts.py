@@ -13,10 +13,9 @@ import dataclasses
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from jobs.common.options import Heading
-from jobs.training.runs import check_name
 
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.store.artifact import fingerprint_of
@@ -26,12 +25,12 @@ from indexing.store.result_files import write_folder
 from indexing.store.store import Store
 from indexing.work.work import Target, complete_target
 from retriever.errors import InputError
-from retriever.interchange.backbone import open_backbone
-from retriever.interchange.prompts import ReadPrompt, check_writable, read_prompt, task_prompt, write_prompt
 from retriever.model.files import resolve
-from retriever.model.recipe import read_recipe
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions
-from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, load_prompt
+
+if TYPE_CHECKING:  # --help imports no torch
+    from retriever.interchange.prompts import ReadPrompt
+    from retriever.prompts.prompts import TaskPrompt
 
 _TOOLS = {"dptdr": "DPTDR's authors", "peft": "PEFT"}
 
@@ -41,6 +40,9 @@ class ConvertPrompts(Common):
     """Give --source to read a prompt, or --to to write one."""
 
     GROUP: ClassVar = "prompt"
+    MAKES: ClassVar = ("tasks",)
+    NAMED_BY: ClassVar = ("task",)
+    READS: ClassVar = {"backbone": "models"}
 
     task: str
     """Name of the task: prompts/TASK of the store."""
@@ -82,6 +84,8 @@ class ConvertPrompts(Common):
 
 
 def main(options: ConvertPrompts) -> None:
+    from jobs.training.runs import check_name
+
     check_options(options)
     store = Store(options.store).require()
     check_name("prompts", options.task)
@@ -113,6 +117,11 @@ _SOURCE_OPTIONS = {field.name for field in dataclasses.fields(ConvertPrompts)} -
 
 def convert(store: Store, options: ConvertPrompts) -> None:
     """Makes prompts/TASK from a prompt of another tool."""
+    from retriever.interchange.backbone import open_backbone
+    from retriever.interchange.prompts import read_prompt, task_prompt
+    from retriever.model.recipe import read_recipe
+    from retriever.prompts.prompts import SETTINGS, WEIGHTS
+
     assert options.source is not None
     assert options.backbone is not None
     names = EncoderOptions.__dataclass_fields__
@@ -167,6 +176,9 @@ def describe_comparison(read: ReadPrompt, backbone: str) -> str:
 
 def export(store: Store, options: ConvertPrompts, to: str) -> None:
     """Writes prompts/TASK for PEFT."""
+    from retriever.interchange.prompts import check_writable, write_prompt
+    from retriever.prompts.prompts import load_prompt
+
     artifact = store.open("prompts", options.task)
     prompt = load_prompt(model_folder(artifact))
     check_writable(prompt)

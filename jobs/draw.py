@@ -59,6 +59,8 @@ class Draw(SizedWorkers):
     """--limit N uses the first N queries of each query set."""
 
     GROUP: ClassVar = "picture"
+    NAMED_BY: ClassVar = ("task", "embeddings")
+    READS: ClassVar = {"task": "tasks", "embeddings": "embeddings", "topics": "topics"}
 
     picture: Picture = option(positional=True)
     """The picture."""

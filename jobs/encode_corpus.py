@@ -38,6 +38,9 @@ from retriever.options import EncoderOptions
 @dataclass(frozen=True, kw_only=True)
 class EncodeCorpus(GpuWorkers):
     GROUP: ClassVar = "encoder"
+    MAKES: ClassVar = ("embeddings",)
+    NAMED_BY: ClassVar = ("name", "task")
+    READS: ClassVar = {"encoder": "models", "task": "tasks"}
 
     encoder: str | None = None
     """A Hugging Face name, a folder (transformers or sentence-transformers), or models/NAME of the store."""

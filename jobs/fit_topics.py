@@ -30,6 +30,8 @@ SHOWN_WORDS = 10  # of a topic, in the lines that the job prints
 @dataclass(frozen=True, kw_only=True)
 class FitTopicsOptions(Workers):
     GROUP: ClassVar = "output"
+    MAKES: ClassVar = ("topics",)
+    NAMED_BY: ClassVar = ("name",)
 
     name: str = "topics"
     """Name of the topics in the store."""

@@ -36,6 +36,8 @@ from retriever.errors import InputError
 @dataclass(frozen=True, kw_only=True)
 class ImportCorpus(Workers):
     GROUP: ClassVar = "source"
+    MAKES: ClassVar = ("corpus",)
+    NAMED_BY: ClassVar = ("source",)
 
     source: str | None = None
     """A folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Titles in

@@ -27,6 +27,8 @@ from retriever.errors import InputError
 @dataclass(frozen=True, kw_only=True)
 class ImportQueries(Common):
     GROUP: ClassVar = "source"
+    MAKES: ClassVar = ("queries",)
+    NAMED_BY: ClassVar = ("queries", "source")
 
     source: str
     """Folder or file of queries in a format of docs/data.md, local or s3://; text files may be compressed as .gz."""

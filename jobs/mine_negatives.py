@@ -50,6 +50,9 @@ class MineNegatives(GpuWorkers):
     """--limit N mines the first N queries of the split."""
 
     GROUP: ClassVar = "queries"
+    MAKES: ClassVar = ("negatives",)
+    NAMED_BY: ClassVar = ("name",)
+    READS: ClassVar = {"queries": "queries", "sources": "sources", "reranker": "models", "task": "tasks"}
 
     queries: str | None = None
     """Name of the query set; may be left out if the store has only one."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from jobs.common.cli import human, run, say
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jobs.common.workers import say_line
 from jobs.training.runs import Contrastive, check_name, count_steps, describe_best
@@ -41,6 +41,10 @@ from retriever.training.loop import LoopOptions
 @dataclass(frozen=True, kw_only=True)
 class PretrainRip(Contrastive):
     """--limit N trains on the first N passages."""
+
+    MAKES: ClassVar = ("models", "tasks")
+    NAMED_BY: ClassVar = ("name",)
+    READS: ClassVar = {"backbone": "models", "queries": "queries"}
 
     backbone: str
     """Backbone: a Hugging Face name, a folder, or models/NAME of the store."""

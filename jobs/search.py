@@ -45,6 +45,17 @@ OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 @dataclass(frozen=True, kw_only=True)
 class Search(GpuWorkers):
     GROUP: ClassVar = "queries and sources"
+    MAKES: ClassVar = ("runs",)
+    NAMED_BY: ClassVar = ("name", "task", "embeddings", "source")
+    READS: ClassVar = {
+        "queries": "queries",
+        "source": "sources",
+        "mode": "sources",
+        "embeddings": "embeddings",
+        "index": "index",
+        "rerank": "models",
+        "task": "tasks",
+    }
 
     query: tuple[str, ...] = option((), repeated=True)
     """Print the hits of this query with snippets. The search runs in this process and commits nothing. Give the option

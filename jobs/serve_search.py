@@ -73,6 +73,14 @@ HAPROXY = {
 @dataclass(frozen=True, kw_only=True)
 class ServeSearch(HttpLimits, Common):
     GROUP: ClassVar = "HTTP"
+    NAMED_BY: ClassVar = ("embeddings",)
+    READS: ClassVar = {
+        "tasks": "tasks",
+        "embeddings": "embeddings",
+        "index": "index",
+        "sources": "sources",
+        "rerank": "models",
+    }
 
     host: str = "127.0.0.1"
     """Address to listen on. An address that other machines can reach needs --tokens."""

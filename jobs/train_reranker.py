@@ -9,7 +9,7 @@ from __future__ import annotations
 from jobs.common.cli import human, run, say
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from jobs.training.runs import Training, check_name, count_steps, describe_best
 
@@ -31,6 +31,10 @@ from retriever.training.loop import LoopOptions
 @dataclass(frozen=True, kw_only=True)
 class TrainReranker(Training):
     """--limit N trains on the first N queries of the split."""
+
+    MAKES: ClassVar = ("models",)
+    NAMED_BY: ClassVar = ("name",)
+    READS: ClassVar = {"backbone": "models", "negatives": "negatives", "queries": "queries"}
 
     negatives: str | None = None
     """Name of the mined negatives; may be left out if the store has only one."""

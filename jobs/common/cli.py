@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -41,6 +41,9 @@ class Common:
     """Options of every job."""
 
     GROUP: ClassVar = "every job"
+    MAKES: ClassVar[tuple[str, ...]] = ()  # kinds of artifacts that the job makes; a task is a prompt or a model
+    NAMED_BY: ClassVar[tuple[str, ...]] = ()  # options that give their name; the first one that is set counts
+    READS: ClassVar[Mapping[str, str]] = {}  # options that name artifacts, or sources of hits, and their kinds
 
     store: str
     """Where the artifacts are: a local folder or s3://bucket/prefix."""

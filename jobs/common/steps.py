@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from jobs.common.cli import Common, options_of
 
+import contextlib
 import difflib
 import importlib
 import pkgutil
-import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from jobs.common.options import build, flatten
 
 import yaml
 
+from indexing.hit_sources.grammar import parse
 from retriever.errors import InputError
 
 HEAD = ("store", "steps")  # the keys of a recipe
 PIPELINE = "pipeline"  # cannot be a step
-WHOLE = ("import_corpus", "import_queries")  # jobs that the chain's limit does not apply to
-LABELS = ("name", "task", "embeddings", "source")  # options that name what a step makes, the best first
+SEARCHED = {"exact": "embeddings", "splade": "index"}  # kinds of artifacts that kinds of sources search; else their own
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Step:
     @property
     def label(self) -> str:
         """The name of what it makes, if its options say it; otherwise empty."""
-        values = (getattr(self.options, name, None) for name in LABELS)
-        return next((value for value in values if isinstance(value, str)), "")
+        values = (self._value(name) for name in self.options.NAMED_BY)
+        return next((value for value in values if value is not None), "")
 
     @property
     def title(self) -> str:
@@ -62,9 +62,36 @@ class Step:
 
     def after(self, steps: Sequence[Step]) -> int:
         """Returns the number of the step that it waits for: the last earlier one that makes what its options name."""
-        words = set(re.findall(r"[\w.-]+", " ".join(self.arguments)))
-        makers = [step.number for step in steps[: self.number - 1] if step.label in words]
+        read = set(self.reads())
+        makers = [step.number for step in steps[: self.number - 1] if read.intersection(step.makes())]
         return makers[-1] if makers else self.number - 1
+
+    def makes(self) -> list[str]:
+        """Returns the keys of the artifacts that it makes, as far as its options name them."""
+        return [f"{kind}/{self.label}" for kind in self.options.MAKES]
+
+    def reads(self) -> Iterator[str]:
+        """Yields the keys of the artifacts that its options name."""
+        for name, kind in self.options.READS.items():
+            value = self._value(name)
+            for each in value if isinstance(value, list | tuple) else filter(None, [value]):
+                if kind == "sources":
+                    yield from _searched(each)
+                else:
+                    yield f"{kind}/{each.removeprefix(f'{kind}/')}"
+
+    def _value(self, name: str) -> Any:
+        """Returns the value of an option."""
+        return flatten(type(self.options))[name].value(self.options)
+
+
+def _searched(source: str) -> Iterator[str]:
+    """Yields the keys of the artifacts that a source of hits names."""
+    with contextlib.suppress(
+        InputError
+    ):  # a mode, whose artifacts depend on the store; a wrong source: its job says so
+        for term in parse(source).terms:
+            yield f"{SEARCHED.get(term.kind.name, term.kind.name)}/{term.name or term.kind.name}"
 
 
 def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Step]:
@@ -119,7 +146,7 @@ def _read_step(path: str, number: int, count: int, entry: object, store: str, li
         raise InputError(
             f"{where}: {own[0]} belongs to the chain, not to a step: put it at the recipe's top, or give --{own[0]}"
         )
-    if limit is not None and job not in WHOLE:
+    if limit is not None and not {"corpus", "queries"}.intersection(options.MAKES):  # an import is never limited
         settings = {"limit": limit, **settings}
     values = {"store": store, **recipe_values(settings, options, where)}
     required = [option.name for option in flatten(options).values() if option.is_required]

@@ -16,6 +16,8 @@ class Evaluate(SizedWorkers):
     """--limit N measures the first N queries of the split."""
 
     GROUP: ClassVar = "what to measure"
+    NAMED_BY: ClassVar = ("task",)
+    READS: ClassVar = {"run": "runs", "source": "sources", "embeddings": "embeddings", "task": "tasks"}
 
     run: tuple[str, ...] = ()
     """Names of runs in the store, or TREC files."""

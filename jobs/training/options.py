@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from jobs.training.categories import CategoryTraining
 from jobs.training.lora import LoraTraining
@@ -44,6 +44,17 @@ PARAMETRISATIONS: dict[Prompt, Parametrisation] = {
 @dataclass(frozen=True, kw_only=True)
 class TrainRetriever(Contrastive, LoraTraining, SynthesisTraining, CategoryTraining, TopicTraining):
     """--limit N trains on the first N queries of the split."""
+
+    MAKES: ClassVar = ("tasks", "models")
+    NAMED_BY: ClassVar = ("task",)
+    READS: ClassVar = {
+        "queries": "queries",
+        "negatives": "negatives",
+        "backbone": "models",
+        "embeddings": "embeddings",
+        "init": "tasks",
+        "topics": "topics",
+    }
 
     task: str
     """Name of the task. The job makes prompts/TASK with --train prompts, otherwise models/TASK."""

@@ -153,7 +153,7 @@ def test_a_recipe_with_a_list_runs_a_job(world, done, tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("store: s\nsplitt: test\n", "unknown key 'splitt'; did you mean split?"),
-        ("store: s\nxyzzy: 1\n", "unknown key 'xyzzy'; known are query, mode, source, split, k,"),
+        ("store: s\nxyzzy: 1\n", "unknown key 'xyzzy'; known are query, queries, split, mode, source,"),
         ("- store\n", "expected `key: value` lines, found list"),
         ("just text\n", "expected `key: value` lines, found str"),
         ("", "expected `key: value` lines, found NoneType"),

@@ -158,11 +158,6 @@ def test_plan_and_a_query_without_hits(lexical, done: Done) -> None:
         ("search --query with --limit", ["--query", "a", "--limit", "3"], "--query with --limit 3: "),
         ("search --query with --drop-self", ["--query", "a", "--drop-self"], "--query with --drop-self: "),
         (
-            "search with an unknown mode",
-            ["--query", "a", "--mode", "bm26"],
-            "--mode 'bm26': expected dense, exact, bm25, hybrid; did you mean bm25?",
-        ),
-        (
             "search --query of a source that is not in the store",
             ["--query", "a", "--source", "exact:none"],
             "/embeddings/none: there is no such artifact (complete embeddings: enc)",
@@ -181,3 +176,10 @@ def test_bad_input_is_one_line(world, refused, documented, case: str, arguments:
     assert answer in line
     assert files_of(world.store, but=()) == before
     documented("Searching", case, line, 1)
+
+
+def test_an_unknown_mode_is_bad_usage(world, job, documented) -> None:
+    outcome = job("search", "--store", world.store, "--query", "a", "--mode", "bm26")
+    assert outcome.status == 2
+    assert outcome.err == "error: --mode bm26: expected dense, exact, bm25 or hybrid; did you mean bm25?\n"
+    documented("Searching", "search with an unknown mode", outcome.err, 2)
