@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 import shutil
 import sys
 import textwrap
@@ -20,10 +21,11 @@ Options = TypeVar("Options")
 WIDTH = 100  # columns of --help at most
 REQUIRED = "required"  # heading of the options that a job needs
 CONFIG_HELP = "Read options from this YAML file, one `name: value` a line. The command line overrides it."
-# Former names of options, with what replaces them.
+# Former names of options, with the options that replace them.
 RENAMED = {
-    "undenoised": "pool_negatives",
-    "topology": "row_ranges",
+    "undenoised": ("pool_negatives",),
+    "denoised": ("denoised_negatives",),
+    "topology": ("row_ranges", "replicas"),
 }
 
 
@@ -71,17 +73,22 @@ def refuse_argument(argument: str, known: Mapping[str, Option]) -> NoReturn:
     if not argument.startswith("-"):
         raise UsageError(f"{argument!r}: unexpected argument; options have names, for example --store")
     flag = argument.partition("=")[0]
-    name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
-    raise UsageError(f"{flag}: unknown option; {remedy_of(name, known)}")
+    named = {name: option.flag for name, option in known.items() if not option.is_positional}
+    remedy = remedy_of(flag.lstrip("-").removeprefix("no-").replace("-", "_"), named)
+    raise UsageError(f"{flag}: unknown option; {remedy or '--help lists the options'}")
 
 
-def remedy_of(name: str, known: Mapping[str, Option]) -> str:
-    """Returns what to write instead of an unknown option."""
-    if (new := RENAMED.get(name, "")) in known:
-        return f"it is {known[new].flag} now"
-    visible = [each for each, option in known.items() if not option.is_positional]
-    close = difflib.get_close_matches(name, visible, 1)
-    return f"did you mean {known[close[0]].flag}?" if close else "--help lists the options"
+def remedy_of(name: str, known: Mapping[str, str]) -> str:
+    """Returns what to write instead of an unknown option; empty: nothing is similar.
+
+    Args:
+        name: The unknown option.
+        known: How each known option is written, by name.
+    """
+    if new := [known[each] for each in RENAMED.get(name, ()) if each in known]:
+        return f"it is {' or '.join(new)} now"
+    close = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {known[close[0]]}?" if close else ""
 
 
 def _value(option: Option, words: Any) -> Any:
@@ -136,9 +143,8 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
     for key, value in settings.items():
         name = str(key).replace("-", "_")
         if name not in flat:
-            new, close = RENAMED.get(name, ""), difflib.get_close_matches(name, flat, 1)
-            hint = f"it is {new} now" if new in flat else f"did you mean {close[0]}?" if close else ""
-            raise InputError(f"{place}: unknown key {key!r}; {hint or 'known are ' + ', '.join(flat)}")
+            remedy = remedy_of(name, {each: each for each in flat}) or f"known are {', '.join(flat)}"
+            raise InputError(f"{place}: unknown key {key!r}; {remedy}")
         if value is None:
             continue
         if flat[name].type is bool and not isinstance(value, bool):
@@ -252,16 +258,19 @@ def _help(option: Option) -> str:
 
 
 def _description(options: type, module: str, width: int) -> str:
-    """Returns the docstrings of the job and of its options; indented lines are kept as they are."""
+    """Returns the docstrings of the job and of its options."""
     own = options.__dict__.get("__doc__") or ""
     generated = own.startswith(f"{options.__name__}(")  # by dataclass
     texts = [getattr(sys.modules.get(module), "__doc__", None) or "", "" if generated else own]
-    paragraphs = [each for text in texts for each in textwrap.dedent(text).strip().split("\n\n")]
-    shown = [
-        each if each.startswith("    ") else textwrap.fill(" ".join(each.split()), width, break_on_hyphens=False)
-        for each in paragraphs
-    ]
-    return "\n\n".join(filter(None, shown))
+    paragraphs = [each for text in texts for each in inspect.cleandoc(text).split("\n\n") if each]
+    return "\n\n".join(_paragraph(each, width) for each in paragraphs)
+
+
+def _paragraph(text: str, width: int) -> str:
+    """Returns a paragraph of a docstring; commands and indented lines are kept as they are, and indented."""
+    if text.startswith((" ", "python ", "ray ")):
+        return textwrap.indent(textwrap.dedent(text), "    ")
+    return textwrap.fill(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 def _with_dashes(argument: str) -> str:

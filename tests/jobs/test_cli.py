@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,17 +20,18 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 
 JOBS = Path(cli.__file__).parents[1]
-NAMES = (
-    "import_corpus",
-    "import_queries",
-    "encode_corpus",
-    "build_index",
-    "search",
-    "convert_prompts",
-    "evaluate",
-    "verify",
-    "store",
-)
+NAMES = sorted(module.name for module in pkgutil.iter_modules([str(JOBS)]) if not module.ispkg)
+REQUIRED: dict[str, tuple[str, ...]] = {
+    "convert_prompts": ("--task", "t"),
+    "draw": ("points",),
+    "import_queries": ("--source", "s"),
+    "pipeline": ("--config", "c.yaml"),
+    "pretrain_rip": ("--backbone", "b"),
+    "store": ("list",),
+    "train_reranker": ("--backbone", "b"),
+    "train_retriever": ("--backbone", "b", "--task", "t", "--train", "all"),
+    "tune_prompts": ("--backbone", "b", "--task", "t"),
+}
 
 
 def python(*arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -79,19 +82,33 @@ def test_every_job_explains_itself_and_refuses_what_it_does_not_know(name: str, 
     assert f"python jobs/{name}.py" in " ".join(helped.out.split())
     for option in ("--store", "--plan", "--limit"):
         assert option in helped.out
-    assert job(name, "--store", "x", "--nonsense", "1").status == 2
-    assert job(name).status == 2  # no store
-    required = {
-        "encode_corpus": ("--encoder", "e"),
-        "import_queries": ("--source", "s"),
-        "convert_prompts": ("--task", "t"),
-        "evaluate": ("--run", "r"),
-    }
-    store = ("--store", tmp_path / "none", *required.get(name, ()), *(("list",) if name == "store" else ()))
+    unknown = job(name, "--store", "x", "--nonsense", "1")
+    assert (unknown.status, unknown.err) == (2, "error: --nonsense: unknown option; --help lists the options\n")
+    missing = job(name)
+    assert missing.status == 2
+    assert re.fullmatch(r"error: [a-z-]+ is required: .*\n", missing.err)
+    store = ("--store", tmp_path / "none", *REQUIRED.get(name, ()))
     outcome = job(name, *store, "--limit", 0)
     assert (outcome.status, outcome.err) == (1, "error: --limit 0: expected at least 1\n")
     assert job(name, *store, "--limit", "many").status == 2
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_has_named_groups_lines_of_a_terminal_and_no_empty_default(
+    name: str, job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    lines = job(name, "--help").out.splitlines()
+    start = lines.index("required:")
+    headings = [line.removesuffix(":") for line in lines[start:] if line.endswith(":") and line[0] != " "]
+    assert len(headings) > 1
+    assert headings[-1] == "every job"
+    assert "options" not in headings, "the group of an option without a heading"
+    assert max(map(len, lines[start:])) <= 100
+    assert max(map(len, lines)) <= 120, "examples are as they are written"
+    assert [line for line in lines if "None" in line] == []
+    assert any(line.startswith(f"    python jobs/{name}.py") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ IMPORTS = {
     "from riptide import Client, Corpus, EncoderOptions, Hits, Store, exact_search": HEAVY,
     "from riptide import Encoder": ("mteb", "ray", "faiss"),
     "import retriever.encoding.mteb_encoder": ("mteb", "ray", "faiss"),
+    "import jobs.convert_prompts": HEAVY,
     "import jobs.import_corpus": HEAVY,
     "import jobs.import_queries": HEAVY,
     "import jobs.build_bm25": HEAVY,

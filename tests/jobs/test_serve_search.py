@@ -27,6 +27,7 @@ import numpy as np
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from job_outcome import Outcome
 from local_cluster import port
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve._private.common import DeploymentID
@@ -946,13 +947,16 @@ def test_a_release_is_refused_where_what_it_was_made_of_is_not_there(root: Path)
         open_local(store, device="cpu").open("0" * 16)
 
 
-def test_the_job_checks_its_options(root: Path, done: Callable[..., str], refused: Callable[..., str]) -> None:
+def test_the_job_checks_its_options(
+    root: Path, done: Callable[..., str], refused: Callable[..., str], job: Callable[..., Outcome]
+) -> None:
     at = ("--store", root / "store")
     assert "task      default: index/idx, bm25/bm25" in done("serve_search", *at, "--plan")
     assert "there are no tokens" in refused("serve_search", *at, "--host", "0.0.0.0")
     assert "has a live release" in refused("serve_search", *at, "--index", "idx")
-    line = refused("serve_search", *at, "--topology", "distributed")
-    assert "--topology distributed: give --row-ranges N" in line
+    outcome = job("serve_search", *at, "--topology", "distributed")
+    assert outcome.status == 2
+    assert outcome.err == "error: --topology: unknown option; it is --row-ranges or --replicas now\n"
     line = refused("serve_search", *at, "--row-ranges", 4)
     assert "--row-ranges 4: index/idx has 3 shards" in line
     line = refused("serve_search", *at, "--replicas", 1, "--port", 1, "--max-headers", 20)

@@ -47,7 +47,6 @@ HIDDEN = (
     "accelerate",
     "orjson",
     "xxhash",
-    "tyro",
     "ir_measures",
 )
 HOOK = f"""
