@@ -31,6 +31,7 @@ from indexing.store.artifact import Artifact
 from indexing.store.store import Store, artifact_key, generation
 from indexing.work.work import resumable, run_work
 from retriever.errors import InputError
+from retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class ImportCorpus(Workers):
     """The format of the source; auto recognises it by file names and the first line."""
     append: bool = False
     """Add the source to the existing corpus as a new generation."""
-    delete: str | None = None
+    delete: str | None = option(None, metavar="FILE")
     """A file of ids, one per line, that a new generation deletes."""
     COLUMNS: ClassVar = Heading("columns")
     id: str | None = None

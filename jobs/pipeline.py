@@ -31,6 +31,7 @@ from jobs.common.steps import Step, find_step, read_steps
 from indexing.store.storage import full_disk
 from indexing.work.work import resumable
 from retriever.errors import InputError
+from retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Pipeline(Common):
 
     store: str = ""
     """Instead of the recipe's."""
-    config: str
+    config: str = option(metavar="FILE")
     """A YAML file of steps."""
     only: str | None = None
     """Run this step alone: its number, or what one step only is called: its job, its name, or both as headers show."""

@@ -19,6 +19,7 @@ from retriever.errors import InputError
 Options = TypeVar("Options")
 
 WIDTH = 100  # columns of --help at most
+FIXED_SPACE = "\u00a0"
 REQUIRED = "required"  # heading of the options that a job needs
 CONFIG_HELP = "Read options from this YAML file, one `name: value` a line. The command line overrides it."
 # Former names of options, with the options that replace them.
@@ -177,15 +178,15 @@ def as_arguments(options: type, values: Mapping[str, Any]) -> list[str]:
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
-        """Does not split words at hyphens."""
-        return textwrap.wrap(text, width, break_on_hyphens=False)
+        """Does not split words at hyphens, nor a default."""
+        return _wrap(text.replace("(default: ", f"(default:{FIXED_SPACE}"), width)
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises UsageError: `argument --k: expected one argument` becomes `--k: expected one value`."""
         message = message.removeprefix("argument ").replace("expected one argument", "expected one value")
-        raise UsageError(message)
+        raise UsageError(message.replace("ignored explicit argument", "expected no value, got"))
 
 
 def _parser(options: type, flat: Mapping[str, Option], module: str) -> argparse.ArgumentParser:
@@ -193,11 +194,11 @@ def _parser(options: type, flat: Mapping[str, Option], module: str) -> argparse.
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     required = [option for option in flat.values() if option.is_required]
     required.sort(key=lambda option: (not option.is_positional, option.name != "store"))
-    usage = [f"{'' if option.is_positional else option.flag} {metavar(option)}".strip() for option in required]
+    usage = [f"{'' if option.is_positional else option.flag + FIXED_SPACE}{metavar(option)}" for option in required]
     program = f"python jobs/{module.rpartition('.')[2] if module != '__main__' else Path(sys.argv[0]).stem}.py"
     parser = _Parser(
         prog=program,
-        usage=textwrap.fill(" ".join([program, *usage, "[OPTIONS]"]), width - 7, subsequent_indent="    "),
+        usage="\n    ".join(_wrap(" ".join([program, *usage, "[OPTIONS]"]), width - len("usage: "))),
         description=_description(options, module, width),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -270,7 +271,12 @@ def _paragraph(text: str, width: int) -> str:
     """Returns a paragraph of a docstring; commands and indented lines are kept as they are, and indented."""
     if text.startswith((" ", "python ", "ray ")):
         return textwrap.indent(textwrap.dedent(text), "    ")
-    return textwrap.fill(" ".join(text.split()), width, break_on_hyphens=False)
+    return "\n".join(_wrap(text, width))
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    """Returns a text in lines; a FIXED_SPACE becomes a space at which no line ends."""
+    return [line.replace(FIXED_SPACE, " ") for line in textwrap.wrap(text, width, break_on_hyphens=False)]
 
 
 def _with_dashes(argument: str) -> str:

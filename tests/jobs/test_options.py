@@ -128,6 +128,7 @@ def test_the_command_line_gives_values_and_is_written_from_them(arguments: list[
         (["--seed", "many"], "--seed many: expected a whole number"),
         (["--hidden-size", "1.5"], "--hidden-size 1.5: expected a whole number"),
         (["--seed"], "--seed: expected one value"),
+        (["--plan=yes"], "--plan: expected no value, got 'yes'"),
         (["--kind", "spare"], "--kind spare: expected dense or sparse; did you mean sparse?"),
         (["--normalize", "often"], "--normalize often: expected True or False"),
         (["--columns", "year"], "--columns year: expected pairs of a name and a value"),
