@@ -31,7 +31,7 @@ RENAMED = {
 
 
 class UsageError(InputError):
-    """A command line that is no command: an unknown option, or a value of another type."""
+    """An invalid command line: an unknown or missing option, or a value of another type."""
 
 
 def parse(options: type[Options], arguments: Sequence[str], module: str = "") -> Options:

@@ -130,7 +130,7 @@ def test_the_command_line_gives_values_and_is_written_from_them(arguments: list[
         (["--seed"], "--seed: expected one value"),
         (["--plan=yes"], "--plan: expected no value, got 'yes'"),
         (["--kind", "spare"], "--kind spare: expected dense or sparse; did you mean sparse?"),
-        (["--normalize", "often"], "--normalize often: expected True or False"),
+        (["--normalize", "often"], "--normalize often: expected true or false"),
         (["--columns", "year"], "--columns year: expected pairs of a name and a value"),
     ],
 )

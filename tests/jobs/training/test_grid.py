@@ -49,7 +49,7 @@ def test_values_have_the_types_of_their_options() -> None:
         (["lr="], "--sweep lr=: expected NAME=VALUE,VALUE"),
         (["seed=1,x"], "--sweep seed=1,x: expected a whole number, got 'x'"),
         (["seed=1,,2"], "--sweep seed=1,,2: expected a whole number, got ''"),
-        (["lr=1,x"], "--sweep lr=1,x: expected a number or none, got 'x'"),
+        (["lr=1,x"], "--sweep lr=1,x: expected a number, got 'x'"),
         (["method=lora"], "--sweep method=lora: expected prompt or finetune, got 'lora'"),
         (["normalize=yes"], "--sweep normalize=yes: expected true or false, got 'yes'"),
         (["lr=0.1,1e-1"], "--sweep lr=0.1,1e-1: a value comes twice"),
