@@ -168,10 +168,10 @@ class RandomTopicsMaker(TuneMaker):
     def make(self, **place: Any) -> Any:
         """Makes the system of a worker; see Maker."""
         system, evaluate, refresh = super().make(**place)
-        topics = system.topics
+        topics = system.numbers
         assert topics is not None
         num_topics, seed = topics.model.num_topics, self.tuning.seed
-        system.topics = replace(
+        system.kind.numbers = replace(
             topics,
             passages=random_topics(len(topics.passages), num_topics, seed),
             queries=None if topics.queries is None else random_topics(len(topics.queries), num_topics, seed + 1_000),

@@ -139,12 +139,22 @@ def tables(document: Mapping[str, Any]) -> str:
                 by_seed = ", ".join(f"{means[metrics[0]]:.4f}" for means in of_set["by_seed"][arm])
                 lines.append(_row(arm, *(_cell(interval) for interval in intervals.values()), by_seed))
             lines += _difference_table(figures["differences"])
-        names = dict.fromkeys(name for figures in of_set["figures"].values() for name in figures)
-        if names:
-            lines += ["", *_header("arm", *names)]
-            for arm, figures in of_set["figures"].items():
-                lines.append(_row(arm, *(f"{figures[name]:,.4g}" if name in figures else "" for name in names)))
+        lines += _figure_lines(of_set["figures"])
     return "\n".join(lines) + "\n"
+
+
+def _figure_lines(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Returns a line of the figures that all arms share, and the lines of a table of the others."""
+    names = dict.fromkeys(name for of_arm in figures.values() for name in of_arm)
+    values = {name: {of_arm[name] for of_arm in figures.values() if name in of_arm} for name in names}
+    shared = {name: of_arms.pop() for name, of_arms in values.items() if len(figures) > 1 and len(of_arms) == 1}
+    lines = ["", "; ".join(f"{name} {value:,.4g}" for name, value in shared.items())] if shared else []
+    if others := [name for name in names if name not in shared]:
+        lines += ["", *_header("arm", *others)]
+        for arm, of_arm in figures.items():
+            if not of_arm.keys().isdisjoint(others):
+                lines.append(_row(arm, *(f"{of_arm[name]:,.4g}" if name in of_arm else "" for name in others)))
+    return lines
 
 
 def _difference_table(differences: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
