@@ -111,7 +111,7 @@ def save_random_t5(folder: Path, tokenizer: Path, layers: int, hidden: int) -> N
 
 def save_cut_minilm(folder: Path, layers: int) -> None:
     """Saves the first layers of MiniLM as a model with its pooling and scaling."""
-    from retriever.encoding.encoder import load_backbone
+    from retriever.encoding.backbones import load_backbone
     from retriever.encoding.saving import save_encoder
     from retriever.model.files import resolve
     from retriever.model.recipe import read_recipe

@@ -18,11 +18,11 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.embeddings.sparse import SparseEmbeddings
 from indexing.hit_sources.modes import hybrid
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.measures.sparsity import sparsity
+from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store.models import model_folder
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
