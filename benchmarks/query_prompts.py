@@ -1,11 +1,12 @@
-"""Measures prompts that are computed from each query (HYPER), served beside fixed prompts from one frozen backbone.
+"""Measures prompts that are computed from each query (HYPER), or for each topic, beside fixed ones, served together.
 
     python benchmarks/query_prompts.py --json results/query_prompts.json
 
 The prompts are random, and the backbone is all-MiniLM-L6-v2. There are three figures:
 
 traffic   queries/s with batches of queries, each of a random task: no prompts, fixed prompts alone, and half of the
-          tasks with computed prompts, for both mixes. The kinds alternate in one process.
+          tasks with computed prompts, for both mixes. With --topics, also as many tasks with prompts of topics, alone
+          and together with all others. The kinds alternate in one process.
 lengths   the time to encode such a batch for one task, by the length of its prompt (HYPER, Fig. 6).
 vectors   the largest difference between vectors of a mixed batch and of single-task calls.
 
@@ -39,6 +40,9 @@ from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.synthesis_options import Mix, SynthesisOptions
 from retriever.prompts.synthesiser import Synthesiser
+from retriever.topics.model import TopicModel
+from retriever.topics.saved import SavedTopics
+from retriever.topics.words import topic_words
 
 ROOT = Path(__file__).resolve().parents[1]
 MIXES: tuple[Mix, ...] = get_args(Mix)
@@ -80,6 +84,52 @@ def computed_prompt(encoder: Encoder, length: int, mix: Mix, seed: int) -> TaskP
     module = Synthesiser(shape, width, SynthesisOptions(length=length, mix=mix))
     saved = SavedSynthesis.of(module)
     return TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, synthesis=saved)
+
+
+def random_topic_model(
+    vocabulary: tuple[str, ...], num_topics: int, num_words: int, random: np.random.Generator
+) -> TopicModel:
+    """Returns random topics, each with one path.
+
+    Args:
+        vocabulary: The words that count.
+        num_topics: Number of topics.
+        num_words: Number of the most probable words of a topic.
+        random: Draws the topics.
+    """
+    probabilities = random.dirichlet(np.full(len(vocabulary), 0.1), num_topics)
+    log_words = np.log(probabilities + 1e-6).astype(np.float32)
+    return TopicModel(
+        vocabulary,
+        words=tuple(tuple(vocabulary[word] for word in np.argsort(-row)[:num_words]) for row in log_words),
+        path_topics=np.arange(num_topics),
+        log_prior=np.full(num_topics, -np.log(num_topics), np.float32),
+        log_words=log_words,
+    )
+
+
+def topic_prompt(encoder: Encoder, model: TopicModel, length: int, seed: int) -> TaskPrompt:
+    """Returns a task with a random prompt for each topic.
+
+    Args:
+        encoder: The encoder that the prompts are for.
+        model: The topics.
+        length: Tokens of a prompt.
+        seed: Seed of the prompt of the first topic; each other one has the next seed.
+    """
+    matrices = [fixed_prompt(encoder, length, seed + topic).query for topic in range(model.num_topics)]
+    saved = SavedTopics(model, torch.stack([matrix for matrix in matrices if matrix is not None]), "prior")
+    return TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, topics=saved)
+
+
+def put_topic_tasks(encoder: Encoder, count: int, length: int, num_topics: int, texts: Sequence[str]) -> list[str]:
+    """Adds tasks with prompts of random topics over the words of some texts, and returns their names."""
+    vocabulary = tuple(sorted({word for text in texts for word in topic_words(text)}))
+    random = np.random.default_rng(0)
+    for number in range(count):
+        model = random_topic_model(vocabulary, num_topics, length, random)
+        encoder.put_task(f"topics{number}", topic_prompt(encoder, model, length, 1_000 * (number + 1)))
+    return [f"topics{number}" for number in range(count)]
 
 
 def put_tasks(encoder: Encoder, count: int, length: int) -> dict[str, list[str]]:
@@ -186,7 +236,7 @@ def largest_difference(encoder: Encoder, texts: Sequence[str], tasks: Sequence[s
         tasks: The tasks; None: some fixed and computed ones of `put_tasks`.
     """
     if tasks is None:
-        tasks = [task for kind in ("fixed", *MIXES) for task in encoder.tasks if task.startswith(kind)]
+        tasks = [task for kind in ("fixed", "topics", *MIXES) for task in encoder.tasks if task.startswith(kind)]
         tasks = tasks[:: max(1, len(tasks) // 16)]
     names = [tasks[row % len(tasks)] for row in range(len(texts))]
     mixed = encoder.encode(texts, task=names)
@@ -240,6 +290,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=100, help="number of tasks (default: %(default)s)")
     parser.add_argument("--length", type=int, default=20, help="tokens of the prompts of traffic (default: 20)")
     parser.add_argument("--lengths", type=int, nargs="+", default=[5, 20, 100], help="lengths (default: 5 20 100)")
+    parser.add_argument("--topics", type=int, help="also tasks with prompts of N topics (default: none)")
     parser.add_argument("--rounds", type=int, default=7, help="number of rounds (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=3600, help="no round starts after this (default: 3600)")
     parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16 (default: %(default)s)")
@@ -255,7 +306,11 @@ def main() -> None:
     def start(dtype: str, compile: str) -> tuple[Encoder, dict[str, list[str]]]:
         settings = EncoderOptions(dtype=dtype, compile=compile, pooling="mean", normalize=True)  # type: ignore[arg-type]
         encoder = Encoder(options.model, settings, device=options.device, threads=options.threads, tasks={})
-        return encoder, put_tasks(encoder, options.tasks, options.length)
+        tasks = put_tasks(encoder, options.tasks, options.length)
+        if options.topics:
+            tasks["topics"] = put_topic_tasks(encoder, options.tasks, options.length, options.topics, texts)
+            tasks["all kinds"] = list(dict.fromkeys(name for of_kind in tasks.values() for name in of_kind))
+        return encoder, tasks
 
     encoder, _ = start("float32", "never")
     differences = {"float32": largest_difference(encoder, texts[:128])}

@@ -1,7 +1,7 @@
 """Prepares the training of `arms/splade.yaml` in a store S: pairs of texts from its corpus, and backbones with a head.
 
     python benchmarks/splade_setup.py --store S
-    python benchmarks/compare_training.py benchmarks/arms/splade.yaml --store S --metrics nDCG@10 RR@10 R@100
+    python benchmarks/experiment.py --arms benchmarks/arms/splade.yaml --store S
 
 S-splade/pairs is a store with pairs that need no queries: the title of a passage finds its text, and a sentence of it
 finds the other sentences. S-splade/small and S-splade/minilm are masked language models: the backbone of examples/ with

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.files import read_documents
-from benchmarks.query_prompts import computed_prompt
-from benchmarks.topics.serving import random_topic_model, topic_prompt
+from benchmarks.query_prompts import computed_prompt, random_topic_model, topic_prompt
 from indexing.store.models import commit_files, model_folder
 from indexing.store.store import Store
 from retriever.encoding.encoder import Encoder

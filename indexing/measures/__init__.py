@@ -1,6 +1,6 @@
 """Measures of runs and embeddings.
 
-metrics                  metrics of a run with judgements
+metrics                  metrics of a run with judgements, paired tests and intervals
 many_relevant            metrics for queries with many relevant passages
 answers                  whether a passage contains an answer
 pages                    R-precision of pages (KILT)
@@ -11,5 +11,6 @@ vectors                  alignment and uniformity of vectors
 embeddings               embeddings measured with judged pairs
 embeddings_by_category   embeddings measured by category
 attention                the mean attention of query sets to basic prompts
+sparsity                 how sparse vectors are, and what a search with them costs
 distributions            similarities of probability distributions
 """

@@ -1,10 +1,10 @@
-"""Metrics of ranked lists (by ir-measures) and a paired test between runs (by scipy)."""
+"""Metrics of ranked lists (by ir-measures), a paired test between runs (by scipy), and intervals of means."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ from retriever.errors import InputError
 
 RESAMPLES = 9_999  # random sign patterns of the paired test
 BATCH_NUMBERS = 1_000_000  # signs that are drawn at once: bounds the memory of the paired test
+BOOTSTRAP_DRAWS = 2_000
 MAX_CUTOFF = 1_000_000_000  # ranks; pytrec_eval aborts the process at 0 and has no cutoffs of more than 63 bits
 _NAME = re.compile(r"[A-Za-z]\w*(\([^()@#\s]*\))?(@[\d.]+)?", re.ASCII)
 _MAX_NAME = 100  # characters
@@ -168,3 +169,29 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
         largest = max(largest, min(1.0, p * (len(p_values) - rank)))
         adjusted[name] = largest
     return {name: adjusted[name] for name in p_values}
+
+
+class Interval(NamedTuple):
+    """A mean with the ends of its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap_interval(values_by_set: Sequence[np.ndarray], seed: int = 0) -> Interval:
+    """Returns the mean over sets of the mean over queries, with its 95% interval by a bootstrap.
+
+    The queries of each set are drawn again BOOTSTRAP_DRAWS times, with replacement.
+
+    Args:
+        values_by_set: For each set, a value of each query, for example the difference of two runs: float64 [queries].
+        seed: Seed of the draws.
+    """
+    random = np.random.default_rng(seed)
+    means = np.zeros(BOOTSTRAP_DRAWS)
+    for values in values_by_set:
+        resampled = (values[random.integers(0, len(values), len(values))].mean() for _ in range(BOOTSTRAP_DRAWS))
+        means += np.fromiter(resampled, np.float64, BOOTSTRAP_DRAWS) / len(values_by_set)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Interval(float(np.mean([values.mean() for values in values_by_set])), float(low), float(high))

@@ -134,26 +134,52 @@ def find_step(steps: Sequence[Step], wanted: str) -> Step:
 
 def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None) -> Step:
     where = f"{path}: step {number}"
+    job, settings = read_entry(entry, where)
+    if own := [key for key in settings if key in ("store", "plan")]:
+        raise InputError(
+            f"{where} {job}: {own[0]} belongs to the chain, not to a step: put it at the recipe's top, or give "
+            f"--{own[0]}"
+        )
+    _, options = _open_job(job, where)
+    if limit is not None and not {"corpus", "queries"}.intersection(options.MAKES):  # an import is never limited
+        settings = {"limit": limit, **settings}
+    return make_step(where, job, settings, store, number, count)
+
+
+def read_entry(entry: object, where: str) -> tuple[str, dict[str, Any]]:
+    """Returns the job and the settings of `job: {option: value}`. Raises InputError for anything else."""
     if not isinstance(entry, dict) or len(entry) != 1:
         raise InputError(f"{where}: expected one `job: {{option: value}}`, found {entry!r}")
     [(job, settings)] = entry.items()
     settings = {} if settings is None else settings
-    main, options = _open_job(str(job), where)
-    where = f"{where} {job}"
+    _open_job(str(job), where)
     if not isinstance(settings, dict):
-        raise InputError(f"{where}: expected {{option: value}}, found {settings!r}")
-    if own := [key for key in settings if key in ("store", "plan")]:
-        raise InputError(
-            f"{where}: {own[0]} belongs to the chain, not to a step: put it at the recipe's top, or give --{own[0]}"
-        )
-    if limit is not None and not {"corpus", "queries"}.intersection(options.MAKES):  # an import is never limited
-        settings = {"limit": limit, **settings}
+        raise InputError(f"{where} {job}: expected {{option: value}}, found {settings!r}")
+    return str(job), settings
+
+
+def make_step(where: str, job: str, settings: dict[str, Any], store: str, number: int = 1, count: int = 1) -> Step:
+    """Returns a job with its options.
+
+    Args:
+        where: The place of the settings, for messages.
+        job: Name of the job.
+        settings: Its options by name, without the store.
+        store: The store.
+        number: Number of the step in its chain, from 1.
+        count: Number of steps of the chain.
+
+    Raises:
+        InputError: If there is no such job, or if the job does not take the settings.
+    """
+    main, options = _open_job(job, where)
+    where = f"{where} {job}"
     values = {"store": store, **recipe_values(settings, options, where)}
     required = [option.name for option in flatten(options).values() if option.is_required]
     if missing := [name for name in required if name not in values]:
         raise InputError(f"{where}: missing key {missing[0]!r}")
     try:
-        return Step(number, count, str(job), main, build(options, values), as_arguments(options, values))
+        return Step(number, count, job, main, build(options, values), as_arguments(options, values))
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from indexing.measures import metrics
-from indexing.measures.metrics import holm, paired_test, parse_metrics, per_query
+from indexing.measures.metrics import bootstrap_interval, holm, paired_test, parse_metrics, per_query
 from retriever.errors import InputError
 
 
@@ -194,3 +194,16 @@ def test_holm_adjusts_as_published() -> None:
     assert holm({"a": 0.5, "b": 0.9}) == {"a": 1.0, "b": 1.0}
     assert holm({"only": 0.2}) == {"only": 0.2}
     assert holm({}) == {}
+
+
+def test_an_interval_is_that_of_a_normal_distribution_for_many_queries() -> None:
+    """The mean over two sets has half the sum of their means, and a quarter of the sum of the variances of these."""
+    random_numbers = np.random.default_rng(1)
+    sets = [random_numbers.normal(1.0, 2.0, 400), random_numbers.normal(3.0, 1.0, 900)]
+    for values in (sets[:1], sets):
+        interval = bootstrap_interval(values)
+        deviation = math.sqrt(sum(each.var() / len(each) for each in values)) / len(values)
+        assert interval.mean == pytest.approx(np.mean([each.mean() for each in values]))
+        assert interval.low == pytest.approx(interval.mean - 1.96 * deviation, abs=0.2 * deviation)
+        assert interval.high == pytest.approx(interval.mean + 1.96 * deviation, abs=0.2 * deviation)
+    assert bootstrap_interval(sets) == bootstrap_interval(sets)

@@ -1,0 +1,82 @@
+"""Draws the parts of five sets that arms/hyper-transfer.yaml uses, each as a BEIR folder.
+
+    python benchmarks/transfer_sets.py --data ../shared/data --folder S/raw --size 1000 --measured 500 --passages 6000
+
+A part has at most --size training queries, --measured queries of a dev or test split, and --passages passages, among
+them all judged ones. SciFact has no dev split: 200 of its training queries are held out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import Judgement, read_documents, read_qrels, write_documents, write_qrels
+
+SETS = ("squad", "scifact", "medquad", "climate-fever-sent", "inscit")
+HELD_OUT = {"scifact": 200}  # training queries that are the dev split
+
+
+def draw_judgements(data: Path, options: argparse.Namespace) -> dict[str, list[Judgement]]:
+    """Returns the judgements of the queries of a part of a set by split."""
+    whole = {file.stem: read_qrels(file) for file in sorted((data / "qrels").glob("*.tsv"))}
+    train = sorted({judgement.query for judgement in whole["train"] if int(judgement.score) > 0})
+    order = [train[place] for place in np.random.default_rng(0).permutation(len(train))]
+    held_out = HELD_OUT.get(data.name, 0)
+    measured = {split: of_split for split, of_split in whole.items() if split != "train"}
+    if held_out:
+        measured["dev"] = of_queries(whole["train"], order[:held_out])
+    parts = {"train": of_queries(whole["train"], order[held_out : held_out + options.size])}
+    for split, of_split in measured.items():
+        parts[split] = of_queries(of_split, draw((judgement.query for judgement in of_split), options.measured))
+    return parts
+
+
+def of_queries(judgements: Iterable[Judgement], queries: Iterable[str]) -> list[Judgement]:
+    """Returns the judgements of some queries."""
+    ids = set(queries)
+    return [judgement for judgement in judgements if judgement.query in ids]
+
+
+def draw(ids: Iterable[str], count: int) -> set[str]:
+    """Returns at most `count` of some ids, drawn at random."""
+    ordered = sorted(set(ids))
+    return {ordered[place] for place in np.random.default_rng(0).permutation(len(ordered))[:count]}
+
+
+def write_part(data: Path, folder: Path, options: argparse.Namespace) -> None:
+    """Writes a part of a set, unless it is written."""
+    if (folder / "queries.jsonl").exists():  # written last
+        return
+    parts = draw_judgements(data, options)
+    for split, of_split in parts.items():
+        write_qrels(folder / "qrels" / f"{split}.tsv", of_split)
+    queries = {judgement.query for of_split in parts.values() for judgement in of_split}
+    passages = {judgement.passage for of_split in parts.values() for judgement in of_split}
+    others = {document["_id"] for document in read_documents(data / "corpus.jsonl")} - passages
+    passages |= draw(others, max(options.passages - len(passages), 0))
+    for file, ids in (("corpus.jsonl", passages), ("queries.jsonl", queries)):
+        write_documents(folder / file, (each for each in read_documents(data / file) if each["_id"] in ids))
+
+
+def main() -> None:
+    """Reads the options and writes the parts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with the BEIR folders of all sets")
+    parser.add_argument("--folder", type=Path, required=True, help="folder to write to")
+    parser.add_argument("--size", type=int, required=True, help="training queries of a set at most")
+    parser.add_argument("--measured", type=int, required=True, help="queries of a dev or test split at most")
+    parser.add_argument("--passages", type=int, required=True, help="passages of a set at most")
+    options = parser.parse_args()
+    for name in SETS:
+        write_part(options.data / name, options.folder / name, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""The file of an experiment: sets, arms, choices and comparisons, read from YAML and checked.
+
+    sets:                      # data sets; default: one, the store of --store
+      squad: {store: "{store}/squad", queries: squad, train: {queries: squad, negatives: bm25}}
+    prepare:                   # steps of jobs, in order; one with {set} in it is repeated for each set
+      - build_bm25: {store: "{store}/{set}"}
+    common: {train: prompts, steps: 300}                   # options of train_retriever of all arms
+    arms:
+      bm25: {source: bm25}                                 # a search source
+      minilm: {encoder: sentence-transformers/…}           # an encoder that is not trained
+      prompt: {try: {lr: [0.01, 0.03]}}                    # options of train_retriever, and values to choose from
+      mlp: {like: prompt, prompt: mlp}                     # the options and chosen values of another arm, with changes
+    pairs: [[prompt, bm25]]    # arms whose difference is reported
+
+{store} in a text stands for --store, and {model:ARM} for the folder of the model that another arm has trained.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from retriever.errors import InputError
+
+Settings = dict[str, Any]
+TrainOn = Literal["own", "all", "others"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataSet(_Strict):
+    """A query set over a corpus.
+
+    Attributes:
+        store: URL or folder of its store.
+        queries: Name of the query set; None: the only one of the store.
+        train: Options of train_retriever for an arm that is trained on the set; they replace those of `common`.
+    """
+
+    store: str
+    queries: str | None = None
+    train: Settings = Field(default_factory=dict)
+
+
+class Arm(BaseModel):
+    """An arm. Further keys are options of train_retriever, or of encode_corpus if there is an `encoder`.
+
+    Attributes:
+        like: An earlier arm whose options and chosen values this one has, apart from its own.
+        tried: Under the key `try`: the values to choose from, by option.
+        uses: An earlier arm whose trained tasks are measured; nothing is trained.
+        control: The function that trains or searches in place of a job.
+        source: A search source that is measured; nothing is trained.
+        encoder: An encoder that is measured; nothing is trained.
+        train_on: As of Experiment, in place of it.
+        seeds: Seeds of the training runs, in place of those of the experiment.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    like: str | None = None
+    tried: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(default_factory=dict, alias="try")
+    uses: str | None = None
+    control: str | None = None
+    source: str | None = None
+    encoder: str | None = None
+    train_on: TrainOn | None = None
+    seeds: list[int] | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """The options of the job."""
+        return dict(self.model_extra or {})
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the arm has training runs, its own ones or those of another arm."""
+        return self.source is None and self.encoder is None
+
+
+class Choice(_Strict):
+    """How the values of options are chosen.
+
+    Attributes:
+        metric: The metric of a search whose mean over sets decides; None: the best quality that training measures.
+        split: The split that is searched.
+        sets: The sets that are searched; None: all.
+        one_at_a_time: Whether the values of an option are tried after those of the option before it was chosen; if
+            not, all combinations are tried.
+        train_on: As of Experiment; None: the same.
+        options: Options of training runs that only choose, in place of those of the arm.
+    """
+
+    metric: str | None = None
+    split: str = "dev"
+    sets: list[str] | None = None
+    one_at_a_time: bool = False
+    train_on: TrainOn | None = None
+    options: Settings = Field(default_factory=dict)
+
+
+class Experiment(_Strict):
+    """An experiment.
+
+    Attributes:
+        sets: The data sets by name.
+        prepare: Steps of jobs that run first.
+        common: Options of train_retriever of all arms.
+        arms: The arms by name.
+        choose: How the values of options are chosen.
+        train_on: The sets that an arm is trained on: own: each set is a training run, measured on the same set; all: a
+            run on all sets is measured on each; others: a set is measured with a run on the others. An arm with the
+            option `store` has one training run on the data that its options name.
+        seeds: Seeds of the training runs; the first one chooses.
+        split: The split that is measured.
+        encode: Options of encode_corpus.
+        evaluate: Options of evaluate.
+        measure_embeddings: Whether `evaluate` measures the embeddings too.
+        hybrid: A source; arms are also measured fused with it, with equal weights, as the arm SOURCE+ARM.
+        seen: Whether queries with passages that training has seen are reported apart.
+        pairs: Arms whose difference is reported.
+    """
+
+    sets: dict[str, DataSet]
+    prepare: list[Settings] = Field(default_factory=list)
+    common: Settings = Field(default_factory=dict)
+    arms: dict[str, Arm]
+    choose: Choice = Choice()
+    train_on: TrainOn = "own"
+    seeds: list[int] = Field(default=[0], min_length=1)
+    split: str = "test"
+    encode: Settings = Field(default_factory=dict)
+    evaluate: Settings = Field(default_factory=lambda: {"metrics": ["RR@10", "R@20", "R@100"]})
+    measure_embeddings: bool = False
+    hybrid: str | None = None
+    seen: bool = False
+    pairs: list[tuple[str, str]] = Field(default_factory=list)
+
+    def own_options(self, name: str) -> Settings:
+        """Returns the options of an arm without `common`: its own ones, and those of the arm that it is like."""
+        arm = self.arms[name]
+        return {**(self.own_options(arm.like) if arm.like else {}), **arm.settings}
+
+    def seeds_of(self, name: str) -> list[int]:
+        """Returns the seeds of an arm; the first one alone if it is not trained."""
+        arm = self.arms[name]
+        return (arm.seeds or self.seeds) if arm.is_trained else [0]
+
+
+def read_experiment(path: str, store: str) -> Experiment:
+    """Returns the experiment of a file.
+
+    Args:
+        path: The YAML file.
+        store: The store, which replaces {store} in the file.
+
+    Raises:
+        InputError: If the file is invalid; names the file, the key and what is expected.
+    """
+    try:
+        document = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}; --arms expects a YAML file of arms") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: expected `key: value` lines, found {type(document).__name__}")
+    document = replace_in(document, "{store}", store.rstrip("/"))
+    document.setdefault("sets", {"": {"store": store, "queries": (document.get("common") or {}).get("queries")}})
+    try:
+        experiment = Experiment.model_validate(document)
+    except ValidationError as error:
+        raise InputError(f"{path}: {_problem(error)}") from None
+    _check(experiment, path)
+    return experiment
+
+
+def replace_in(value: Any, old: str, new: str) -> Any:
+    """Returns a document of YAML in whose texts one text is replaced by another."""
+    if isinstance(value, dict):
+        return {key: replace_in(item, old, new) for key, item in value.items()}
+    if isinstance(value, list):
+        return [replace_in(item, old, new) for item in value]
+    return value.replace(old, new) if isinstance(value, str) else value
+
+
+def _problem(error: ValidationError) -> str:
+    """Returns the first problem of a file: the key, what it holds and what is expected."""
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "extra_forbidden":
+        kinds: dict[str, type[BaseModel]] = {"sets": DataSet, "choose": Choice}
+        known = kinds.get(str(first["loc"][0]), Experiment).model_fields
+        return f"{key}: unknown key; expected one of {', '.join(known)}"
+    if first["type"] == "missing":
+        return f"{key}: missing key"
+    return f"{key}: found {first['input']!r}; {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _check(experiment: Experiment, path: str) -> None:
+    """Raises InputError for a name that the file does not define, or for values that nothing can choose from."""
+    fused = [f"{experiment.hybrid}+{name}" for name in experiment.arms] if experiment.hybrid else []
+    known = [*experiment.arms, *fused]
+    for name in (name for pair in experiment.pairs for name in pair):
+        _expect(name, known, f"{path}: pairs")
+    for name in experiment.choose.sets or ():
+        _expect(name, [*experiment.sets], f"{path}: choose.sets")
+    for place, (name, arm) in enumerate(experiment.arms.items()):
+        where = f"{path}: arms.{name}"
+        for key, other in (("like", arm.like), ("uses", arm.uses)):
+            if other is not None:
+                _expect(other, [*experiment.arms][:place], f"{where}.{key}", "an earlier arm")
+        if arm.uses is not None and arm.control is None:
+            raise InputError(f"{where}: missing key control: the arm would be the same as {arm.uses}")
+        options = {**experiment.common, **experiment.own_options(name)}
+        if arm.tried and experiment.choose.metric is None and options.get("dev_split") is None:
+            raise InputError(f"{where}.try: expected the option dev_split, whose quality chooses, or choose.metric")
+
+
+def _expect(name: str, known: list[str], where: str, noun: str = "one") -> None:
+    """Raises InputError if a name is not a known one."""
+    if name not in known:
+        raise InputError(f"{where}: found {name!r}; expected {noun} of {', '.join(known) or 'none'}")

@@ -1,0 +1,49 @@
+"""Chooses the values of an arm's options."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jobs.experiments.arms import Settings
+
+from retriever.errors import InputError
+
+Quality = Callable[[Settings], float | None]
+"""Returns the quality of values on a dev split, larger is better; None if their training diverges."""
+
+
+def choose(arm: str, tried: Mapping[str, list[Any]], quality: Quality, *, one_at_a_time: bool) -> Settings:
+    """Returns the values with the best quality, of equal ones the first.
+
+    Args:
+        arm: Name of the arm, for messages.
+        tried: The values of each option.
+        quality: Measures the quality of values.
+        one_at_a_time: Whether the values of an option are tried after that of the option before it was chosen; if not,
+            all combinations are tried.
+
+    Raises:
+        InputError: If all values diverge.
+    """
+    if not one_at_a_time:
+        combinations = [dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())]
+        return _best(arm, combinations, quality)
+    chosen = {option: values[0] for option, values in tried.items()}
+    for option, values in tried.items():
+        chosen = _best(arm, [{**chosen, option: value} for value in values], quality)
+    return chosen
+
+
+def _best(arm: str, candidates: list[Settings], quality: Quality) -> Settings:
+    """Returns the candidate with the best quality."""
+    if len(candidates) == 1:
+        return candidates[0]
+    qualities = [quality(candidate) for candidate in candidates]
+    if all(value is None for value in qualities):
+        raise InputError(
+            f"arm {arm}: the training diverges with every value of {', '.join(candidates[0])}: give others"
+        )
+    return candidates[max(range(len(qualities)), key=lambda place: -math.inf if (q := qualities[place]) is None else q)]

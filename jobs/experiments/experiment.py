@@ -1,0 +1,238 @@
+"""Runs a whole experiment: prepares the sets, chooses values, trains each arm with its seeds, measures and compares.
+
+Every step is a job, so an interrupted experiment resumes with the first step whose artifact is not complete.
+"""
+
+from __future__ import annotations
+
+from jobs.common.cli import Common, say
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jobs.common.steps import make_step, read_entry
+from jobs.experiments.arms import Experiment, Settings, read_experiment, replace_in
+from jobs.experiments.choosing import choose
+from jobs.experiments.measuring import Control, Measurement
+from jobs.experiments.performing import Performer
+from jobs.experiments.results import Results, Values, summarise, tables
+from jobs.experiments.subsets import seen_queries
+from jobs.experiments.trials import Trial, make_trial, with_models
+
+import numpy as np
+
+from indexing.store.result_files import whole_file
+from indexing.store.store import Store
+from indexing.work.work import resumable
+from retriever.errors import Diverged, InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunExperiment(Common):
+    """--limit and --ray are options of the jobs: give them in the file of arms."""
+
+    arms: str
+    """A YAML file of sets, arms and comparisons."""
+    only: tuple[str, ...] = ()
+    """Names of arms that are measured; default: all. An arm that one of them is like is trained too."""
+    seeds: tuple[int, ...] = ()
+    """Seeds of the training runs of all arms, the first one of which chooses values; default: as the file says."""
+    json: str | None = None
+    """File of the figures; tables and runs are written next to it; default: results/NAME.json, of the file of
+    arms."""
+
+
+def main(options: RunExperiment, controls: Mapping[str, Control] | None = None) -> None:
+    """Runs the experiment of a file, or prints its steps with --plan.
+
+    Args:
+        options: The options.
+        controls: The functions that arms name as `control`.
+    """
+    if options.limit is not None or options.ray:
+        raise InputError("--limit and --ray: expected in the file of --arms, as options of its jobs")
+    experiment = read_experiment(options.arms, options.store)
+    if unknown := [name for name in options.only if name not in experiment.arms]:
+        raise InputError(f"--only {unknown[0]}: no such arm; expected some of {', '.join(experiment.arms)}")
+    if options.seeds:
+        arms = {name: arm.model_copy(update={"seeds": None}) for name, arm in experiment.arms.items()}
+        experiment = experiment.model_copy(update={"seeds": list(options.seeds), "arms": arms})
+    path = Path(options.json or f"results/{Path(options.arms).stem}.json")
+    before = json.loads(path.read_text()) if path.exists() else {}
+    performer = Performer(options.plan, before.get("seconds", {}))
+    run = Run(experiment, options.arms, path.with_suffix(""), performer, controls or {})
+    run.check()
+    with resumable():
+        run.prepare()
+        for arm in options.only or experiment.arms:
+            run.measure(arm)
+            if not options.plan:
+                _write(path, {"arms": before.get("arms", {}) | run.notes, "seconds": performer.seconds})
+    if options.plan:
+        say(performer.estimate())
+        return
+    document = summarise(run.results, experiment.pairs, run.subsets())
+    _write(path, {"sets": document, "arms": run.notes, "seconds": performer.seconds})
+    text = tables(document)
+    with whole_file(str(path.with_suffix(".md")), overwrite=True) as file:
+        file.write_text(text)
+    say(f"{text}\nfigures in {path}")
+
+
+@dataclass
+class Run:
+    """A run of an experiment.
+
+    Attributes:
+        experiment: The experiment.
+        path: Its file.
+        folder: Folder of the figures of single runs.
+        performer: Performs the steps.
+        controls: The functions that arms name as `control`.
+        chosen: The chosen values by arm.
+        notes: The chosen values and the qualities on dev splits by arm.
+    """
+
+    experiment: Experiment
+    path: str
+    folder: Path
+    performer: Performer
+    controls: Mapping[str, Control]
+    chosen: dict[str, Settings] = field(default_factory=dict)
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.measurement = Measurement(self.experiment, self.path, self.folder, self.performer)
+        self.results = Results({name for name, arm in self.experiment.arms.items() if not arm.is_trained})
+
+    def check(self) -> None:
+        """Raises InputError for an option that a job does not take, or a control that does not exist."""
+        first = {name: {o: v[0] for o, v in arm.tried.items()} for name, arm in self.experiment.arms.items()}
+        for name, arm in self.experiment.arms.items():
+            if arm.control is not None and arm.control not in self.controls:
+                known = ", ".join(self.controls) or "none"
+                raise InputError(f"{self.path}: arms.{name}.control: found {arm.control!r}; expected one of {known}")
+            if arm.is_trained and arm.uses is None:
+                data = next(iter(self.experiment.sets))
+                make_trial(self.experiment, name, first, 0, data, choosing=False).step(self.path)
+
+    def prepare(self) -> None:
+        """Performs the steps that come first."""
+        for number, entry in enumerate(self.experiment.prepare, 1):
+            where = f"{self.path}: prepare, step {number}"
+            for data in self.experiment.sets if "{set}" in str(entry) else [""]:
+                job, settings = read_entry(replace_in(entry, "{set}", data), where)
+                default = self.experiment.sets[data].store if data else next(iter(self.experiment.sets.values())).store
+                store = settings.pop("store", default)
+                self.performer.perform(make_step(where, job, settings, store))
+
+    def measure(self, arm: str) -> None:
+        """Trains an arm with the chosen values and its seeds, and measures it on each set."""
+        split = self.experiment.split
+        if not self.experiment.arms[arm].is_trained:
+            for data in self.experiment.sets:
+                self.results.add(data, arm, 0, self.measurement.of_floor(arm, data))
+            return
+        self.choose(arm)
+        for seed in self.experiment.seeds_of(arm):
+            for data in self.experiment.sets:
+                trial = self.train(arm, seed, data)
+                for other, values in self._values(trial, data, split).items():
+                    self.results.add(data, f"{other}+{arm}" if other else arm, seed, values)
+
+    def choose(self, arm: str) -> None:
+        """Chooses the values of an arm, and those of the arms that it is like or uses."""
+        if arm in self.chosen:
+            return
+        settings = self.experiment.arms[arm]
+        for other in filter(None, (settings.like, settings.uses)):
+            self.choose(other)
+        qualities: dict[str, float | None] = {}
+
+        def quality(values: Settings) -> float | None:
+            self.chosen[arm] = values
+            qualities[json.dumps(values)] = value = self._quality(arm)
+            return value
+
+        chosen = choose(arm, settings.tried, quality, one_at_a_time=self.experiment.choose.one_at_a_time)
+        self.chosen[arm] = chosen
+        self.notes[arm] = {"chosen": chosen, "dev": qualities}
+        if settings.tried:
+            say(f"{arm}: {'the first values, as none is chosen yet' if self.performer.plan else 'chosen'} {chosen}")
+
+    def _quality(self, arm: str) -> float | None:
+        """Returns the quality of the values of an arm on a dev split; None if the training diverges, or with a plan."""
+        choice, seed = self.experiment.choose, self.experiment.seeds_of(arm)[0]
+        qualities = []
+        for data in choice.sets or self.experiment.sets:
+            try:
+                trial = self.train(arm, seed, data, choosing=True)
+            except InputError as error:
+                if not isinstance(error.__cause__, Diverged):
+                    raise
+                say(f"{arm} {self.chosen[arm]}: {error}")  # a result: these values are not chosen
+                return None
+            if choice.metric is None:
+                if not self.performer.plan:
+                    qualities.append(float(Store(trial.store).open(trial.kind, trial.name).notes["best"]))
+            elif metrics := self._values(trial, data, choice.split)[""].metrics:
+                qualities.append(float(metrics[choice.metric].mean()))
+        return float(np.mean(qualities)) if qualities else math.nan
+
+    def train(self, arm: str, seed: int, data: str, *, choosing: bool = False) -> Trial:
+        """Trains an arm for a set, unless its task is complete or is that of another arm."""
+        settings = self.experiment.arms[arm]
+        trial = make_trial(self.experiment, arm, self.chosen, seed, data, choosing=choosing and settings.uses is None)
+        if settings.uses is not None:
+            self.choose(settings.uses)
+            self.train(settings.uses, seed, data)
+            return trial
+        models = {
+            name: self._task(name, seed, data) for name in self.experiment.arms if f"{{model:{name}}}" in str(trial)
+        }
+        trial = with_models(trial, models, plan=self.performer.plan)
+        step = trial.step(self.path)
+        control = self.controls.get(settings.control or "", Control())
+        if control.train is not None and not self.performer.plan:
+            control.train(step)
+        else:
+            self.performer.perform(step)
+        return trial
+
+    def _task(self, arm: str, seed: int, data: str) -> tuple[str, str]:
+        """Returns the store and the name of the trained task of an arm; trains it if needed."""
+        self.choose(arm)
+        trial = self.train(arm, seed, data)
+        return trial.store, trial.name
+
+    def _values(self, trial: Trial, data: str, split: str) -> dict[str, Values]:
+        """Returns the values of a trained task on a set, by the name of the fused source."""
+        settings = self.experiment.arms[trial.arm]
+        control = self.controls.get(settings.control or "", Control())
+        if control.search is None:
+            return self.measurement.of_trial(trial, data, split)
+        task = trial.name if settings.uses is None else self._task(settings.uses, trial.seed, data)[1]
+        return self.measurement.of_control(control.search, trial, task, data, split)
+
+    def subsets(self) -> dict[str, dict[str, np.ndarray]]:
+        """Returns which queries belong to each subset, by set: bool [queries]."""
+        masks: dict[str, dict[str, np.ndarray]] = {}
+        for name, by_arm in self.results.values.items():
+            first = next(iter(next(iter(by_arm.values())).values()))
+            masks[name] = {"all": np.ones(len(next(iter(first.metrics.values()))), bool)}
+            if self.experiment.seen:
+                trained_split = self.experiment.common.get("split", "train")
+                seen = seen_queries(self.experiment.sets[name], self.experiment.split, trained_split)
+                masks[name] |= {subset: mask for subset, mask in (("seen", seen), ("unseen", ~seen)) if mask.any()}
+        return masks
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    """Writes the file of figures."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(str(path), overwrite=True) as file:
+        file.write_text(json.dumps(document, indent=1) + "\n")

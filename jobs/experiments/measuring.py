@@ -1,0 +1,241 @@
+"""Searches a split for an arm and evaluates the hits, through the jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.common.steps import Step, make_step
+from jobs.experiments.arms import DataSet, Experiment, Settings
+from jobs.experiments.performing import Performer
+from jobs.experiments.results import Values
+from jobs.experiments.trials import Trial, copy_prompt
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.hit_sources.modes import hybrid
+from indexing.hit_sources.options import SearchOptions
+from indexing.hit_sources.query_encoder import QueryEncoder
+from indexing.measures.sparsity import sparsity
+from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.store.models import model_folder
+from indexing.store.store import Store
+from indexing.work.local import LocalRunner
+from retriever.encoding.sparse_vectors import SparseVectors
+
+HITS = 100  # per query
+ENCODING = ("pooling", "normalize", "query_prefix", "passage_prefix", "title", "query_length", "passage_length")
+SPLADE = "splade"
+
+
+@dataclass(frozen=True)
+class ControlSearch:
+    """What a control searches, in place of a job.
+
+    Attributes:
+        store: The store of the set.
+        queries: Name of the query set; None: the only one.
+        split: The split.
+        task: Name of the trained task.
+        arm: Options of the arm, its chosen values too.
+        seed: The seed of the training run.
+        file: The TREC file to write.
+    """
+
+    store: str
+    queries: str | None
+    split: str
+    task: str
+    arm: Settings
+    seed: int
+    file: str
+
+
+@dataclass(frozen=True)
+class Control:
+    """Functions that train or search an arm in place of a job.
+
+    Attributes:
+        train: Trains the task of a step; None: the job.
+        search: Searches a split and writes the hits; None: the jobs.
+    """
+
+    train: Callable[[Step], None] | None = None
+    search: Callable[[ControlSearch], None] | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is searched.
+
+    Attributes:
+        name: Name of the run, without the split.
+        source: The source, as `search` takes it.
+        task: The task of the queries; None: that of the embeddings.
+        embeddings: Embeddings that the arm has in a store; None: there are none.
+        is_sparse: Whether they are sparse.
+    """
+
+    name: str
+    source: str
+    task: str | None = None
+    embeddings: str | None = None
+    is_sparse: bool = False
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Measures arms on the sets.
+
+    Attributes:
+        experiment: The experiment.
+        path: Its file.
+        folder: Folder of the figures and of the runs that controls make.
+        performer: Performs the steps.
+    """
+
+    experiment: Experiment
+    path: str
+    folder: Path
+    performer: Performer
+
+    def of_floor(self, arm: str, measured: str) -> Values:
+        """Returns the values of an arm that is not trained."""
+        options, data = self.experiment.arms[arm], self.experiment.sets[measured]
+        name = f"floor-{arm}"
+        if options.source is not None:
+            return self._search(Source(name, options.source), measured, self.experiment.split)
+        common = dict(self.experiment.common)
+        if common.get("pooling") == SPLADE:
+            del common["pooling"]  # the arms train a head for it
+        every = {**common, **data.train, **options.settings}
+        self._encode(arm, data.store, name, every, encoder=options.encoder)
+        source = self._source_over(data.store, name, every)
+        return self._search(source, measured, self.experiment.split)
+
+    def of_trial(self, trial: Trial, measured: str, split: str) -> dict[str, Values]:
+        """Returns the values of a trained task on a set: under "", and fused with another source under its name."""
+        source = self._source(trial, measured)
+        values = {"": self._search(source, measured, split)}
+        if other := self.experiment.hybrid:
+            name = f"{other}-{trial.name}".replace(":", "-")
+            values[other] = self._search(Source(name, hybrid(other, source.source), source.task), measured, split)
+        return values
+
+    def of_control(
+        self, search: Callable[[ControlSearch], None], trial: Trial, task: str, measured: str, split: str
+    ) -> dict[str, Values]:
+        """Returns the values of a control on a set; its run is not made again if its file exists.
+
+        Args:
+            search: Makes the run.
+            trial: The trial.
+            task: Name of the trained task.
+            measured: Name of the set.
+            split: The split.
+        """
+        data = self.experiment.sets[measured]
+        file = self.folder / f"{trial.name}-{measured}-{split}.trec"
+        if not self.performer.plan and not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            search(ControlSearch(data.store, data.queries, split, task, trial.options, trial.seed, str(file)))
+        return {"": self._evaluate(str(file), measured, split, file.stem)}
+
+    def _source(self, trial: Trial, measured: str) -> Source:
+        """Returns what searches a set for a trial; encodes the corpus if needed."""
+        data, options = self.experiment.sets[measured], {**trial.options, **self.experiment.sets[measured].train}
+        name, is_foreign = trial.name, trial.store != data.store
+        if options.get("prompt") == "per-task" and measured in trial.trained_on:
+            name = f"{name}-{data.train.get('queries', data.queries)}"
+        if trial.kind == "models":
+            encoder = self._model(trial) if is_foreign else f"models/{name}"
+            self._encode(trial.arm, data.store, name, trial.options, encoder=encoder)
+            return self._source_over(data.store, name, trial.options)
+        if is_foreign and not self.performer.plan:
+            copy_prompt(trial.store, data.store, name)
+        if trial.keeps_passages:
+            embeddings = options["embeddings"]
+            is_sparse = options.get("pooling") == SPLADE
+            return Source(name, f"{SPLADE if is_sparse else 'exact'}:{embeddings}", name, embeddings, is_sparse)
+        self._encode(trial.arm, data.store, name, {}, task=name)
+        return self._source_over(data.store, name, trial.options)
+
+    def _model(self, trial: Trial) -> str:
+        """Returns the folder of a trained model; with a plan its place in the store."""
+        if self.performer.plan:
+            return f"{trial.store}/models/{trial.name}"
+        return str(model_folder(Store(trial.store).open("models", trial.name)))
+
+    def _encode(self, arm: str, store: str, name: str, options: Settings, **encoder: str | None) -> None:
+        """Encodes the corpus of a store as embeddings/NAME."""
+        encoding = {key: options[key] for key in ENCODING if key in options}
+        settings = {"name": name, **encoder, **encoding, **self.experiment.encode}
+        self._perform(arm, "encode_corpus", settings, store)
+
+    def _source_over(self, store: str, embeddings: str, options: Settings) -> Source:
+        """Returns the source that searches embeddings; builds the index of sparse ones if needed."""
+        if options.get("pooling") != SPLADE:
+            return Source(embeddings, f"exact:{embeddings}", embeddings=embeddings)
+        settings = {"embeddings": embeddings, "name": embeddings, "shards": 1}
+        self._perform(embeddings, "build_index", settings, store)
+        return Source(embeddings, f"{SPLADE}:{embeddings}", embeddings=embeddings, is_sparse=True)
+
+    def _search(self, source: Source, measured: str, split: str) -> Values:
+        """Searches a split and evaluates the hits."""
+        data, run = self.experiment.sets[measured], f"{source.name}-{split}"
+        settings: Settings = {"source": source.source, "split": split, "k": HITS, "name": run}
+        settings |= {"queries": data.queries, "task": source.task}
+        self._perform(source.name, "search", settings, data.store)
+        of_test = split == self.experiment.split
+        return self._evaluate(run, measured, split, run, source if of_test else None)
+
+    def _evaluate(self, run: str, measured: str, split: str, name: str, source: Source | None = None) -> Values:
+        """Evaluates a run of the store or a TREC file, and measures the embeddings of its source."""
+        data = self.experiment.sets[measured]
+        file = self.folder / f"{'-'.join(filter(None, (measured, name)))}.json"
+        settings: Settings = {"run": [run], "queries": data.queries, "split": split, "json": str(file)}
+        settings |= {"overwrite": True, **self.experiment.evaluate}
+        embeddings = source.embeddings if source is not None and self.experiment.measure_embeddings else None
+        if embeddings:
+            settings |= {"embeddings": [embeddings], "task": source.task if source else None}
+        if not self.performer.plan:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._perform(name, "evaluate", settings, data.store)
+        if self.performer.plan:
+            return Values({}, {})
+        document = json.loads(file.read_text())
+        figures: dict[str, float] = {}
+        if "median_length" in document:
+            figures["median length"] = document["median_length"][run]["words"]
+        figures |= {f"random ranking, {m}": value for m, value in document.get("random_ranking", {}).items()}
+        if embeddings:
+            figures |= document["embeddings"][embeddings]["unit"]
+        if source is not None and source.is_sparse and source.embeddings:
+            figures |= measure_sparsity(data, source.embeddings, source.task, split)
+        metrics = {metric: np.array(values) for metric, values in document["per_query"][run].items()}
+        return Values(metrics, figures)
+
+    def _perform(self, arm: str, job: str, settings: Mapping[str, Any], store: str) -> None:
+        """Performs a job."""
+        self.performer.perform(make_step(f"{self.path}: {arm}", job, dict(settings), store))
+
+
+def measure_sparsity(data: DataSet, name: str, task: str | None, split: str) -> dict[str, float]:
+    """Returns the figures of `sparsity` of the queries of a split and of a corpus.
+
+    Args:
+        data: The set.
+        name: The sparse embeddings of the corpus.
+        task: The task of the queries; None: that of the embeddings.
+        split: The split.
+    """
+    store = Store(data.store)
+    embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
+    texts = Queries.open(store, data.queries).split(split).texts
+    queries: SparseVectors = QueryEncoder(store, embeddings, SearchOptions(task=task)).encode(texts, LocalRunner())
+    return sparsity([queries], [vectors for _, vectors in embeddings.between(0, embeddings.num_rows)])

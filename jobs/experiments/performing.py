@@ -1,0 +1,55 @@
+"""Performs steps and records their time, or prints their commands."""
+
+from __future__ import annotations
+
+from jobs.common.cli import say
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from jobs.common.steps import Step
+from jobs.pipeline import perform
+
+
+@dataclass
+class Performer:
+    """Performs steps.
+
+    Attributes:
+        plan: Whether steps are printed and not performed.
+        seconds: The time of each command, from an earlier experiment too: the longest, since a step whose artifact is
+            complete takes no time.
+        planned: The steps that were printed, by command.
+    """
+
+    plan: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+    planned: dict[str, Step] = field(default_factory=dict)
+
+    def perform(self, step: Step) -> None:
+        """Performs a step, or prints it once. Raises InputError with the place of the step."""
+        if self.plan:
+            if step.command not in self.planned:
+                say(f"$ {step.command}")
+            self.planned[step.command] = step
+            return
+        started = time.perf_counter()
+        perform(step)
+        seconds = time.perf_counter() - started
+        self.seconds[step.command] = round(max(seconds, self.seconds.get(step.command, 0.0)), 1)
+
+    def estimate(self) -> str:
+        """Returns how many steps of each job are planned and not recorded, and about how long these take."""
+        pending = Counter(step.job for command, step in self.planned.items() if command not in self.seconds)
+        if not pending:
+            return "all steps have run"
+        counts = ", ".join(f"{count} {job}" for job, count in pending.items())
+        by_job: dict[str, list[float]] = {}
+        for command, seconds in self.seconds.items():
+            job = command.split()[1].removeprefix("jobs/").removesuffix(".py")
+            by_job.setdefault(job, []).append(seconds)
+        total = sum(count * sum(by_job[job]) / len(by_job[job]) for job, count in pending.items() if job in by_job)
+        unknown = [job for job in pending if job not in by_job]
+        known = f"about {total / 60:,.0f} min, by the steps that have run" if total else "unknown time"
+        return f"{counts}: {known}" + (f"; no {', '.join(unknown)} has run yet" if unknown else "")

@@ -1,0 +1,185 @@
+"""Values by set, arm and seed, with intervals and paired tests, and the tables in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from indexing.measures.metrics import Interval, bootstrap_interval, paired_test
+
+
+@dataclass(frozen=True)
+class Values:
+    """What is measured of a run.
+
+    Attributes:
+        metrics: The values of each query by metric, float64 [queries].
+        figures: Other figures by name.
+    """
+
+    metrics: dict[str, np.ndarray]
+    figures: dict[str, float]
+
+
+@dataclass
+class Results:
+    """The values of an experiment.
+
+    Attributes:
+        values: By set, arm and seed.
+        untrained: The arms without training runs, which are compared with all seeds of others.
+    """
+
+    untrained: set[str]
+    values: dict[str, dict[str, dict[int, Values]]] = field(default_factory=dict)
+
+    def add(self, data: str, arm: str, seed: int, values: Values) -> None:
+        """Adds the values of an arm on a set."""
+        self.values.setdefault(data, {}).setdefault(arm, {})[seed] = values
+
+    def mean(self, data: str, arm: str, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
+        """Returns a metric of each query of a set, the mean over some seeds of an arm, by default all: [queries]."""
+        by_seed = self.values[data][arm]
+        mean: np.ndarray = np.mean([by_seed[seed].metrics[metric] for seed in seeds or by_seed], axis=0)
+        return mean
+
+    def pair(self, data: str, one: str, other: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns a metric of two arms on a set, means over the seeds that both have; None if there is no such seed."""
+        if not {one, other} <= self.values.get(data, {}).keys():
+            return None
+        shared = [seed for seed in self.values[data][one] if seed in self.values[data][other]]
+        seeds = None if {one, other} & self.untrained else shared
+        if seeds == []:
+            return None
+        return self.mean(data, one, metric, seeds), self.mean(data, other, metric, seeds)
+
+
+def summarise(
+    results: Results, pairs: Sequence[tuple[str, str]], subsets: Mapping[str, Mapping[str, np.ndarray]]
+) -> dict[str, Any]:
+    """Returns the figures as a JSON-able document: by set and subset, and of the mean over the sets.
+
+    Args:
+        results: The values.
+        pairs: Arms whose difference is reported.
+        subsets: Which queries belong to each subset, by set and subset: bool [queries].
+    """
+    document: dict[str, Any] = {}
+    for data, arms in results.values.items():
+        metrics = list(next(iter(next(iter(arms.values())).values())).metrics)
+        document[data] = {"by_seed": _by_seed(arms), "figures": _figures(arms), "subsets": {}}
+        for subset, mask in subsets[data].items():
+            document[data]["subsets"][subset] = {
+                "queries": int(mask.sum()),
+                "arms": {
+                    arm: {metric: bootstrap_interval([results.mean(data, arm, metric)[mask]]) for metric in metrics}
+                    for arm in arms
+                },
+                "differences": _differences(results, [data], metrics, pairs, {data: mask}),
+            }
+    if len(results.values) > 1:
+        every = {data: masks["all"] for data, masks in subsets.items()}
+        document["mean over sets"] = _differences(results, [*results.values], metrics, pairs, every)
+    return document
+
+
+def _by_seed(arms: Mapping[str, Mapping[int, Values]]) -> dict[str, list[dict[str, float]]]:
+    """Returns the means of the metrics of each arm by seed."""
+    return {
+        arm: [{metric: float(v.mean()) for metric, v in values.metrics.items()} for values in by_seed.values()]
+        for arm, by_seed in arms.items()
+    }
+
+
+def _figures(arms: Mapping[str, Mapping[int, Values]]) -> dict[str, dict[str, float]]:
+    """Returns the other figures of each arm, means over the seeds."""
+    return {
+        arm: {name: float(np.mean([v.figures[name] for v in by_seed.values()])) for name in runs[0].figures}
+        for arm, by_seed in arms.items()
+        if (runs := list(by_seed.values()))[0].figures
+    }
+
+
+def _differences(
+    results: Results,
+    sets: Sequence[str],
+    metrics: Sequence[str],
+    pairs: Sequence[tuple[str, str]],
+    masks: Mapping[str, np.ndarray],
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Returns the difference of each pair of arms that all sets have: interval, and p of a paired test for one set."""
+    document: dict[str, dict[str, dict[str, Any]]] = {}
+    for one, other in pairs:
+        for metric in metrics:
+            values = [results.pair(data, one, other, metric) for data in sets]
+            masked = [(v[0][masks[data]], v[1][masks[data]]) for data, v in zip(sets, values, strict=True) if v]
+            if len(masked) < len(sets):
+                break
+            interval = bootstrap_interval([a - b for a, b in masked])
+            p = {"p": paired_test(masked[0][1], masked[0][0])} if len(sets) == 1 else {}
+            document.setdefault(f"{one} - {other}", {})[metric] = {"interval": interval, **p}
+    return document
+
+
+def tables(document: Mapping[str, Any]) -> str:
+    """Returns the figures of `summarise` as tables in Markdown."""
+    lines: list[str] = []
+    for data, of_set in document.items():
+        if data == "mean over sets":
+            lines += ["", "Mean over the sets:", *_difference_table(of_set)]
+            continue
+        for subset, figures in of_set["subsets"].items():
+            lines += ["", f"{' '.join(filter(None, (data, subset)))}: {figures['queries']:,} queries", ""]
+            metrics = list(next(iter(figures["arms"].values())))
+            lines += _header("arm", *metrics, f"{metrics[0]} by seed")
+            for arm, intervals in figures["arms"].items():
+                by_seed = ", ".join(f"{means[metrics[0]]:.4f}" for means in of_set["by_seed"][arm])
+                lines.append(_row(arm, *(_cell(interval) for interval in intervals.values()), by_seed))
+            lines += _difference_table(figures["differences"])
+        lines += _figure_lines(of_set["figures"])
+    return "\n".join(lines) + "\n"
+
+
+def _figure_lines(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Returns a line of the figures that all arms share, and the lines of a table of the others."""
+    names = dict.fromkeys(name for of_arm in figures.values() for name in of_arm)
+    values = {name: {of_arm[name] for of_arm in figures.values() if name in of_arm} for name in names}
+    shared = {name: of_arms.pop() for name, of_arms in values.items() if len(figures) > 1 and len(of_arms) == 1}
+    lines = ["", "; ".join(f"{name} {value:,.4g}" for name, value in shared.items())] if shared else []
+    if others := [name for name in names if name not in shared]:
+        lines += ["", *_header("arm", *others)]
+        for arm, of_arm in figures.items():
+            if not of_arm.keys().isdisjoint(others):
+                lines.append(_row(arm, *(f"{of_arm[name]:,.4g}" if name in of_arm else "" for name in others)))
+    return lines
+
+
+def _difference_table(differences: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Returns the lines of the table of differences; none if there are none."""
+    if not differences:
+        return []
+    lines = ["", *_header("difference", *next(iter(differences.values())))]
+    for pair, by_metric in differences.items():
+        tests = (f" (p = {each['p']:.2g})" if "p" in each else "" for each in by_metric.values())
+        cells = (_cell(each["interval"], "+") + test for each, test in zip(by_metric.values(), tests, strict=True))
+        lines.append(_row(pair, *cells))
+    return lines
+
+
+def _cell(interval: Interval, sign: str = "") -> str:
+    """Returns a mean with its interval."""
+    mean, low, high = (f"{value:{sign}.4f}" for value in interval)
+    return f"{mean} [{low}, {high}]"
+
+
+def _header(*titles: str) -> list[str]:
+    """Returns the two lines above the rows of a table."""
+    return [_row(*titles), "| --- " * len(titles) + "|"]
+
+
+def _row(*cells: str) -> str:
+    """Returns the line of a row."""
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,32 @@
+"""Which queries have passages that training has seen."""
+
+from __future__ import annotations
+
+from jobs.experiments.arms import DataSet
+
+import numpy as np
+
+from indexing.corpus.queries import Queries
+from indexing.store.store import Store
+
+
+def seen_queries(data: DataSet, split: str, trained_split: str) -> np.ndarray:
+    """Returns which judged queries of a split share a relevant passage with a training query, bool [queries].
+
+    Args:
+        data: The set.
+        split: The split that is measured; its queries are in the order of their ids, as metrics are.
+        trained_split: The split that arms are trained on.
+    """
+    queries = Queries.open(Store(data.store), data.queries)
+
+    def relevant(name: str) -> dict[str, set[str]]:
+        table = queries.qrels(name)
+        passages: dict[str, set[str]] = {query: set() for query in table["query_id"].to_pylist()}
+        for query, passage, score in zip(*(table[c].to_pylist() for c in table.column_names), strict=True):
+            if score > 0:
+                passages[query].add(passage)
+        return passages
+
+    trained = set().union(*relevant(trained_split).values())
+    return np.array([bool(passages & trained) for _, passages in sorted(relevant(split).items())])

@@ -1,0 +1,145 @@
+"""A training run of an arm: its name, its data and the step that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.common.steps import Step, make_step
+from jobs.experiments.arms import DataSet, Experiment, Settings, replace_in
+
+from indexing.store.models import commit_files, model_folder
+from indexing.store.store import Store
+
+TRAINING = "train_retriever"
+CHOOSING = "choose"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A training run of an arm.
+
+    Attributes:
+        arm: Name of the arm.
+        name: Name of the trained task, unless the arm uses the tasks of another one.
+        store: The store of the trained task.
+        options: All options of the job but the store and the task.
+        seed: The seed.
+        trained_on: The sets that it is trained on; empty if options name the data.
+    """
+
+    arm: str
+    name: str
+    store: str
+    options: Settings
+    seed: int
+    trained_on: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """The kind of the trained artifact."""
+        return "prompts" if self.options.get("train") == "prompts" else "models"
+
+    @property
+    def keeps_passages(self) -> bool:
+        """Whether only prompts of queries are trained, so that passages keep the vectors of existing embeddings."""
+        return self.kind == "prompts" and self.options.get("sides") == "query"
+
+    def step(self, path: str) -> Step:
+        """Returns the step that trains. Raises InputError, which names the file, for an invalid option."""
+        return make_step(f"{path}: arms.{self.arm}", TRAINING, {"task": self.name, **self.options}, self.store)
+
+
+def make_trial(
+    experiment: Experiment, arm: str, chosen: Mapping[str, Settings], seed: int, measured: str, *, choosing: bool
+) -> Trial:
+    """Returns the training run of an arm that is measured on a set.
+
+    Args:
+        experiment: The experiment.
+        arm: Name of the arm.
+        chosen: The chosen values by arm, those of this arm too.
+        seed: The seed.
+        measured: Name of the set.
+        choosing: Whether the run chooses values.
+    """
+    arm_options = {**experiment.own_options(arm), **inherited(experiment, arm, chosen), **chosen[arm]}
+    replaced = experiment.choose.options if choosing else {}
+    train_on = (choosing and experiment.choose.train_on) or experiment.arms[arm].train_on or experiment.train_on
+    options = {**experiment.common, **arm_options, **replaced}
+    without = ""
+    trained_on: tuple[str, ...] = ()
+    store = options.pop("store", None)
+    if store is None:
+        names = {"own": [measured], "all": [*experiment.sets], "others": [*experiment.sets]}[train_on]
+        if train_on == "others":
+            names.remove(measured)
+            without = f"without-{measured}"
+        trained_on = tuple(names)
+        first, *others = (experiment.sets[name] for name in names)
+        store = first.store
+        options = {**experiment.common, **first.train, **arm_options, **replaced}
+        if others:
+            options["also_train"] = [_training_set(each, arm_options) for each in others]
+    values = [f"{option}{_written(value)}" for option, value in chosen[arm].items()]
+    words = [CHOOSING if replaced else "", arm, without, *values, f"seed{seed}"]
+    name = "-".join(filter(None, words)).replace("_", "-")
+    return Trial(arm, name, store, {**options, "seed": seed}, seed, trained_on)
+
+
+def inherited(experiment: Experiment, arm: str, chosen: Mapping[str, Settings]) -> Settings:
+    """Returns the chosen values of the arm that an arm is like, apart from its own options."""
+    like = experiment.arms[arm].like
+    if like is None:
+        return {}
+    values = {**inherited(experiment, like, chosen), **chosen[like]}
+    return {option: value for option, value in values.items() if option not in experiment.arms[arm].settings}
+
+
+def _training_set(data: DataSet, arm_options: Settings) -> str:
+    """Returns a set as a value of --also-train; options that the arm sets to null are left out."""
+    values = {**data.train, "store": data.store}
+    named = {
+        option: value
+        for option, value in values.items()
+        if option not in arm_options or arm_options[option] is not None
+    }
+    return ",".join(f"{option}={value}" for option, value in named.items())
+
+
+def _written(value: Any) -> str:
+    """Returns a value as a part of a name."""
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def with_models(trial: Trial, tasks: Mapping[str, tuple[str, str]], *, plan: bool) -> Trial:
+    """Returns a trial in whose options {model:ARM} is replaced by the folder of the model of that arm.
+
+    Args:
+        trial: The trial.
+        tasks: The store and the name of the model of each arm.
+        plan: Whether nothing is trained, so that the place of the model in its store stands for its folder.
+    """
+    options = trial.options
+    for arm, (store, name) in tasks.items():
+        if (text := f"{{model:{arm}}}") in str(options):
+            folder = f"{store}/models/{name}" if plan else str(model_folder(Store(store).open("models", name)))
+            options = replace_in(options, text, folder)
+    return Trial(trial.arm, trial.name, trial.store, options, trial.seed, trial.trained_on)
+
+
+def copy_prompt(source: str, target: str, name: str) -> None:
+    """Copies prompts/NAME to another store, unless it has the prompt, so that the other store can be searched with it.
+
+    Args:
+        source: The store with the prompt.
+        target: The other store. Its corpus is encoded by the backbone of the prompt.
+        name: Name of the prompt.
+    """
+    artifact = Store(source).open("prompts", name)
+    config = {"copy": {"store": source, "fingerprint": artifact.fingerprint}}
+    with Store(target).create("prompts", name, inputs={}, config=config) as draft:
+        if not draft.complete:
+            draft.note(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
+            commit_files(draft, model_folder(artifact))
