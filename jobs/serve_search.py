@@ -34,7 +34,8 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
 from serve.http.limits import HttpLimits
-from serve.release import (
+from serve.http.tokens import Tokens, check_binding
+from serve.release.release import (
     Opened,
     Release,
     check_row_ranges,
@@ -45,7 +46,7 @@ from serve.release import (
     make_current,
     plan,
 )
-from serve.renewal import (
+from serve.release.renewal import (
     coverage_of,
     describe_generations,
     incomplete_generations,
@@ -53,7 +54,6 @@ from serve.renewal import (
     renewed,
     replaced_artifacts,
 )
-from serve.security import Tokens, check_binding
 
 NO_RERANKER = "none"  # in place of the name of a re-ranker
 GPU_SHARE = 0.25  # of a GPU, for each replica on Ray Serve
@@ -372,8 +372,8 @@ async def serve(
         tag: Tag of the release that was live when this one was planned, for compare-and-swap.
         fallback: The live release, which is served if the new one cannot be; None: the error is raised.
     """
-    from serve.health.warm_up import WarmUpLimits
     from serve.local import open_local, run_server
+    from serve.service.warm_up import WarmUpLimits
 
     service = open_local(
         store,

@@ -1,4 +1,4 @@
-"""The routes of the HTTP API, with tokens, limits and errors. `serve.service` answers the requests."""
+"""The routes of the HTTP API, with tokens, limits and errors. `serve.service.service` answers the requests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from retriever.errors import InputError
-from serve.errors import add_errors, as_json, as_json_list
 from serve.http.connections import Connections
 from serve.http.disconnects import cancelled_on_disconnect
+from serve.http.guard import Guard
+from serve.http.responses import add_errors, as_json, as_json_list
 from serve.http.routes import JsonRoute, UploadRoute, remaining_s
-from serve.limits import Guard
-from serve.live import Live
+from serve.http.tokens import Tokens
 from serve.metrics import Exporter, Metrics, PrometheusExporter
+from serve.parts.queries import Answer
 from serve.protocol import (
     EmbeddingsRequest,
     EmbeddingsResponse,
@@ -39,10 +40,9 @@ from serve.protocol import (
     TaskOut,
     TasksResponse,
 )
-from serve.queries import Answer
-from serve.security import Tokens
-from serve.service import ConflictError, NotReadyError, Service, UnknownTaskError
-from serve.tasks import Task, modes_of
+from serve.release.live import Live
+from serve.release.tasks import Task, modes_of
+from serve.service.service import ConflictError, NotReadyError, Service, UnknownTaskError
 
 PAGE = Path(__file__).parent / "page"
 SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond

@@ -24,15 +24,15 @@ from ray.serve.config import ProxyLocation
 from indexing.hit_sources.registry import online_searches
 from indexing.store.store import Store
 from retriever.errors import InputError
-from serve.health.states import PASSAGES
-from serve.health.warm_up import WarmUpLimits
+from serve.http.tokens import Tokens, is_loopback
 from serve.local import address_of, open_local
-from serve.models import EncoderPart, RerankPart
+from serve.parts.models import EncoderPart, RerankPart
+from serve.parts.states import PASSAGES
 from serve.protocol import MOST_MS
-from serve.release import Opened, Release, check_row_ranges, current
+from serve.release.release import Opened, Release, check_row_ranges, current
 from serve.remote import PREPARE_S, LeafReplica, RemotePart, ask_remote
-from serve.security import Tokens, is_loopback
-from serve.service import LOOK, Limits, Service, favour_event_loop
+from serve.service.service import LOOK, Limits, Service, favour_event_loop
+from serve.service.warm_up import WarmUpLimits
 
 LINGER_S = MOST_MS / 1000 + 2 * LOOK  # seconds for which other fronts may have requests of the previous release
 SPARE = 64  # requests that a replica accepts in addition to those for its queues

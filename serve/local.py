@@ -10,12 +10,12 @@ from functools import partial
 
 from indexing.store.store import Store
 from retriever.errors import InputError
-from serve.health.warm_up import WarmUpLimits
 from serve.http.limits import HttpLimits, allowed_connections
-from serve.leaf import Leaf, ask_here
-from serve.models import EncoderPart, RerankPart
-from serve.security import Tokens
-from serve.service import Limits, Service, favour_event_loop
+from serve.http.tokens import Tokens
+from serve.parts.leaf import Leaf, ask_here
+from serve.parts.models import EncoderPart, RerankPart
+from serve.service.service import Limits, Service, favour_event_loop
+from serve.service.warm_up import WarmUpLimits
 
 GRACE = 30  # seconds that running requests have when the server ends
 

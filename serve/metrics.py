@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve.http.connections import Connections
-from serve.queries import Answer
-from serve.service import Service
+from serve.parts.queries import Answer
+from serve.service.service import Service
 
 PREFIX = "riptide"
 SIZES = (1, 2, 4, 8, 16, 32, 64)

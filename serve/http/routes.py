@@ -17,8 +17,8 @@ from pydantic_core import from_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from serve.batching import OverloadedError
 from serve.http.disconnects import cancelled_on_disconnect
+from serve.service.batching import OverloadedError
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -24,7 +24,7 @@ from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Task
 from serve.local import open_local
-from serve.service import Service
+from serve.service.service import Service
 
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
 

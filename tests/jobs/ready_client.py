@@ -7,8 +7,8 @@ import threading
 from fastapi.testclient import TestClient
 
 from serve.app import build_app
-from serve.security import Tokens
-from serve.service import Service
+from serve.http.tokens import Tokens
+from serve.service.service import Service
 
 
 class ReadyClient(TestClient):

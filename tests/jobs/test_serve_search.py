@@ -54,17 +54,17 @@ from retriever.encoding import encoder
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
-from serve.batching import OverloadedError
 from serve.client import Client, ServerError
-from serve.health.failures import LostError
+from serve.errors import LostError
+from serve.http.tokens import Tokens, digest
 from serve.local import open_local, run_server
-from serve.models import Encoded
-from serve.queries import Query, Texts
-from serve.release import Release, current, make_current, plan
+from serve.parts.models import Encoded
+from serve.parts.queries import Query, Texts
+from serve.release.release import Release, current, make_current, plan
+from serve.release.tasks import search_of_mode
 from serve.remote import RemotePart, ask_remote
-from serve.security import Tokens, digest
-from serve.service import Service
-from serve.tasks import search_of_mode
+from serve.service.batching import OverloadedError
+from serve.service.service import Service
 
 USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
 
@@ -667,7 +667,7 @@ def test_json_that_python_reads_and_others_do_not_is_refused(client: TestClient,
 
 def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     later = SimpleNamespace(time=lambda: time.time() + 3_600, perf_counter=time.perf_counter)
-    monkeypatch.setattr("serve.batching.time", later)
+    monkeypatch.setattr("serve.service.batching.time", later)
     late = client.post("/v1/search", json={"query": "bafa", "timeout_ms": 1_000})
     assert (late.status_code, late.json()["error"]["type"]) == (503, "timeout_error")
     assert late.headers["retry-after"] == "1"
@@ -757,7 +757,7 @@ def test_a_request_with_more_questions_than_the_queue_is_taken_where_nothing_wai
 
 
 def test_what_comes_too_slowly_or_from_nobody_is_refused_unread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve.limits.BODY_S", 0.05)
+    monkeypatch.setattr("serve.http.guard.BODY_S", 0.05)
     tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
 
     async def ask(app: Any, token: str) -> list[Any]:
@@ -799,9 +799,9 @@ def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, case: str, status: int, documented: Callable[..., None]
 ) -> None:
     now, sent = [0.0], []
-    monkeypatch.setattr("serve.limits.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("serve.http.guard.time", SimpleNamespace(perf_counter=lambda: now[0]))
     if status == 503:
-        monkeypatch.setattr("serve.limits.MOST_RECEIVED", 10)
+        monkeypatch.setattr("serve.http.guard.MOST_RECEIVED", 10)
 
     async def ask(app: Any) -> None:
         headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]

@@ -20,17 +20,17 @@ from serving import query_texts, task_files
 
 from indexing.store.store import Store
 from retriever.errors import InputError
-from serve.batching import OverloadedError
 from serve.deployments import Application, open_front
-from serve.engine import Engine
-from serve.health.failures import StoreError, without_places
-from serve.health.states import ENCODER, PASSAGES, RERANKER
-from serve.health.warm_up import Sample, WarmUpLimits
+from serve.errors import StoreError, without_places
 from serve.local import open_local
-from serve.queries import Answer
-from serve.release import Release, current
+from serve.parts.engine import Engine
+from serve.parts.queries import Answer
+from serve.parts.states import ENCODER, PASSAGES, RERANKER
+from serve.release.release import Release, current
 from serve.remote import ask_remote
-from serve.service import Service
+from serve.service.batching import OverloadedError
+from serve.service.service import Service
+from serve.service.warm_up import Sample, WarmUpLimits
 
 DENSE, BM25 = "dense", "bm25"
 FILTERED = {"query": "bafa", "filter": {"lang": "de"}}  # whose vectors are read from the files again
@@ -322,7 +322,7 @@ def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypat
             return []
 
         monkeypatch.setattr(Engine, "search", search)
-        monkeypatch.setattr("serve.health.warm_up.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+        monkeypatch.setattr("serve.service.warm_up.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
         service = open_local(store, device="cpu", threads=1, warm_up=WarmUpLimits(**limits))
         release = live_release(store)
         service.warm_up._run_queries(

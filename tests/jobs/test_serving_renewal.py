@@ -22,11 +22,10 @@ from indexing.corpus.corpus import Corpus
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.client import Client
-from serve.health import staleness
 from serve.local import open_local
-from serve.release import Release, live_release, make_current, plan
-from serve.renewal import renewed
-from serve.service import Service
+from serve.release.release import Release, live_release, make_current, plan
+from serve.release.renewal import renewed
+from serve.service.service import Service, staleness
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")
@@ -266,7 +265,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
     other = replace(before, reranker="some/cross-encoder")
     growth.grow()
     new = renewed(store, before)
-    monkeypatch.setattr("serve.models.RerankPart.prepare", lambda *_: None)
+    monkeypatch.setattr("serve.parts.models.RerankPart.prepare", lambda *_: None)
     original, opened = Service.open, []
 
     def open_release(service: Service, release_id: str) -> None:
@@ -300,7 +299,7 @@ def test_a_running_server_says_that_it_is_older_than_its_store(
     growth: Growth, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr("serve.service.LOOK", 0.02)
+    monkeypatch.setattr("serve.service.service.LOOK", 0.02)
     store, gone = growth.store, text_of(growth.store)
     with serving(open_local(store, device="cpu", threads=2)) as client:
         newer = partial(wait_for, lambda: client.get("/v1/info").json()["newer"])
@@ -344,7 +343,7 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
     growth: Growth, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr("serve.service.LOOK", 0.02)
+    monkeypatch.setattr("serve.service.service.LOOK", 0.02)
     looks = []
 
     def fail(key: str) -> int | None:

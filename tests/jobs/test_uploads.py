@@ -25,10 +25,10 @@ from indexing.store.store import Store
 from retriever.encoding.encoder import describe
 from retriever.errors import MOST_MESSAGE
 from retriever.prompts.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
-from serve import registry
 from serve.http import routes
 from serve.local import GRACE, open_local
-from serve.service import UPLOAD_S, Service, UploadExpiredError
+from serve.release import uploads as registry
+from serve.service.service import UPLOAD_S, Service, UploadExpiredError
 
 MOST_RESPONSE = 4 * MOST_MESSAGE  # bytes; a character of a message takes up to three
 
@@ -196,7 +196,7 @@ def test_uploads_beyond_the_limit_and_late_ones_are_told_to_come_again(
         answer = client.put("/v1/tasks/more", files=files)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
     with monkeypatch.context() as late:
-        late.setattr("serve.service.UPLOAD_S", 0)
+        late.setattr("serve.service.service.UPLOAD_S", 0)
         answer = client.put("/v1/tasks/more", files=files)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["error"]["message"] == "the prompt was not checked within 0 s; try again later"
@@ -225,7 +225,7 @@ def test_an_upload_that_nobody_waits_for_leaves_no_files_and_one_that_did_not_be
         running = [asyncio.create_task(upload(service)) for _ in range(2)]
         for _ in running:
             assert await asyncio.to_thread(began.acquire, timeout=60)
-        monkeypatch.setattr("serve.service.UPLOAD_S", 0)
+        monkeypatch.setattr("serve.service.service.UPLOAD_S", 0)
         with pytest.raises(UploadExpiredError):
             await upload(service)
         assert service._upload_slots._value == 6  # type: ignore[attr-defined]

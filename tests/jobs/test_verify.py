@@ -9,7 +9,7 @@ import pytest
 from samples import files_of
 
 from indexing.store.store import Store
-from serve.release import make_current, plan
+from serve.release.release import make_current, plan
 
 
 def test_a_whole_store_is_as_it_was_committed(world, done) -> None:

@@ -18,8 +18,8 @@ from indexing.store.retention import GIVEN, GRACE_S, expired_prompts, expired_re
 from indexing.store.store import Store
 from indexing.store.verify import verify
 from retriever.errors import InputError
-from serve import release as release_module
-from serve.release import Release, Task, current, discard, last_release, live_release, make_current
+from serve.release.release import Release, Task, current, discard, last_release, live_release, make_current
+from serve.release import release as release_module
 
 
 def make(store: Store, kind: str, name: str, **config: object) -> Artifact:

@@ -19,8 +19,8 @@ from linear_cost import growth
 from pydantic import AfterValidator, BaseModel, Field
 
 from retriever.errors import MOST_MESSAGE
-from serve.errors import WHOLE, add_errors, as_json_list
 from serve.http import routes
+from serve.http.responses import WHOLE, add_errors, as_json_list
 from serve.http.routes import MOST_CONTAINERS, MOST_STRUCTURE, SMALL, JsonRoute, parse_json
 from serve.protocol import SearchRequest
 

@@ -17,13 +17,13 @@ import numpy as np
 
 from retriever.errors import InputError
 from retriever.memory import free_memory
-from serve.batching import OverloadedError
-from serve.engine import Engine
-from serve.health.states import ENCODER, PASSAGES, RERANKER, parts_of
-from serve.parts import ExpiredError
-from serve.queries import Query
-from serve.release import Opened, Release
-from serve.tasks import ServedSource, Task, search_of
+from serve.parts.engine import Engine
+from serve.parts.part import ExpiredError
+from serve.parts.queries import Query
+from serve.parts.states import ENCODER, PASSAGES, RERANKER, parts_of
+from serve.release.release import Opened, Release
+from serve.release.tasks import ServedSource, Task, search_of
+from serve.service.batching import OverloadedError
 
 log = logging.getLogger("riptide.serve")
 

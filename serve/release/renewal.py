@@ -17,7 +17,7 @@ from indexing.lucene.bm25 import Bm25
 from indexing.store.artifact import BEGUN, MANIFEST, Artifact
 from indexing.store.store import Store, generation
 from retriever.errors import InputError
-from serve.release import (
+from serve.release.release import (
     Release,
     check_passages,
     encoder_of,

@@ -26,10 +26,10 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.artifact import Part as FilePart
 from indexing.store.chain import RowRange, split_range
 from indexing.store.store import Store
-from serve.health.failures import converted
-from serve.health.states import PASSAGES
-from serve.parts import Part, Shared, check_deadline, use_texts
-from serve.release import Opened
+from serve.errors import converted
+from serve.parts.part import Part, Shared, check_deadline, use_texts
+from serve.parts.states import PASSAGES
+from serve.release.release import Opened
 
 Result = TypeVar("Result", covariant=True)
 Passage = tuple[int, str, str, str, str]  # row, id, title, text, metadata as JSON

@@ -8,7 +8,7 @@ from indexing.corpus.filters import filter_columns
 from indexing.store.models import model_folder
 from indexing.store.store import Store
 from retriever.model.files import PROMPT_SETTINGS
-from serve.release import Opened, Release, Task
+from serve.release.release import Opened, Release, Task
 
 
 class Live:

@@ -22,10 +22,10 @@ from retriever.forward.batching import Tokens, text_pieces
 from retriever.options import Side
 from retriever.prompts.prompts import load_prompt
 from retriever.topics.model import NO_TOPIC
-from serve.health.failures import RefusedPromptError, converted
-from serve.health.states import ENCODER, RERANKER
-from serve.parts import Part, Shared, Usable, check_deadline, use_texts
-from serve.release import Opened
+from serve.errors import RefusedPromptError, converted
+from serve.parts.part import Part, Shared, Usable, check_deadline, use_texts
+from serve.parts.states import ENCODER, RERANKER
+from serve.release.release import Opened
 
 
 class Encoded(NamedTuple):

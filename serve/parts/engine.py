@@ -20,13 +20,13 @@ from indexing.search.rescoring import reranked
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import Side
-from serve.health.failures import LostError, StoreError
-from serve.health.states import ENCODER, PASSAGES, RERANKER
-from serve.leaf import Ask, HitsRequest, Passage, PassagesRequest, Reply, SourceHits, SourceQueries
-from serve.models import Encoded, EncoderPart, RerankPart
-from serve.parts import ExpiredError, Usable
-from serve.queries import Answer, Batch, Group, Hit, Pairs, Query, QueryState, Texts, as_result
-from serve.release import Release
+from serve.errors import LostError, StoreError
+from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, Reply, SourceHits, SourceQueries
+from serve.parts.models import Encoded, EncoderPart, RerankPart
+from serve.parts.part import ExpiredError, Usable
+from serve.parts.queries import Answer, Batch, Group, Hit, Pairs, Query, QueryState, Texts, as_result
+from serve.parts.states import ENCODER, PASSAGES, RERANKER
+from serve.release.release import Release
 
 log = logging.getLogger("riptide.serve")
 

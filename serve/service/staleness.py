@@ -7,8 +7,8 @@ import time
 
 from indexing.store.store import Store
 from retriever.errors import InputError
-from serve.release import Release
-from serve.renewal import newer_artifacts
+from serve.release.release import Release
+from serve.release.renewal import newer_artifacts
 
 log = logging.getLogger("riptide.serve")
 

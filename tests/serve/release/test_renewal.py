@@ -10,8 +10,8 @@ import pytest
 
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from serve.release import Release, Task
-from serve.renewal import describe_generations, incomplete_generations, newer_artifacts, replaced_artifacts
+from serve.release.release import Release, Task
+from serve.release.renewal import describe_generations, incomplete_generations, newer_artifacts, replaced_artifacts
 
 NAMES = ("embeddings/enc", "index/idx", "bm25/bm25")
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from serve.http.tokens import Role, Tokens, is_loopback
 from serve.metrics import Metrics
-from serve.security import Role, Tokens, is_loopback
 
 MOST_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 characters fit
 MOST_PROMPT_BYTES = 256 << 20  # bytes of a PUT request with a prompt

@@ -25,8 +25,8 @@ from retriever.options import SIDES
 from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, check_offsets, load_prompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.table import task_config
-from serve.parts import check_deadline
-from serve.release import BASE, GIVEN, TASK_NAME, Opened, Release, Space, Task, check_passages, open_space
+from serve.parts.part import check_deadline
+from serve.release.release import BASE, GIVEN, TASK_NAME, Opened, Release, Space, Task, check_passages, open_space
 
 MOST_TOKENS = 1_024  # tokens of a prompt
 # Limits of what computes the prompts of queries: without them, a small file could make the service keep many gigabytes,

@@ -19,9 +19,9 @@ from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from retriever.errors import TextsError
 from retriever.memory import free_memory
-from serve.health.failures import StoreError, converted, store_error
-from serve.health.files import PartFiles
-from serve.release import Opened, Release
+from serve.errors import StoreError, converted, store_error
+from serve.parts.files import PartFiles
+from serve.release.release import Opened, Release
 
 T = TypeVar("T")
 

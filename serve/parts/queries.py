@@ -12,10 +12,10 @@ import orjson
 from indexing.exact import Hits
 from indexing.hit_sources.fusion import source_depth
 from retriever.options import Side
-from serve.health.failures import StoreError
-from serve.parts import ExpiredError
-from serve.release import Release
-from serve.tasks import Search, ServedSource, Task
+from serve.errors import StoreError
+from serve.parts.part import ExpiredError
+from serve.release.release import Release
+from serve.release.tasks import Search, ServedSource, Task
 
 REST = 0.5  # seconds before the deadline at which waiting for shards ends, if a partial answer is allowed
 

@@ -23,9 +23,7 @@ from indexing.store.store import Store
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import Side
-from serve.batching import Batcher, OverloadedError
-from serve.engine import Engine
-from serve.health.failures import (
+from serve.errors import (
     STORE,
     RefusedPromptError,
     StoreError,
@@ -34,19 +32,21 @@ from serve.health.failures import (
     store_error,
     without_places,
 )
-from serve.health.staleness import Staleness
-from serve.health.states import ENCODER, RERANKER, PartStates, parts_of
-from serve.health.warm_up import WarmUp, WarmUpLimits
-from serve.leaf import Ask
-from serve.live import Live
-from serve.models import EncoderPart, RerankPart
-from serve.parts import ExpiredError, PartControl
+from serve.parts.engine import Engine
+from serve.parts.leaf import Ask
+from serve.parts.models import EncoderPart, RerankPart
+from serve.parts.part import ExpiredError, PartControl
+from serve.parts.queries import Answer, Pairs, Query, Texts
+from serve.parts.states import ENCODER, RERANKER, PartStates, parts_of
 from serve.protocol import SearchRequest
-from serve.queries import Answer, Pairs, Query, Texts
-from serve.registry import CheckedPrompt, check_upload, take_prompt
-from serve.release import BASE, Opened, Release, current, discard, make_current
-from serve.renewal import renewed
-from serve.tasks import Search, Task, search_of, search_of_mode
+from serve.release.live import Live
+from serve.release.release import BASE, Opened, Release, current, discard, make_current
+from serve.release.renewal import renewed
+from serve.release.tasks import Search, Task, search_of, search_of_mode
+from serve.release.uploads import CheckedPrompt, check_upload, take_prompt
+from serve.service.batching import Batcher, OverloadedError
+from serve.service.staleness import Staleness
+from serve.service.warm_up import WarmUp, WarmUpLimits
 
 log = logging.getLogger("riptide.serve")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from serve.parts import ExpiredError
+from serve.parts.part import ExpiredError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

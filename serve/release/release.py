@@ -39,7 +39,7 @@ from indexing.store.retention import (
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
-from serve.tasks import Task
+from serve.release.tasks import Task
 
 log = logging.getLogger("riptide.serve")
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from serve.batching import Batcher, OverloadedError
-from serve.parts import ExpiredError
+from serve.parts.part import ExpiredError
+from serve.service.batching import Batcher, OverloadedError
 
 LATER = math.inf
 

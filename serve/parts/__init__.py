@@ -1,0 +1,1 @@
+"""What answers queries: the models, the leaves, and the engine over them."""

@@ -1,0 +1,1 @@
+"""The service of one process: queues, the live release, and its changes."""
