@@ -33,19 +33,12 @@ from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
+from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
-from serve.http.tokens import Tokens, check_binding
-from serve.release.release import (
-    Opened,
-    Release,
-    check_row_ranges,
-    current,
-    discard,
-    last_release,
-    live_release,
-    make_current,
-    plan,
-)
+from serve.release.live import current, discard, last_release, live_release, make_current
+from serve.release.opened import Opened, check_row_ranges
+from serve.release.planning import plan
+from serve.release.release import Release
 from serve.release.renewal import (
     coverage_of,
     describe_generations,

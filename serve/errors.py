@@ -1,4 +1,4 @@
-"""Separates failures of the service from mistakes of clients.
+"""The exceptions of a service, with failures of the service separated from mistakes of clients.
 
 `InputError` says what a user can fix, often with a path. If a field of a request raises it, the response is 400. If a
 part raises it while it reads its files, it is no mistake of the client: it becomes a `StoreError`, which is logged with
@@ -7,18 +7,13 @@ all details, and the response is 503 without details.
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterator
 
 import pyarrow as pa
 
 from indexing.store.cache import CorruptError
 from retriever.errors import MOST_MESSAGE, InputError
-
-P = ParamSpec("P")
-Result = TypeVar("Result")
 
 STORE = "store"  # the name under which failures of the store itself are reported
 _FOREIGN = ("botocore", "boto3", "urllib3", "jnius")  # packages whose exceptions are failures of the store or of Lucene
@@ -52,6 +47,45 @@ class RefusedPromptError(InputError):
     """A prompt that its backbone cannot use: a mistake of the client that put it."""
 
 
+class ExpiredError(Exception):
+    """The deadline has passed."""
+
+
+class OverloadedError(Exception):
+    """The queue is full. retry_after: seconds until it should not be."""
+
+    def __init__(self, retry_after: int):
+        super().__init__(f"too many requests; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class NotReadyError(Exception):
+    """No release is served yet, or the service is shutting down."""
+
+
+class IncompleteError(Exception):
+    """Not all shards answered, and the query did not allow a partial answer."""
+
+
+class MemoryShortageError(Exception):
+    """The check of a prompt needs more memory than is free at the moment."""
+
+
+class UnknownTaskError(Exception):
+    """A task that the live release does not have."""
+
+    def __init__(self, name: str):
+        super().__init__(f"no task {name!r}")
+
+
+class UploadExpiredError(ExpiredError):
+    """The check of an upload took too long."""
+
+
+class ConflictError(Exception):
+    """Other servers changed the live release at the same time in every attempt."""
+
+
 def store_error(part: str, error: BaseException) -> StoreError:
     """Returns a StoreError of a part with the reason of `error`."""
     if isinstance(error, StoreError):
@@ -80,24 +114,6 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, InputError):
         return "artifacts are missing or not those of the release"
     return f"fails ({type(error).__name__})"
-
-
-def converted(method: Callable[P, Result]) -> Callable[P, Result]:
-    """Decorates a method of a part: failures to open or read files are raised as StoreError."""
-
-    @functools.wraps(method)
-    def call(*arguments: P.args, **options: P.kwargs) -> Result:
-        try:
-            return method(*arguments, **options)
-        except (StoreError, RefusedPromptError):
-            raise
-        except Exception as error:
-            if isinstance(error, InputError) or is_store_error(error):
-                part: Any = arguments[0]
-                raise store_error(part.name, error) from error
-            raise
-
-    return call
 
 
 def without_places(message: str, *places: str) -> str:

@@ -163,7 +163,7 @@ class Metrics:
             self._record["stage_seconds"](waited, "queue")
             for stage, seconds in answer.took.items():
                 self._record["stage_seconds"](seconds, stage)
-            if answer.shards.successful < answer.shards.total:
+            if answer.shards.failed or answer.shards.timed_out:
                 self._record["shard_errors"](answer.shards.failed, "failed")
                 self._record["shard_errors"](answer.shards.timed_out, "timed_out")
 

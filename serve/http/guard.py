@@ -1,17 +1,28 @@
-"""The first layer of every request: tokens, size and rate of the body, its request id, and its metrics."""
+"""The first layer of every request: its tokens, its Host, the size and rate of its body, and its request id."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
+import hmac
+import ipaddress
+import json
+import os
 import random
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from serve.http.tokens import Role, Tokens, is_loopback
-from serve.metrics import Metrics
+from retriever.errors import InputError
 
+Role = Literal["user", "admin"]
+VARIABLES = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
+LEAST_CHARACTERS = 16  # characters of a token
 MOST_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 characters fit
 MOST_PROMPT_BYTES = 256 << 20  # bytes of a PUT request with a prompt
 PUBLIC = {"/", "/healthz", "/readyz", "/docs", "/openapi.json"}  # paths that need no token, as do the page's files
@@ -20,6 +31,82 @@ BODY_S = 30.0  # maximum seconds between two pieces of a request's body
 BODY_RATE = 16 << 10  # minimum bytes per second of a body after BODY_S
 GONE = 499  # status that is counted if the client has disconnected
 _ids = random.Random()  # names requests; a name is no secret, and random.Random costs a tenth of uuid4's system call
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """SHA-256 digests of the tokens of each role. Administrators are users too. Without tokens, everyone is both."""
+
+    user: frozenset[bytes] = frozenset()
+    admin: frozenset[bytes] = frozenset()
+
+    @classmethod
+    def read(cls, file: str | None) -> Tokens:
+        """Returns the tokens of a JSON file {"user": […], "admin": […]}; None: of VARIABLES, separated by commas.
+
+        Raises InputError, whose message shows no token.
+        """
+        if file is None:
+            roles: dict[str, list[str]] = {
+                role: [token.strip() for token in os.environ.get(name, "").split(",") if token.strip()]
+                for role, name in VARIABLES.items()
+            }
+            origin = " and ".join(VARIABLES.values())
+        else:
+            origin = file
+            try:
+                document = json.loads(Path(file).read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                raise InputError(f"--tokens {file}: no such file") from None
+            except (OSError, ValueError):
+                raise InputError(f"--tokens {file}: cannot be read as JSON") from None
+            lists = (
+                isinstance(document, dict)
+                and set(document) <= set(VARIABLES)
+                and all(
+                    isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
+                    for tokens in document.values()
+                )
+            )
+            if not lists or not any(document.values()):
+                raise InputError(f'--tokens {file}: expected {{"user": ["…"], "admin": ["…"]}}')
+            roles = document
+        if any(len(token) < LEAST_CHARACTERS or not token.isascii() for tokens in roles.values() for token in tokens):
+            raise InputError(f"{origin}: expected tokens of {LEAST_CHARACTERS} ASCII characters at least")
+        return cls(**{role: frozenset(map(digest, tokens)) for role, tokens in roles.items()})
+
+    def __bool__(self) -> bool:
+        return bool(self.user or self.admin)
+
+    def allow(self, header: str | None, role: Role) -> bool:
+        """Returns whether an Authorization header allows a role, in constant time: no comparison is left out."""
+        if not self:
+            return True
+        scheme, _, token = (header or "").partition(" ")
+        shown = digest(token.strip()) if scheme.lower() == "bearer" else b""
+        is_admin, is_user = (sum(hmac.compare_digest(shown, one) for one in known) for known in (self.admin, self.user))
+        return bool(is_admin or (role == "user" and is_user))
+
+
+def digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="replace")).digest()
+
+
+def check_binding(host: str, tokens: Tokens) -> None:
+    """Raises InputError for an address that other machines reach, if there are no tokens."""
+    if not is_loopback(host) and not tokens:
+        raise InputError(
+            f"--host {host}: others reach it, and there are no tokens: give --tokens FILE, or keep to 127.0.0.1"
+        )
+
+
+@functools.lru_cache(256)
+def is_loopback(host: str) -> bool:
+    """Returns whether a host, a name or an address without a port, is this machine."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 class Refusal(NamedTuple):
@@ -38,11 +125,11 @@ class Guard:
     Args:
         app: The inner application.
         tokens: Tokens of users and administrators.
-        metrics: Counts every request.
+        answered: Called with the route, the status and the seconds of every request.
     """
 
-    def __init__(self, app: Any, *, tokens: Tokens, metrics: Metrics):
-        self.app, self.tokens, self.metrics = app, tokens, metrics
+    def __init__(self, app: Any, *, tokens: Tokens, answered: Callable[[str, int, float], object]):
+        self.app, self.tokens, self.answered = app, tokens, answered
         self.received = 0  # bytes of all bodies that are in memory now
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -99,7 +186,7 @@ class Guard:
             raise
         finally:
             self.received -= received
-            self.metrics.answered(getattr(scope.get("route"), "path", "other"), status, time.perf_counter() - start)
+            self.answered(getattr(scope.get("route"), "path", "other"), status, time.perf_counter() - start)
 
     def _refusal(self, method: str, path: str, headers: dict[bytes, bytes], most: int) -> Refusal | None:
         """Returns the reason to refuse a request before its body is read; None if it is accepted."""

@@ -8,6 +8,7 @@ belongs to the leaf whose range has its middle row; a passage is fetched from th
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.artifact import Part as FilePart
 from indexing.store.chain import RowRange, split_range
 from indexing.store.store import Store
-from serve.errors import converted
-from serve.parts.part import Part, Shared, check_deadline, use_texts
+from serve.errors import ExpiredError
+from serve.parts.part import Part, Shared, check_deadline, converted, use_texts
 from serve.parts.states import PASSAGES
-from serve.release.release import Opened
+from serve.release.opened import Opened
 
 Result = TypeVar("Result", covariant=True)
+LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves
 Passage = tuple[int, str, str, str, str]  # row, id, title, text, metadata as JSON
 
 
@@ -89,6 +91,14 @@ class Reply(Protocol[Result]):
 
     def result(self, timeout: float | None = None) -> Result:
         """Returns the result. Raises TimeoutError, LostError, or the exception of the leaf."""
+
+
+def result_of(reply: Reply[Result], deadline: float) -> Result:
+    """Returns a leaf's reply. Raises ExpiredError if it does not arrive in time."""
+    try:
+        return reply.result(timeout=max(0.0, deadline - time.time()) + LATE)
+    except TimeoutError as error:
+        raise ExpiredError from error
 
 
 Ask = Callable[[str, Any], Sequence[Reply[Any]]]

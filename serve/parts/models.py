@@ -22,10 +22,12 @@ from retriever.forward.batching import Tokens, text_pieces
 from retriever.options import Side
 from retriever.prompts.prompts import load_prompt
 from retriever.topics.model import NO_TOPIC
-from serve.errors import RefusedPromptError, converted
-from serve.parts.part import Part, Shared, Usable, check_deadline, use_texts
+from serve.errors import RefusedPromptError
+from serve.parts.part import Part, Shared, Usable, check_deadline, converted, use_texts
 from serve.parts.states import ENCODER, RERANKER
-from serve.release.release import Opened
+from serve.release.opened import Opened
+
+TOGETHER = 64  # texts or pairs of one forward pass
 
 
 class Encoded(NamedTuple):
@@ -81,7 +83,7 @@ class EncoderPart(Part):
     def encode(
         self, release_id: str, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float | None = None
     ) -> Encoded:
-        """Encodes texts with the prompts of their tasks.
+        """Encodes texts with the prompts of their tasks, TOGETHER at a time, so that the deadline is met.
 
         Vectors are not checked for being finite, and texts without known words are no error: other texts of the batch
         belong to other requests.
@@ -93,15 +95,21 @@ class EncoderPart(Part):
             side: Whether the texts are queries or passages.
             deadline: Wall-clock time in seconds.
         """
-        check_deadline(deadline)
         encoders: _OpenEncoders = self._of(release_id)
         encoder, slots = encoders.sides[side], [encoders.slots[task] for task in tasks]
         if encoder is not encoders.sides["query"]:
             slots = [None] * len(texts)  # all prompts are of queries
-        tokens, topics = _read_texts(encoder, list(texts), side, slots, deadline)
-        refused = encoder.unusable_texts(tokens, side=side, task=slots, topics=topics)
-        vectors = encoder.forward(tokens, side=side, task=slots, topics=topics, check=False)
-        return Encoded(vectors, tokens.lengths, tokens.num_cut, refused)
+        batches, refused = list[tuple[np.ndarray, ...]](), dict[int, str]()
+        for start in range(0, len(texts), TOGETHER):
+            check_deadline(deadline)
+            of_tasks = slots[start : start + TOGETHER]
+            tokens, topics = _read_texts(encoder, list(texts[start : start + TOGETHER]), side, of_tasks, deadline)
+            reasons = encoder.unusable_texts(tokens, side=side, task=of_tasks, topics=topics)
+            refused |= {start + number: reason for number, reason in reasons.items()}
+            vectors = encoder.forward(tokens, side=side, task=of_tasks, topics=topics, check=False)
+            batches.append((vectors, tokens.lengths, tokens.num_cut))
+        vectors, lengths, num_cut = map(np.concatenate, zip(*batches, strict=True))
+        return Encoded(vectors, lengths, num_cut, refused)
 
     @converted
     def encode_for(
@@ -196,6 +204,8 @@ class RerankPart(Part):
     ) -> np.ndarray:
         """Returns the probability of each pair of a query and a passage, float32 [n].
 
+        The pairs are scored TOGETHER at a time, so that the deadline is met.
+
         Args:
             release_id: Id of the release.
             queries: Query per pair.
@@ -203,16 +213,19 @@ class RerankPart(Part):
             texts: Text of the passage per pair.
             deadline: Wall-clock time in seconds.
         """
-        check_deadline(deadline)
         model: Reranker | None = self._of(release_id)
         assert model is not None, f"release {release_id} has no re-ranker"
-        passages = model.compose(list(titles), list(texts))
-        pairs = []
-        for piece in text_pieces(map(len, passages)):
+        scores = [np.empty(0, np.float32)]
+        for start in range(0, len(texts), TOGETHER):
+            batch = slice(start, start + TOGETHER)
             check_deadline(deadline)
-            pairs.append(model.tokenize(list(queries[piece]), passages[piece]))
-        tokens, types = (Tokens.joined(own) for own in zip(*pairs, strict=True))
-        return model.forward(tokens, types)
+            passages, pairs = model.compose(list(titles[batch]), list(texts[batch])), []
+            for piece in text_pieces(map(len, passages)):
+                check_deadline(deadline)
+                pairs.append(model.tokenize(list(queries[batch][piece]), passages[piece]))
+            tokens, types = (Tokens.joined(own) for own in zip(*pairs, strict=True))
+            scores.append(model.forward(tokens, types))
+        return np.concatenate(scores)
 
     def _open(self, artifacts: Opened) -> Reranker | None:
         name = artifacts.release.reranker
@@ -248,3 +261,23 @@ def _read_texts(
         inferred = encoder.topics_of(texts[piece], side=side, task=tasks[piece])
         topics.append(np.full(len(tokens[-1]), NO_TOPIC) if inferred is None else inferred)
     return Tokens.joined(tokens), np.concatenate(topics)
+
+
+def finite(vectors: np.ndarray) -> np.ndarray:
+    """Returns which vectors [..., dim] are finite in all dimensions: bool [...]."""
+    result: np.ndarray = np.isfinite(vectors).all(axis=-1)
+    return result
+
+
+def unusable(task: str, reason: str | None, number: int | None = None) -> InputError:
+    """Returns the error for a text without a finite vector.
+
+    Args:
+        task: The name of its task.
+        reason: What it lacks for its prompt; None: nothing, its vector overflows.
+        number: Number of the text in the request, if it has several.
+    """
+    if reason is not None:
+        return InputError(f"task {task}: {'the text' if number is None else f'text {number}'} {reason}")
+    which = "" if number is None else f" of text {number}"
+    return InputError(f"task {task}: the vector{which} is not finite")

@@ -5,11 +5,12 @@ Work past its deadline is dropped before it starts. All parts are thread-safe.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,23 +18,40 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.artifact import Part as FilePart
 from indexing.store.cache import CorruptError
 from indexing.store.store import Store
-from retriever.errors import TextsError
+from retriever.errors import InputError, TextsError
 from retriever.memory import free_memory
-from serve.errors import StoreError, converted, store_error
+from serve.errors import ExpiredError, RefusedPromptError, StoreError, is_store_error, store_error
 from serve.parts.files import PartFiles
-from serve.release.release import Opened, Release
+from serve.release.opened import Opened
+from serve.release.release import Release
 
 T = TypeVar("T")
-
-
-class ExpiredError(Exception):
-    """The deadline has passed."""
+P = ParamSpec("P")
+Result = TypeVar("Result")
 
 
 def check_deadline(deadline: float | None) -> None:
     """Raises ExpiredError if the deadline has passed."""
     if deadline is not None and time.time() > deadline:
         raise ExpiredError
+
+
+def converted(method: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorates a method of a part: failures to open or read files are raised as StoreError."""
+
+    @functools.wraps(method)
+    def call(*arguments: P.args, **options: P.kwargs) -> Result:
+        try:
+            return method(*arguments, **options)
+        except (StoreError, RefusedPromptError):
+            raise
+        except Exception as error:
+            if isinstance(error, InputError) or is_store_error(error):
+                part: Any = arguments[0]
+                raise store_error(part.name, error) from error
+            raise
+
+    return call
 
 
 class Shared(Generic[T]):

@@ -17,16 +17,9 @@ from indexing.lucene.bm25 import Bm25
 from indexing.store.artifact import BEGUN, MANIFEST, Artifact
 from indexing.store.store import Store, generation
 from retriever.errors import InputError
-from serve.release.release import (
-    Release,
-    check_passages,
-    encoder_of,
-    fingerprints_of,
-    missing_artifacts,
-    model_artifacts,
-    open_sources,
-    open_space,
-)
+from serve.release.live import missing_artifacts
+from serve.release.planning import check_passages, open_sources, open_space
+from serve.release.release import Release, encoder_of, fingerprints_of, model_artifacts
 
 JOBS = {"embeddings": "encode_corpus", "index": "build_index", "bm25": "build_bm25"}  # that make the next generation
 

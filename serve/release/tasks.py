@@ -97,11 +97,6 @@ class Search:
     labels: tuple[str, ...]
     weights: tuple[float, ...] | None = None
 
-    @property
-    def needs_vectors(self) -> bool:
-        """Whether a source searches with vectors of the queries."""
-        return any(part.kind.queries == "vectors" for part in self.parts)
-
 
 def search_of(task: Task, source: str) -> Search:
     """Returns the search of a source that a request names.

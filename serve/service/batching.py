@@ -1,4 +1,4 @@
-"""Batches that form by themselves: what arrives while the last batch runs is the next one. Bounded, with deadlines."""
+"""Queues whose waiting items form batches: items that arrive while a batch runs are the next one."""
 
 from __future__ import annotations
 
@@ -12,20 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from serve.parts.part import ExpiredError
+from serve.errors import ExpiredError, OverloadedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 GRACE = 0.25  # seconds after the deadline in which an item that runs may end: parts drop late work themselves
-
-
-class OverloadedError(Exception):
-    """The queue is full. retry_after: seconds until it should not be."""
-
-    def __init__(self, retry_after: int):
-        super().__init__(f"too many requests; try again in {retry_after} s")
-        self.retry_after = retry_after
 
 
 @dataclass(eq=False)
@@ -34,17 +26,26 @@ class _Entry:
     deadline: float
     entered: float
     future: asyncio.Future[tuple[object, float]]
+    weight: int
+    key: object
     timer: asyncio.TimerHandle | None = None
     waits: bool = True
 
 
 class Batcher(Generic[Item, Result]):
-    """Hands waiting items, up to `most` at a time, to `run` in one of `workers` threads; more than `bound` are refused.
+    """Runs waiting items in batches; no item waits for others, as a free thread takes those that wait.
 
-    No item waits for company: a free thread takes what is there. Whoever asked is told at the deadline, at the latest
-    GRACE after it where the item runs by then; one that still waits then, or whose asker has gone, never runs. An
-    exception among the results is raised for its own asker alone. weigh: how much of `most` and `bound` an item takes.
-    watch: told of each item that begins (1) and ends (-1) to run. Belongs to one event loop.
+    An item that still waits at its deadline, or whose caller has gone, never runs; one that runs by then has GRACE
+    seconds more. Belongs to one event loop.
+
+    Args:
+        run: Returns the results of a batch; an exception among them is raised for its item alone.
+        most: Weight of a batch at most.
+        bound: Weight that may wait; more items are refused.
+        workers: Batches that run concurrently.
+        weigh: Returns the weight of an item.
+        key: Returns a value that is equal for all items of a batch.
+        watch: Called for each item when it begins (1) and ends (-1) to run.
     """
 
     def __init__(
@@ -55,41 +56,45 @@ class Batcher(Generic[Item, Result]):
         bound: int = 256,
         workers: int = 1,
         weigh: Callable[[Item], int] = lambda _: 1,
+        key: Callable[[Item], object] = lambda _: None,
         watch: Callable[[Item, int], object] = lambda item, by: None,
     ):
         self.run, self.most, self.bound, self.workers = run, most, bound, workers
-        self.weigh, self.watch = weigh, watch
+        self.weigh, self.key, self.watch = weigh, key, watch
         self._waiting: deque[_Entry] = deque()
-        self._weight = 0  # of all that wait
+        self._weight = 0  # of all waiting items
         self._running = 0
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="batch")
-        self._rate = 0.0  # of weight a second, of late
+        self._rate = 0.0  # recent weight per second
         self.batches, self.items = 0, 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Returns the number of items that wait."""
         return len(self._waiting)
 
     async def submit(self, item: Item, deadline: float) -> tuple[Result, float]:
-        """The item's result, and the seconds that it waited. deadline: a time of day.
+        """Returns an item's result, and the seconds that it waited. deadline: wall-clock time in seconds.
 
-        Raises OverloadedError, ExpiredError, or what `run` raised.
+        Raises OverloadedError, ExpiredError, or the exception of `run`.
         """
-        [found] = await self.submit_all([item], deadline)
-        return found
+        [result] = await self.submit_all([item], deadline)
+        return result
 
     async def submit_all(self, items: Sequence[Item], deadline: float) -> list[tuple[Result, float]]:
-        """As `submit`, of items that are taken together or not at all. Where nothing waits there is room for any."""
-        weight = sum(map(self.weigh, items))
-        if self._waiting and self._weight + weight > self.bound:
+        """As `submit`, for items that are accepted or refused together. If nothing waits, all are accepted."""
+        weights = list(map(self.weigh, items))
+        if self._waiting and self._weight + sum(weights) > self.bound:
             raise OverloadedError(max(1, min(60, round(self._weight / max(self._rate, 1.0)))))
         loop, now = asyncio.get_running_loop(), time.perf_counter()
-        entries = [_Entry(item, deadline, now, loop.create_future()) for item in items]
+        entries = [
+            _Entry(item, deadline, now, loop.create_future(), weight, self.key(item))
+            for item, weight in zip(items, weights, strict=True)
+        ]
         if math.isfinite(deadline):
             for entry in entries:
                 entry.timer = loop.call_later(max(0.0, deadline - time.time()), self._expire, entry)
         self._waiting.extend(entries)
-        self._weight += weight
+        self._weight += sum(weights)
         self._start()
         try:
             if len(entries) == 1:
@@ -100,7 +105,7 @@ class Batcher(Generic[Item, Result]):
                 self._leave(entry)
 
     async def drain(self) -> None:
-        """Return once nothing waits or runs."""
+        """Returns when nothing waits or runs."""
         while self._waiting or self._running:
             await asyncio.sleep(0.01)
 
@@ -108,7 +113,7 @@ class Batcher(Generic[Item, Result]):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _expire(self, entry: _Entry) -> None:
-        """At its deadline: it waits no longer; one that runs has a moment to come."""
+        """Ends the waiting of an item at its deadline, or after GRACE if it runs."""
         if entry.waits:
             self._remove(entry)
             entry.future.set_exception(ExpiredError())
@@ -116,7 +121,7 @@ class Batcher(Generic[Item, Result]):
             entry.timer = asyncio.get_running_loop().call_later(GRACE, _fail, [entry], ExpiredError())
 
     def _leave(self, entry: _Entry) -> None:
-        """Nobody asks for it any more."""
+        """Removes an item whose caller has its result or has gone."""
         if entry.timer is not None:
             entry.timer.cancel()
         if entry.waits:
@@ -124,26 +129,26 @@ class Batcher(Generic[Item, Result]):
         entry.future.cancel()
 
     def _remove(self, entry: _Entry) -> None:
-        """Take one out that waits."""
+        """Removes a waiting item."""
         self._waiting.remove(entry)
-        self._weight -= self.weigh(entry.item)  # type: ignore[arg-type]
+        self._weight -= entry.weight
         entry.waits = False
 
     def _start(self) -> None:
         while self._waiting and self._running < self.workers:
             batch: list[_Entry] = []
             weight = 0
-            while self._waiting:
-                own = self.weigh(self._waiting[0].item)  # type: ignore[arg-type]
-                if batch and weight + own > self.most:
+            for entry in list(self._waiting):
+                if batch and entry.key != batch[0].key:
+                    continue
+                if batch and weight + entry.weight > self.most:
                     break
-                entry = self._waiting[0]
                 self._remove(entry)
                 if time.time() > entry.deadline:
                     entry.future.set_exception(ExpiredError())
                     continue
                 batch.append(entry)
-                weight += own
+                weight += entry.weight
             if batch:
                 self._running += 1
                 for entry in batch:

@@ -9,21 +9,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from indexing.corpus.corpus import Corpus
+from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.memory import free_memory
+from serve.errors import ExpiredError, OverloadedError
 from serve.parts.engine import Engine
-from serve.parts.part import ExpiredError
+from serve.parts.part import PartControl
 from serve.parts.queries import Query
 from serve.parts.states import ENCODER, PASSAGES, RERANKER, parts_of
-from serve.release.release import Opened, Release
+from serve.release.release import Release
 from serve.release.tasks import ServedSource, Task, search_of
-from serve.service.batching import OverloadedError
 
 log = logging.getLogger("riptide.serve")
 
@@ -64,22 +66,23 @@ class WarmUp:
     """Warms releases of one service.
 
     Args:
+        store: Where releases and artifacts are.
         engine: Runs the queries.
-        read: read(part, release_id, budget, seconds) has every replica of a part read its files of the release, and
-            returns the bytes read.
+        parts: The parts of the service by name, which read their files.
         is_local: Whether all parts share this process's memory.
         limits: When a warm-up ends.
     """
 
     def __init__(
         self,
+        store: Store,
         engine: Engine,
-        read: Callable[[str, str, int | None, float], int],
+        parts: Mapping[str, PartControl],
         *,
         is_local: bool,
         limits: WarmUpLimits,
     ):
-        self.engine, self.read, self.is_local, self.limits = engine, read, is_local, limits
+        self.store, self.engine, self.parts, self.is_local, self.limits = store, engine, parts, is_local, limits
         self._warm: set[Any] = set()  # keys of the passages, spaces, BM25 indexes and re-rankers that are warm
         self._is_stopped = threading.Event()
 
@@ -87,12 +90,11 @@ class WarmUp:
         """Ends a running warm-up after its current batch of queries, as the process ends."""
         self._is_stopped.set()
 
-    def run(self, release: Release, opened: Callable[[], Opened]) -> None:
+    def run(self, release: Release) -> None:
         """Warms the new contents of a release. Blocks; raises the exceptions of the parts.
 
         Args:
             release: A release that all parts have opened.
-            opened: Opens its artifacts; called only if something has to be warmed.
         """
         pending = {key: sample for key, sample in _keys(release).items() if key not in self._warm}
         if not pending or not self.limits.total_s:
@@ -100,7 +102,7 @@ class WarmUp:
         start = time.monotonic()
         end = start + self.limits.total_s
         size_bytes = self._read_files(release, {key[0] for key in pending}, start + self.limits.total_s / 2)
-        queries = self._sample(release, opened().corpus.num_rows, end)
+        queries = self._sample(release, Corpus(release.generations(self.store, "corpus")).num_rows, end)
         durations = []
         for (part, *_), sample in pending.items():
             if part != PASSAGES and queries:
@@ -120,7 +122,7 @@ class WarmUp:
         for part in parts_of(release):
             if part in parts - {ENCODER, RERANKER}:  # these have their files in memory
                 remaining = None if budget is None else budget - total
-                total += self.read(part, release.id, remaining, max(0.0, end - time.monotonic()))
+                total += self.parts[part].read(release.id, remaining, max(0.0, end - time.monotonic()))
         return total
 
     def _sample(self, release: Release, num_rows: int, end: float) -> list[str]:

@@ -31,9 +31,9 @@ from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.synthesis_options import SynthesisOptions
 from serve.local import open_local
 from serve.parts.queries import Query, Texts
-from serve.release.release import current
+from serve.release.live import current
 from serve.release.tasks import search_of_mode
-from serve.release.uploads import MOST_KEPT, check_synthesis
+from serve.service.prompts import MOST_KEPT, check_synthesis
 from serve.service.service import Service
 
 Done = Callable[..., str]

@@ -55,15 +55,17 @@ from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from serve.client import Client, ServerError
-from serve.errors import LostError
-from serve.http.tokens import Tokens, digest
+from serve.errors import LostError, OverloadedError
+from serve.http.guard import Tokens, digest
 from serve.local import open_local, run_server
 from serve.parts.models import Encoded
 from serve.parts.queries import Query, Texts
-from serve.release.release import Release, current, make_current, plan
+from serve.release.live import current, make_current
+from serve.release.planning import plan
+from serve.release.release import Release
 from serve.release.tasks import search_of_mode
 from serve.remote import RemotePart, ask_remote
-from serve.service.batching import OverloadedError
+from serve.service.changes import Changes
 from serve.service.service import Service
 
 USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
@@ -248,7 +250,7 @@ def test_tasks_come_and_go_and_mixed_batches_are_each_tasks_own(
     live = service.live
     assert live is not None
     names = [task for task in vectors for _ in texts]
-    mixed = service.engine.encode(live.release, texts * len(vectors), names, "query", 4e9).vectors
+    mixed = service.engine.encoder.encode(live.release.id, texts * len(vectors), names, "query", 4e9).vectors
     np.testing.assert_allclose(mixed, np.concatenate([vectors[task] for task in vectors]), atol=1e-5)
     assert not np.allclose(vectors["t0"], vectors["t1"], atol=1e-2)
     own = Encoder(model, OPTIONS, tasks={"t": load(tmp_path / "1")}).encode(texts, task="t")
@@ -505,7 +507,7 @@ def test_a_prompt_that_there_is_no_memory_for_is_refused(
 
 
 def test_others_may_change_what_is_live_while_a_task_is_put(
-    root: Path, service: Service, client: TestClient, model: str, tmp_path: Path
+    root: Path, changes: Changes, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     """With several ingresses, each tells all, itself included, to look which release is live."""
     store = Store(str(root / "store"))
@@ -513,9 +515,9 @@ def test_others_may_change_what_is_live_while_a_task_is_put(
 
     async def announce() -> None:
         assert make_current(store, first, current(store)[1])
-        await service.refresh()
+        await changes.refresh()
 
-    service.announce = announce
+    changes.announce = announce
     answer = client.put("/v1/tasks/passing", files=task_files(tmp_path, model, 4))
     assert (answer.status_code, answer.json()["error"]["type"]) == (409, "conflict_error")
     assert client.get("/v1/tasks").json()["release"] == first.id
@@ -551,7 +553,7 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
 
 
 def test_a_release_lingers_and_changes_do_not_pile_up(
-    service: Service, client: TestClient, model: str, tmp_path: Path
+    service: Service, changes: Changes, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     service._linger = 1.0
     first = client.get("/v1/tasks").json()["release"]
@@ -563,10 +565,10 @@ def test_a_release_lingers_and_changes_do_not_pile_up(
             break
         time.sleep(0.05)
     assert first not in opened
-    service._changes = 8
+    changes._pending = 8
     answer = client.delete("/v1/tasks/later")
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
-    service._changes = 0
+    changes._pending = 0
     assert client.delete("/v1/tasks/later").status_code == 200
 
 

@@ -21,14 +21,15 @@ from serving import query_texts, task_files
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.deployments import Application, open_front
-from serve.errors import StoreError, without_places
+from serve.errors import OverloadedError, StoreError, without_places
 from serve.local import open_local
 from serve.parts.engine import Engine
+from serve.parts.part import Part
 from serve.parts.queries import Answer
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
-from serve.release.release import Release, current
+from serve.release.live import current
+from serve.release.release import Release
 from serve.remote import ask_remote
-from serve.service.batching import OverloadedError
 from serve.service.service import Service
 from serve.service.warm_up import Sample, WarmUpLimits
 
@@ -259,7 +260,7 @@ def test_a_front_asks_every_replica_of_each_leaf(store: Store) -> None:
     leaves = [Deployed(), Deployed()]
     service = open_front(store, leaves, Application(store=store.url, row_ranges=2), "cpu")
     release = live_release(store)
-    assert service._read_files(DENSE, release.id, None, 1.0) == 4 * 7
+    assert service.parts[DENSE].read(release.id, None, 1.0) == 4 * 7
     service.live = SimpleNamespace(release=release)
     service.check_parts(release)
     assert service.readiness() == {
@@ -276,21 +277,21 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
 ) -> None:
     """Files are read and spaces searched before /readyz answers 200."""
     seen: list[tuple[str, bool, dict[str, Any]]] = []
-    search, read = Engine.search, service._read_files
+    search, read = Engine.search, Part.read
 
     def note_search(engine: Engine, queries: Any) -> Any:
         if engine is not service.engine:
             seen.append((queries[0].search.source, service.ready, service.readiness()["parts"]))
         return search(engine, queries)
 
-    def note_read(part: str, *arguments: Any) -> int:
+    def note_read(part: Part, *arguments: Any) -> int:
         size = read(part, *arguments)
         if size:
-            seen.append((f"read {part}", service.ready, {}))
+            seen.append((f"read {part.name}", service.ready, {}))
         return size
 
     monkeypatch.setattr(Engine, "search", note_search)
-    monkeypatch.setattr(service.warm_up, "read", note_read)
+    monkeypatch.setattr(Part, "read", note_read)
     with serving(service) as client:
         assert {name for name, *_ in seen} == {"read dense", "read bm25", "read passages", "index:idx", "bm25"}
         assert not any(ready for _, ready, _ in seen)

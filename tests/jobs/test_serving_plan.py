@@ -21,7 +21,8 @@ from retriever.errors import InputError
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from serve.local import open_local
 from serve.parts.models import EncoderPart
-from serve.release.release import current, make_current, plan
+from serve.release.live import current, make_current
+from serve.release.planning import plan
 
 Done = Callable[..., str]
 WORDS = {

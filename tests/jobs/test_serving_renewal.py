@@ -23,8 +23,11 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.client import Client
 from serve.local import open_local
-from serve.release.release import Release, live_release, make_current, plan
+from serve.release.live import live_release, make_current
+from serve.release.planning import plan
+from serve.release.release import Release
 from serve.release.renewal import renewed
+from serve.service.changes import Changes
 from serve.service.service import Service, staleness
 
 Done = Callable[..., str]
@@ -226,7 +229,7 @@ def test_a_new_release_that_cannot_be_opened_leaves_the_live_one(
     ready = []
 
     async def run_server(service: Service, *_: object) -> None:
-        await service.refresh()
+        await Changes(service).refresh()
         ready.append(service.live.release if service.live else None)
 
     monkeypatch.setattr("serve.local.run_server", run_server)
@@ -277,7 +280,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
             make_live(store, other)
 
     async def run_server(service: Service, *_: object) -> None:
-        await service.refresh()
+        await Changes(service).refresh()
         service._admin.shutdown()
         assert service.live is not None
         assert service.live.release == other
@@ -299,7 +302,7 @@ def test_a_running_server_says_that_it_is_older_than_its_store(
     growth: Growth, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr("serve.service.service.LOOK", 0.02)
+    monkeypatch.setattr(staleness, "SLEEP_S", 0.02)
     store, gone = growth.store, text_of(growth.store)
     with serving(open_local(store, device="cpu", threads=2)) as client:
         newer = partial(wait_for, lambda: client.get("/v1/info").json()["newer"])
@@ -343,7 +346,7 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
     growth: Growth, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr("serve.service.service.LOOK", 0.02)
+    monkeypatch.setattr(staleness, "SLEEP_S", 0.02)
     looks = []
 
     def fail(key: str) -> int | None:

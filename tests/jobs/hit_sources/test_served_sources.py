@@ -21,7 +21,9 @@ from serve.parts.engine import Engine
 from serve.parts.leaf import Leaf, ask_here
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.queries import Query
-from serve.release.release import Release, current, make_current, plan
+from serve.release.live import current, make_current
+from serve.release.planning import plan
+from serve.release.release import Release
 from serve.release.tasks import Task, search_of, search_of_mode
 
 Done = Callable[..., str]

@@ -26,7 +26,9 @@ from serve.parts.engine import Engine
 from serve.parts.leaf import Leaf, ask_here
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.queries import Query
-from serve.release.release import Release, current, live_release, make_current, plan
+from serve.release.live import current, live_release, make_current
+from serve.release.planning import plan
+from serve.release.release import Release
 from serve.release.tasks import search_of
 
 SPLADE = "splade:impacts"

@@ -30,7 +30,10 @@ from serve.client import Client
 from serve.local import open_local
 from serve.parts.queries import Query
 from serve.parts.states import parts_of
-from serve.release.release import Opened, Release, current, make_current, plan
+from serve.release.live import current, make_current
+from serve.release.opened import Opened
+from serve.release.planning import plan
+from serve.release.release import Release
 from serve.release.renewal import renewed
 from serve.release.tasks import search_of
 from serve.service.service import Service

@@ -28,7 +28,7 @@ from retriever.errors import InputError
 from retriever.systems.dual import DualSystem
 from retriever.training.reranker_data import batch_at
 from serve.parts.models import EncoderPart
-from serve.release.release import plan
+from serve.release.planning import plan
 
 Done = Callable[..., str]
 SMALL = (

@@ -31,8 +31,8 @@ from retriever.options import EncoderOptions
 from retriever.prompts.prompts import load_prompt
 from retriever.training.loop import Trainer
 from serve.parts.models import EncoderPart
-from serve.release.release import plan
-from serve.release.uploads import check_prompt
+from serve.release.planning import plan
+from serve.service.prompts import check_prompt
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "none", "--batch", 8, "--cpus", 1, "--dtype", "float32", "--seed", 3)

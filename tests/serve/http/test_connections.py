@@ -15,9 +15,8 @@ import uvicorn
 
 from retriever.errors import InputError
 from serve.http import limits as limits_module
-from serve.http.connections import Connections, State
+from serve.http.connections import Connections, State, bounded_protocol
 from serve.http.limits import HttpLimits, allowed_connections
-from serve.http.protocol import bounded_protocol
 
 LIMITS = HttpLimits(max_header_bytes=4096, max_headers=20, max_url_bytes=512)
 HEAD = b"Host: 127.0.0.1\r\n"

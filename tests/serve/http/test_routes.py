@@ -20,8 +20,8 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from retriever.errors import MOST_MESSAGE
 from serve.http import routes
-from serve.http.responses import WHOLE, add_errors, as_json_list
-from serve.http.routes import MOST_CONTAINERS, MOST_STRUCTURE, SMALL, JsonRoute, parse_json
+from serve.http.errors import add_errors
+from serve.http.routes import MOST_CONTAINERS, MOST_STRUCTURE, SMALL, WHOLE, JsonRoute, as_json_list, parse_json
 from serve.protocol import SearchRequest
 
 WAITING_S = 30

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from retriever.errors import InputError
-from serve.http.tokens import Tokens, check_binding, digest, is_loopback
+from serve.http.guard import Tokens, check_binding, digest, is_loopback
 
 USER, ADMIN = "u" * 16, "a" * 20
 

@@ -18,8 +18,10 @@ from indexing.store.retention import GIVEN, GRACE_S, expired_prompts, expired_re
 from indexing.store.store import Store
 from indexing.store.verify import verify
 from retriever.errors import InputError
-from serve.release.release import Release, Task, current, discard, last_release, live_release, make_current
-from serve.release import release as release_module
+from serve.release import live as live_module
+from serve.release.live import current, discard, last_release, live_release, make_current
+from serve.release.release import Release
+from serve.release.tasks import Task
 
 
 def make(store: Store, kind: str, name: str, **config: object) -> Artifact:
@@ -200,7 +202,7 @@ def test_releases_and_prompts_without_a_name_go_once_they_are_old(
     tmp_path: Path, later: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The KEPT before the live one stay; a prompt stays while any release, or anything else, needs it."""
-    monkeypatch.setattr(release_module, "KEPT", 2)
+    monkeypatch.setattr(live_module, "KEPT", 2)
     store = Store(str(tmp_path))
     releases = []
     for number in range(5):

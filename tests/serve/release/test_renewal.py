@@ -10,8 +10,9 @@ import pytest
 
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from serve.release.release import Release, Task
+from serve.release.release import Release
 from serve.release.renewal import describe_generations, incomplete_generations, newer_artifacts, replaced_artifacts
+from serve.release.tasks import Task
 
 NAMES = ("embeddings/enc", "index/idx", "bm25/bm25")
 

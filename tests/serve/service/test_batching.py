@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from serve.parts.part import ExpiredError
-from serve.service.batching import Batcher, OverloadedError
+from serve.errors import ExpiredError, OverloadedError
+from serve.service.batching import Batcher
 
 LATER = math.inf
 
@@ -155,5 +155,22 @@ def test_who_waits_for_what_runs_too_long_is_told_at_the_deadline() -> None:
         work.go.set()
         assert (await batcher.submit(3, LATER))[0] == 6
         assert work.batches == [[1], [3]]
+
+    scenario(run)
+
+
+def test_items_of_one_batch_have_equal_keys_and_the_oldest_item_decides() -> None:
+    async def run() -> None:
+        work = Doubling()
+        batcher: Batcher[int, int] = Batcher(work, most=3, key=lambda item: item % 2)
+        first = asyncio.ensure_future(batcher.submit(0, LATER))
+        await asyncio.sleep(0)
+        await began(work)
+        rest = [asyncio.ensure_future(batcher.submit(number, LATER)) for number in (1, 2, 3, 4, 5, 7)]
+        await asyncio.sleep(0)
+        work.go.set()
+        results = await asyncio.gather(first, *rest)
+        assert [result for result, _ in results] == [0, 2, 4, 6, 8, 10, 14]
+        assert work.batches == [[0], [1, 3, 5], [2, 4], [7]]
 
     scenario(run)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
 from typing import Any
 
-import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
@@ -15,17 +13,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from retriever.errors import InputError, shortened
-from serve.errors import LostError, StoreError, without_places
-from serve.http.routes import closest
-from serve.parts.part import ExpiredError
-from serve.parts.queries import IncompleteError
-from serve.release.uploads import MemoryShortageError
-from serve.service.batching import OverloadedError
-from serve.service.service import ConflictError, NotReadyError, UnknownTaskError
+from serve.errors import (
+    ConflictError,
+    ExpiredError,
+    IncompleteError,
+    LostError,
+    MemoryShortageError,
+    NotReadyError,
+    OverloadedError,
+    StoreError,
+    UnknownTaskError,
+    without_places,
+)
+from serve.http.routes import as_json, closest
 
 log = logging.getLogger("riptide.serve")
 
-WHOLE = 64 << 10  # bytes of a response that are sent at once
 
 ERRORS: dict[type[Exception], tuple[int, str]] = {
     InputError: (400, "invalid_request_error"),
@@ -106,36 +109,3 @@ def request_id(request: Request) -> str:
 def _error(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
     document = {"error": {"message": shortened(message), "type": kind, "request_id": request_id(request)}}
     return as_json(document, status, headers)
-
-
-def as_json(document: Any, status: int = 200, headers: Any = None) -> Response:
-    content = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(content, status, headers, media_type="application/json")
-
-
-def as_json_list(document: dict[str, Any], name: str, items: Sequence[bytes]) -> Response:
-    """Returns a response of a document with one more field, a list of JSON texts; a large one is sent in pieces."""
-    pieces = [orjson.dumps(document)[:-1], f',"{name}":['.encode()]
-    for number, item in enumerate(items):
-        pieces += [b",", item] if number else [item]
-    pieces.append(b"]}")
-    if sum(map(len, pieces)) <= WHOLE:
-        return Response(b"".join(pieces), media_type="application/json")
-    return PiecesResponse(pieces)
-
-
-class PiecesResponse(Response):
-    """Sends JSON piece by piece, so that the event loop never copies all of it at once."""
-
-    media_type = "application/json"
-
-    def __init__(self, pieces: Sequence[bytes]):
-        super().__init__(headers={"content-length": str(sum(map(len, pieces)))})
-        self.pieces = pieces
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in self.pieces:
-            for start in range(0, len(piece), WHOLE):
-                await send({"type": "http.response.body", "body": piece[start : start + WHOLE], "more_body": True})
-        await send({"type": "http.response.body", "body": b""})

@@ -11,9 +11,11 @@ from typing import Any, BinaryIO
 
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.encoders import EncoderSpec, differences
+from indexing.hit_sources.dense import Space
 from indexing.store.artifact import Artifact, fingerprint_of
 from indexing.store.cache import file_sha256
 from indexing.store.models import commit_files
+from indexing.store.retention import GIVEN
 from indexing.store.store import Store
 from retriever.encoding.encoder import describe
 from retriever.errors import InputError
@@ -25,8 +27,12 @@ from retriever.options import SIDES
 from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, check_offsets, load_prompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.table import task_config
+from serve.errors import MemoryShortageError
 from serve.parts.part import check_deadline
-from serve.release.release import BASE, GIVEN, TASK_NAME, Opened, Release, Space, Task, check_passages, open_space
+from serve.release.opened import Opened
+from serve.release.planning import BASE, TASK_NAME, check_passages, open_space
+from serve.release.release import Release
+from serve.release.tasks import Task
 
 MOST_TOKENS = 1_024  # tokens of a prompt
 # Limits of what computes the prompts of queries: without them, a small file could make the service keep many gigabytes,
@@ -39,10 +45,6 @@ MOST_HEADER = 256 << 10  # bytes of the header of prompt.safetensors, which is p
 MOST_CONTAINERS = 32_768  # JSON objects and lists of the settings and of the header; the garbage collector visits them
 COPIES = 3  # of prompt.safetensors in memory during a check: the file, its stacked prompts, and one of them in float32
 RESERVE = 64 << 20  # bytes of memory for the rest of a check
-
-
-class MemoryShortageError(Exception):
-    """The check of a prompt needs more memory than is free at the moment."""
 
 
 @dataclass(frozen=True)
