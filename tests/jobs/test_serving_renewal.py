@@ -27,8 +27,9 @@ from serve.release.live import live_release, make_current
 from serve.release.planning import plan
 from serve.release.release import Release
 from serve.release.renewal import renewed
+from serve.service import staleness
 from serve.service.changes import Changes
-from serve.service.service import Service, staleness
+from serve.service.service import Service
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")
