@@ -167,16 +167,14 @@ def build_app(
     async def put_release(request: ReleaseRequest, http: Request) -> Response:
         """Makes a new release of the store's artifacts live, or an earlier release; no request fails meanwhile."""
         await changes.switch(request.release)
-        live = _live(service)
-        return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+        return _tasks(_live(service))
 
     app.include_router(json_routes)
 
     @app.get("/v1/tasks", response_model=TasksResponse)
     async def tasks() -> Response:
         """Returns the tasks of the live release."""
-        live = _live(service)
-        return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+        return _tasks(_live(service))
 
     @app.get("/v1/tasks/{name}", response_model=TaskOut)
     async def get_task(name: Name) -> Response:
@@ -209,8 +207,7 @@ def build_app(
     async def delete_task(name: Name) -> Response:
         """Stops serving a task, and returns the remaining ones."""
         await changes.drop_task(name)
-        live = _live(service)
-        return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+        return _tasks(_live(service))
 
     @app.get("/v1/info", response_model=InfoResponse)
     async def info() -> Response:
@@ -296,6 +293,11 @@ def _embeddings(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
         )
         for number, row in enumerate(vectors.astype("<f4"))
     ]
+
+
+def _tasks(live: Opened) -> Response:
+    """Returns the response with all tasks of the live release."""
+    return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
 
 def _task(live: Opened, task: Task) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import orjson
@@ -33,7 +33,6 @@ from serve.release.tasks import ServedSource
 
 log = logging.getLogger("riptide.serve")
 
-Result = TypeVar("Result")
 REST_S = 0.5  # seconds before the deadline at which waiting for leaves ends, if partial answers are allowed
 
 

@@ -222,18 +222,9 @@ class Service:
             filter_text = None
             if request.filter:  # its conditions may have thousands of values
                 filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
+            rerank, is_partial = request.rerank, request.allow_partial
             queries = [
-                Query(
-                    live.release,
-                    text,
-                    task,
-                    request.k,
-                    search,
-                    deadline,
-                    filter_text,
-                    request.rerank,
-                    request.allow_partial,
-                )
+                Query(live.release, text, task, request.k, search, deadline, filter_text, rerank, is_partial)
                 for text in request.texts
             ]
             return live, search, await self.searches.submit_all(queries, deadline)
