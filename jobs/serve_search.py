@@ -33,19 +33,13 @@ from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
+from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
-from serve.release import (
-    Opened,
-    Release,
-    check_row_ranges,
-    current,
-    discard,
-    last_release,
-    live_release,
-    make_current,
-    plan,
-)
-from serve.renewal import (
+from serve.release.live import current, discard, last_release, live_release, make_current
+from serve.release.opened import Opened, check_row_ranges
+from serve.release.planning import plan
+from serve.release.release import Release
+from serve.release.renewal import (
     coverage_of,
     describe_generations,
     incomplete_generations,
@@ -53,7 +47,6 @@ from serve.renewal import (
     renewed,
     replaced_artifacts,
 )
-from serve.security import Tokens, check_binding
 
 NO_RERANKER = "none"  # in place of the name of a re-ranker
 GPU_SHARE = 0.25  # of a GPU, for each replica on Ray Serve
@@ -372,8 +365,8 @@ async def serve(
         tag: Tag of the release that was live when this one was planned, for compare-and-swap.
         fallback: The live release, which is served if the new one cannot be; None: the error is raised.
     """
-    from serve.health.warm_up import WarmUpLimits
     from serve.local import open_local, run_server
+    from serve.service.warm_up import WarmUpLimits
 
     service = open_local(
         store,

@@ -18,13 +18,13 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from retriever.errors import InputError
-from serve.errors import add_errors, as_json, as_json_list
+from serve.errors import ConflictError, NotReadyError, UnknownTaskError
 from serve.http.connections import Connections
-from serve.http.disconnects import cancelled_on_disconnect
-from serve.http.routes import JsonRoute, UploadRoute, remaining_s
-from serve.limits import Guard
-from serve.live import Live
+from serve.http.errors import add_errors
+from serve.http.guard import Guard, Tokens
+from serve.http.routes import JsonRoute, UploadRoute, as_json, as_json_list, cancelled_on_disconnect, remaining_s
 from serve.metrics import Exporter, Metrics, PrometheusExporter
+from serve.parts.queries import Answer
 from serve.protocol import (
     EmbeddingsRequest,
     EmbeddingsResponse,
@@ -39,10 +39,10 @@ from serve.protocol import (
     TaskOut,
     TasksResponse,
 )
-from serve.queries import Answer
-from serve.security import Tokens
-from serve.service import ConflictError, NotReadyError, Service, UnknownTaskError
-from serve.tasks import Task, modes_of
+from serve.release.opened import Opened
+from serve.release.tasks import Task, modes_of
+from serve.service.changes import Changes
+from serve.service.service import Service
 
 PAGE = Path(__file__).parent / "page"
 SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond
@@ -66,26 +66,29 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def build_app(
-    service: Service, tokens: Tokens, *, connections: Connections | None = None, exporter: Exporter | None = None
+    changes: Changes, tokens: Tokens, *, connections: Connections | None = None, exporter: Exporter | None = None
 ) -> FastAPI:
     """Returns the ASGI application.
 
     Args:
-        service: Answers the requests.
+        changes: Changes of the live release of the service that answers the requests.
         tokens: Tokens of users and administrators.
         connections: Connections of the server that runs the application, for the metrics; None: another server runs
             it.
         exporter: Exports the metrics; None: `/metrics` does.
     """
 
+    service = changes.service
+
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loops = (service.follow, service.watch, service.watch_store, metrics.sample)
-        tasks = [asyncio.create_task(loop()) for loop in loops]
+        loops = (changes.follow(), service.watch(), service.staleness.watch(lambda: service.live), metrics.sample())
+        tasks = [asyncio.create_task(loop) for loop in loops]
         yield
         for task in tasks:
             task.cancel()
         await service.drain()
+        changes.uploads.close()
         service.close()
 
     app = FastAPI(
@@ -163,17 +166,15 @@ def build_app(
     @json_routes.put("/v1/release", response_model=TasksResponse)
     async def put_release(request: ReleaseRequest, http: Request) -> Response:
         """Makes a new release of the store's artifacts live, or an earlier release; no request fails meanwhile."""
-        await service.switch(request.release)
-        live = _live(service)
-        return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+        await changes.switch(request.release)
+        return _tasks(_live(service))
 
     app.include_router(json_routes)
 
     @app.get("/v1/tasks", response_model=TasksResponse)
     async def tasks() -> Response:
         """Returns the tasks of the live release."""
-        live = _live(service)
-        return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+        return _tasks(_live(service))
 
     @app.get("/v1/tasks/{name}", response_model=TaskOut)
     async def get_task(name: Name) -> Response:
@@ -194,7 +195,7 @@ def build_app(
         ] = None,
     ) -> Response:
         """Serves a prompt under a name, at once and after restarts; the response comes when every replica has it."""
-        await service.put_task(name, prompt.file, settings.file, index)
+        await changes.put_task(name, prompt.file, settings.file, index)
         live = _live(service)
         if name not in live.tasks:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")
@@ -205,15 +206,14 @@ def build_app(
     @app.delete("/v1/tasks/{name}", response_model=TasksResponse)
     async def delete_task(name: Name) -> Response:
         """Stops serving a task, and returns the remaining ones."""
-        await service.drop_task(name)
-        live = _live(service)
-        return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+        await changes.drop_task(name)
+        return _tasks(_live(service))
 
     @app.get("/v1/info", response_model=InfoResponse)
     async def info() -> Response:
         """Returns the live release (encoder, modes, filters, tasks, number of passages), and what is newer."""
         live = _live(service)
-        corpus, release = live.opened.corpus, live.release
+        corpus, release = live.corpus, live.release
         known = {
             "release": release.id,
             "encoder": public_name(release.encoder) if release.encoder else None,
@@ -256,11 +256,11 @@ def build_app(
         return FileResponse(files[name])
 
     # Guard runs before FastAPI's own layers. The object stays a FastAPI, as Ray Serve names requests by its routes.
-    app.middleware_stack = Guard(app.build_middleware_stack(), tokens=tokens, metrics=metrics)
+    app.middleware_stack = Guard(app.build_middleware_stack(), tokens=tokens, answered=metrics.answered)
     return app
 
 
-def _live(service: Service) -> Live:
+def _live(service: Service) -> Opened:
     if service.live is None:
         raise NotReadyError
     return service.live
@@ -295,12 +295,17 @@ def _embeddings(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
     ]
 
 
-def _task(live: Live, task: Task) -> dict[str, Any]:
+def _tasks(live: Opened) -> Response:
+    """Returns the response with all tasks of the live release."""
+    return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+
+
+def _task(live: Opened, task: Task) -> dict[str, Any]:
     key = f"prompts/{task.prompt}"
     return {
         "name": task.name,
         "prompt": live.release.fingerprints[key][:16] if task.prompt else None,
-        "length": live.lengths.get(task.name, {}),
+        "length": live.prompt_lengths.get(task.name, {}),
         "embeddings": task.embeddings,
         "index": task.index,
         "bm25": task.bm25,

@@ -24,15 +24,18 @@ from ray.serve.config import ProxyLocation
 from indexing.hit_sources.registry import online_searches
 from indexing.store.store import Store
 from retriever.errors import InputError
-from serve.health.states import PASSAGES
-from serve.health.warm_up import WarmUpLimits
-from serve.local import address_of, open_local
-from serve.models import EncoderPart, RerankPart
+from serve.http.guard import Tokens, is_loopback
+from serve.local import address_of, favour_event_loop, open_local
+from serve.parts.models import EncoderPart, RerankPart
+from serve.parts.states import PASSAGES
 from serve.protocol import MOST_MS
-from serve.release import Opened, Release, check_row_ranges, current
+from serve.release.live import current
+from serve.release.opened import Opened, check_row_ranges
+from serve.release.release import Release
 from serve.remote import PREPARE_S, LeafReplica, RemotePart, ask_remote
-from serve.security import Tokens, is_loopback
-from serve.service import LOOK, Limits, Service, favour_event_loop
+from serve.service.changes import Changes
+from serve.service.service import LOOK, Service
+from serve.service.warm_up import WarmUpLimits
 
 LINGER_S = MOST_MS / 1000 + 2 * LOOK  # seconds for which other fronts may have requests of the previous release
 SPARE = 64  # requests that a replica accepts in addition to those for its queues
@@ -93,7 +96,9 @@ def open_front(store: Store, leaves: Sequence[Any], args: Application, device: s
         partial(ask_remote, leaves),
         {name: RemotePart(name, leaves) for name in names},
         num_leaves=len(leaves),
-        limits=Limits(batch=args.batch, bound=args.queue, workers=args.workers),
+        batch=args.batch,
+        bound=args.queue,
+        workers=args.workers,
         linger=LINGER_S,
         is_local=False,
         warm_up=WarmUpLimits(total_s=args.warm_up_s),
@@ -117,7 +122,7 @@ class Ingress:
     def __init__(self, settings: dict[str, Any], leaves: list[Any]):
         self.settings = Application(**settings)
         self.leaves = leaves
-        self.service: Service | None = None
+        self.changes: Changes | None = None
 
     async def __serve_build_asgi_app__(self) -> Any:
         from serve.app import build_app
@@ -142,15 +147,15 @@ class Ingress:
                 "this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
                 "there; `without_tokens: true` where nobody else reaches the port"
             )
-        self.service, service.announce = service, announce
-        await service.refresh()
+        self.changes = Changes(service, announce)
+        await self.changes.refresh()
         favour_event_loop()
-        return build_app(service, tokens, exporter=RayExporter())
+        return build_app(self.changes, tokens, exporter=RayExporter())
 
     async def refresh(self) -> None:
         """Serves the release that is live now."""
-        if self.service is not None:
-            await self.service.refresh()
+        if self.changes is not None:
+            await self.changes.refresh()
 
 
 def reserved_device() -> str:

@@ -1,141 +1,142 @@
-"""Converts exceptions to HTTP errors in OpenAI's format: the status and the type of each."""
+"""The exceptions of a service, with failures of the service separated from mistakes of clients.
+
+`InputError` says what a user can fix, often with a path. If a field of a request raises it, the response is 400. If a
+part raises it while it reads its files, it is no mistake of the client: it becomes a `StoreError`, which is logged with
+all details, and the response is 503 without details.
+"""
 
 from __future__ import annotations
 
-import logging
-import uuid
-from collections.abc import Sequence
-from typing import Any
+import re
+from collections.abc import Iterator
 
-import orjson
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+import pyarrow as pa
 
-from retriever.errors import InputError, shortened
-from serve.batching import OverloadedError
-from serve.health.failures import LostError, StoreError, without_places
-from serve.http.routes import closest
-from serve.parts import ExpiredError
-from serve.queries import IncompleteError
-from serve.registry import MemoryShortageError
-from serve.service import ConflictError, NotReadyError, UnknownTaskError
+from indexing.store.cache import CorruptError
+from retriever.errors import MOST_MESSAGE, InputError
 
-log = logging.getLogger("riptide.serve")
-
-WHOLE = 64 << 10  # bytes of a response that are sent at once
-
-ERRORS: dict[type[Exception], tuple[int, str]] = {
-    InputError: (400, "invalid_request_error"),
-    UnknownTaskError: (404, "not_found_error"),
-    ConflictError: (409, "conflict_error"),
-    OverloadedError: (429, "overloaded_error"),
-    MemoryShortageError: (503, "overloaded_error"),
-    ExpiredError: (503, "timeout_error"),
-    IncompleteError: (503, "incomplete_error"),
-    LostError: (503, "unavailable_error"),
-    NotReadyError: (503, "not_ready_error"),
-    StoreError: (503, "store_error"),
-}
-MESSAGES = {
-    ExpiredError: "the time that the request was given has passed",
-    IncompleteError: "not every shard answered; allow_partial takes what there is",
-    LostError: "a part of the service does not answer at the moment",
-    NotReadyError: "no release is being served at the moment",
-}
+STORE = "store"  # the name under which failures of the store itself are reported
+_FOREIGN = ("botocore", "boto3", "urllib3", "jnius")  # packages whose exceptions are failures of the store or of Lucene
+_MISSING = "the file is missing"  # part of a message of the node's cache
+_PATH = re.compile(r"(?:s3:/|(?<![\w.:/…]))/[^\s:,;'\"()]+")
+_DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
 
 
-class NoResponse(Response):
-    """Sends nothing: the client has disconnected."""
+class StoreError(Exception):
+    """A part cannot read what it serves.
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        pass
-
-
-def add_errors(app: FastAPI) -> None:
-    """Adds exception handlers to an application, so that it answers every exception in OpenAI's format."""
-
-    async def answer(request: Request, error: Exception) -> Response:
-        return response_to(request, error)
-
-    for kind in (*ERRORS, RequestValidationError, HTTPException, ClientDisconnect, Exception):
-        app.add_exception_handler(kind, answer)
-
-
-def response_to(request: Request, error: Exception) -> Response:
-    """Returns the response to a request that raised an exception.
-
-    Failures of the service are logged with all details; clients see no path, bucket or fingerprint.
+    Args:
+        part: The part's name, such as "dense"; "store" for the store itself.
+        reason: A short reason for clients, without file names.
+        detail: Details for the log.
     """
-    if isinstance(error, StoreError | LostError):
-        detail = error.detail if isinstance(error, StoreError) else error.__cause__
-        log.error("request %s: %s (%s)", request_id(request), error, detail)
-    for kind, (status, name) in ERRORS.items():
-        if isinstance(error, kind):
-            wait = error.retry_after if isinstance(error, OverloadedError) else 1
-            headers = {"Retry-After": str(wait)} if status in (429, 503) else None
-            return _error(request, status, name, message_of(error), headers)
-    if isinstance(error, RequestValidationError):
-        problem = closest(error.errors())
-        steps = [str(step) for step in problem["loc"]]
-        place = ".".join(
-            step for step in steps if not step.startswith(("constrained-", "list["))
-        )  # names that pydantic adds
-        return _error(request, 422, "invalid_request_error", f"{place}: {problem['msg']}")
-    if isinstance(error, ClientDisconnect) or isinstance(error.__cause__, ClientDisconnect):
-        return NoResponse(status_code=499)
-    if isinstance(error, HTTPException):
-        return _error(request, error.status_code, "invalid_request_error", str(error.detail), error.headers)
-    log.error("request %s failed", request_id(request), exc_info=error)
-    return _error(request, 500, "internal_error", "this is a fault of the server; its log says more")
+
+    def __init__(self, part: str, reason: str, detail: str = ""):
+        super().__init__(part, reason, detail)
+        self.part, self.reason, self.detail = part, reason, detail
+
+    def __str__(self) -> str:
+        return f"{self.part}: {self.reason}"
 
 
-def message_of(error: Exception) -> str:
-    """Returns the message of an exception for clients."""
+class LostError(Exception):
+    """A leaf did not answer: its replica or its node is gone, or cannot be reached."""
+
+
+class RefusedPromptError(InputError):
+    """A prompt that its backbone cannot use: a mistake of the client that put it."""
+
+
+class ExpiredError(Exception):
+    """The deadline has passed."""
+
+
+class OverloadedError(Exception):
+    """The queue is full. retry_after: seconds until it should not be."""
+
+    def __init__(self, retry_after: int):
+        super().__init__(f"too many requests; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class NotReadyError(Exception):
+    """No release is served yet, or the service is shutting down."""
+
+
+class IncompleteError(Exception):
+    """Not all shards answered, and the query did not allow a partial answer."""
+
+
+class MemoryShortageError(Exception):
+    """The check of a prompt needs more memory than is free at the moment."""
+
+
+class UnknownTaskError(Exception):
+    """A task that the live release does not have."""
+
+    def __init__(self, name: str):
+        super().__init__(f"no task {name!r}")
+
+
+class UploadExpiredError(ExpiredError):
+    """The check of an upload took too long."""
+
+
+class ConflictError(Exception):
+    """Other servers changed the live release at the same time in every attempt."""
+
+
+def store_error(part: str, error: BaseException) -> StoreError:
+    """Returns a StoreError of a part with the reason of `error`."""
     if isinstance(error, StoreError):
-        return f"the service cannot read what it serves at the moment ({error})"
-    return MESSAGES.get(type(error)) or without_places(str(error))
+        return error
+    return StoreError(part, reason_of(error), f"{type(error).__name__}: {error}")
 
 
-def request_id(request: Request) -> str:
-    return str(getattr(request.state, "request_id", None) or uuid.uuid4().hex)
+def is_store_error(error: BaseException) -> bool:
+    """Whether an exception, or one that caused it, is a failure of the store or of its files."""
+    return any(_is_foreign(cause) for cause in _chain(error))
 
 
-def _error(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
-    document = {"error": {"message": shortened(message), "type": kind, "request_id": request_id(request)}}
-    return as_json(document, status, headers)
+def reason_of(error: BaseException) -> str:
+    """Returns a short reason why a part fails, without file names."""
+    chain = list(_chain(error))
+    if isinstance(error, StoreError):
+        return error.reason
+    if any(isinstance(cause, FileNotFoundError) or _MISSING in str(cause) for cause in chain):
+        return "files are missing"
+    if any(isinstance(cause, CorruptError | pa.ArrowException) for cause in chain):
+        return "files are damaged"
+    if any(_is_foreign(cause) for cause in chain):
+        return "files cannot be read"
+    if isinstance(error, LostError):
+        return "no replica answers"
+    if isinstance(error, InputError):
+        return "artifacts are missing or not those of the release"
+    return f"fails ({type(error).__name__})"
 
 
-def as_json(document: Any, status: int = 200, headers: Any = None) -> Response:
-    content = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Response(content, status, headers, media_type="application/json")
+def without_places(message: str, *places: str) -> str:
+    """Returns a message for clients: without the given locations, other absolute paths, buckets and long digests.
+
+    Args:
+        message: Message of an exception.
+        *places: Folders and URLs of the service, which become "the store".
+    """
+    message = message[: 4 * MOST_MESSAGE]  # the cost does not grow with a client's input
+    for place in sorted(filter(None, places), key=len, reverse=True):
+        message = message.replace(place, "the store")
+    return _DIGEST.sub(r"\1…", _PATH.sub("…", message))
 
 
-def as_json_list(document: dict[str, Any], name: str, items: Sequence[bytes]) -> Response:
-    """Returns a response of a document with one more field, a list of JSON texts; a large one is sent in pieces."""
-    pieces = [orjson.dumps(document)[:-1], f',"{name}":['.encode()]
-    for number, item in enumerate(items):
-        pieces += [b",", item] if number else [item]
-    pieces.append(b"]}")
-    if sum(map(len, pieces)) <= WHOLE:
-        return Response(b"".join(pieces), media_type="application/json")
-    return PiecesResponse(pieces)
+def _is_foreign(error: BaseException) -> bool:
+    return isinstance(error, CorruptError | OSError | pa.ArrowException) or (
+        type(error).__module__.partition(".")[0] in _FOREIGN
+    )
 
 
-class PiecesResponse(Response):
-    """Sends JSON piece by piece, so that the event loop never copies all of it at once."""
-
-    media_type = "application/json"
-
-    def __init__(self, pieces: Sequence[bytes]):
-        super().__init__(headers={"content-length": str(sum(map(len, pieces)))})
-        self.pieces = pieces
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in self.pieces:
-            for start in range(0, len(piece), WHOLE):
-                await send({"type": "http.response.body", "body": piece[start : start + WHOLE], "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yields an exception and its causes."""
+    while error is not None:
+        yield error
+        error = error.__cause__ if error.__cause__ or error.__suppress_context__ else error.__context__

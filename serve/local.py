@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from functools import partial
 
 from indexing.store.store import Store
 from retriever.errors import InputError
-from serve.health.warm_up import WarmUpLimits
+from serve.http.guard import Tokens
 from serve.http.limits import HttpLimits, allowed_connections
-from serve.leaf import Leaf, ask_here
-from serve.models import EncoderPart, RerankPart
-from serve.security import Tokens
-from serve.service import Limits, Service, favour_event_loop
+from serve.parts.leaf import Leaf, ask_here
+from serve.parts.models import EncoderPart, RerankPart
+from serve.service.changes import Changes
+from serve.service.service import Service
+from serve.service.warm_up import WarmUpLimits
 
+SWITCH_S = 0.001  # seconds after which a thread releases the GIL
 GRACE = 30  # seconds that running requests have when the server ends
+
+
+def favour_event_loop() -> None:
+    """Shortens the delays of the event loop by other threads, once libraries and the first release are loaded.
+
+    The garbage collector ignores all objects that exist now (gc.freeze); a full collection would stop all threads for
+    0.25 s. A thread releases the GIL after 1 ms instead of 5 ms, unless a call into C takes longer: beside four busy
+    threads the 99th percentile of a small response falls from 210 to 54 ms.
+    """
+    gc.freeze()
+    sys.setswitchinterval(SWITCH_S)
 
 
 def open_local(
@@ -48,7 +63,8 @@ def open_local(
         RerankPart(store, device=device, threads=threads),
         partial(ask_here, [leaf]),
         leaf.parts,
-        limits=Limits(batch=batch, bound=bound),
+        batch=batch,
+        bound=bound,
         warm_up=warm_up,
     )
 
@@ -77,12 +93,11 @@ async def run_server(
     import uvicorn
 
     from serve.app import build_app
-    from serve.http.connections import Connections
-    from serve.http.protocol import bounded_protocol
+    from serve.http.connections import Connections, bounded_protocol
 
     limits = limits or HttpLimits()
     connections = Connections(limits, allowed_connections(limits.max_connections))
-    app = build_app(service, tokens, connections=connections)
+    app = build_app(Changes(service), tokens, connections=connections)
     config = uvicorn.Config(
         app,
         http=bounded_protocol(connections),

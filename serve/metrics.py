@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from serve.http.connections import Connections
-from serve.queries import Answer
-from serve.service import Service
+from serve.parts.queries import Answer
+from serve.service.service import Service
 
 PREFIX = "riptide"
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -163,7 +163,7 @@ class Metrics:
             self._record["stage_seconds"](waited, "queue")
             for stage, seconds in answer.took.items():
                 self._record["stage_seconds"](seconds, stage)
-            if answer.shards.successful < answer.shards.total:
+            if answer.shards.failed or answer.shards.timed_out:
                 self._record["shard_errors"](answer.shards.failed, "failed")
                 self._record["shard_errors"](answer.shards.timed_out, "timed_out")
 

@@ -18,10 +18,9 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from indexing.store.store import Store
-from serve.batching import OverloadedError
-from serve.health.failures import LostError
-from serve.leaf import HitsRequest, Leaf, Passage, PassagesRequest, Reply, SourceHits
-from serve.release import current
+from serve.errors import LostError, OverloadedError
+from serve.parts.leaf import HitsRequest, Leaf, Passage, PassagesRequest, Reply, SourceHits
+from serve.release.live import current
 
 Result = TypeVar("Result")
 PREPARE_S = 600.0  # seconds for all replicas to open a release

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-PACKAGES = sorted(
-    file.parent for top in ("indexing", "retriever", "jobs") for file in (TESTS.parent / top).glob("*/__init__.py")
-)
+FOLDERS = ("indexing", "retriever", "serve", "jobs")
+PACKAGES = sorted(file.parent for top in FOLDERS for file in (TESTS.parent / top).glob("*/__init__.py"))
 
 
 def imported_tests(source: str) -> Iterator[str]:

@@ -18,15 +18,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable
 from enum import Enum
 from itertools import chain
-from typing import Protocol
+from typing import Any
 
-from serve.http.limits import SURPLUS_HEAD_S, HttpLimits
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from serve.http.limits import HEALTH_PATHS, SURPLUS_HEAD_S, HttpLimits
 
 LINGER_S = 2.0  # seconds for which bytes of a refused connection are still read
 SWEEP_S = 0.5  # seconds between two checks of the deadlines
+HEAD_END = b"\r\n\r\n"
+BODY_PIECE = 1 << 10  # bytes of a body that are parsed without looking for the end of a later head
+PIECE = 16 << 10  # bytes per call of the parser: as many may be in memory beyond max_header_bytes
 READ_RATE = 16 << 10  # minimum bytes per second that a client must read, over write_timeout_s
 
 
@@ -40,21 +47,6 @@ class State(Enum):
     SURPLUS = "surplus"
     REFUSED = "refused"
     CLOSED = "closed"
-
-
-class Connection(Protocol):
-    """The interface of a connection that the registry uses."""
-
-    state: State
-
-    def expire(self) -> None:
-        """Closes it because its time has passed; a client that has sent part of a head gets an error."""
-
-    def drop(self) -> None:
-        """Closes it at once."""
-
-    def unread_bytes(self) -> int:
-        """Returns the bytes of responses that the client has not read yet."""
 
 
 class Connections:
@@ -76,13 +68,13 @@ class Connections:
         self.limits, self.most, self.clock = limits, most, clock
         self.refused: Callable[[int], object] = lambda status: None
         self.closed: Callable[[str], object] = lambda why: None
-        self.served: set[Connection] = set()
-        self.over: set[Connection] = set()
+        self.served: set[BoundedProtocol] = set()
+        self.over: set[BoundedProtocol] = set()
         # The time since which each connection waits, oldest first: entries are only added at the end.
-        self._waiting: dict[State, dict[Connection, float]] = {
+        self._waiting: dict[State, dict[BoundedProtocol, float]] = {
             state: {} for state in State if state not in (State.BUSY, State.CLOSED)
         }
-        self._unread: dict[Connection, tuple[float, int]] = {}
+        self._unread: dict[BoundedProtocol, tuple[float, int]] = {}
         self._timeouts = {
             State.FRESH: limits.head_timeout_s,
             State.HEAD: limits.head_timeout_s,
@@ -95,7 +87,7 @@ class Connections:
     def __len__(self) -> int:
         return len(self.served) + len(self.over)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: BoundedProtocol) -> None:
         """Adds a new connection, as a surplus if it is over the limit; if too many are, the oldest is closed."""
         if len(self.served) < self.most:
             self.served.add(connection)
@@ -111,7 +103,7 @@ class Connections:
         if self._sweeping is None:
             self._sweep_later()
 
-    def move(self, connection: Connection, state: State) -> None:
+    def move(self, connection: BoundedProtocol, state: State) -> None:
         """Sets the state of a connection."""
         if (waiting := self._waiting.get(connection.state)) is not None:
             waiting.pop(connection, None)
@@ -119,7 +111,7 @@ class Connections:
         if (waiting := self._waiting.get(state)) is not None:
             waiting[connection] = self.clock()
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: BoundedProtocol) -> bool:
         """Returns whether a connection with a complete head is served; another one may be closed for it."""
         self._unread.pop(connection, None)  # a client that sends a new request has read the previous response
         if connection in self.over:
@@ -131,7 +123,7 @@ class Connections:
         self.move(connection, State.BUSY)
         return True
 
-    def refuse(self, connection: Connection) -> None:
+    def refuse(self, connection: BoundedProtocol) -> None:
         """Releases the place of a connection to which an error has been sent; it is closed soon."""
         self.served.discard(connection)
         if connection not in self.over and len(self.over) >= self.most:
@@ -140,14 +132,14 @@ class Connections:
         self.over.add(connection)
         self.move(connection, State.REFUSED)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: BoundedProtocol) -> None:
         """Removes a closed connection."""
         self.move(connection, State.CLOSED)
         self.served.discard(connection)
         self.over.discard(connection)
         self._unread.pop(connection, None)
 
-    def close(self, connection: Connection) -> None:
+    def close(self, connection: BoundedProtocol) -> None:
         """Closes a connection at once."""
         self.remove(connection)
         connection.drop()
@@ -193,3 +185,208 @@ class Connections:
         self.sweep()
         if len(self):
             self._sweep_later()
+
+
+def bounded_protocol(connections: Connections) -> type[BoundedProtocol]:
+    """Returns a protocol class for `uvicorn.Config(http=...)` that registers its connections in `connections`."""
+
+    class Protocol(BoundedProtocol):
+        registry = connections
+
+    return Protocol
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection. `registry` is set by `bounded_protocol`."""
+
+    registry: Connections
+
+    def __init__(self, *arguments: Any, **options: Any):
+        self.state = State.CLOSED
+        self._limits = self.registry.limits
+        self._refusal: bytes | None = None  # the response to send once earlier requests are answered
+        self._in_head = False  # a head has begun and is not complete
+        self._in_message = False  # a head has begun, and its body is not complete
+        self._url_bytes = self._header_bytes = self._headers = 0
+        self._events = 0  # number of the parser's callbacks
+        self._silent_bytes = 0  # bytes parsed since the last callback
+        self._pending: bytes | None = None  # bytes that are received and not parsed yet
+        super().__init__(*arguments, **options)
+
+    # Connection
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.registry.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.registry.remove(self)
+        self._unset_keepalive_if_required()
+        self._pending = None
+        super().connection_lost(error)
+
+    def expire(self) -> None:
+        """Closes a connection whose head is late; a client that has sent part of it gets 408."""
+        if self._in_head and self._refusal is None:
+            seconds = SURPLUS_HEAD_S if self.state is State.SURPLUS else self._limits.head_timeout_s
+            self._refuse(408, "timeout_error", f"expected the whole head within {seconds:g} s")
+        else:
+            self.transport.close()
+
+    def drop(self) -> None:
+        """Closes the connection at once."""
+        self.transport.abort()
+
+    def unread_bytes(self) -> int:
+        """Returns the bytes of responses that the client has not read yet."""
+        return int(self.transport.get_write_buffer_size())
+
+    # Bytes
+
+    def data_received(self, data: bytes) -> None:
+        if self._pending is not None:
+            self._pending += data
+            self.flow.pause_reading()  # the running request resumes it whenever it receives
+        else:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        start, size = 0, len(data)
+        while start < size and self._refusal is None and not self.transport.is_closing():
+            if self.pipeline:
+                self._pending = data[start:]
+                self.flow.pause_reading()
+                return
+            in_body = self._in_message and not self._in_head
+            end = data.find(HEAD_END, start + BODY_PIECE if in_body else start, start + PIECE)
+            end = min(start + PIECE, size) if end < 0 else end + len(HEAD_END)
+            events = self._events
+            super().data_received(data if end - start == size else data[start:end])
+            self._silent_bytes = 0 if self._events != events else self._silent_bytes + end - start
+            if self._silent_bytes + self._header_bytes > self._limits.max_header_bytes:
+                self._refuse_headers()
+            start = end
+
+    # Callbacks of the parser
+
+    def on_message_begin(self) -> None:
+        self._events += 1
+        if self._refusal is not None:
+            return
+        self._in_head = self._in_message = True
+        self._url_bytes = self._header_bytes = self._headers = 0
+        if self.state is State.IDLE:
+            self.registry.move(self, State.HEAD)
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._events += 1
+        self._url_bytes += len(url)
+        if self._url_bytes > self._limits.max_url_bytes:
+            limit = self._limits.max_url_bytes
+            self._refuse(414, "invalid_request_error", f"expected a URL of up to {limit:,} bytes")
+        if self._refusal is None:
+            super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._events += 1
+        self._header_bytes += len(name) + len(value) + 4  # ": " and the end of the line
+        self._headers += 1
+        if self._header_bytes > self._limits.max_header_bytes or self._headers > self._limits.max_headers:
+            self._refuse_headers()
+        if self._refusal is None:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._events += 1
+        self._in_head = False
+        if self._refusal is not None:
+            return
+        if self.state is State.BUSY or self.registry.admit(self):  # busy: a pipelined request
+            super().on_headers_complete()
+        else:
+            if self.url.partition(b"?")[0] not in HEALTH_PATHS:
+                self._refuse(503, "overloaded_error", "too many connections; try again in a moment")
+                return
+            super().on_headers_complete()
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._events += 1
+        if self._refusal is None:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._events += 1
+        self._in_message = False
+        if self._refusal is None:
+            super().on_message_complete()
+            if self.state is State.HEAD and self.cycle.response_complete:  # answered before its body came
+                self.registry.move(self, State.IDLE)
+
+    # Responses
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if self.cycle.response_complete:  # no pipelined request, which would run now
+            if self._refusal is not None:
+                self._send_refusal()
+                return
+            self.registry.move(self, State.HEAD if self._in_message else State.IDLE)
+        elif self._refusal is not None and self._is_current():
+            self._send_refusal()
+            return
+        if self._pending is not None:
+            data, self._pending = self._pending, None
+            self._parse(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers a request that is not valid HTTP, in the format of all other errors."""
+        self._refuse(400, "invalid_request_error", msg)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Does nothing: an unsupported upgrade is answered as a plain request, which needs no line in the log."""
+
+    def _refuse_headers(self) -> None:
+        limits = self._limits
+        expected = f"expected up to {limits.max_headers} headers of {limits.max_header_bytes:,} bytes in all"
+        self._refuse(431, "invalid_request_error", expected)
+
+    def _refuse(self, status: int, kind: str, message: str) -> None:
+        """Answers the request that is being received with an error, after earlier ones, and closes the connection."""
+        if self._refusal is not None or self.transport.is_closing():
+            return
+        error = {"message": message, "type": kind, "request_id": uuid.uuid4().hex}
+        body = orjson.dumps({"error": error})
+        retry = b"retry-after: 1\r\n" if status == 503 else b""
+        self._refusal = b"%bcontent-type: application/json\r\ncontent-length: %d\r\n%bconnection: close\r\n\r\n%b" % (
+            STATUS_LINE[status],
+            len(body),
+            retry,
+            body,
+        )
+        self.registry.refused(status)
+        self.flow.pause_reading()
+        if self._is_current() or self.cycle is None or self.cycle.response_complete:
+            self._send_refusal()
+
+    def _is_current(self) -> bool:
+        """Whether the request that is being answered is also the one that is being received."""
+        return self.cycle is not None and self.cycle.scope is self.scope and not self.pipeline
+
+    def _send_refusal(self) -> None:
+        assert self._refusal is not None
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:  # the cycle of the refused request
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.drop()
+                return
+        self._unset_keepalive_if_required()
+        self.transport.write(self._refusal)
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.registry.refuse(self)

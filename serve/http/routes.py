@@ -1,4 +1,7 @@
-"""Routes with a JSON body, which pydantic parses without FastAPI's steps between a request and its handler; uploads."""
+"""Routes with a JSON body: how bodies are read, responses written, and the work of clients that have gone cancelled.
+
+pydantic parses the bodies, without FastAPI's steps between a request and its handler.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,19 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, get_type_hints
 
+import orjson
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import from_json
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from serve.batching import OverloadedError
-from serve.http.disconnects import cancelled_on_disconnect
+from serve.errors import OverloadedError
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -31,6 +34,7 @@ MOST_STRING = 12 << 16  # bytes of a string: 65,536 characters fit, each as two 
 MOST_FILES, MOST_FIELDS = 2, 1  # of an upload
 MOST_FIELD = 4 << 10  # bytes of a field of an upload that is no file
 MOST_WAITING = 64 << 20  # bytes of larger bodies that are parsed or wait for it; more get 429
+WHOLE = 64 << 10  # bytes of a response that are sent at once
 PIECE = 64 << 10  # bytes of a string that are read in one call
 _CONTENT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # content of a JSON string up to its closing quote
 _QUOTE = ord('"')
@@ -219,3 +223,67 @@ def _with_texts(value: Any, texts: Sequence[str]) -> Any:
 
 def _invalid(kind: str, message: str) -> RequestValidationError:
     return RequestValidationError([{"type": kind, "loc": ("body",), "msg": message}])
+
+
+def as_json(document: Any, status: int = 200, headers: Any = None) -> Response:
+    content = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+    return Response(content, status, headers, media_type="application/json")
+
+
+def as_json_list(document: dict[str, Any], name: str, items: Sequence[bytes]) -> Response:
+    """Returns a response of a document with one more field, a list of JSON texts; a large one is sent in pieces."""
+    pieces = [orjson.dumps(document)[:-1], f',"{name}":['.encode()]
+    for number, item in enumerate(items):
+        pieces += [b",", item] if number else [item]
+    pieces.append(b"]}")
+    if sum(map(len, pieces)) <= WHOLE:
+        return Response(b"".join(pieces), media_type="application/json")
+    return PiecesResponse(pieces)
+
+
+class PiecesResponse(Response):
+    """Sends JSON piece by piece, so that the event loop never copies all of it at once."""
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: Sequence[bytes]):
+        super().__init__(headers={"content-length": str(sum(map(len, pieces)))})
+        self.pieces = pieces
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self.pieces:
+            for start in range(0, len(piece), WHOLE):
+                await send({"type": "http.response.body", "body": piece[start : start + WHOLE], "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@contextlib.asynccontextmanager
+async def cancelled_on_disconnect(request: Request) -> AsyncIterator[None]:
+    """Cancels the body of the `async with` if the client disconnects; its waiting queries then never run.
+
+    Args:
+        request: A request whose body was read.
+
+    Raises:
+        ClientDisconnect: If the client has disconnected.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    watching = asyncio.create_task(_cancel_on_disconnect(request.receive, task))
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not watching.done():
+            raise  # the server cancels the request
+        task.uncancel()
+        raise ClientDisconnect from None
+    finally:
+        watching.cancel()
+
+
+async def _cancel_on_disconnect(receive: Callable[[], Awaitable[Any]], task: asyncio.Task[Any]) -> None:
+    """Cancels a task once the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()

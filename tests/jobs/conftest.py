@@ -24,7 +24,8 @@ from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Task
 from serve.local import open_local
-from serve.service import Service
+from serve.service.changes import Changes
+from serve.service.service import Service
 
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
 
@@ -190,7 +191,13 @@ def service(store: Store) -> Service:
 
 
 @pytest.fixture
-def client(service: Service) -> Iterator[TestClient]:
+def changes(service: Service) -> Changes:
+    """Changes of the live release of the fixture `service`."""
+    return Changes(service)
+
+
+@pytest.fixture
+def client(service: Service, changes: Changes) -> Iterator[TestClient]:
     """A client of the fixture `service`, once that is ready."""
-    with serving(service) as client:
+    with serving(service, changes=changes) as client:
         yield client

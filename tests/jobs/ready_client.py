@@ -7,8 +7,9 @@ import threading
 from fastapi.testclient import TestClient
 
 from serve.app import build_app
-from serve.security import Tokens
-from serve.service import Service
+from serve.http.guard import Tokens
+from serve.service.changes import Changes
+from serve.service.service import Service
 
 
 class ReadyClient(TestClient):
@@ -23,7 +24,9 @@ class ReadyClient(TestClient):
         raise AssertionError("the server did not become ready")
 
 
-def serving(service: Service, tokens: Tokens | None = None, root_path: str = "") -> ReadyClient:
+def serving(
+    service: Service, tokens: Tokens | None = None, root_path: str = "", changes: Changes | None = None
+) -> ReadyClient:
     """Returns a client of a service, as a context; without tokens, everyone may do everything."""
-    app = build_app(service, tokens or Tokens())
+    app = build_app(changes or Changes(service), tokens or Tokens())
     return ReadyClient(app, base_url="http://127.0.0.1", root_path=root_path)

@@ -24,7 +24,8 @@ from indexing.store.store import Store
 from retriever.encoding.encoder import EncoderOptions, describe
 from retriever.forward.prompt_rows import PromptShape
 from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
-from serve.release import make_current, plan
+from serve.release.live import make_current
+from serve.release.planning import plan
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = EncoderOptions(dtype="float32", compile="never")

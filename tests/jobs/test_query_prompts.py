@@ -30,11 +30,11 @@ from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.synthesis_options import SynthesisOptions
 from serve.local import open_local
-from serve.queries import Query, Texts
-from serve.registry import MOST_KEPT, check_synthesis
-from serve.release import current
-from serve.service import Service
-from serve.tasks import search_of_mode
+from serve.parts.queries import Query, Texts
+from serve.release.live import current
+from serve.release.tasks import search_of_mode
+from serve.service.prompts import MOST_KEPT, check_synthesis
+from serve.service.service import Service
 
 Done = Callable[..., str]
 WORDLESS = "漢字 ???"
@@ -119,7 +119,7 @@ def test_a_query_without_a_known_word_fails_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The probes of checks work although the backbone knows none of their words."""
-    monkeypatch.setattr("serve.models.PROBE", WORDLESS)
+    monkeypatch.setattr("serve.parts.models.PROBE", WORDLESS)
     fine = next(iter(query_texts(root).values()))
     put(client, "task", upload(tmp_path / "task", computed_prompt(model, 1)))
     expected = hits_of(client, "task", [fine])[0]

@@ -54,17 +54,19 @@ from retriever.encoding import encoder
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
-from serve.batching import OverloadedError
 from serve.client import Client, ServerError
-from serve.health.failures import LostError
+from serve.errors import LostError, OverloadedError
+from serve.http.guard import Tokens, digest
 from serve.local import open_local, run_server
-from serve.models import Encoded
-from serve.queries import Query, Texts
-from serve.release import Release, current, make_current, plan
+from serve.parts.models import Encoded
+from serve.parts.queries import Query, Texts
+from serve.release.live import current, make_current
+from serve.release.planning import plan
+from serve.release.release import Release
+from serve.release.tasks import search_of_mode
 from serve.remote import RemotePart, ask_remote
-from serve.security import Tokens, digest
-from serve.service import Service
-from serve.tasks import search_of_mode
+from serve.service.changes import Changes
+from serve.service.service import Service
 
 USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
 
@@ -248,7 +250,7 @@ def test_tasks_come_and_go_and_mixed_batches_are_each_tasks_own(
     live = service.live
     assert live is not None
     names = [task for task in vectors for _ in texts]
-    mixed = service.engine.encode(live.release, texts * len(vectors), names, "query", 4e9).vectors
+    mixed = service.engine.encoder.encode(live.release.id, texts * len(vectors), names, "query", 4e9).vectors
     np.testing.assert_allclose(mixed, np.concatenate([vectors[task] for task in vectors]), atol=1e-5)
     assert not np.allclose(vectors["t0"], vectors["t1"], atol=1e-2)
     own = Encoder(model, OPTIONS, tasks={"t": load(tmp_path / "1")}).encode(texts, task="t")
@@ -505,7 +507,7 @@ def test_a_prompt_that_there_is_no_memory_for_is_refused(
 
 
 def test_others_may_change_what_is_live_while_a_task_is_put(
-    root: Path, service: Service, client: TestClient, model: str, tmp_path: Path
+    root: Path, changes: Changes, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     """With several ingresses, each tells all, itself included, to look which release is live."""
     store = Store(str(root / "store"))
@@ -513,9 +515,9 @@ def test_others_may_change_what_is_live_while_a_task_is_put(
 
     async def announce() -> None:
         assert make_current(store, first, current(store)[1])
-        await service.refresh()
+        await changes.refresh()
 
-    service.announce = announce
+    changes.announce = announce
     answer = client.put("/v1/tasks/passing", files=task_files(tmp_path, model, 4))
     assert (answer.status_code, answer.json()["error"]["type"]) == (409, "conflict_error")
     assert client.get("/v1/tasks").json()["release"] == first.id
@@ -551,7 +553,7 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
 
 
 def test_a_release_lingers_and_changes_do_not_pile_up(
-    service: Service, client: TestClient, model: str, tmp_path: Path
+    service: Service, changes: Changes, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     service._linger = 1.0
     first = client.get("/v1/tasks").json()["release"]
@@ -563,10 +565,10 @@ def test_a_release_lingers_and_changes_do_not_pile_up(
             break
         time.sleep(0.05)
     assert first not in opened
-    service._changes = 8
+    changes._pending = 8
     answer = client.delete("/v1/tasks/later")
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
-    service._changes = 0
+    changes._pending = 0
     assert client.delete("/v1/tasks/later").status_code == 200
 
 
@@ -667,7 +669,7 @@ def test_json_that_python_reads_and_others_do_not_is_refused(client: TestClient,
 
 def test_a_request_whose_time_has_passed_is_dropped(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     later = SimpleNamespace(time=lambda: time.time() + 3_600, perf_counter=time.perf_counter)
-    monkeypatch.setattr("serve.batching.time", later)
+    monkeypatch.setattr("serve.service.batching.time", later)
     late = client.post("/v1/search", json={"query": "bafa", "timeout_ms": 1_000})
     assert (late.status_code, late.json()["error"]["type"]) == (503, "timeout_error")
     assert late.headers["retry-after"] == "1"
@@ -757,7 +759,7 @@ def test_a_request_with_more_questions_than_the_queue_is_taken_where_nothing_wai
 
 
 def test_what_comes_too_slowly_or_from_nobody_is_refused_unread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serve.limits.BODY_S", 0.05)
+    monkeypatch.setattr("serve.http.guard.BODY_S", 0.05)
     tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
 
     async def ask(app: Any, token: str) -> list[Any]:
@@ -799,9 +801,9 @@ def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, case: str, status: int, documented: Callable[..., None]
 ) -> None:
     now, sent = [0.0], []
-    monkeypatch.setattr("serve.limits.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("serve.http.guard.time", SimpleNamespace(perf_counter=lambda: now[0]))
     if status == 503:
-        monkeypatch.setattr("serve.limits.MOST_RECEIVED", 10)
+        monkeypatch.setattr("serve.http.guard.MOST_RECEIVED", 10)
 
     async def ask(app: Any) -> None:
         headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]

@@ -27,12 +27,13 @@ from retriever.errors import InputError
 from retriever.forward import batching
 from retriever.options import Side
 from retriever.prompts.prompts import TaskPrompt, backbone_of
+from serve.errors import ExpiredError
 from serve.local import open_local
-from serve.parts import ExpiredError
-from serve.queries import Query
-from serve.release import current, make_current, plan
-from serve.service import Service
-from serve.tasks import search_of_mode
+from serve.parts.queries import Query
+from serve.release.live import current, make_current
+from serve.release.planning import plan
+from serve.release.tasks import search_of_mode
+from serve.service.service import Service
 
 MODEL = model_of_words(WORDS[::2], 3)  # the other words are unknown
 WORDLESS = f"{WORDS[1]} {WORDS[3]}"
@@ -215,7 +216,7 @@ def test_uploads_that_do_not_fit_are_refused(
         backbone = backbone_of(describe(model, OPTIONS))
         other = TaskPrompt(backbone, OPTIONS, None, None, topics=random_saved_topics(model=MODEL, seed=1))
         refused("bad", upload(tmp_path / "other", other), {"index": "topical"}, "(another prompt)")
-        monkeypatch.setattr("serve.registry.MOST_KEPT", 1000)
+        monkeypatch.setattr("serve.service.prompts.MOST_KEPT", 1000)
         refused("bad", given, {"index": "topical"}, "3 prompts of topics with 1,920 numbers, expected up to 1,000")
         assert "bad" not in live_tasks(local)
 

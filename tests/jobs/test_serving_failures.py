@@ -20,17 +20,18 @@ from serving import query_texts, task_files
 
 from indexing.store.store import Store
 from retriever.errors import InputError
-from serve.batching import OverloadedError
 from serve.deployments import Application, open_front
-from serve.engine import Engine
-from serve.health.failures import StoreError, without_places
-from serve.health.states import ENCODER, PASSAGES, RERANKER
-from serve.health.warm_up import Sample, WarmUpLimits
+from serve.errors import OverloadedError, StoreError, without_places
 from serve.local import open_local
-from serve.queries import Answer
-from serve.release import Release, current
+from serve.parts.engine import Engine
+from serve.parts.part import Part
+from serve.parts.queries import Answer
+from serve.parts.states import ENCODER, PASSAGES, RERANKER
+from serve.release.live import current
+from serve.release.release import Release
 from serve.remote import ask_remote
-from serve.service import Service
+from serve.service.service import Service
+from serve.service.warm_up import Sample, WarmUpLimits
 
 DENSE, BM25 = "dense", "bm25"
 FILTERED = {"query": "bafa", "filter": {"lang": "de"}}  # whose vectors are read from the files again
@@ -259,7 +260,7 @@ def test_a_front_asks_every_replica_of_each_leaf(store: Store) -> None:
     leaves = [Deployed(), Deployed()]
     service = open_front(store, leaves, Application(store=store.url, row_ranges=2), "cpu")
     release = live_release(store)
-    assert service._read_files(DENSE, release.id, None, 1.0) == 4 * 7
+    assert service.parts[DENSE].read(release.id, None, 1.0) == 4 * 7
     service.live = SimpleNamespace(release=release)
     service.check_parts(release)
     assert service.readiness() == {
@@ -276,21 +277,21 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
 ) -> None:
     """Files are read and spaces searched before /readyz answers 200."""
     seen: list[tuple[str, bool, dict[str, Any]]] = []
-    search, read = Engine.search, service._read_files
+    search, read = Engine.search, Part.read
 
     def note_search(engine: Engine, queries: Any) -> Any:
         if engine is not service.engine:
             seen.append((queries[0].search.source, service.ready, service.readiness()["parts"]))
         return search(engine, queries)
 
-    def note_read(part: str, *arguments: Any) -> int:
+    def note_read(part: Part, *arguments: Any) -> int:
         size = read(part, *arguments)
         if size:
-            seen.append((f"read {part}", service.ready, {}))
+            seen.append((f"read {part.name}", service.ready, {}))
         return size
 
     monkeypatch.setattr(Engine, "search", note_search)
-    monkeypatch.setattr(service.warm_up, "read", note_read)
+    monkeypatch.setattr(Part, "read", note_read)
     with serving(service) as client:
         assert {name for name, *_ in seen} == {"read dense", "read bm25", "read passages", "index:idx", "bm25"}
         assert not any(ready for _, ready, _ in seen)
@@ -322,7 +323,7 @@ def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypat
             return []
 
         monkeypatch.setattr(Engine, "search", search)
-        monkeypatch.setattr("serve.health.warm_up.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+        monkeypatch.setattr("serve.service.warm_up.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
         service = open_local(store, device="cpu", threads=1, warm_up=WarmUpLimits(**limits))
         release = live_release(store)
         service.warm_up._run_queries(

@@ -26,7 +26,8 @@ from indexing.store.store import Store
 from retriever.encoding.encoder import Encoder
 from retriever.prompts.prompts import SETTINGS, WEIGHTS
 from serve.client import Client, ServerError
-from serve.release import Release, plan
+from serve.release.planning import plan
+from serve.release.release import Release
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,8 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.client import Client, ServerError
 from serve.deployments import Application, build, http_options, reserved_device, run_application
-from serve.release import current, make_current, plan
+from serve.release.live import current, make_current
+from serve.release.planning import plan
 
 
 @pytest.fixture

@@ -20,8 +20,9 @@ from retriever.encoding.encoder import Encoder, EncoderOptions, describe
 from retriever.errors import InputError
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from serve.local import open_local
-from serve.models import EncoderPart
-from serve.release import current, make_current, plan
+from serve.parts.models import EncoderPart
+from serve.release.live import current, make_current
+from serve.release.planning import plan
 
 Done = Callable[..., str]
 WORDS = {

@@ -22,11 +22,14 @@ from indexing.corpus.corpus import Corpus
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.client import Client
-from serve.health import staleness
 from serve.local import open_local
-from serve.release import Release, live_release, make_current, plan
-from serve.renewal import renewed
-from serve.service import Service
+from serve.release.live import live_release, make_current
+from serve.release.planning import plan
+from serve.release.release import Release
+from serve.release.renewal import renewed
+from serve.service import staleness
+from serve.service.changes import Changes
+from serve.service.service import Service
 
 Done = Callable[..., str]
 NUMERICS = ("--dtype", "float32", "--compile", "never")
@@ -227,7 +230,7 @@ def test_a_new_release_that_cannot_be_opened_leaves_the_live_one(
     ready = []
 
     async def run_server(service: Service, *_: object) -> None:
-        await service.refresh()
+        await Changes(service).refresh()
         ready.append(service.live.release if service.live else None)
 
     monkeypatch.setattr("serve.local.run_server", run_server)
@@ -266,7 +269,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
     other = replace(before, reranker="some/cross-encoder")
     growth.grow()
     new = renewed(store, before)
-    monkeypatch.setattr("serve.models.RerankPart.prepare", lambda *_: None)
+    monkeypatch.setattr("serve.parts.models.RerankPart.prepare", lambda *_: None)
     original, opened = Service.open, []
 
     def open_release(service: Service, release_id: str) -> None:
@@ -278,7 +281,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
             make_live(store, other)
 
     async def run_server(service: Service, *_: object) -> None:
-        await service.refresh()
+        await Changes(service).refresh()
         service._admin.shutdown()
         assert service.live is not None
         assert service.live.release == other
@@ -300,7 +303,7 @@ def test_a_running_server_says_that_it_is_older_than_its_store(
     growth: Growth, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr("serve.service.LOOK", 0.02)
+    monkeypatch.setattr(staleness, "SLEEP_S", 0.02)
     store, gone = growth.store, text_of(growth.store)
     with serving(open_local(store, device="cpu", threads=2)) as client:
         newer = partial(wait_for, lambda: client.get("/v1/info").json()["newer"])
@@ -344,7 +347,7 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
     growth: Growth, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr("serve.service.LOOK", 0.02)
+    monkeypatch.setattr(staleness, "SLEEP_S", 0.02)
     looks = []
 
     def fail(key: str) -> int | None:

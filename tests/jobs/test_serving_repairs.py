@@ -12,7 +12,8 @@ import pytest
 from indexing.store.live_release import CURRENT
 from indexing.store.store import Store
 from indexing.store.verify import verify
-from serve.release import live_release, make_current, plan
+from serve.release.live import live_release, make_current
+from serve.release.planning import plan
 
 DAMAGES: dict[str, Any] = {
     "serving/current.json is empty": lambda data: b"",

@@ -25,10 +25,12 @@ from indexing.store.store import Store
 from retriever.encoding.encoder import describe
 from retriever.errors import MOST_MESSAGE
 from retriever.prompts.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
-from serve import registry
+from serve.errors import UploadExpiredError
 from serve.http import routes
-from serve.local import GRACE, open_local
-from serve.service import UPLOAD_S, Service, UploadExpiredError
+from serve.local import GRACE
+from serve.service import prompts
+from serve.service.changes import Changes
+from serve.service.uploads import UPLOAD_S, Uploads
 
 MOST_RESPONSE = 4 * MOST_MESSAGE  # bytes; a character of a message takes up to three
 
@@ -144,7 +146,7 @@ def test_long_and_broken_names_of_tensors_are_cut_in_messages(
         header = f'{{"{name}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}}}'.encode()
         weights = len(header).to_bytes(8, "little") + header
         (tmp_path / "w").write_bytes(weights)
-        settings = json.loads(files["settings"][1]) | {"sha256": registry.file_sha256(tmp_path / "w")}
+        settings = json.loads(files["settings"][1]) | {"sha256": prompts.file_sha256(tmp_path / "w")}
         answer = client.put(
             "/v1/tasks/long",
             files={"prompt": ("w", weights), "settings": (SETTINGS, json.dumps(settings))},
@@ -170,7 +172,7 @@ def test_an_upload_is_answered_while_the_check_of_an_earlier_one_runs(
             events.append("first checked")
         return prompt
 
-    monkeypatch.setattr(registry, "load_prompt", load_slowly)
+    monkeypatch.setattr(prompts, "load_prompt", load_slowly)
     first, second = task_files(tmp_path / "1", model, 1, length=5), task_files(tmp_path / "2", model, 2)
     with ThreadPoolExecutor(2) as threads:
         slow = threads.submit(client.put, "/v1/tasks/slow", files=first)
@@ -188,15 +190,15 @@ def test_an_upload_is_answered_while_the_check_of_an_earlier_one_runs(
 
 
 def test_uploads_beyond_the_limit_and_late_ones_are_told_to_come_again(
-    client: TestClient, service: Service, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, changes: Changes, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = task_files(tmp_path, model, 1)
     with monkeypatch.context() as full:
-        full.setattr(service, "_upload_slots", threading.Semaphore(0))
+        full.setattr(changes.uploads, "_slots", threading.Semaphore(0))
         answer = client.put("/v1/tasks/more", files=files)
         assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
     with monkeypatch.context() as late:
-        late.setattr("serve.service.UPLOAD_S", 0)
+        late.setattr("serve.service.uploads.UPLOAD_S", 0)
         answer = client.put("/v1/tasks/more", files=files)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["error"]["message"] == "the prompt was not checked within 0 s; try again later"
@@ -210,36 +212,36 @@ def test_an_upload_that_nobody_waits_for_leaves_no_files_and_one_that_did_not_be
     """Two checks run until the event loop is closed, and a third one expires before."""
     began, go_on, folders = threading.Semaphore(0), threading.Event(), []
 
-    def check() -> registry.CheckedPrompt:
+    def check(deadline: float) -> prompts.CheckedPrompt:
         began.release()
         assert go_on.wait(60)
         folders.append(Path(tempfile.mkdtemp(dir=tmp_path)))
-        return registry.CheckedPrompt("a", None, folders[-1], None, None)  # type: ignore[arg-type]
+        return prompts.CheckedPrompt("a", None, folders[-1], None, None)  # type: ignore[arg-type]
 
-    async def upload(service: Service) -> None:
-        async with service._checked(check):
+    async def upload(uploads: Uploads) -> None:
+        async with uploads.checked(check):
             pass
 
-    async def uploads() -> Service:
-        service = open_local(store, device="cpu")
-        running = [asyncio.create_task(upload(service)) for _ in range(2)]
+    async def run() -> Uploads:
+        uploads = Uploads()
+        running = [asyncio.create_task(upload(uploads)) for _ in range(2)]
         for _ in running:
             assert await asyncio.to_thread(began.acquire, timeout=60)
-        monkeypatch.setattr("serve.service.UPLOAD_S", 0)
+        monkeypatch.setattr("serve.service.uploads.UPLOAD_S", 0)
         with pytest.raises(UploadExpiredError):
-            await upload(service)
-        assert service._upload_slots._value == 6  # type: ignore[attr-defined]
+            await upload(uploads)
+        assert uploads._slots._value == 6  # type: ignore[attr-defined]
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        return service
+        return uploads
 
-    service = asyncio.run(uploads())
+    uploads = asyncio.run(run())
     go_on.set()
-    service._upload_checks.shutdown()
+    uploads._threads.shutdown()
     assert len(folders) == 2
     assert not any(folder.exists() for folder in folders)
-    assert service._upload_slots._value == 8  # type: ignore[attr-defined]
+    assert uploads._slots._value == 8  # type: ignore[attr-defined]
     assert UPLOAD_S < GRACE
 
 
@@ -277,7 +279,7 @@ def test_an_upload_that_the_memory_does_not_suffice_to_check_is_refused(
     client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documented: Callable[..., None]
 ) -> None:
     files = task_files(tmp_path, model, 1)
-    monkeypatch.setattr(registry, "free_memory", lambda: 100 << 20)
+    monkeypatch.setattr(prompts, "free_memory", lambda: 100 << 20)
     answer = client.put("/v1/tasks/large", files=files)
     assert answer.status_code == 503
     assert "retry-after" in answer.headers

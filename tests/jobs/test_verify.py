@@ -9,7 +9,8 @@ import pytest
 from samples import files_of
 
 from indexing.store.store import Store
-from serve.release import make_current, plan
+from serve.release.live import make_current
+from serve.release.planning import plan
 
 
 def test_a_whole_store_is_as_it_was_committed(world, done) -> None:

@@ -17,12 +17,14 @@ from serving import K, query_texts, task_files
 from indexing.search.runs import read_run
 from indexing.store.store import Store
 from retriever.errors import InputError
-from serve.engine import Engine
-from serve.leaf import Leaf, ask_here
-from serve.models import EncoderPart, RerankPart
-from serve.queries import Query
-from serve.release import Release, current, make_current, plan
-from serve.tasks import Task, search_of, search_of_mode
+from serve.parts.engine import Engine
+from serve.parts.leaf import Leaf, ask_here
+from serve.parts.models import EncoderPart, RerankPart
+from serve.parts.queries import Query
+from serve.release.live import current, make_current
+from serve.release.planning import plan
+from serve.release.release import Release
+from serve.release.tasks import Task, search_of, search_of_mode
 
 Done = Callable[..., str]
 ROWS = [7, 3, 200, 41, 0]  # row 200 and row 0 are deleted

@@ -20,14 +20,16 @@ from serving import OPTIONS, K, computed_prompt, make_growth, query_texts, task_
 from stored_topics import model_of_words, store_topic_task
 
 from indexing.store.store import Store
-from serve.engine import Engine
-from serve.health.failures import LostError
-from serve.leaf import Leaf, ask_here
+from serve.errors import LostError
 from serve.local import open_local
-from serve.models import EncoderPart, RerankPart
-from serve.queries import Query
-from serve.release import Release, current, live_release, make_current, plan
-from serve.tasks import search_of
+from serve.parts.engine import Engine
+from serve.parts.leaf import Leaf, ask_here
+from serve.parts.models import EncoderPart, RerankPart
+from serve.parts.queries import Query
+from serve.release.live import current, live_release, make_current
+from serve.release.planning import plan
+from serve.release.release import Release
+from serve.release.tasks import search_of
 
 SPLADE = "splade:impacts"
 SOURCES = ("exact:enc", "index:four", "bm25:four", SPLADE, "0.5*bm25:four+0.5*index:four", f"bm25:four+{SPLADE}")

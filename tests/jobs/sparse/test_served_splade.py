@@ -27,13 +27,16 @@ from retriever.encoding.encoder import Encoder
 from retriever.encoding.sparse_encoder import SparseEncoder
 from retriever.errors import InputError
 from serve.client import Client
-from serve.health.states import parts_of
 from serve.local import open_local
-from serve.queries import Query
-from serve.release import Opened, Release, current, make_current, plan
-from serve.renewal import renewed
-from serve.service import Service
-from serve.tasks import search_of
+from serve.parts.queries import Query
+from serve.parts.states import parts_of
+from serve.release.live import current, make_current
+from serve.release.opened import Opened
+from serve.release.planning import plan
+from serve.release.release import Release
+from serve.release.renewal import renewed
+from serve.release.tasks import search_of
+from serve.service.service import Service
 
 Done = Callable[..., str]
 SPLADE = "splade:impacts"

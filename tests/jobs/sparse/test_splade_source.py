@@ -18,8 +18,8 @@ from indexing.hit_sources.modes import default_source
 from indexing.store.artifact import fingerprint_of
 from indexing.store.store import Store
 from retriever.errors import InputError
-from serve.release import plan
-from serve.tasks import modes_of, search_of_mode
+from serve.release.planning import plan
+from serve.release.tasks import modes_of, search_of_mode
 
 Done = Callable[..., str]
 K = 12

@@ -27,8 +27,8 @@ from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.systems.dual import DualSystem
 from retriever.training.reranker_data import batch_at
-from serve.models import EncoderPart
-from serve.release import plan
+from serve.parts.models import EncoderPart
+from serve.release.planning import plan
 
 Done = Callable[..., str]
 SMALL = (

@@ -30,9 +30,9 @@ from retriever.errors import InputError
 from retriever.options import EncoderOptions
 from retriever.prompts.prompts import load_prompt
 from retriever.training.loop import Trainer
-from serve.models import EncoderPart
-from serve.registry import check_prompt
-from serve.release import plan
+from serve.parts.models import EncoderPart
+from serve.release.planning import plan
+from serve.service.prompts import check_prompt
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "none", "--batch", 8, "--cpus", 1, "--dtype", "float32", "--seed", 3)

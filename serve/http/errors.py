@@ -1,0 +1,111 @@
+"""Converts exceptions to HTTP errors in OpenAI's format: the status and the type of each."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from retriever.errors import InputError, shortened
+from serve.errors import (
+    ConflictError,
+    ExpiredError,
+    IncompleteError,
+    LostError,
+    MemoryShortageError,
+    NotReadyError,
+    OverloadedError,
+    StoreError,
+    UnknownTaskError,
+    without_places,
+)
+from serve.http.routes import as_json, closest
+
+log = logging.getLogger("riptide.serve")
+
+
+ERRORS: dict[type[Exception], tuple[int, str]] = {
+    InputError: (400, "invalid_request_error"),
+    UnknownTaskError: (404, "not_found_error"),
+    ConflictError: (409, "conflict_error"),
+    OverloadedError: (429, "overloaded_error"),
+    MemoryShortageError: (503, "overloaded_error"),
+    ExpiredError: (503, "timeout_error"),
+    IncompleteError: (503, "incomplete_error"),
+    LostError: (503, "unavailable_error"),
+    NotReadyError: (503, "not_ready_error"),
+    StoreError: (503, "store_error"),
+}
+MESSAGES = {
+    ExpiredError: "the time that the request was given has passed",
+    IncompleteError: "not every shard answered; allow_partial takes what there is",
+    LostError: "a part of the service does not answer at the moment",
+    NotReadyError: "no release is being served at the moment",
+}
+
+
+class NoResponse(Response):
+    """Sends nothing: the client has disconnected."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        pass
+
+
+def add_errors(app: FastAPI) -> None:
+    """Adds exception handlers to an application, so that it answers every exception in OpenAI's format."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        return response_to(request, error)
+
+    for kind in (*ERRORS, RequestValidationError, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, answer)
+
+
+def response_to(request: Request, error: Exception) -> Response:
+    """Returns the response to a request that raised an exception.
+
+    Failures of the service are logged with all details; clients see no path, bucket or fingerprint.
+    """
+    if isinstance(error, StoreError | LostError):
+        detail = error.detail if isinstance(error, StoreError) else error.__cause__
+        log.error("request %s: %s (%s)", request_id(request), error, detail)
+    for kind, (status, name) in ERRORS.items():
+        if isinstance(error, kind):
+            wait = error.retry_after if isinstance(error, OverloadedError) else 1
+            headers = {"Retry-After": str(wait)} if status in (429, 503) else None
+            return _error(request, status, name, message_of(error), headers)
+    if isinstance(error, RequestValidationError):
+        problem = closest(error.errors())
+        steps = [str(step) for step in problem["loc"]]
+        place = ".".join(
+            step for step in steps if not step.startswith(("constrained-", "list["))
+        )  # names that pydantic adds
+        return _error(request, 422, "invalid_request_error", f"{place}: {problem['msg']}")
+    if isinstance(error, ClientDisconnect) or isinstance(error.__cause__, ClientDisconnect):
+        return NoResponse(status_code=499)
+    if isinstance(error, HTTPException):
+        return _error(request, error.status_code, "invalid_request_error", str(error.detail), error.headers)
+    log.error("request %s failed", request_id(request), exc_info=error)
+    return _error(request, 500, "internal_error", "this is a fault of the server; its log says more")
+
+
+def message_of(error: Exception) -> str:
+    """Returns the message of an exception for clients."""
+    if isinstance(error, StoreError):
+        return f"the service cannot read what it serves at the moment ({error})"
+    return MESSAGES.get(type(error)) or without_places(str(error))
+
+
+def request_id(request: Request) -> str:
+    return str(getattr(request.state, "request_id", None) or uuid.uuid4().hex)
+
+
+def _error(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
+    document = {"error": {"message": shortened(message), "type": kind, "request_id": request_id(request)}}
+    return as_json(document, status, headers)

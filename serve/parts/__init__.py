@@ -1,0 +1,10 @@
+"""The parts that answer queries: the models, the leaves with the searches, and the engine that asks them.
+
+part      the base of the parts: opens releases by id, and answers requests until they are closed
+files     the files of a part: read into memory, and checked while it serves
+states    the parts of a release, and the state of each
+models    the encoders and the re-ranker
+leaf      the searches and the passages of a range of rows
+queries   what the engine is asked, and its answers
+engine    a batch of queries over the models and all leaves
+"""

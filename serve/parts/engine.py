@@ -1,0 +1,421 @@
+"""The search engine: runs batches of queries on the parts of a service, and reports how each answer came about.
+
+The stages of a search are: encode the queries, search the sources, fuse the hits, fetch the passages, re-rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from indexing.exact import Hits, merge, nothing
+from indexing.hit_sources.fusion import fuse, source_depth
+from indexing.search.rescoring import reranked
+from retriever.cuts import Cuts
+from retriever.errors import InputError
+from retriever.options import Side
+from serve.errors import ExpiredError, IncompleteError, LostError, StoreError
+from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, result_of
+from serve.parts.models import TOGETHER, Encoded, EncoderPart, RerankPart, finite, unusable
+from serve.parts.part import Usable
+from serve.parts.queries import Answer, Hit, Pairs, Query, Shards, Texts
+from serve.parts.states import ENCODER, PASSAGES, RERANKER
+from serve.release.release import Release
+from serve.release.tasks import ServedSource
+
+log = logging.getLogger("riptide.serve")
+
+REST_S = 0.5  # seconds before the deadline at which waiting for leaves ends, if partial answers are allowed
+
+
+@dataclass
+class QueryState:
+    """What is known of a query so far: the hits of each source, and what failed.
+
+    Attributes:
+        sources: Hits [1, k] by the source's label.
+        searchers: Number of searchers, which are the sources times the leaves.
+        failed, timed_out: The searchers, as (number of the leaf, label), that failed or timed out.
+        unreadable: The error of a leaf that could not read its files.
+        refused: Why a source cannot search the query.
+    """
+
+    sources: dict[str, Hits] = field(default_factory=dict)
+    searchers: int = 0
+    failed: set[tuple[int, str]] = field(default_factory=set)
+    timed_out: set[tuple[int, str]] = field(default_factory=set)
+    unreadable: StoreError | None = None
+    refused: Exception | None = None
+
+    @property
+    def shards(self) -> Shards:
+        failed, timed_out = len(self.failed), len(self.timed_out - self.failed)
+        return Shards(self.searchers, self.searchers - failed - timed_out, failed, timed_out)
+
+    def lose(self, leaf: int, labels: Iterable[str], error: Exception) -> None:
+        """Counts the searchers of some sources in a leaf as failed, or as timed out."""
+        is_late = isinstance(error, ExpiredError | TimeoutError)
+        (self.timed_out if is_late else self.failed).update((leaf, label) for label in labels)
+        if isinstance(error, StoreError):
+            self.unreadable = error
+
+    def error(self, is_partial: bool) -> Exception | None:
+        """Returns why there is no answer; None: all searchers answered, or some did and that is enough."""
+        shards = self.shards
+        if self.refused or shards.successful == shards.total or (is_partial and shards.successful):
+            return self.refused
+        return self.unreadable or (IncompleteError() if self.failed else ExpiredError())
+
+
+@dataclass
+class Group:
+    """Queries of a batch to one source with the same parameters.
+
+    Attributes:
+        source: The source.
+        depth: Number of hits per query.
+        filter: The text of a Filter; None: no filter.
+        members: The number of each query, and the label that it has for the source.
+        queries: What the leaves get in place of the members.
+    """
+
+    source: ServedSource
+    depth: int
+    filter: str | None
+    members: list[tuple[int, str]] = field(default_factory=list)
+    queries: Any = None
+
+
+class Engine:
+    """Answers batches of queries, each batch for one release.
+
+    Args:
+        encoder: Encodes queries and texts.
+        reranker: Scores passages.
+        ask: Asks all leaves.
+
+    Attributes:
+        encoded: Called with the number of texts and of tokens after each forward pass of the encoder.
+        failed: Called with the name of a part that fails and the exception.
+    """
+
+    def __init__(self, encoder: EncoderPart, reranker: RerankPart, ask: Ask):
+        self.encoder, self.reranker, self.ask = encoder, reranker, ask
+        self.encoded: Callable[[int, int], object] = lambda texts, tokens: None
+        self.failed: Callable[[str, Exception], object] = lambda part, error: None
+
+    def search(self, queries: Sequence[Query]) -> list[Answer]:
+        """Returns one answer per query; an answer that failed holds its exception.
+
+        Args:
+            queries: Queries of one release. Of those that allow partial answers, waiting ends together (REST_S).
+        """
+        answers = [Answer() for _ in queries]
+        try:
+            self._search(queries[0].release, queries, answers)
+        except Exception as error:
+            for answer in answers:
+                answer.error = answer.error or error
+        return answers
+
+    def embed(self, requests: Sequence[Texts]) -> list[tuple[np.ndarray, Cuts] | Exception]:
+        """Returns the vectors of the texts of each request, float32 [n, dim], and the counts of texts that were cut.
+
+        A request with a text that cannot be used fails alone.
+
+        Args:
+            requests: Requests of one release and side, which are encoded together.
+        """
+        texts = [text for request in requests for text in request.texts]
+        tasks = [request.task for request in requests for _ in request.texts]
+        deadline = max(request.deadline for request in requests)
+        encoded = self._encode(requests[0].release, texts, tasks, requests[0].side, deadline)
+        results, end = list[tuple[np.ndarray, Cuts] | Exception](), 0
+        for request in requests:
+            start, end = end, end + len(request.texts)
+            vectors = encoded.vectors[start:end]
+            if len(bad := np.flatnonzero(~finite(vectors))):
+                first = int(bad[0])
+                results.append(unusable(request.task, encoded.refused.get(start + first), first))
+            else:
+                results.append((vectors, Cuts.of(encoded.lengths[start:end], encoded.num_cut[start:end])))
+        return results
+
+    def rerank(self, requests: Sequence[Pairs]) -> list[np.ndarray]:
+        """Returns the probabilities of the documents of each request, float32 [n].
+
+        Args:
+            requests: Requests of one release, which are scored together.
+        """
+        queries = [request.query for request in requests for _ in request.documents]
+        texts = [text for request in requests for text in request.documents]
+        deadline = max(request.deadline for request in requests)
+        with self._reported(RERANKER):
+            scores = self.reranker.score(requests[0].release.id, queries, [""] * len(texts), texts, deadline)
+        return np.split(scores, np.cumsum([len(request.documents) for request in requests])[:-1])
+
+    def _encode(
+        self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float
+    ) -> Encoded:
+        """Returns the vectors of texts, and counts the forward passes; see EncoderPart.encode."""
+        with self._reported(ENCODER):
+            encoded = self.encoder.encode(release.id, texts, tasks, side, deadline)
+        for start in range(0, len(texts), TOGETHER):
+            lengths = encoded.lengths[start : start + TOGETHER]
+            self.encoded(len(lengths), int(lengths.sum()))
+        return encoded
+
+    def passages(self, release: Release, rows: np.ndarray, deadline: float) -> list[Passage]:
+        """Returns the passages of rows, int64 [n]. Raises the exception of a leaf that fails."""
+        replies = self.ask("fetch", PassagesRequest(release.id, rows, deadline))
+        return [passage for reply in replies for passage in result_of(reply, deadline)]
+
+    def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
+        took: dict[str, float] = {}
+        states = [QueryState() for _ in queries]
+        # All are partial, or none is.
+        ends = (min if queries[0].partial else max)(query.deadline for query in queries)
+        reserve_s = min(REST_S, max(0.0, ends - time.time()) / 4) if queries[0].partial else 0.0
+        with _timed(took, "encode"):
+            groups = self._groups(release, queries, states, ends)
+        with _timed(took, "search"):
+            self._find(release, groups, states, ends - reserve_s)
+        with _timed(took, "passages"):
+            fused = [
+                _fused(query, state) if state.error(query.partial) is None else None
+                for query, state in zip(queries, states, strict=True)
+            ]
+            texts = self._fetch(release, queries, fused, states, ends - reserve_s / 2)
+        for query, state, answer in zip(queries, states, answers, strict=True):
+            answer.shards, answer.error = state.shards, state.error(query.partial)
+        with _timed(took, "rerank"):
+            self._rerank(release, queries, fused, texts, answers)
+        for query, hits, state, answer in zip(queries, fused, states, answers, strict=True):
+            if hits is not None and answer.error is None:
+                answer.hits = _hits(query, hits, state, texts)
+                answer.json = _as_json(query.text, answer)
+            answer.took = took
+
+    def _groups(self, release: Release, queries: Sequence[Query], states: list[QueryState], ends: float) -> list[Group]:
+        """Groups the queries by source, and encodes them; queries that cannot be used get an error."""
+        by_key: dict[object, Group] = {}
+        for number, query in enumerate(queries):
+            depth = source_depth(_depth(query), len(query.search.parts))
+            for source, label in zip(query.search.parts, query.search.labels, strict=True):
+                key = source.kind.name, source.target, depth, query.filter
+                by_key.setdefault(key, Group(source, depth, query.filter)).members.append((number, label))
+        groups = list(by_key.values())
+        dense = [group for group in groups if group.source.kind.queries == "vectors"]
+        numbers = dict.fromkeys(number for group in dense for number, _ in group.members)
+        vectors = self._vectors(release, {number: queries[number] for number in numbers}, states, ends)
+        for group in groups:
+            kind, target = group.source.kind, group.source.target
+            group.members = [(number, label) for number, label in group.members if states[number].refused is None]
+            group.queries = texts = [queries[number].text for number, _ in group.members]
+            if kind.queries == "vectors" and group.members:
+                keys = [(queries[number].task.name, queries[number].text) for number, _ in group.members]
+                group.queries = np.stack([vectors[key] for key in keys])
+            elif kind.online.encodes and group.members:
+                try:
+                    with self._reported(ENCODER):
+                        used = self.encoder.encode_for(release.id, kind.online, target, texts, ends)
+                except Exception as error:  # other sources need not fail
+                    used = Usable(None, [], {})
+                    for number, _ in group.members:
+                        states[number].refused = error
+                _refuse(group, used.refused, states)
+                group.queries, group.members = used.result, [group.members[place] for place in used.numbers]
+        return [group for group in groups if group.members]
+
+    def _vectors(
+        self, release: Release, queries: Mapping[int, Query], states: list[QueryState], ends: float
+    ) -> dict[tuple[str, str], np.ndarray]:
+        """Returns the vectors of queries by task and text, and refuses queries without a finite vector."""
+        if not queries:
+            return {}
+        keys = list(dict.fromkeys((query.task.name, query.text) for query in queries.values()))
+        tasks, texts = zip(*keys, strict=True)
+        encoded = self._encode(release, texts, tasks, "query", ends)
+        refused = {keys[number]: reason for number, reason in encoded.refused.items()}
+        vectors = dict(zip(keys, encoded.vectors, strict=True))
+        for number, query in queries.items():
+            key = query.task.name, query.text
+            if not finite(vectors[key]):
+                states[number].refused = unusable(query.task.name, refused.get(key))
+        return vectors
+
+    def _find(self, release: Release, groups: Sequence[Group], states: list[QueryState], deadline: float) -> None:
+        """Asks all leaves for the hits of all groups, in one call each, and merges them."""
+        if not groups:
+            return
+        sources = [
+            SourceQueries(group.source.kind.name, group.source.target, group.queries, group.depth, group.filter)
+            for group in groups
+        ]
+        hits_of_leaves: list[list[Hits]] = [[] for _ in groups]
+        replies = self.ask("search", HitsRequest(release.id, sources, deadline))
+        for leaf, reply in enumerate(replies):
+            answered: list[SourceHits | Exception]
+            try:
+                answered = result_of(reply, deadline)
+            except Exception as error:
+                answered = [error] * len(groups)
+            for group, hits, merged in zip(groups, answered, hits_of_leaves, strict=True):
+                if isinstance(hits, SourceHits):
+                    merged.append(hits.hits)
+                    _refuse(group, hits.refused, states)
+                    continue
+                self._report(group.source.kind.online.name, hits, leaf)
+                for number, label in group.members:
+                    states[number].lose(leaf, [label], hits)
+        for group, merged in zip(groups, hits_of_leaves, strict=True):
+            scores, rows = merge(merged, group.depth) if merged else nothing(len(group.members), group.depth)
+            for row, (number, label) in enumerate(group.members):
+                states[number].searchers += len(replies)
+                states[number].sources[label] = Hits(scores[row : row + 1], rows[row : row + 1])
+
+    def _fetch(
+        self,
+        release: Release,
+        queries: Sequence[Query],
+        fused: list[Hits | None],
+        states: list[QueryState],
+        deadline: float,
+    ) -> dict[int, Passage]:
+        """Returns the passages of all hits that are returned or re-ranked, by row; drops the hits of lost leaves."""
+        wanted = [hits.rows[0, : _depth(query)] for query, hits in zip(queries, fused, strict=True) if hits is not None]
+        rows = np.unique(np.concatenate([np.empty(0, np.int64), *wanted]))
+        request = PassagesRequest(release.id, rows[rows >= 0], deadline)
+        texts, errors = dict[int, Passage](), dict[int, Exception]()
+        for leaf, reply in enumerate(self.ask("fetch", request) if len(request.rows) else ()):
+            try:
+                texts |= {passage[0]: passage for passage in result_of(reply, deadline)}
+            except Exception as error:
+                self._report(PASSAGES, error, leaf)
+                errors[leaf] = error
+        for number, hits in enumerate(fused if errors else ()):
+            if hits is None:
+                continue
+            rows = hits.rows[0, : _depth(queries[number])]
+            is_kept = np.isin(rows, [-1, *texts])
+            if not is_kept.all():
+                fused[number] = Hits(hits.scores[:, : len(rows)][:, is_kept], rows[None, is_kept])
+                for leaf, lost in errors.items():
+                    states[number].lose(leaf, queries[number].search.labels, lost)
+        return texts
+
+    def _rerank(
+        self,
+        release: Release,
+        queries: Sequence[Query],
+        fused: list[Hits | None],
+        texts: dict[int, Passage],
+        answers: Sequence[Answer],
+    ) -> None:
+        """Sorts the first hits of queries with `rerank` by probability; lower hits keep their order below them."""
+        numbers = [n for n, (query, hits) in enumerate(zip(queries, fused, strict=True)) if query.rerank and hits]
+        pairs = [(n, int(row)) for n in numbers for row, _ in _listed(fused[n], queries[n].rerank)]
+        if not pairs:
+            return
+        deadline = max(queries[number].deadline for number in numbers)
+        query_texts = [queries[number].text for number, _ in pairs]
+        titles, bodies = [texts[row][2] for _, row in pairs], [texts[row][3] for _, row in pairs]
+        try:
+            with self._reported(RERANKER):
+                scores = self.reranker.score(release.id, query_texts, titles, bodies, deadline)
+        except Exception as error:
+            for number in numbers:
+                answers[number].error = error
+            return
+        by_query: dict[int, list[float]] = defaultdict(list)
+        for (number, _), score in zip(pairs, scores, strict=True):
+            by_query[number].append(score)
+        for number, probabilities in by_query.items():
+            hits = fused[number]
+            assert hits is not None
+            fused[number] = reranked(hits, np.array([probabilities], np.float32))
+
+    @contextlib.contextmanager
+    def _reported(self, part: str) -> Iterator[None]:
+        """Reports the failures of a part."""
+        try:
+            yield
+        except Exception as error:
+            self._report(part, error)
+            raise
+
+    def _report(self, part: str, error: Exception, leaf: int = 0) -> None:
+        if not isinstance(error, ExpiredError):
+            log.warning("%s of leaf %d failed: %r", part, leaf, error)
+        if isinstance(error, StoreError | LostError):
+            self.failed(part, error)
+
+
+def _refuse(group: Group, refused: Mapping[int, str], states: list[QueryState]) -> None:
+    """Records why a source cannot use some of a group's queries. refused: by their place in the group."""
+    for place, reason in refused.items():
+        number, label = group.members[place]
+        states[number].refused = InputError(f"source {label}: {reason}")
+
+
+@contextlib.contextmanager
+def _timed(took: dict[str, float], stage: str) -> Iterator[None]:
+    """Measures the seconds of a stage."""
+    start = time.perf_counter()
+    yield
+    took[stage] = time.perf_counter() - start
+
+
+def _fused(query: Query, state: QueryState) -> Hits:
+    """Returns the fused hits of the sources, as a search job fuses them; if one source failed, those of the others."""
+    hits = [state.sources[label] for label in query.search.labels]
+    return fuse(hits, _depth(query), query.search.weights)
+
+
+def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
+    """Returns (row, score) of the first k hits."""
+    if hits is None:
+        return []
+    rows, scores = hits.rows[0, :k].tolist(), hits.scores[0, :k].tolist()
+    return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
+
+
+def _hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]) -> list[Hit]:
+    """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
+    by_source = {source: dict(_listed(hits, hits.rows.shape[1])) for source, hits in state.sources.items()}
+    output = []
+    for position, (row, score) in enumerate(_listed(hits, query.k)):
+        scores = {"reranker": score} if position < query.rerank else {}
+        scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
+        output.append(Hit(*texts[row], score, scores))
+    return output
+
+
+def _depth(query: Query) -> int:
+    """Returns the number of hits of a query of which the passages are needed."""
+    return max(query.k, query.rerank)
+
+
+def _as_json(text: str, answer: Answer) -> bytes:
+    """Returns the result of a query in the response of a search (`protocol.ResultOut`)."""
+    hits = [
+        {
+            "id": hit.id,
+            "rank": rank,
+            "score": hit.score,
+            "title": hit.title,
+            "text": hit.text,
+            "metadata": orjson.Fragment(hit.metadata) if hit.metadata else None,
+            "scores": hit.scores,
+        }
+        for rank, hit in enumerate(answer.hits, 1)
+    ]
+    return orjson.dumps({"query": text, "hits": hits, "shards": answer.shards._asdict()})

@@ -1,0 +1,248 @@
+"""A leaf of a service: it searches the sources in a range of the rows of the corpus, and has their passages.
+
+A service in one process has one leaf, of all rows. With row ranges it has several, each in a separate process. All
+requests and results are plain arrays, strings and numbers, so they can be sent to another process. A shard or segment
+belongs to the leaf whose range has its middle row; a passage is fetched from the leaf whose range has its row.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.filters import Filter
+from indexing.corpus.row_ranges import OpenPassages, passage_parts
+from indexing.exact import Hits, nothing
+from indexing.hit_sources.online import OnlinePlace, OnlineSearch, Target
+from indexing.hit_sources.registry import find_kind, online_searches
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.artifact import Part as FilePart
+from indexing.store.chain import RowRange, split_range
+from indexing.store.store import Store
+from serve.errors import ExpiredError
+from serve.parts.part import Part, Shared, check_deadline, converted, use_texts
+from serve.parts.states import PASSAGES
+from serve.release.opened import Opened
+
+Result = TypeVar("Result", covariant=True)
+LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves
+Passage = tuple[int, str, str, str, str]  # row, id, title, text, metadata as JSON
+
+
+@dataclass(frozen=True)
+class SourceQueries:
+    """Queries to a source.
+
+    Attributes:
+        kind: Name of the source's kind.
+        target: The target of the source, which the leaf has opened.
+        queries: Texts, vectors float32 [q, dim], or what the source's encoder returned.
+        k: Number of hits per query.
+        filter: The text of a Filter; None: no filter.
+    """
+
+    kind: str
+    target: Target
+    queries: Any
+    k: int
+    filter: str | None = None
+
+
+@dataclass(frozen=True)
+class HitsRequest:
+    """Queries to several sources. deadline: wall-clock time in seconds (time.time())."""
+
+    release: str
+    sources: Sequence[SourceQueries]
+    deadline: float
+
+
+class SourceHits(NamedTuple):
+    """Hits of a source.
+
+    Attributes:
+        hits: The hits of each query; none of a query that is refused.
+        refused: Why a query cannot be answered, by its number in the request.
+    """
+
+    hits: Hits
+    refused: dict[int, str]
+
+
+@dataclass(frozen=True)
+class PassagesRequest:
+    """Passages to look up. rows: int64 [n]; a leaf returns those of its range."""
+
+    release: str
+    rows: np.ndarray
+    deadline: float
+
+
+class Reply(Protocol[Result]):
+    """A result that may be pending."""
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Returns the result. Raises TimeoutError, LostError, or the exception of the leaf."""
+
+
+def result_of(reply: Reply[Result], deadline: float) -> Result:
+    """Returns a leaf's reply. Raises ExpiredError if it does not arrive in time."""
+    try:
+        return reply.result(timeout=max(0.0, deadline - time.time()) + LATE)
+    except TimeoutError as error:
+        raise ExpiredError from error
+
+
+Ask = Callable[[str, Any], Sequence[Reply[Any]]]
+"""Sends a request to a method of all leaves of a service, and returns their replies, in the order of their ranges."""
+
+
+class Leaf:
+    """The searches of one range of rows, by part, and its passages.
+
+    Args:
+        store: Where the artifacts are.
+        number: Number of the range, from 0.
+        of: Number of ranges.
+        threads: Threads of one search; None: one for each core.
+    """
+
+    def __init__(self, store: Store, number: int = 0, of: int = 1, *, threads: int | None = None):
+        def range_of(corpus: Corpus) -> RowRange:
+            return split_range(0, corpus.num_rows, of)[number]
+
+        self.store = store
+        self.sources = {online.name: SourcePart(store, range_of, online, threads) for online in online_searches()}
+        self.passages = PassagesPart(store, range_of)
+        self.parts: dict[str, Part] = {**self.sources, PASSAGES: self.passages}
+
+    def search(self, request: HitsRequest) -> list[SourceHits | Exception]:
+        """Returns the hits of each source in the range; the exception of a source that failed."""
+        return [self._search(request, queries) for queries in request.sources]
+
+    def fetch(self, request: PassagesRequest) -> list[Passage]:
+        """Returns (row, id, title, text, metadata as JSON) of those of the rows that are in the range."""
+        return self.passages.fetch(request)
+
+    def _search(self, request: HitsRequest, queries: SourceQueries) -> SourceHits | Exception:
+        kind = find_kind(queries.kind)
+        assert kind is not None, queries.kind
+        try:
+            check_deadline(request.deadline)
+            return self.sources[kind.online.name].search(request.release, queries)
+        except Exception as error:
+            return error
+
+
+def ask_here(leaves: Sequence[Leaf], method: str, request: Any) -> list[Reply[Any]]:
+    """Asks leaves of this process, one after the other."""
+    replies = list[Reply[Any]]()
+    for leaf in leaves:
+        reply: Future[Any] = Future()
+        try:
+            reply.set_result(getattr(leaf, method)(request))
+        except Exception as error:
+            reply.set_exception(error)
+        replies.append(reply)
+    return replies
+
+
+class SourcePart(Part):
+    """Searches the sources of one or several kinds in a range of rows.
+
+    Args:
+        store: Where the artifacts are.
+        range_of: Returns the range of rows in a corpus.
+        online: How the sources are opened and searched.
+        threads: Threads of one search; None: one for each core.
+    """
+
+    def __init__(self, store: Store, range_of: Callable[[Corpus], RowRange], online: OnlineSearch, threads: int | None):
+        super().__init__(store)
+        self.online, self.name, self.threads, self.range_of = online, online.name, threads, range_of
+        self._searchers: Shared[Any] = Shared()
+
+    @converted
+    def search(self, release_id: str, request: SourceQueries) -> SourceHits:
+        """Returns the top k passages of each query in the range. A query that cannot be used fails alone."""
+        searcher, kind = self._of(release_id)[request.target], find_kind(request.kind)
+        assert kind is not None, request.kind
+        filter = None if request.filter is None else Filter(request.filter)
+        usable = use_texts(lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries)
+        if usable.result is not None and not usable.refused:
+            return SourceHits(usable.result, {})
+        width = request.k if usable.result is None else usable.result.rows.shape[1]
+        hits = nothing(len(request.queries), width)
+        if usable.result is not None:
+            hits.scores[usable.numbers], hits.rows[usable.numbers] = usable.result
+        return SourceHits(hits, usable.refused)
+
+    def _open(self, artifacts: Opened) -> dict[Target, Any]:
+        release, place = artifacts.release, self._place(artifacts)
+        searchers = {}
+        for target, readers in self._targets(artifacts).items():
+            start = partial(self.online.open, readers, artifacts.corpus, place)
+            searchers[target] = self._searchers.get(release.contents(self.online, target), release.id, start)
+        return searchers
+
+    def _place(self, artifacts: Opened) -> OnlinePlace:
+        return OnlinePlace(self.range_of(artifacts.corpus), self.threads)
+
+    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+        place = self._place(artifacts)
+        groups = [self.online.files(readers, place) for readers in self._targets(artifacts).values()]
+        for alike in itertools.zip_longest(*groups, fillvalue=()):
+            for files in alike:
+                yield from files
+
+    def _targets(self, artifacts: Opened) -> dict[Target, Any]:
+        """Returns the readers of the part's targets."""
+        return {target: readers for (online, target), readers in artifacts.readers.items() if online is self.online}
+
+    def _try(self, release_id: str) -> None:
+        for searcher in self._of(release_id).values():
+            self.online.probe(searcher)
+
+    def _forget(self, release_id: str) -> None:
+        self._searchers.release(release_id)
+
+
+class PassagesPart(Part):
+    """Returns the passages of a range of rows: their ids, titles, texts and metadata.
+
+    Args:
+        store: Where the artifacts are.
+        range_of: Returns the range of rows in a corpus.
+    """
+
+    name = PASSAGES
+
+    def __init__(self, store: Store, range_of: Callable[[Corpus], RowRange]):
+        super().__init__(store)
+        self.range_of = range_of
+
+    @converted
+    def fetch(self, request: PassagesRequest) -> list[Passage]:
+        """Returns (row, id, title, text, metadata as JSON) of those of the rows that are in the range."""
+        check_deadline(request.deadline)
+        passages: OpenPassages = self._of(request.release)
+        return passages.fetch(request.rows)
+
+    def _open(self, artifacts: Opened) -> OpenPassages:
+        return OpenPassages(artifacts.corpus, self.range_of(artifacts.corpus))
+
+    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+        parts = passage_parts(artifacts.corpus, self.range_of(artifacts.corpus))
+        return ((part.artifact, part.part) for part in parts)
+
+    def _try(self, release_id: str) -> None:
+        passages: OpenPassages = self._of(release_id)
+        passages.fetch(np.array([passages.rows.first]))

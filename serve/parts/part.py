@@ -1,0 +1,235 @@
+"""The base of the parts of a service: releases are opened by id, and answer requests until they are closed.
+
+Work past its deadline is dropped before it starts. All parts are thread-safe.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
+
+import numpy as np
+
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.artifact import Part as FilePart
+from indexing.store.cache import CorruptError
+from indexing.store.store import Store
+from retriever.errors import InputError, TextsError
+from retriever.memory import free_memory
+from serve.errors import ExpiredError, RefusedPromptError, StoreError, is_store_error, store_error
+from serve.parts.files import PartFiles
+from serve.release.opened import Opened
+from serve.release.release import Release
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+def check_deadline(deadline: float | None) -> None:
+    """Raises ExpiredError if the deadline has passed."""
+    if deadline is not None and time.time() > deadline:
+        raise ExpiredError
+
+
+def converted(method: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorates a method of a part: failures to open or read files are raised as StoreError."""
+
+    @functools.wraps(method)
+    def call(*arguments: P.args, **options: P.kwargs) -> Result:
+        try:
+            return method(*arguments, **options)
+        except (StoreError, RefusedPromptError):
+            raise
+        except Exception as error:
+            if isinstance(error, InputError) or is_store_error(error):
+                part: Any = arguments[0]
+                raise store_error(part.name, error) from error
+            raise
+
+    return call
+
+
+class Shared(Generic[T]):
+    """Objects that releases share: each is opened once, and dropped when the last release that holds it is released."""
+
+    def __init__(self) -> None:
+        self._held: dict[Any, tuple[T, set[str]]] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, release: str, make: Callable[[], T]) -> T:
+        """Returns the object of `key`; the release holds it from now on.
+
+        Args:
+            key: Identifies the object.
+            release: Id of the release.
+            make: Creates the object if it does not exist.
+        """
+        with self._lock:
+            if key not in self._held:
+                self._held[key] = (make(), set())
+            value, holders = self._held[key]
+            holders.add(release)
+            return value
+
+    def held(self, key: Any) -> T:
+        """Returns the object of `key`."""
+        return self._held[key][0]
+
+    def release(self, release: str) -> list[Any]:
+        """Releases the objects of a release, and returns the keys of those that no other release holds."""
+        with self._lock:
+            removed = []
+            for key, (_, holders) in list(self._held.items()):
+                holders.discard(release)
+                if not holders:
+                    del self._held[key]
+                    removed.append(key)
+            return removed
+
+
+class PartControl(Protocol):
+    """A part, or all replicas of one, as a service opens, checks and closes releases in it. All methods block."""
+
+    def prepare(self, release_id: str) -> None: ...
+
+    def retire(self, release_id: str) -> None: ...
+
+    def check(self, release_id: str) -> None: ...
+
+    def read(self, release_id: str, budget: int | None, seconds: float) -> int: ...
+
+
+class Part:
+    """Base class of the parts: opens releases by id, and answers requests for each of them.
+
+    If its files are damaged, a part raises StoreError until `check` finds the files as they were committed.
+
+    store: Where the artifacts are.
+    """
+
+    name = ""  # in /readyz and in errors
+
+    def __init__(self, store: Store):
+        self.store = store
+        self._opened: dict[str, Any] = {}
+        self._files: dict[str, PartFiles] = {}
+        self._damaged: dict[str, StoreError] = {}
+        self._read: set[Path] = set()  # files whose pages were read into memory
+        self._preparing = threading.Lock()
+
+    def prepare(self, release_id: str) -> None:
+        """Opens the artifacts of a release that this part needs.
+
+        Raises:
+            InputError: If an artifact is missing, or has another fingerprint than in the release.
+        """
+        with self._preparing:
+            if release_id not in self._opened:
+                artifacts = Opened(self.store, Release.load(self.store, release_id))
+                self._files[release_id] = PartFiles(self.store, self._used_files(artifacts))
+                self._opened[release_id] = self._open(artifacts)
+
+    def retire(self, release_id: str) -> None:
+        """Closes a release."""
+        with self._preparing:
+            for table in (self._opened, self._files, self._damaged):
+                table.pop(release_id, None)
+            self._forget(release_id)
+
+    @converted
+    def read(self, release_id: str, budget: int | None, seconds: float) -> int:
+        """Reads the files of a release that were not read before, so that they are in memory.
+
+        Args:
+            release_id: Id of the release.
+            budget: Maximum bytes to read; None: half of the free memory, as other parts of the node read too.
+            seconds: Maximum time to spend.
+
+        Returns:
+            Bytes read.
+        """
+        self._of(release_id)
+        return self._files[release_id].read(free_memory() // 2 if budget is None else budget, seconds, self._read)
+
+    @converted
+    def check(self, release_id: str) -> None:
+        """Checks the files of a release, and answers a small request from them.
+
+        Raises:
+            StoreError: If a file is missing or damaged. Other failures of the request are raised as they are.
+        """
+        if release_id not in self._opened:
+            self.prepare(release_id)
+        try:
+            self._files[release_id].check()
+        except CorruptError as error:
+            self._damaged[release_id] = store_error(self.name, error)
+            raise
+        self._damaged.pop(release_id, None)
+        self._try(release_id)
+
+    def _of(self, release_id: str) -> Any:
+        if release_id not in self._opened:
+            self.prepare(release_id)  # this replica started after the release was prepared
+        if damaged := self._damaged.get(release_id):
+            raise StoreError(*damaged.args)
+        return self._opened[release_id]
+
+    def _open(self, artifacts: Opened) -> Any:
+        raise NotImplementedError
+
+    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+        """Returns the files that requests read, the most important ones first."""
+        return []
+
+    def _try(self, release_id: str) -> None:
+        """Answers a small request."""
+
+    def _forget(self, release_id: str) -> None:
+        pass
+
+
+class Usable(NamedTuple, Generic[T]):
+    """What was made of the queries that can be used.
+
+    Attributes:
+        result: The result for them; None if there are none.
+        numbers: Their numbers.
+        refused: Why the other queries cannot be used, by number.
+    """
+
+    result: T | None
+    numbers: list[int]
+    refused: dict[int, str]
+
+
+def use_texts(function: Callable[[Any], T], queries: Any) -> Usable[T]:
+    """Calls a function that may raise TextsError with those of the queries that it can use.
+
+    Args:
+        function: Takes some of the queries.
+        queries: Texts, vectors [q, dim], or sparse vectors.
+    """
+    refused: dict[int, str] = {}
+    numbers = list(range(len(queries)))
+    while numbers:
+        try:
+            return Usable(function(_those(queries, numbers)), numbers, refused)
+        except TextsError as error:
+            refused |= {numbers[place]: reason for place, reason in error.reasons.items()}
+            numbers = [number for number in numbers if number not in refused]
+    return Usable(None, [], refused)
+
+
+def _those(queries: Any, numbers: list[int]) -> Any:
+    """Returns the queries of some numbers; the same object if these are all."""
+    if len(numbers) == len(queries):
+        return queries
+    if isinstance(queries, list):
+        return [queries[number] for number in numbers]
+    return queries[numbers] if isinstance(queries, np.ndarray) else queries.take(np.array(numbers))

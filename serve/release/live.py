@@ -1,0 +1,155 @@
+"""The live release and the ones before it, which `serving/current.json` names.
+
+It is changed only by compare-and-swap. Other servers of the store may change it at any moment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+
+from indexing.store.artifact import MANIFEST
+from indexing.store.cache import CorruptError
+from indexing.store.live_release import CURRENT, Current, parse_current, unreadable_release
+from indexing.store.retention import (
+    expired_prompts,
+    expired_releases,
+    newest_releases,
+    remove_prompt,
+    remove_release,
+)
+from indexing.store.store import Store
+from retriever.errors import InputError
+from serve.release.release import Release
+
+log = logging.getLogger("riptide.serve")
+
+KEPT = 10  # previous releases that current.json names, to switch back to
+
+
+def current(store: Store) -> tuple[str, str] | None:
+    """Returns the id of the live release and the tag for compare-and-swap; None if no release was ever live.
+
+    Raises:
+        CorruptError: If `serving/current.json` is damaged; the message says how to make a new release.
+    """
+    tagged = store.storage.read_tagged(CURRENT)
+    return None if tagged is None else (parse_current(store.storage, tagged[0]).release, tagged[1])
+
+
+def live_release(store: Store) -> tuple[Release | None, str | None]:
+    """Returns the live release and the tag for compare-and-swap; None for both if no release was ever live.
+
+    Raises:
+        CorruptError: If it is missing or damaged; the message says how to make a new release.
+    """
+    live = current(store)
+    if live is None:
+        return None, None
+    try:
+        return _load(store, live[0]), live[1]
+    except CorruptError as error:
+        raise unreadable_release(store.storage, live[0], error) from error
+
+
+def last_release(store: Store) -> tuple[Release | None, str | None]:
+    """Returns the release to repair a store from, and the tag to change the live one with compare-and-swap.
+
+    The release is the first that is neither missing nor damaged, in this order: the live one, the previous ones, all
+    others from the newest to the oldest. None if there is no such release.
+    """
+    tagged = store.storage.read_tagged(CURRENT)
+    if tagged is None:
+        return None, None
+    for id in dict.fromkeys([*_history(store, tagged[0]), *newest_releases(store)]):
+        try:
+            return _load(store, id), tagged[1]
+        except CorruptError as error:
+            log.warning("%s", error)
+    return None, tagged[1]
+
+
+def make_current(store: Store, release: Release, tag: str | None) -> bool:
+    """Saves a release and makes it the live one; `current.json` also names the KEPT previous releases.
+
+    Another server may remove the release, or one of its prompts that came over HTTP, at the same moment. Therefore both
+    are checked again after the swap: a missing release is written again, and a missing prompt undoes the swap.
+
+    Args:
+        store: The store.
+        release: The release. Its artifacts are in the store.
+        tag: The tag that `current` returned when the release was made; None if no release was ever live.
+
+    Returns:
+        True if the release is live. False if another release became live since, or if an artifact of this one was
+        removed: then make the release again.
+    """
+    before = store.storage.read_tagged(CURRENT)
+    if (before[1] if before else None) != tag or missing_artifacts(store, release.fingerprints):
+        return False
+    release.save(store)
+    history = [id for id in (_history(store, before[0]) if before else ()) if id != release.id]
+    document = Current(release.id, tuple(history[:KEPT])).document()
+    if not store.storage.swap(CURRENT, document, tag):
+        return False
+    if missing_artifacts(store, [f"releases/{release.id}"]):
+        release.save(store)
+    if missing := missing_artifacts(store, release.fingerprints):
+        log.warning("release %s lacks %s, which another server removed", release.id, ", ".join(missing))
+        now = store.storage.read_tagged(CURRENT)
+        if before and now and now[0] == document:
+            store.storage.swap(CURRENT, before[0], now[1])
+        return False
+    _clear(store)
+    return True
+
+
+def discard(store: Store, id: str) -> None:
+    """Discards a release that did not become live.
+
+    Other servers may be about to make it live, so it is removed only hours after it was saved: by this call if that
+    time has passed, otherwise by a later change of the live release or by `gc`.
+    """
+    _clear(store, f"releases/{id}")
+
+
+def _clear(store: Store, only: str | None = None) -> None:
+    """Removes the expired releases (or only one of them), and those of their prompts over HTTP that nothing uses.
+
+    It runs after a change that has already succeeded or failed, so an error is logged and the next call tries again.
+    """
+    try:
+        expired = [key for key in expired_releases(store) if only in (None, key)]
+        prompts = {entry["artifact"] for key in expired for entry in store.inputs(key).values()}
+        if live := current(store):
+            prompts -= {entry["artifact"] for entry in store.inputs(f"releases/{live[0]}").values()}
+        for key in expired:
+            remove_release(store, key)
+        for key in expired_prompts(store, among=prompts) if expired else ():
+            remove_prompt(store, key)
+    except (InputError, OSError) as error:
+        log.warning("old releases could not be removed: %s", error)
+
+
+def _load(store: Store, id: str) -> Release:
+    """Returns a release. Raises CorruptError if it is missing or damaged."""
+    if store.storage.size(f"releases/{id}/{MANIFEST}") is None:
+        raise CorruptError(f"{store.url}/releases/{id}: there is no such release")
+    return Release.load(store, id)
+
+
+def _history(store: Store, data: bytes) -> list[str]:
+    """Returns the ids of the live release and the previous ones; of all, newest first, if `current.json` is damaged."""
+    try:
+        current = parse_current(store.storage, data)
+    except CorruptError:
+        return newest_releases(store)
+    return [current.release, *current.before]
+
+
+def missing_artifacts(store: Store, keys: Collection[str], file: str = MANIFEST) -> list[str]:
+    """Returns those of the keys whose artifact lacks a file: by default the manifest, so that it is not complete."""
+    with ThreadPoolExecutor(16) as threads:
+        sizes = threads.map(store.storage.size, [f"{key}/{file}" for key in keys])
+        return [key for key, size in zip(keys, sizes, strict=True) if size is None]

@@ -1,0 +1,296 @@
+"""Plans a release: which tasks it has, and over which artifacts of the store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from indexing.corpus.corpus import Corpus
+from indexing.dense.index import Index
+from indexing.embeddings.embeddings import DENSE, Embeddings
+from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings, differences, differing
+from indexing.hit_sources.dense import Space
+from indexing.hit_sources.grammar import parse
+from indexing.hit_sources.kind import SearchContext
+from indexing.hit_sources.modes import dense_names, has_dense, index_over
+from indexing.lucene.bm25 import Bm25
+from indexing.store.artifact import Artifact
+from indexing.store.retention import (
+    GIVEN,
+)
+from indexing.store.store import Store
+from retriever.errors import InputError
+from retriever.options import EncoderOptions
+from serve.release.release import Release, fingerprints_of, model_artifacts
+from serve.release.tasks import Task
+
+TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+OWN_KINDS = {"bm25": "bm25", "exact": "embeddings", "index": "index"}  # kinds in fields of a task, and the fields
+BASE = "default"  # the task of the backbone without a prompt
+NO_EMBEDDINGS = "none"  # in place of the name of embeddings: a release without dense search
+_NO_DENSE = "a prompt is one of an encoder of dense vectors, and the release has no dense embeddings"
+_PUT_INSTEAD = "remove all but one of them, or put the task over HTTP, naming one"
+
+
+def plan(
+    store: Store,
+    *,
+    embeddings: str | None = None,
+    index: str | None = None,
+    bm25: str | None = None,
+    tasks: Iterable[str] | None = None,
+    reranker: str | None = None,
+    before: Release | None = None,
+    sources: Iterable[str] | None = None,
+) -> tuple[Release, dict[str, str]]:
+    """Makes a release of the artifacts of a store, without loading a model.
+
+    Args:
+        store: The store.
+        embeddings: Name of the backbone's embeddings; None: the only dense ones. With NO_EMBEDDINGS, or if the store
+            has no dense embeddings, but BM25 or `sources`, the release has one task, without dense search.
+        index: Name of the index over them; None: the only one, or exact search without any.
+        bm25: Name of the BM25 index; None: the only one, if any.
+        tasks: The tasks to serve; None: the bare backbone and every prompt that fits. A prompt for passages is served
+            over the embeddings that were made with it.
+        reranker: The re-ranker, None for none.
+        before: The live release. Its tasks that came over HTTP are kept; other prompts that came over HTTP belong to
+            deleted tasks and are not served.
+        sources: Sources of other kinds that every task serves, in the grammar of sources; None: those of the live
+            release.
+
+    Returns:
+        The release, and for each prompt that it excludes the reason, in one line that starts with the task's name.
+
+    Raises:
+        InputError: If a name is unknown, or if the named artifacts do not fit together.
+    """
+    corpus = Corpus.open(store)
+    words = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
+    others, artifacts = (
+        open_sources(store, sources, corpus) if sources is not None else _live_sources(store, before, corpus)
+    )
+    parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *artifacts]
+    parts += model_artifacts(store, reranker)
+    if not _has_dense_search(store, embeddings, index, bool(words or others)):
+        if prompted := [name for name in tasks or () if name != BASE]:
+            raise InputError(f"task {prompted[0]}: {_NO_DENSE}")
+        task = Task(BASE, None, None, None, words.name if words else None, others)
+        excluded = {name: f"task {name}: {_NO_DENSE}" for name in store.names("prompts")}
+        return Release(None, {}, (task,), fingerprints_of(parts), reranker), excluded
+    embeddings, index = dense_names(store, embeddings, index)
+    vectors = Embeddings.open(store, embeddings, corpus)
+    main = Space(vectors, Index.open(store, index, vectors) if index else None)
+    spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
+    parts += spec.inputs().values()
+    planned: list[Task] = []
+    excluded = {}
+    trained, received = _prompts_by_origin(store)
+    received_tasks = {task.name: task for task in before.tasks if task.prompt in received} if before else {}
+    names = [BASE, *trained, *received_tasks] if tasks is None else list(tasks)
+    for name in dict.fromkeys(names):
+        prompt = None if name == BASE else received_tasks[name].prompt if name in received_tasks else name
+        try:
+            space = _space_of(
+                store, replace(spec, task=prompt), _name(name), main, corpus, before, received_tasks.get(name)
+            )
+        except InputError as error:
+            reason = f"task {name}: {str(error).removeprefix(f'task {name}: ')}"
+            if tasks is not None:
+                raise InputError(reason) from error
+            excluded[name] = reason
+            continue
+        planned.append(Task(name, prompt, *space.names, words.name if words else None, others))
+        parts += [*space.generations, *([store.open("prompts", prompt)] if prompt else [])]
+    if not planned:
+        raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(excluded.values())}")
+    ordered = tuple(sorted(planned, key=lambda task: task.name))
+    return Release(spec.name, vectors.encoder_options, ordered, fingerprints_of(parts), reranker), excluded
+
+
+def _has_dense_search(store: Store, embeddings: str | None, index: str | None, has_others: bool) -> bool:
+    """Whether a release has dense search.
+
+    Args:
+        store: The store.
+        embeddings, index: As of `plan`.
+        has_others: Whether the release has BM25 or other sources.
+
+    Raises:
+        InputError: If it has none, but an index is named, or nothing else can be searched, or dense embeddings were
+            begun and are not complete: the user may expect to search them.
+    """
+    if embeddings == NO_EMBEDDINGS:
+        if index is not None:
+            raise InputError(f"parameter index {index}: expected no index with parameter embeddings {NO_EMBEDDINGS}")
+        if not has_others:
+            raise InputError(
+                f"parameter embeddings {NO_EMBEDDINGS}: {store.url} has no BM25 index, and no sources are named, so "
+                "nothing can be searched: build an index (build_bm25), or name parameter sources"
+            )
+        return False
+    if embeddings is not None or index is not None or not has_others:
+        return True
+    if has_dense(store):
+        return True
+    for key in (key for key in store.incomplete() if key.startswith("embeddings/")):
+        manifest = store.manifest(key)
+        if manifest is None or DENSE.holds(manifest["config"]):
+            raise InputError(
+                f"{store.url}/{key} was begun and is not complete: run the command that makes it again, or give "
+                f"parameter embeddings {NO_EMBEDDINGS} to serve the store without dense search"
+            )
+    return False
+
+
+def _live_sources(store: Store, before: Release | None, corpus: Corpus) -> tuple[tuple[str, ...], list[Artifact]]:
+    """Returns the sources of the live release, and their artifacts, as `open_sources` does."""
+    try:
+        return open_sources(
+            store, [source for task in before.tasks for source in task.sources] if before else [], corpus
+        )
+    except InputError as error:
+        raise InputError(
+            f"{error}; the live release serves this source: name the sources to serve with parameter sources"
+        ) from error
+
+
+def _prompts_by_origin(store: Store) -> tuple[list[str], list[str]]:
+    """Returns the names of the prompts that were trained in this store, and of those that came over HTTP.
+
+    A damaged prompt, whose origin is unknown, is among the first, so that `plan` reports it by name as excluded.
+    """
+    trained, received = list[str](), list[str]()
+    for name in store.names("prompts"):
+        try:
+            (received if came_over_http(store, name) else trained).append(name)
+        except InputError:
+            trained.append(name)
+    return trained, received
+
+
+def _space_of(
+    store: Store, spec: EncoderSpec, name: str, main: Space, corpus: Corpus, before: Release | None, put: Task | None
+) -> Space:
+    """Returns the space that a task searches.
+
+    It is the task's previous space, if it was put over HTTP with another one than the backbone's. Otherwise it is
+    `main` if the passages are encoded without a prompt, else the embeddings that were made with the prompt. spec: the
+    release's encoder with the task's prompt.
+
+    Raises InputError if the encoder cannot use the prompt, or unless there is exactly one such space.
+    """
+    if (prompt := spec.prompt()) is not None:
+        check_prompt_settings(prompt, spec)
+    base = before.task(BASE) if before else None
+    described = spec.describe("passage")
+    if put is not None and put.space and (base is None or put.space != base.space):
+        space = open_space(store, *put.space, corpus)
+        check_passages(name, described, space.embeddings)
+        return space
+    if not differing(main.embeddings.config["encoder"], described, passages=True):
+        return main
+    spaces, reasons = _made_for(store, described, corpus)
+    complete = [vectors for vectors in spaces if vectors.num_rows >= main.embeddings.num_rows]
+    if not complete and spaces:
+        raise InputError(
+            f"task {name}: embeddings/{spaces[0].name} cover {spaces[0].num_rows:,} of the "
+            f"{main.embeddings.num_rows:,} passages: encode the others for this task"
+        )
+    if not complete and reasons:
+        raise InputError(f"task {name}: {reasons[0]}")
+    if not complete:
+        check_passages(name, described, main.embeddings)
+    if len(complete) > 1:
+        raise InputError(
+            f"task {name}: {store.url} has several embeddings of its passages: "
+            f"{', '.join(vectors.name for vectors in complete)}; {_PUT_INSTEAD}"
+        )
+    [vectors] = complete
+    index = index_over(store, vectors.name, _PUT_INSTEAD)
+    return Space(vectors, Index.open(store, index, vectors) if index else None)
+
+
+def _made_for(store: Store, described: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:
+    """Returns the embeddings of passages encoded as `described`, and the reasons why some of them cannot be used."""
+    spaces, reasons = list[Embeddings](), list[str]()
+    for name in store.names("embeddings"):
+        try:
+            config = store.generations("embeddings", name)[-1].config
+        except InputError:
+            continue  # damaged, so the encoder of these embeddings is unknown
+        if differing(config["encoder"], described, passages=True):
+            continue
+        try:
+            spaces.append(Embeddings.open(store, name, corpus))
+        except InputError as error:
+            reasons.append(str(error))
+    return spaces, reasons
+
+
+def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus) -> Space:
+    """Returns the space of embeddings and of the index over them.
+
+    Args:
+        store: The store.
+        embeddings: Name of the embeddings.
+        index: Name of the index over them; None: every vector is scored.
+        corpus: The corpus that they must belong to.
+
+    Raises:
+        InputError: If they belong to another corpus.
+    """
+    vectors = Embeddings.open(store, embeddings, corpus)
+    if vectors.num_rows > corpus.num_rows:
+        raise InputError(
+            f"embeddings/{embeddings} cover {vectors.num_rows:,} passages, the release's corpus has "
+            f"{corpus.num_rows:,}: make a release of what the store holds now first"
+        )
+    return Space(vectors, Index.open(store, index, vectors) if index else None)
+
+
+def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[tuple[str, ...], list[Artifact]]:
+    """Returns sources of other kinds than those that each task has, with names filled in, and their artifacts.
+
+    Raises:
+        InputError: If a source is a fusion, is of a kind that tasks have anyway, or does not fit the corpus.
+    """
+    names, artifacts = dict[str, None](), list[Artifact]()
+    for source in dict.fromkeys(sources):  # tasks mostly have the same ones
+        expression = parse(source)
+        kind = expression.terms[0].kind
+        if len(expression.terms) > 1:
+            raise InputError(f"source {source!r}: expected one source; requests may fuse the sources of a task")
+        if kind.name in OWN_KINDS:
+            raise InputError(f"source {source!r}: name it by parameter {OWN_KINDS[kind.name]}, as the tasks have one")
+        opened = kind.open(SearchContext(store, corpus), expression.terms[0].name)
+        if opened.source not in names:
+            names[opened.source] = None
+            artifacts += opened.inputs().values()
+    return tuple(names), artifacts
+
+
+def _name(task: str) -> str:
+    """Returns a task's name. Raises InputError if the name is not allowed."""
+    if not TASK_NAME.fullmatch(task):
+        raise InputError(
+            f"task {task}: expected a name of up to 100 letters, digits, '.', '_' and '-', the first a "
+            "letter or a digit"
+        )
+    return task
+
+
+def check_passages(task: str, described: Mapping[str, Any], vectors: Embeddings) -> None:
+    """Raises InputError unless `vectors` are embeddings of passages encoded as `described`."""
+    if differ := differences(vectors.config["encoder"], described, passages=True):
+        raise InputError(
+            f"task {task}: its passages' vectors are not those of embeddings/{vectors.name} ({differ}): "
+            "encode the corpus for this task, and name an index over those embeddings"
+        )
+
+
+def came_over_http(store: Store, prompt: str) -> bool:
+    """Whether prompts/NAME was put into a running service over HTTP; all others were trained in this store."""
+    return GIVEN in store.open("prompts", prompt).config

@@ -1,0 +1,176 @@
+"""Releases: the tasks that a service serves, and the fingerprints of their artifacts.
+
+releases/ID            an artifact: its tasks, and the fingerprint of each artifact that they use
+serving/current.json   names the live release and the previous ones; changed only by compare-and-swap
+
+A release never changes, so a request that is pinned to one is answered by one version of every artifact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from indexing.embeddings.encoders import EncoderSpec
+from indexing.hit_sources.online import OnlineSearch, Target
+from indexing.store.artifact import Artifact, Reference, fingerprint_of
+from indexing.store.cache import CorruptError
+from indexing.store.store import Store
+from retriever.errors import InputError
+from retriever.options import EncoderOptions
+from serve.release.tasks import Task
+
+
+@dataclass(frozen=True)
+class Release:
+    """The tasks that are served together, and all artifacts that they use.
+
+    Attributes:
+        encoder: The backbone: a Hugging Face name, a folder, or models/NAME of the store; None: no task has dense
+            embeddings.
+        encoder_options: Fields of EncoderOptions with which texts are encoded.
+        tasks: The tasks, ordered by name.
+        fingerprints: The fingerprint of every artifact, by its key.
+        reranker: The cross-encoder; None: no re-ranking.
+        id: The first 16 hexadecimal digits of a hash of all other fields.
+    """
+
+    encoder: str | None
+    encoder_options: dict[str, Any]
+    tasks: tuple[Task, ...]
+    fingerprints: dict[str, str]
+    reranker: str | None = None
+    id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", fingerprint_of(self._document())[:16])
+
+    def task(self, name: str) -> Task | None:
+        return next((task for task in self.tasks if task.name == name), None)
+
+    def generations(self, store: Store, kind: str, name: str = "") -> list[Artifact]:
+        """Returns the generations of an artifact that belong to the release, without later ones.
+
+        An artifact without generations is the only one.
+
+        Args:
+            store: The store.
+            kind: Kind of the artifact.
+            name: Name of the artifact; empty for a kind without names.
+
+        Raises:
+            InputError: If one is missing, or has another fingerprint than when the release was made.
+        """
+        return [self.artifact(store, key) for key in self.keys(kind, name)]
+
+    def keys(self, kind: str, name: str = "") -> list[str]:
+        """Returns the keys of the generations of an artifact that belong to the release."""
+        whole = f"{kind}/{name}" if name else kind
+        keys = sorted(key for key in self.fingerprints if re.fullmatch(re.escape(whole) + r"/g\d{4}", key))
+        return [whole] if whole in self.fingerprints else keys
+
+    def contents(self, online: OnlineSearch, target: Target) -> tuple[str, ...]:
+        """Returns the fingerprints of the artifacts that a source of a task searches, and of the corpus."""
+        keys = [key for name in online.artifacts(target) for key in self.keys(*name)]
+        return tuple(self.fingerprints[key] for key in [*self.keys("corpus"), *keys])
+
+    def artifact(self, store: Store, key: str) -> Artifact:
+        """Returns an artifact. Raises InputError if it is missing, or has another fingerprint than in the release."""
+        kind, _, name = key.partition("/")
+        artifact = store.open(kind, name)
+        actual, expected = artifact.fingerprint, self.fingerprints[key]
+        if actual != expected:
+            raise InputError(
+                f"{artifact.url}: its fingerprint is {actual[:12]}, release {self.id} was made of {expected[:12]}: "
+                "make a release of what is there now"
+            )
+        return artifact
+
+    def with_task(self, task: Task, artifacts: Iterable[Artifact]) -> Release:
+        """Returns a release with an additional task, which replaces an existing one of its name.
+
+        Args:
+            task: The task.
+            artifacts: The artifacts that the task uses.
+        """
+        tasks = [*(other for other in self.tasks if other.name != task.name), task]
+        return self._with(tasks, {**self.fingerprints, **fingerprints_of(artifacts)})
+
+    def without_task(self, name: str) -> Release:
+        """Returns a release without one of the tasks."""
+        return self._with([task for task in self.tasks if task.name != name], self.fingerprints)
+
+    def _with(self, tasks: Iterable[Task], fingerprints: Mapping[str, str]) -> Release:
+        """Returns a release with these tasks; artifacts of tasks stay only if one of these tasks names them."""
+        ordered = tuple(sorted(tasks, key=lambda task: task.name))
+        before, after = ({name for task in group for name in task.artifacts()} for group in (self.tasks, ordered))
+        shared = {self.encoder, self.reranker}
+        remaining = {
+            key: fingerprint
+            for key, fingerprint in fingerprints.items()
+            if _name_in(key) not in before - after or key in shared
+        }
+        return replace(self, tasks=ordered, fingerprints=remaining)
+
+    def save(self, store: Store) -> None:
+        """Writes the release to the store. A damaged release of the same id is written again.
+
+        The age of an existing release starts again, so no other server removes it in the next hours.
+        """
+        try:
+            self._write(store)
+        except CorruptError:
+            for file, _ in store.removal(f"releases/{self.id}"):
+                store.storage.delete(file)
+            self._write(store)
+
+    def _write(self, store: Store) -> None:
+        inputs = {key: Reference(key, fingerprint) for key, fingerprint in self.fingerprints.items()}
+        config = {name: value for name, value in self._document().items() if name != "fingerprints"}
+        with store.create("releases", self.id, inputs=inputs, config=config) as draft:
+            if draft.complete:
+                store.open("releases", self.id)
+                draft.touch()
+
+    @classmethod
+    def load(cls, store: Store, id: str) -> Release:
+        """Returns the release of an id. Raises InputError if it does not exist, CorruptError if it is damaged."""
+        artifact = store.open("releases", id)
+        config = artifact.config
+        fingerprints = {entry["artifact"]: entry["fingerprint"] for entry in artifact.inputs.values()}
+        tasks = tuple(Task.from_document(task) for task in config["tasks"])
+        return cls(config["encoder"], config["encoder_options"], tasks, fingerprints, config["reranker"])
+
+    def _document(self) -> dict[str, Any]:
+        return {
+            "encoder": self.encoder,
+            "encoder_options": self.encoder_options,
+            "tasks": [task.document() for task in self.tasks],
+            "fingerprints": dict(sorted(self.fingerprints.items())),
+            "reranker": self.reranker,
+        }
+
+
+def _name_in(key: str) -> tuple[str, str]:
+    """Returns the kind and the name of an artifact's key (KIND/NAME or KIND/NAME/GENERATION)."""
+    kind, _, name = key.partition("/")
+    return kind, name.partition("/")[0]
+
+
+def model_artifacts(store: Store, name: str | None) -> list[Artifact]:
+    """Returns the artifact of models/NAME; an empty list for a model from elsewhere."""
+    kind, _, model = (name or "").partition("/")
+    return [store.open(kind, model)] if kind == "models" and model else []
+
+
+def fingerprints_of(artifacts: Iterable[Artifact]) -> dict[str, str]:
+    return {artifact.key: artifact.fingerprint for artifact in artifacts}
+
+
+def encoder_of(store: Store, release: Release) -> EncoderSpec | None:
+    """Returns the encoder of a release; None if no task has dense embeddings."""
+    if release.encoder is None:
+        return None
+    return EncoderSpec(store, release.encoder, EncoderOptions(**release.encoder_options))

@@ -1,0 +1,185 @@
+"""Whether the store holds newer artifacts than a release uses, and the release of the newest ones.
+
+A corpus grows by generations, and so do the embeddings and indexes that are made from it. A release pins the
+generations of one moment; a renewed release has the same tasks over the newest generations of the same artifacts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+from indexing.corpus.corpus import Corpus
+from indexing.lucene.bm25 import Bm25
+from indexing.store.artifact import BEGUN, MANIFEST, Artifact
+from indexing.store.store import Store, generation
+from retriever.errors import InputError
+from serve.release.live import missing_artifacts
+from serve.release.planning import check_passages, open_sources, open_space
+from serve.release.release import Release, encoder_of, fingerprints_of, model_artifacts
+
+JOBS = {"embeddings": "encode_corpus", "index": "build_index", "bm25": "build_bm25"}  # that make the next generation
+
+
+def newer_artifacts(store: Store, release: Release) -> list[str]:
+    """Returns the keys of the complete generations of a release's artifacts that were made after the release.
+
+    It looks up one file for each generation that may exist, as the cost of a listing grows with the store.
+    """
+    return _later(store, release, MANIFEST)
+
+
+def incomplete_generations(store: Store, release: Release) -> list[str]:
+    """Returns the keys of incomplete generations of a release's artifacts.
+
+    They were started but not completed, and are later than the last complete one.
+    """
+    newer = newer_artifacts(store, release)
+    last = _last_generations([*release.fingerprints, *newer])
+    return [key for key in _later(store, release, BEGUN) if key > f"{_whole(key)}/{generation(last[_whole(key)])}"]
+
+
+def replaced_artifacts(store: Store, release: Release) -> list[str]:
+    """Returns the keys of the artifacts of a release that were removed, or built again with other content.
+
+    Raises:
+        CorruptError: If the manifest of one cannot be read.
+    """
+
+    def is_replaced(key: str) -> bool:
+        try:
+            return Artifact(store.storage, store.cache, key).fingerprint != release.fingerprints[key]
+        except FileNotFoundError:
+            return True
+
+    keys = sorted(release.fingerprints)
+    with ThreadPoolExecutor(16) as threads:
+        return [key for key, replaced in zip(keys, threads.map(is_replaced, keys), strict=True) if replaced]
+
+
+def describe_generations(store: Store, keys: Iterable[str]) -> list[str]:
+    """Returns a line for each artifact: its generations among the keys, and the passages that they add and delete."""
+    by_artifact: dict[str, list[str]] = {}
+    for key in keys:
+        by_artifact.setdefault(_whole(key), []).append(key)
+    return [f"{whole}: {_describe(store, whole, keys)}" for whole, keys in by_artifact.items()]
+
+
+class Coverage(NamedTuple):
+    """The passages of the corpus that an artifact covers.
+
+    Attributes:
+        artifact: KIND/NAME.
+        rows: The number of passages that it covers.
+        expected: The number that it should cover: those of the corpus, up to the limit with which it was made.
+        command: The job that makes its next generation.
+    """
+
+    artifact: str
+    rows: int
+    expected: int
+    command: str
+
+
+def coverage_of(store: Store, release: Release, corpus: Corpus) -> list[Coverage]:
+    """Returns the coverage of the embeddings and indexes of a release, with all generations that the store has.
+
+    It leaves out an artifact that is missing, or an index that was built from other embeddings than the release has.
+    """
+    wholes = [whole.partition("/") for whole in sorted(_last_generations(release.fingerprints))]
+    chains = {(kind, name): store.generations(kind, name) for kind, _, name in wholes if kind in JOBS}
+    coverage = []
+    for (kind, name), generations in chains.items():
+        limited = generations
+        if kind == "index" and generations:
+            limited = chains.get(("embeddings", generations[-1].config["embeddings"]), [])
+        if limited:
+            rows, limit = sum(made.rows for made in generations), limited[0].config["limit"] or corpus.num_rows
+            command = f"jobs/{JOBS[kind]}.py --name {name}"
+            coverage.append(Coverage(f"{kind}/{name}", rows, min(corpus.num_rows, limit), command))
+    return coverage
+
+
+def renewed(store: Store, release: Release) -> Release:
+    """Returns a release of the same tasks over the newest artifacts of the same names, for example a grown index.
+
+    Raises:
+        InputError: If an artifact lacks passages of the corpus, of which the message names all, or does not fit any
+            more.
+    """
+    corpus = Corpus.open(store)
+    behind = [part for part in coverage_of(store, release, corpus) if part.rows < part.expected]
+    if behind:
+        lines = [
+            f"{part.artifact} covers {part.rows:,} of {part.expected:,} passages: run {part.command} again"
+            for part in behind
+        ]
+        raise InputError(f"{store.url}: {'; '.join(lines)}")
+    spec = encoder_of(store, release)
+    parts: list[Artifact] = [*corpus.generations, *(spec.inputs().values() if spec else [])]
+    parts += open_sources(store, [source for task in release.tasks for source in task.sources], corpus)[1]
+    for name in sorted({task.bm25 for task in release.tasks if task.bm25}):
+        parts += Bm25.open(store, name, corpus).generations
+    spaces = {names: open_space(store, *names, corpus) for task in release.tasks if (names := task.space)}
+    for task in release.tasks:
+        parts += [store.open("prompts", task.prompt)] if task.prompt else []
+        if task.space and spec:
+            space = spaces[task.space]
+            parts += space.generations
+            check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), space.embeddings)
+    parts += model_artifacts(store, release.reranker)
+    return replace(release, fingerprints=fingerprints_of(parts))
+
+
+def _later(store: Store, release: Release, file: str) -> list[str]:
+    """Returns the keys of the later generations that have a file, by artifact, the corpus first.
+
+    A generation whose number is in the release's corpus adds no passages, because the release already covers that
+    corpus.
+    """
+    wholes = _last_generations(release.fingerprints)
+    number = first = wholes.pop("corpus") + 1
+    while store.storage.size(f"corpus/{generation(number)}/{file}") is not None:
+        number += 1
+    keys = [f"{whole}/{generation(later)}" for whole in sorted(wholes) for later in range(first, number)]
+    missing = set(missing_artifacts(store, keys, file))
+    return [
+        *(f"corpus/{generation(later)}" for later in range(first, number)),
+        *(key for key in keys if key not in missing),
+    ]
+
+
+def _last_generations(keys: Iterable[str]) -> dict[str, int]:
+    """Returns the number of the last generation of each artifact that has generations, by KIND or KIND/NAME."""
+    last: dict[str, int] = {}
+    for key in keys:
+        if _whole(key) != key:
+            last[_whole(key)] = max(int(key[-4:]), last.get(_whole(key), 0))
+    return last
+
+
+def _whole(key: str) -> str:
+    """Returns KIND/NAME of the key of a generation, KIND for the corpus; other keys unchanged."""
+    return re.sub(r"/g\d{4}$", "", key)
+
+
+def _describe(store: Store, whole: str, keys: list[str]) -> str:
+    """Returns the names of generations of one artifact, and the passages that they add and delete."""
+    names = [key[-5:] for key in keys]
+    span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+    try:
+        generations = [store.open(*key.split("/", 1)) for key in keys]
+    except InputError:  # the one that opens it for a release raises it too
+        return span
+    added = _passages(sum(artifact.rows for artifact in generations))
+    if whole != "corpus":
+        return f"{span}, {added}"
+    deleted = sum(part.rows for artifact in generations for part in artifact.parts if part.name == "deleted")
+    return f"{span}, {added} added, {deleted:,} deleted"
+
+
+def _passages(number: int) -> str:
+    return f"{number:,} passage{'' if number == 1 else 's'}"

@@ -1,0 +1,149 @@
+"""Tasks of a release, the sources of hits that each serves, and the search that a request asks for."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
+
+from indexing.hit_sources.bm25 import BM25
+from indexing.hit_sources.exact import EXACT
+from indexing.hit_sources.grammar import Term, fusion_text, parse
+from indexing.hit_sources.index import INDEX
+from indexing.hit_sources.kind import SourceKind
+from indexing.hit_sources.modes import mode_sources
+from indexing.hit_sources.online import Target
+from indexing.hit_sources.options import Mode
+from retriever.errors import InputError
+
+
+@dataclass(frozen=True)
+class Task:
+    """One retrieval task of a release.
+
+    Attributes:
+        name: The name in requests.
+        prompt: prompts/NAME of the store; None: the bare backbone.
+        embeddings: The dense embeddings of its passages; None: the task has no dense search.
+        index: The index over them; None: every vector is scored.
+        bm25: The BM25 index; None: the task has no lexical search.
+        sources: Sources of other kinds, in the grammar of sources.
+    """
+
+    name: str
+    prompt: str | None
+    embeddings: str | None
+    index: str | None = None
+    bm25: str | None = None
+    sources: tuple[str, ...] = ()
+
+    @property
+    def space(self) -> tuple[str, str | None] | None:
+        """The names of its embeddings and of the index over them; None without embeddings."""
+        return (self.embeddings, self.index) if self.embeddings else None
+
+    def document(self) -> dict[str, Any]:
+        """Returns the fields of a release's document. `sources` is left out if it is empty, as in older releases."""
+        fields = asdict(self)
+        sources = list(fields.pop("sources"))
+        return {**fields, "sources": sources} if sources else fields
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> Task:
+        """Returns the task of a document."""
+        return cls(**{**document, "sources": tuple(document.get("sources", ()))})
+
+    def served(self) -> list[ServedSource]:
+        """Returns the sources that the task serves: the index, its vectors, BM25, others."""
+        terms = [Term(INDEX, self.index)] if self.index else []
+        terms += [Term(EXACT, self.embeddings)] if self.embeddings else []
+        terms += [Term(BM25, self.bm25)] if self.bm25 else []
+        terms += [term for source in self.sources for term in parse(source).terms]
+        return [ServedSource(term.kind, term.name, term.kind.target(term.name, self)) for term in terms]
+
+    def artifacts(self) -> set[tuple[str, str]]:
+        """Returns the kind and the name of every artifact that the task names."""
+        names = {name for source in self.served() for name in source.kind.online.artifacts(source.target)}
+        return names | ({("prompts", self.prompt)} if self.prompt else set())
+
+
+@dataclass(frozen=True)
+class ServedSource:
+    """One source that a task serves. target: what its part has opened for it."""
+
+    kind: SourceKind
+    name: str
+    target: Target
+
+    @property
+    def text(self) -> str:
+        """The source in the grammar."""
+        return self.kind.text(self.name)
+
+
+@dataclass(frozen=True)
+class Search:
+    """The sources that a query searches, and how their hits are fused.
+
+    Attributes:
+        source: The source in the grammar, with all names filled in.
+        parts: The sources.
+        labels: For each source, its name in the scores of hits.
+        weights: A weight per source; None: one source, or a fusion by reciprocal rank.
+    """
+
+    source: str
+    parts: tuple[ServedSource, ...]
+    labels: tuple[str, ...]
+    weights: tuple[float, ...] | None = None
+
+
+def search_of(task: Task, source: str) -> Search:
+    """Returns the search of a source that a request names.
+
+    Raises:
+        InputError: If the source is not in the grammar, or if the task does not serve it.
+    """
+    expression = parse(source)
+    served = task.served()
+    parts = tuple(_served(task, term, served) for term in expression.terms)
+    names = tuple(part.text for part in parts)
+    expression.check_distinct(names)
+    return Search(fusion_text(names, expression.weights), parts, names, expression.weights)
+
+
+@functools.lru_cache(maxsize=1024)  # called for every request
+def search_of_mode(task: Task, mode: Mode) -> Search:
+    """Returns the search of a mode; its sources have the names of their parts, dense and bm25, in the scores of hits.
+
+    Raises:
+        InputError: If the task lacks what the mode searches.
+    """
+    if mode != "bm25" and not task.embeddings:
+        names = ", ".join(source.text for source in task.served())
+        raise InputError(
+            f"task {task.name!r} has no dense embeddings, which mode {mode} searches: name a source ({names})"
+        )
+    if mode not in modes_of(task):
+        raise InputError(f"task {task.name!r} has no BM25: build one (build_bm25), and serve it")
+    search = search_of(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
+    labels = tuple(part.kind.online.name for part in search.parts)
+    return Search(search.source, search.parts, labels, search.weights)
+
+
+def modes_of(*tasks: Task) -> list[Mode]:
+    """Returns the modes that at least one of the tasks supports."""
+    modes = {mode for task in tasks for mode in mode_sources(task.embeddings, task.index, task.bm25)}
+    return [mode for mode in get_args(Mode) if mode in modes]
+
+
+def _served(task: Task, term: Term, served: list[ServedSource]) -> ServedSource:
+    """Returns the source of a term; a kind alone stands for the only source of that kind, or for the default one."""
+    of_kind = [source for source in served if source.kind is term.kind]
+    named = [source for source in of_kind if source.text == term.kind.text(term.name)]
+    if not named and not term.name and len(of_kind) == 1:
+        named = of_kind
+    if not named:
+        names = ", ".join(source.text for source in served)
+        raise InputError(f"source {term.kind.text(term.name)!r}: task {task.name!r} does not serve it; it has {names}")
+    return named[0]

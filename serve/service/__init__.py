@@ -1,0 +1,10 @@
+"""The service of one process: queues in front of the engine, the live release, and its changes.
+
+batching    queues whose waiting items form batches
+warm_up     reads the files of a release and runs queries before it becomes live
+staleness   whether the store holds newer artifacts than the live release
+service     the live release, and the queues in front of the engine
+prompts     prompts that come over HTTP: checks, commits and tasks
+uploads     a bounded number of these checks at once, each with a deadline
+changes     changes of the live release
+"""

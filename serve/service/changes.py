@@ -1,0 +1,208 @@
+"""Changes of the live release: each is derived from the live one, opened in all parts, and made live."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import BinaryIO
+
+from indexing.store.store import Store
+from retriever.errors import InputError
+from serve.errors import (
+    STORE,
+    ConflictError,
+    OverloadedError,
+    StoreError,
+    UnknownTaskError,
+    is_store_error,
+    store_error,
+)
+from serve.release.live import current, discard, make_current
+from serve.release.opened import Opened
+from serve.release.planning import BASE
+from serve.release.release import Release
+from serve.release.renewal import renewed
+from serve.service.prompts import CheckedPrompt, check_upload, take_prompt
+from serve.service.service import LOOK, Service
+from serve.service.uploads import CHECKS, Uploads
+
+log = logging.getLogger("riptide.serve")
+
+REPEAT = 60.0  # seconds after which a repeated error is logged again
+TRIES = 20  # attempts to make a release live while other servers do the same
+MOST_CHANGES = 8  # changes of the release at once, running or waiting
+
+
+async def nobody() -> None:
+    """Announces nothing, for a service whose store no other process serves."""
+
+
+class Changes:
+    """Changes the live release of a service, one change after the other.
+
+    Not thread-safe: all coroutines run in the event loop of the service.
+
+    Args:
+        service: The service.
+        announce: Tells other servers of the store that another release is live.
+    """
+
+    def __init__(self, service: Service, announce: Callable[[], Awaitable[None]] = nobody):
+        self.service, self.announce = service, announce
+        self.uploads = Uploads()
+        self._lock = asyncio.Lock()
+        self._pending = 0  # changes that run or wait
+
+    async def follow(self) -> None:
+        """Serves the release that `serving/current.json` names, forever; errors are logged, the live release stays."""
+        logged: tuple[str, float] = ("", 0.0)
+        while True:
+            try:
+                await self.refresh()
+                logged = ("", 0.0)
+            except Exception as error:
+                detail = error.detail if isinstance(error, StoreError) else str(error)
+                if detail != logged[0] or time.monotonic() > logged[1] + REPEAT:
+                    log.error("the release that is to be live cannot be served: %s", detail)
+                    logged = (detail, time.monotonic())
+            await asyncio.sleep(LOOK)
+
+    async def refresh(self) -> None:
+        """Serves the release that `serving/current.json` names.
+
+        Raises:
+            StoreError: If the release cannot be read.
+            InputError: If a part cannot use it.
+        """
+        service = self.service
+        tagged = await service.aside(current, service.store)
+        if tagged is None or (service.live is not None and tagged[0] == service.live.release.id):
+            return
+        async with self._lock:
+            if tagged := await service.aside(current, service.store):  # another release may have become live since
+                await service.adopt(await service.aside(Release.load, service.store, tagged[0]))
+
+    async def put_task(self, name: str, weights: BinaryIO, settings: BinaryIO, index: str | None) -> None:
+        """Serves a prompt under a name; returns when every part has it.
+
+        The prompt is checked in a thread for that, so that changes of the release do not wait for the check.
+
+        Args:
+            name: Name of the task.
+            weights: prompt.safetensors.
+            settings: prompt.json.
+            index: Name of the index of its passages, or of embeddings; None: those of the backbone's own task.
+
+        Raises:
+            InputError: If the prompt cannot be used.
+            OverloadedError: If too many uploads are in progress.
+            UploadExpiredError: If the check took too long.
+            ConflictError: If other servers kept changing the release at the same time.
+            StoreError: If the store cannot be read.
+        """
+        store, live = self.service.store, self.service.now()
+
+        def check(deadline: float) -> CheckedPrompt:
+            with self._client_errors():
+                opened = _open(store, live.release)
+                return check_upload(store, opened, name, weights, settings, index, deadline=deadline, checks=CHECKS)
+
+        async with self.uploads.checked(check) as checked:
+            await self._apply(lambda release: take_prompt(store, _open(store, release), checked))
+
+    async def drop_task(self, name: str) -> None:
+        """Stops serving a task.
+
+        Raises:
+            UnknownTaskError: If the live release does not have the task.
+            InputError: If the task is the backbone's own, or the only one.
+            ConflictError: If other servers kept changing the release at the same time.
+        """
+        if name == BASE:
+            raise InputError(f"task {BASE!r} is the backbone's own, and stays")
+
+        def change(release: Release) -> Release:
+            if release.task(name) is None:
+                raise UnknownTaskError(name)
+            if len(release.tasks) == 1:
+                raise InputError(f"task {name!r} is the only one, and stays: put another one first")
+            return release.without_task(name)
+
+        await self._apply(change)
+
+    async def switch(self, id: str | None) -> None:
+        """Makes another release the live one.
+
+        Args:
+            id: Id of an earlier release; None: a new release of the same tasks over what the store holds now.
+
+        Raises:
+            InputError: If the release does not exist or does not fit the store.
+            ConflictError: If other servers kept changing the release at the same time.
+        """
+        store = self.service.store
+        await self._apply(lambda release: renewed(store, release) if id is None else Release.load(store, id))
+
+    async def _apply(self, change: Callable[[Release], Release]) -> None:
+        """Derives a release from the live one, opens it in all parts, and makes it the live one."""
+        if self._pending >= MOST_CHANGES:
+            raise OverloadedError(5)
+        self._pending += 1
+        try:
+            async with self._lock:
+                await self._make_live(change)
+        finally:
+            self._pending -= 1
+        await self.announce()
+
+    async def _make_live(self, change: Callable[[Release], Release]) -> None:
+        service, store = self.service, self.service.store
+        for _ in range(TRIES):
+            tagged = await service.from_store(current, store)
+            if tagged is None:
+                error = f"{store.url} has no live release any more: start the server again to make one"
+                raise StoreError(STORE, "files are missing", error)
+            before = await service.from_store(Release.load, store, tagged[0])
+            with self._client_errors():
+                release = await service.aside(change, before)
+            if await self._is_made_live(release, tagged[1]):
+                await service.adopt(release)
+                return
+        raise ConflictError("others change the tasks at the same time; try again")
+
+    async def _is_made_live(self, release: Release, tag: str) -> bool:
+        """Opens and warms a release, and makes it the live one; discards it if that fails."""
+        service, store, is_live = self.service, self.service.store, False
+        try:
+            await service.from_store(release.save, store)
+            await service.from_store(service.open, release.id)
+            await service.from_store(service.warm_up.run, release)
+            is_live = await service.from_store(make_current, store, release, tag)
+        finally:
+            if not is_live and service.live is not None and release.id != service.live.release.id:
+                service.outdate(release.id)
+                await service.from_store(discard, store, release.id)
+        return is_live
+
+    @contextlib.contextmanager
+    def _client_errors(self) -> Iterator[None]:
+        """Converts failures of the store to StoreError, and takes locations out of the errors for clients."""
+        try:
+            yield
+        except Exception as error:
+            if is_store_error(error):
+                raise store_error(STORE, error) from error
+            if isinstance(error, InputError):
+                raise InputError(self.service.without_places(error)) from error
+            raise
+
+
+def _open(store: Store, release: Release) -> Opened:
+    """Opens the artifacts of a release. Raises StoreError if one cannot be read: no mistake of the client."""
+    try:
+        return Opened(store, release)
+    except Exception as error:
+        raise store_error(STORE, error) from error

@@ -1,0 +1,391 @@
+"""The service of one process: its live release, and the queues in front of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from indexing.corpus.filters import Filter
+from indexing.store.store import Store
+from retriever.cuts import Cuts
+from retriever.errors import InputError
+from retriever.options import Side
+from serve.errors import (
+    STORE,
+    ExpiredError,
+    NotReadyError,
+    OverloadedError,
+    RefusedPromptError,
+    StoreError,
+    UnknownTaskError,
+    is_store_error,
+    reason_of,
+    store_error,
+    without_places,
+)
+from serve.parts.engine import REST_S, Engine
+from serve.parts.leaf import Ask
+from serve.parts.models import EncoderPart, RerankPart
+from serve.parts.part import PartControl
+from serve.parts.queries import Answer, Pairs, Query, Texts
+from serve.parts.states import ENCODER, RERANKER, PartStates, parts_of
+from serve.protocol import SearchRequest
+from serve.release.opened import Opened
+from serve.release.release import Release
+from serve.release.tasks import Search, Task, search_of, search_of_mode
+from serve.service.batching import Batcher
+from serve.service.staleness import Staleness
+from serve.service.warm_up import WarmUp, WarmUpLimits
+
+log = logging.getLogger("riptide.serve")
+
+LOOK = 2.0  # seconds between two reads of which release is live, and between checks while a part fails
+CHECK_S = 10.0  # seconds between checks of the parts
+
+
+class Service:
+    """Serves one live release, with queues in front of its engine, and replaces it when another one becomes live.
+
+    Not thread-safe: all coroutines run in one event loop.
+
+    Args:
+        store: Where releases and artifacts are.
+        encoder: The encoder of this process.
+        reranker: The re-ranker of this process.
+        ask: Asks all leaves.
+        leaf_parts: The parts of all leaves, by name.
+        num_leaves: Number of leaves.
+        batch: Queries per batch at most.
+        bound: Queries that may wait; more are refused.
+        workers: Batches that run concurrently.
+        linger: Minimum seconds that a release stays open after it was live, as other processes have requests of it.
+        is_local: Whether the leaves share this process's memory.
+        warm_up: Limits of the warm-up of a release; None: the default ones.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        encoder: EncoderPart,
+        reranker: RerankPart,
+        ask: Ask,
+        leaf_parts: Mapping[str, PartControl],
+        *,
+        num_leaves: int = 1,
+        batch: int,
+        bound: int,
+        workers: int = 1,
+        linger: float = 0.0,
+        is_local: bool = True,
+        warm_up: WarmUpLimits | None = None,
+    ):
+        self.store, self.num_leaves, self._linger = store, num_leaves, linger
+        self.parts: dict[str, PartControl] = {ENCODER: encoder, **leaf_parts, RERANKER: reranker}
+        self.engine = engine = Engine(encoder, reranker, ask)
+        self.engine.failed = self._part_failed
+        self.live: Opened | None = None
+        self.states = PartStates()
+        self.staleness = Staleness(store)
+        self.warm_up = WarmUp(
+            store, Engine(encoder, reranker, ask), self.parts, is_local=is_local, limits=warm_up or WarmUpLimits()
+        )
+        self.on_live: Callable[[], object] = lambda: None  # called once, when the first release is live
+        self._phase = "waiting for a release"  # state of all parts before the first release is live
+        self._users: Counter[str] = Counter()  # by release: running requests, and work that runs for them
+        self._old: dict[str, float] = {}  # by release that is not live: the earliest time at which it may close
+        self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
+        self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
+        queue: dict[str, Any] = {
+            "most": batch,
+            "bound": bound,
+            "workers": workers,
+            "watch": lambda item, change: self._use(item.release.id, change),
+        }
+        self.searches: Batcher[Query, Answer] = Batcher(
+            engine.search, weigh=partial(_weight, bound // 4), key=_batch_of, **queue
+        )
+        self.embeddings: Batcher[Texts, tuple[np.ndarray, Cuts]] = Batcher(
+            engine.embed, weigh=lambda item: len(item.texts), key=lambda item: (item.release.id, item.side), **queue
+        )
+        self.reranks: Batcher[Pairs, np.ndarray] = Batcher(
+            engine.rerank, weigh=lambda item: len(item.documents), key=lambda item: item.release.id, **queue
+        )
+        self.draining = False
+
+    def open(self, release_id: str) -> None:
+        """Opens a release in every part. Blocks. Raises InputError if a part cannot open it."""
+        for part, control in self.parts.items():
+            try:
+                control.prepare(release_id)
+            except Exception as error:
+                if self.live is None:  # otherwise the parts still serve the live release
+                    self.states.failed(part, reason_of(error), str(error))
+                raise
+            if self.live is None:
+                self.states.works(part)
+        if self.live is None:
+            self._old[release_id] = 0.0  # is closed if another release becomes the first live one
+
+    def forget(self, release_id: str) -> None:
+        """Closes a release in every part. Blocks."""
+        for control in self.parts.values():
+            control.retire(release_id)
+
+    @property
+    def queues(self) -> dict[str, Batcher[Any, Any]]:
+        """The queues by kind of request."""
+        return {"search": self.searches, "embeddings": self.embeddings, "rerank": self.reranks}
+
+    @property
+    def ready(self) -> bool:
+        """Whether a release is live and warm, and all of its parts work."""
+        live = self.live
+        return live is not None and not self.draining and not self.states.failures(parts_of(live.release))
+
+    @property
+    def newer(self) -> list[str] | None:
+        """The artifacts of the store that are newer than the live release, as of the last look; None: not known."""
+        return None if self.live is None else self.staleness.newer(self.live.release)
+
+    def about(self, live: Opened) -> dict[str, Any]:
+        """Returns further fields of `/v1/info`."""
+        known = {} if live.release.encoder is None else self.engine.encoder.describe(live.release.id)
+        return {**known, "shards": self.num_leaves}
+
+    def readiness(self) -> dict[str, Any]:
+        """Returns what `/readyz` reports: {"ready", "parts": {part: {"state", "reason" if it has failed}}}."""
+        if self.live is None:
+            return {"ready": False, "parts": self.states.report(self.parts, self._phase)}
+        return {"ready": self.ready, "parts": self.states.report(parts_of(self.live.release), "ready")}
+
+    async def watch(self) -> None:
+        """Checks the parts every CHECK_S seconds, forever; every LOOK seconds while one has failed."""
+        checked = time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK)
+            is_due = time.monotonic() > checked + CHECK_S or self.states.failures(self.parts)
+            if (live := self.live) is not None and is_due:
+                with self._held(live):
+                    await asyncio.get_running_loop().run_in_executor(self._checks, self.check_parts, live.release)
+                checked = time.monotonic()
+
+    def check_parts(self, release: Release) -> None:
+        """Has every part of a release check its files and answer a small request; records failures. Blocks."""
+        for part in parts_of(release):
+            try:
+                self.parts[part].check(release.id)
+            except (OverloadedError, ExpiredError):
+                continue  # a busy part has not failed
+            except Exception as error:
+                live = self.live
+                if live is not None and live.release.id == release.id:  # files of others may be removed
+                    self.states.failed(part, reason_of(error), str(error))
+            else:
+                self.states.works(part)
+
+    async def search(
+        self, request: SearchRequest, timeout_s: float
+    ) -> tuple[Opened, Search, list[tuple[Answer, float]]]:
+        """Answers the queries of a request, all from one release.
+
+        Args:
+            request: The request.
+            timeout_s: Seconds that the request may take.
+
+        Returns:
+            The release that answered, the sources that were searched, and for each query its answer and the seconds
+            that it waited.
+
+        Raises:
+            NotReadyError: If no release is live.
+            UnknownTaskError: If the live release does not have the task.
+            InputError: If the task cannot answer the request.
+            OverloadedError: If the queue is full.
+            ExpiredError: If the request's time has passed.
+        """
+        live = self.now()
+        task = self._task(live, request.task)
+        if request.rerank and live.release.reranker is None:
+            raise InputError("this release has no re-ranker: serve one, or leave rerank out")
+        search = search_of(task, request.source) if request.source else search_of_mode(task, request.mode)
+        deadline = time.time() + timeout_s
+        with self._held(live):
+            filter_text = None
+            if request.filter:  # its conditions may have thousands of values
+                filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
+            rerank, is_partial = request.rerank, request.allow_partial
+            queries = [
+                Query(live.release, text, task, request.k, search, deadline, filter_text, rerank, is_partial)
+                for text in request.texts
+            ]
+            return live, search, await self.searches.submit_all(queries, deadline)
+
+    async def embed(self, texts: Sequence[str], task: str, side: Side, timeout_s: float) -> tuple[np.ndarray, Cuts]:
+        """Returns vectors of texts with a task's prompt, float32 [n, dim], and the counts of texts that were cut.
+
+        Args:
+            texts: Texts to encode.
+            task: Name of the task.
+            side: "query" or "passage".
+            timeout_s: Seconds that the request may take.
+
+        Raises the exceptions of `search`.
+        """
+        live = self.now()
+        self._task(live, task)
+        if live.release.encoder is None:
+            raise InputError("this release has no dense embeddings, and no encoder of them")
+        deadline = time.time() + timeout_s
+        with self._held(live):
+            item = Texts(live.release, list(texts), task, side, deadline)
+            result, _ = await self.embeddings.submit(item, deadline)
+            return result
+
+    async def rerank(self, query: str, documents: Sequence[str], timeout_s: float) -> tuple[Opened, np.ndarray]:
+        """Returns the release that answered and the probability of each document, float32 [n].
+
+        Args:
+            query: The query.
+            documents: Texts to score.
+            timeout_s: Seconds that the request may take.
+
+        Raises the exceptions of `search`.
+        """
+        live = self.now()
+        if live.release.reranker is None:
+            raise InputError("this release has no re-ranker")
+        deadline = time.time() + timeout_s
+        with self._held(live):
+            scores, _ = await self.reranks.submit(Pairs(live.release, query, list(documents), deadline), deadline)
+            return live, scores
+
+    async def drain(self) -> None:
+        """Refuses new requests, and returns when all earlier ones are answered."""
+        self.draining = True
+        for queue in self.queues.values():
+            await queue.drain()
+
+    def close(self) -> None:
+        for queue in self.queues.values():
+            queue.close()
+        self._old.clear()  # the end of the process closes all releases
+        self.warm_up.stop()
+        self._admin.shutdown(wait=False, cancel_futures=True)
+        self._checks.shutdown(wait=False, cancel_futures=True)
+
+    async def adopt(self, release: Release) -> None:
+        """Serves a release from the next request on; the previous one is closed when its last request is answered."""
+        if self.live is not None and self.live.release.id == release.id:
+            return
+        self._old.pop(release.id, None)
+        try:
+            self._phase = "opening"
+            await self.from_store(self.open, release.id)
+            live = await self.from_store(Opened, self.store, release)
+            await self.from_store(live.read_facts)
+            self._phase = "warming up"
+            await self.from_store(self.warm_up.run, release)
+        except BaseException:
+            self.outdate(release.id)
+            raise
+        self._old.pop(release.id, None)
+        before, self.live = self.live, live
+        log.info("release %s is live: %d tasks", release.id, len(release.tasks))
+        if before is not None:
+            self.outdate(before.release.id)
+        else:
+            self._let_go()
+            self.on_live()
+
+    def _part_failed(self, part: str, error: Exception) -> None:
+        """Records that a part failed in a request; the next check that it passes ends this state."""
+        self.states.failed(part, reason_of(error), error.detail if isinstance(error, StoreError) else str(error))
+
+    async def from_store(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a function that reads the service's own artifacts; a missing one is no mistake of the client.
+
+        Raises StoreError. Raises InputError only if a client put or named something that this service cannot use: a
+        prompt, or a release.
+        """
+        try:
+            return await self.aside(function, *arguments)
+        except RefusedPromptError as error:
+            raise InputError(self.without_places(error)) from error
+        except Exception as error:
+            if isinstance(error, InputError) or is_store_error(error):
+                raise store_error(STORE, error) from error
+            raise
+
+    def without_places(self, error: Exception) -> str:
+        """Returns the message of an error for clients."""
+        return without_places(str(error), self.store.url, str(self.store.cache.folder))
+
+    def outdate(self, release_id: str) -> None:
+        """Closes a release that is not live, as soon as no request uses it and its linger time has passed."""
+        self._old[release_id] = time.monotonic() + self._linger
+        if self._linger:
+            asyncio.get_running_loop().call_later(self._linger + 0.1, self._let_go)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        now = time.monotonic()
+        for release_id in [old for old, until in self._old.items() if until <= now and not self._users[old]]:
+            del self._old[release_id]
+            self._admin.submit(self._forget, release_id)
+
+    def _forget(self, release_id: str) -> None:
+        """Closes a release; a failure is logged, and only costs memory."""
+        try:
+            self.forget(release_id)
+        except Exception:
+            log.exception("release %s could not be let go of", release_id)
+
+    def now(self) -> Opened:
+        """Returns the live release. Raises NotReadyError if there is none, or if the service ends."""
+        if self.live is None or self.draining:
+            raise NotReadyError
+        return self.live
+
+    def _task(self, live: Opened, name: str) -> Task:
+        if name not in live.tasks:
+            raise UnknownTaskError(name)
+        return live.tasks[name]
+
+    @contextlib.contextmanager
+    def _held(self, live: Opened) -> Iterator[None]:
+        """Keeps a release open while a request of it runs."""
+        self._use(live.release.id, 1)
+        try:
+            yield
+        finally:
+            self._use(live.release.id, -1)
+
+    def _use(self, release_id: str, change: int) -> None:
+        """Changes the number of users of a release."""
+        self._users[release_id] += change
+        if not self._users[release_id]:
+            del self._users[release_id]
+            self._let_go()
+
+    async def aside(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Runs a function that reads files or opens models, in the thread for that."""
+        return await asyncio.get_running_loop().run_in_executor(self._admin, function, *arguments)
+
+
+def _weight(most: int, query: Query) -> int:
+    """Returns a query's weight in the queue: 1 plus its documents to re-rank, up to `most` (so that it can enter)."""
+    return 1 + min(query.rerank, most)
+
+
+def _batch_of(query: Query) -> object:
+    """Returns a key that is equal for queries of one batch: of partial ones, the time ends at about the same moment."""
+    return query.release.id, int(query.deadline / REST_S) if query.partial else None

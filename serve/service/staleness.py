@@ -1,0 +1,75 @@
+"""Whether the live release is older than its store, as `/v1/info`, a metric, the page and the log report it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from indexing.store.store import Store
+from retriever.errors import InputError
+from serve.release.opened import Opened
+from serve.release.release import Release
+from serve.release.renewal import newer_artifacts
+
+log = logging.getLogger("riptide.serve")
+
+SLEEP_S = 2.0  # seconds between two checks of which release is live
+INTERVAL_S = 10.0  # seconds between two looks at the store
+
+
+class Staleness:
+    """The artifacts of a store that are newer than the live release, as of the last look.
+
+    Args:
+        store: The store.
+    """
+
+    def __init__(self, store: Store):
+        self._store = store
+        self._last: tuple[str, list[str] | None] = ("", None)  # the id of a release, and the artifacts that are newer
+        self._next_look = 0.0
+        self._is_failing = False
+        self._is_older = False  # whether the last look that succeeded found newer artifacts
+
+    def newer(self, release: Release) -> list[str] | None:
+        """Returns the keys of the artifacts that are newer than a release; None if no look for it has succeeded."""
+        id, keys = self._last
+        return keys if id == release.id else None
+
+    def is_due(self, release: Release) -> bool:
+        """Whether it is time for a look: the last one was for another release, or INTERVAL_S ago."""
+        return release.id != self._last[0] or time.monotonic() >= self._next_look
+
+    async def watch(self, live: Callable[[], Opened | None]) -> None:
+        """Looks now and then for artifacts that are newer than the live release, forever. live: returns it."""
+        while True:
+            opened = live()
+            if opened is not None and self.is_due(opened.release):
+                await asyncio.to_thread(self.look, opened.release)
+            await asyncio.sleep(SLEEP_S)
+
+    def look(self, release: Release) -> None:
+        """Looks for newer artifacts. Blocks. Logs when they appear, and the first of several errors of the store."""
+        keys = self.newer(release)
+        try:
+            keys = newer_artifacts(self._store, release)
+        except (InputError, OSError) as error:
+            if not self._is_failing:
+                log.warning("%s cannot be read, so newer artifacts are not noticed: %s", self._store.url, error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+        if keys and not self._is_older:
+            log.warning(
+                "release %s is older than %s, which also has %s: PUT /v1/release, or start the server again, once all "
+                "of its artifacts have grown",
+                release.id,
+                self._store.url,
+                ", ".join(keys),
+            )
+        if keys is not None:
+            self._is_older = bool(keys)
+        self._last = release.id, keys
+        self._next_look = time.monotonic() + INTERVAL_S

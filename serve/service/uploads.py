@@ -1,0 +1,68 @@
+"""Checks of uploads: a bounded number at once, each in a thread and with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from serve.errors import ExpiredError, OverloadedError, UploadExpiredError
+from serve.service.prompts import CheckedPrompt
+
+CHECKS = 2  # uploads that are checked at the same time
+UPLOADS = 8  # uploads at once, checked, waiting for their check or for their change; each holds its request's data
+UPLOAD_S = 20.0  # seconds in which an upload is checked, the wait included; less than `serve.local.GRACE`
+
+
+class Uploads:
+    """The uploads of a service."""
+
+    def __init__(self) -> None:
+        self._slots = threading.BoundedSemaphore(UPLOADS)
+        self._threads = ThreadPoolExecutor(CHECKS, thread_name_prefix="uploads")
+
+    @contextlib.asynccontextmanager
+    async def checked(self, check: Callable[[float], CheckedPrompt]) -> AsyncIterator[CheckedPrompt]:
+        """Checks an upload in a thread; at the end of the context its files are removed.
+
+        A check whose time is over before it began never runs. Otherwise its thread continues until its next step,
+        counts as an upload until then, and removes the files, also if the event loop is closed by then.
+
+        Args:
+            check: Gets the wall-clock time in seconds at which the check must end; raises ExpiredError after that.
+
+        Raises:
+            OverloadedError: If too many uploads are in progress.
+            UploadExpiredError: If the check took too long.
+        """
+        if not self._slots.acquire(blocking=False):
+            raise OverloadedError(5)
+        running = self._threads.submit(partial(check, time.time() + UPLOAD_S))
+        waiting = asyncio.wrap_future(running)
+        try:
+            await asyncio.wait([waiting], timeout=UPLOAD_S)
+            try:
+                if not waiting.done():
+                    raise ExpiredError
+                checked = waiting.result()
+            except ExpiredError as error:
+                problem = f"the prompt was not checked within {UPLOAD_S:g} s; try again later"
+                raise UploadExpiredError(problem) from error
+            yield checked
+        finally:
+            waiting.cancel()
+            running.cancel()
+            await asyncio.to_thread(running.add_done_callback, self._end)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _end(self, check: Future[CheckedPrompt]) -> None:
+        """Removes the files of an upload whose check has ended. Blocks."""
+        if not check.cancelled() and check.exception() is None:
+            check.result().close()
+        self._slots.release()

@@ -1,0 +1,186 @@
+"""Warms a release up before it becomes live: reads its files, and runs queries until the answers are quick.
+
+Without a warm-up, the first queries of a new process wait for the disk, as it has not read the index yet. A release
+whose files and spaces were all warmed for an earlier one needs no warm-up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus
+from indexing.store.store import Store
+from retriever.errors import InputError
+from retriever.memory import free_memory
+from serve.errors import ExpiredError, OverloadedError
+from serve.parts.engine import Engine
+from serve.parts.part import PartControl
+from serve.parts.queries import Query
+from serve.parts.states import ENCODER, PASSAGES, RERANKER, parts_of
+from serve.release.release import Release
+from serve.release.tasks import ServedSource, Task, search_of
+
+log = logging.getLogger("riptide.serve")
+
+BATCH = 8  # queries per round
+LEAST_S = 30.0  # seconds for one batch, if less of the time remains
+WORDS = 12  # words of a passage that make a query
+SAMPLE = 256  # passages from which queries are made
+SHARE = 0.8  # share of the free memory that files may fill
+HARMLESS = (ExpiredError, OverloadedError, InputError)  # errors of one query: too late, full queues, not finite
+GAIN = 0.9  # a round counts as faster below this share of the fastest earlier one
+
+
+@dataclass(frozen=True)
+class WarmUpLimits:
+    """Limits of a warm-up.
+
+    Attributes:
+        total_s: Maximum seconds of a warm-up; 0: no warm-up.
+        answer_s: A round of queries that takes at most so many seconds is quick enough.
+        rounds: Maximum rounds per space.
+        patience: Rounds without a gain after which the warm-up of a space ends.
+    """
+
+    total_s: float = 300.0
+    answer_s: float = 0.5
+    rounds: int = 50
+    patience: int = 3
+
+
+class Sample(NamedTuple):
+    """A task, and the source of it that warm-up queries search."""
+
+    task: Task
+    source: ServedSource
+
+
+class WarmUp:
+    """Warms releases of one service.
+
+    Args:
+        store: Where releases and artifacts are.
+        engine: Runs the queries.
+        parts: The parts of the service by name, which read their files.
+        is_local: Whether all parts share this process's memory.
+        limits: When a warm-up ends.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        parts: Mapping[str, PartControl],
+        *,
+        is_local: bool,
+        limits: WarmUpLimits,
+    ):
+        self.store, self.engine, self.parts, self.is_local, self.limits = store, engine, parts, is_local, limits
+        self._warm: set[Any] = set()  # keys of the passages, spaces, BM25 indexes and re-rankers that are warm
+        self._is_stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Ends a running warm-up after its current batch of queries, as the process ends."""
+        self._is_stopped.set()
+
+    def run(self, release: Release) -> None:
+        """Warms the new contents of a release. Blocks; raises the exceptions of the parts.
+
+        Args:
+            release: A release that all parts have opened.
+        """
+        pending = {key: sample for key, sample in _keys(release).items() if key not in self._warm}
+        if not pending or not self.limits.total_s:
+            return
+        start = time.monotonic()
+        end = start + self.limits.total_s
+        size_bytes = self._read_files(release, {key[0] for key in pending}, start + self.limits.total_s / 2)
+        queries = self._sample(release, Corpus(release.generations(self.store, "corpus")).num_rows, end)
+        durations = []
+        for (part, *_), sample in pending.items():
+            if part != PASSAGES and queries:
+                durations.append(f"{part} {self._run_queries(release, part, sample, queries, end):.3f} s")
+        self._warm |= pending.keys()
+        log.info(
+            "release %s is warm after %.1f s: %d MiB read, a batch of queries takes %s",
+            release.id,
+            time.monotonic() - start,
+            size_bytes >> 20,
+            ", ".join(durations) or "no time",
+        )
+
+    def _read_files(self, release: Release, parts: set[str], end: float) -> int:
+        """Reads the files of parts, as far as memory and time allow; returns the bytes read."""
+        budget, total = int(SHARE * free_memory()) if self.is_local else None, 0
+        for part in parts_of(release):
+            if part in parts - {ENCODER, RERANKER}:  # these have their files in memory
+                remaining = None if budget is None else budget - total
+                total += self.parts[part].read(release.id, remaining, max(0.0, end - time.monotonic()))
+        return total
+
+    def _sample(self, release: Release, num_rows: int, end: float) -> list[str]:
+        """Returns the first words of passages, to be used as queries."""
+        rows = np.unique(np.random.default_rng(0).integers(0, max(1, num_rows), SAMPLE))
+        seconds = max(LEAST_S, end - time.monotonic())
+        passages = self.engine.passages(release, rows, time.time() + seconds)
+        texts = [" ".join(f"{title} {text}".split()[:WORDS]) for _, _, title, text, _ in passages]
+        return [text[:500] for text in texts if text]
+
+    def _run_queries(self, release: Release, part: str, sample: Sample, texts: Sequence[str], end: float) -> float:
+        """Runs rounds of queries in a source until they are quick or improve no more; returns the last time."""
+        limits = self.limits
+        search = search_of(sample.task, sample.source.text)
+        seconds: list[float] = []
+        while len(seconds) < limits.rounds and not (seconds and self._is_stopped.is_set()):
+            first = len(seconds) * BATCH
+            batch = [texts[number % len(texts)] for number in range(first, first + BATCH)]
+            deadline = time.time() + max(LEAST_S, end - time.monotonic())
+            rerank = 10 if part == RERANKER else 0
+            start = time.monotonic()
+            answers = self.engine.search(
+                [Query(release, text, sample.task, 10, search, deadline, None, rerank) for text in batch]
+            )
+            seconds.append(time.monotonic() - start)
+            for answer in answers:
+                if answer.error is not None and not isinstance(answer.error, HARMLESS):
+                    raise answer.error
+            if max(seconds[-2:]) <= limits.answer_s and len(seconds) > 1:
+                break
+            before = seconds[: -limits.patience]
+            if time.monotonic() > end or (before and min(seconds[-limits.patience :]) > GAIN * min(before)):
+                log.warning(
+                    "release %s: a batch of %d %s queries still takes %.1f s after %d rounds of warm-up",
+                    release.id,
+                    BATCH,
+                    part,
+                    seconds[-1],
+                    len(seconds),
+                )
+                break
+        return seconds[-1]
+
+
+def _keys(release: Release) -> dict[tuple[Any, ...], Sample]:
+    """Returns a sample by key (part and fingerprints) of the passages, of each target of sources, of the re-ranker."""
+    first = release.tasks[0]
+    served = first.served()
+    keys: dict[tuple[Any, ...], Sample] = {}
+    corpus = tuple(release.fingerprints[key] for key in release.keys("corpus"))
+    keys[PASSAGES, corpus] = Sample(first, served[0])
+    for task in release.tasks:
+        for source in task.served():
+            encoder = release.encoder if source.kind.queries == "vectors" else ""
+            contents = release.contents(source.kind.online, source.target)
+            keys.setdefault((source.kind.online.name, encoder, contents), Sample(task, source))
+    if release.reranker is not None:
+        model = tuple(value for key, value in sorted(release.fingerprints.items()) if key == release.reranker)
+        lexical = [source for source in served if source.kind.queries == "texts"]  # needs no encoder
+        keys[RERANKER, release.reranker, model] = Sample(first, (lexical or served)[0])
+    return keys

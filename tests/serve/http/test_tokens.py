@@ -1,0 +1,66 @@
+"""Tokens, and where a server may listen without any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retriever.errors import InputError
+from serve.http.guard import Tokens, check_binding, digest, is_loopback
+
+USER, ADMIN = "u" * 16, "a" * 20
+
+
+def test_an_administrator_is_a_user_and_nobody_else_is() -> None:
+    tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
+    assert tokens.allow(f"Bearer {USER}", "user")
+    assert tokens.allow(f"bearer {ADMIN}", "user")
+    assert tokens.allow(f"Bearer {ADMIN}", "admin")
+    assert not tokens.allow(f"Bearer {USER}", "admin")
+    for header in (None, "", "Bearer", "Bearer ", f"Basic {USER}", USER, f"Bearer {USER[:-1]}", "Bearer \xff\u0100"):
+        assert not tokens.allow(header, "user")
+        assert not tokens.allow(header, "admin")
+
+
+def test_without_tokens_everybody_may_all_but_only_on_this_machine() -> None:
+    none = Tokens()
+    assert none.allow(None, "admin")
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        check_binding(host, none)
+        assert is_loopback(host)
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", ""):
+        with pytest.raises(InputError, match="there are no tokens"):
+            check_binding(host, none)
+        check_binding(host, Tokens(admin=frozenset([digest(ADMIN)])))
+
+
+def test_tokens_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "tokens.json"
+    file.write_text(json.dumps({"user": [USER], "admin": [ADMIN]}))
+    found = Tokens.read(str(file))
+    assert found == Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
+    assert not Tokens.read(None)
+    monkeypatch.setenv("RIPTIDE_USER_TOKENS", f" {USER}, {ADMIN},")
+    assert Tokens.read(None).user == {digest(USER), digest(ADMIN)}
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[]", "expected {"),
+        ("{}", "expected {"),
+        ('{"user": "abc"}', "expected {"),
+        ('{"users": ["0123456789abcdef"]}', "expected {"),
+        ('{"user": ["secret"]}', "16 ASCII characters at least"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_without_telling_a_token(tmp_path: Path, content: str, told: str) -> None:
+    file = tmp_path / "tokens.json"
+    file.write_text(content)
+    with pytest.raises(InputError) as raised:
+        Tokens.read(str(file))
+    assert told in str(raised.value)
+    assert "secret" not in str(raised.value)
