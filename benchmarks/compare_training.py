@@ -59,12 +59,14 @@ class Comparison:
             The name of the task, and its best MRR@10 on the dev split.
         """
         from jobs import train_retriever
+        from jobs.common.options import build
+        from jobs.training.options import TrainRetriever
 
         from indexing.store.store import Store
 
         texts = [f"{key}{value}" if isinstance(value, str) else f"{key}{value:g}" for key, value in point.items()]
         task = "-".join([arm, *texts, f"seed{seed}"]).replace("_", "-")
-        job = train_retriever.TrainRetriever(store=self.store, task=task, **{**options, **point, "seed": seed})
+        job = build(TrainRetriever, {**options, **point, "store": self.store, "task": task, "seed": seed})
         train_retriever.main(job)
         return task, float(Store(self.store).open(job.kind, task).notes["best"])
 

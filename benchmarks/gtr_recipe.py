@@ -79,7 +79,8 @@ def write_passage_pairs(corpus: Path, folder: Path, options: argparse.Namespace)
         folder: The folder to write to.
         options: The options of the benchmark: draws, unit and seed.
     """
-    from retriever.systems.rip import RipOptions, eligible, pair_of
+    from retriever.options.pretraining import RipOptions
+    from retriever.systems.rip import eligible, pair_of
 
     if (folder / "qrels" / "train.tsv").exists():  # written last
         return folder
@@ -253,6 +254,7 @@ def train(
         **sets: The training sets, as options of `train_retriever`.
     """
     from jobs import train_retriever
+    from jobs.common.options import build
     from jobs.training.options import TrainRetriever
 
     from indexing.store.models import resolve_model
@@ -260,30 +262,33 @@ def train(
 
     steps = max(1, pairs // options.batch)
     train_retriever.main(
-        TrainRetriever(
-            store=store,
-            task=task,
-            backbone=backbone,
-            train="all",
-            split="train",
-            pooling="mean",
-            normalize=True,
-            loss="symmetric-sum",
-            temperature=0.01,
-            optimizer="adafactor",
-            warm_up=0.1,
-            clip=1e6,
-            lr=options.lr_random if is_random else options.lr,
-            projection=options.projection if is_random else None,
-            dropout=False,
-            steps=steps,
-            batch=options.batch,
-            query_length=options.length,
-            passage_length=options.length,
-            seed=options.seed,
-            cpus=options.cpus,
-            checkpoint_every=max(1, steps // 10),
-            **sets,
+        build(
+            TrainRetriever,
+            dict(
+                store=store,
+                task=task,
+                backbone=backbone,
+                train="all",
+                split="train",
+                pooling="mean",
+                normalize=True,
+                loss="symmetric-sum",
+                temperature=0.01,
+                optimizer="adafactor",
+                warm_up=0.1,
+                clip=1e6,
+                lr=options.lr_random if is_random else options.lr,
+                projection=options.projection if is_random else None,
+                dropout=False,
+                steps=steps,
+                batch=options.batch,
+                query_length=options.length,
+                passage_length=options.length,
+                seed=options.seed,
+                cpus=options.cpus,
+                checkpoint_every=max(1, steps // 10),
+                **sets,
+            ),
         )
     )
     return resolve_model(Store(store), f"models/{task}")

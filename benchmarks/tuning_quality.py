@@ -47,31 +47,36 @@ def tune(
         The best MRR@10 on the dev split.
     """
     from jobs import tune_prompts
+    from jobs.common.options import build
+    from jobs.training.options import TunePrompts
 
     from indexing.store.store import Store
 
     tune_prompts.main(
-        tune_prompts.TunePrompts(
-            store=store,
-            task=task,
-            backbone=options.backbone,
-            method=method,  # type: ignore[arg-type]
-            queries=options.queries,
-            negatives=negatives,
-            length=options.length,
-            prompt_dropout=0.1,
-            steps=options.steps,
-            batch=options.batch,
-            negatives_per_query=1,
-            lr=lr,
-            seed=seed,
-            dev_split=options.dev_split,
-            evaluate_every=max(1, options.steps // 2),
-            checkpoint_every=options.steps,
-            normalize=True,
-            query_length=options.query_length,
-            passage_length=options.passage_length,
-            cpus=options.cpus,
+        build(
+            TunePrompts,
+            {
+                "store": store,
+                "task": task,
+                "backbone": options.backbone,
+                "method": method,
+                "queries": options.queries,
+                "negatives": negatives,
+                "length": options.length,
+                "prompt_dropout": 0.1,
+                "steps": options.steps,
+                "batch": options.batch,
+                "negatives_per_query": 1,
+                "lr": lr,
+                "seed": seed,
+                "dev_split": options.dev_split,
+                "evaluate_every": max(1, options.steps // 2),
+                "checkpoint_every": options.steps,
+                "normalize": True,
+                "query_length": options.query_length,
+                "passage_length": options.passage_length,
+                "cpus": options.cpus,
+            },
         )
     )
     return float(Store(store).open("models" if method == "finetune" else "prompts", task).notes["best"])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from jobs import train_retriever
+from jobs.common.options import build
 from jobs.training.opening import open_all
 from jobs.training.options import TrainRetriever
 
@@ -43,22 +44,25 @@ def training_options(run: Run, store: str, backbone: str, options: argparse.Name
     if run.arm in PROMPTS_OF_TOPICS:
         trained |= topic_options(run, options)
     has_pairs_of_queries = run.arm not in ("alpha-0", *ONE_PROMPT, *ALL_WEIGHTS)
-    return TrainRetriever(
-        store=store,
-        task=run.name,
-        backbone=backbone,
-        positives="categories",
-        negatives="none",
-        category_weight=run.settings["alpha"] if has_pairs_of_queries else 0.0,
-        temperature=run.settings["temperature"],
-        lr=run.settings["lr"],
-        steps=run.steps,
-        batch=options.batch,
-        seed=run.seed,
-        cpus=options.cpus,
-        checkpoint_every=100,
-        **trained,
-        **text_options(options, run.arm),
+    return build(
+        TrainRetriever,
+        dict(
+            store=store,
+            task=run.name,
+            backbone=backbone,
+            positives="categories",
+            negatives="none",
+            category_weight=run.settings["alpha"] if has_pairs_of_queries else 0.0,
+            temperature=run.settings["temperature"],
+            lr=run.settings["lr"],
+            steps=run.steps,
+            batch=options.batch,
+            seed=run.seed,
+            cpus=options.cpus,
+            checkpoint_every=100,
+            **trained,
+            **text_options(options, run.arm),
+        ),
     )
 
 

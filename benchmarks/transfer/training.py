@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import train_retriever
+from jobs.common.options import build
 from jobs.training.options import TrainRetriever
 
 from benchmarks.common.models import MINILM
@@ -34,7 +35,9 @@ def train(run: Run, options: argparse.Namespace) -> None:
         "cpus": options.cpus,
         **run.settings,
     }
-    train_retriever.main(TrainRetriever(store=store_of(first, options), task=run.name, backbone=MINILM, **settings))
+    train_retriever.main(
+        build(TrainRetriever, dict(store=store_of(first, options), task=run.name, backbone=MINILM, **settings))
+    )
 
 
 def folder_of(run: Run, name: str, options: argparse.Namespace) -> Path:
