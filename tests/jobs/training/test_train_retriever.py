@@ -126,9 +126,9 @@ def test_queries_are_trained_against_the_bytes_of_the_index(
         steps.append((outputs["dense"][batch.given["queries"] :].detach().numpy().copy(), np.unique(rows)))
         return loss(system, outputs, batch)
 
-    def of_queries(system: DualSystem, texts: Any, side: Any, rows: Any) -> Any:
+    def of_queries(system: DualSystem, texts: Any, side: Any, *rows: Any) -> Any:
         assert side == "query"
-        return chunks(system, texts, side, rows)
+        return chunks(system, texts, side, *rows)
 
     monkeypatch.setattr(DualSystem, "loss", record)
     monkeypatch.setattr(DualSystem, "chunks", of_queries)
