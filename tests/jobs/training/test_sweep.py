@@ -98,12 +98,12 @@ def test_values_that_are_true_or_false() -> None:
 
 def test_runs_are_measured_in_the_same_way() -> None:
     options = build(
-        TrainRetriever, {"store": "s", "task": "t", "backbone": "b", "train": "prompts", "curves": "s3://bucket/curves"}
+        TrainRetriever, {"store": "s", "task": "t", "backbone": "b", "train": "prompts", "curves": "pictures"}
     )
     for name, values in (("queries", "a,b"), ("dev_split", "a,b"), ("dev_passages", "10,20"), ("evaluate_every", "0")):
         with pytest.raises(InputError, match=f"all runs of a sweep have the same {name}"):
             parse_grid([f"{name}={values}"], options, FIXED)
-    assert options.as_run("t-seed0").curves == "s3://bucket/curves/t-seed0"
+    assert options.as_run("t-seed0").curves == "pictures/t-seed0"
 
 
 def test_a_run_that_diverges_is_an_answer(world, mined: Store, done: Done) -> None:
