@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -209,16 +208,12 @@ def synthesis_options(options: TrainRetriever, saved: SynthesisOptions | None = 
     Raises:
         InputError: If an option is another one than that of the synthesiser that training continues from.
     """
-    sizes = {"length": options.prompts.length, "hidden": options.prompt_hidden}
+    sizes = {**vars(options.basic_prompts), "length": options.prompts.length, "hidden": options.prompt_hidden}
     given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     if options.prompt_kind == "per-task":
-        fixed: dict[str, Any] = {"prompts": 1, "hidden": 1, "mix": "after", "attention": "uniform"}
-        return SynthesisOptions(bottleneck=options.basic_prompts.bottleneck, **{**given, **fixed})
-    if saved is None:
-        return SynthesisOptions(**vars(options.basic_prompts), **given)
-    for field in dataclasses.fields(options.basic_prompts):
-        if (value := getattr(options.basic_prompts, field.name)) != field.default:
-            given[field.name] = value
+        given |= {"prompts": 1, "hidden": 1, "mix": "after", "attention": "uniform"}
+    if saved is None or options.prompt_kind == "per-task":
+        return SynthesisOptions(**given)
     for name, value in given.items():
         if value != getattr(saved, name):
             flag = SynthesisOptions.__dataclass_fields__[name].metadata.get("flag", name)

@@ -17,33 +17,34 @@ MOST_TEMPERATURE = 1_000_000  # makes all weights equal
 
 @dataclass(frozen=True, kw_only=True)
 class BasicPromptOptions:
-    """How basic prompts are mixed for each query; the defaults are HYPER's."""
+    """How basic prompts are mixed for each query. None: HYPER's value, or that of the network that is continued."""
 
     GROUP: ClassVar = "synthesised prompts"
 
-    prompts: int = option(20, flag="basic-prompts")
-    """With --prompt synthesised: number of basic prompts, which are mixed for each query (HYPER: N)."""
-    bottleneck: int = option(100, flag="prompt-bottleneck")
+    prompts: int | None = option(None, flag="basic-prompts")
+    """With --prompt synthesised: number of basic prompts, which are mixed for each query. Default: 20
+    (HYPER)."""
+    bottleneck: int | None = option(None, flag="prompt-bottleneck")
     """With --prompt synthesised or per-task: size of the hidden layer of the prefix encoder, which makes keys and
-    values for all layers (HYPER: d_p)."""
-    temperature: float = option(math.e, flag="prompt-temperature")
+    values for all layers. Default: 100 (HYPER)."""
+    temperature: float | None = option(None, flag="prompt-temperature")
     """With --prompt synthesised: the scores of the basic prompts are divided by this before their softmax; smaller
-    values choose fewer of them (HYPER: tau = e)."""
-    mix: Mix = "before"
+    values choose fewer of them. Default: e (HYPER)."""
+    mix: Mix | None = None
     """With --prompt synthesised: before: the prefix encoder reads the weighted sum of the basic prompts (HYPER's
     paper); after: it reads each basic prompt, and its outputs are summed (the authors' code), so that they can be kept,
-    which serves faster and needs more memory."""
-    attention: Attention = "learned"
+    which serves faster and needs more memory. Default: before."""
+    attention: Attention | None = None
     """With --prompt synthesised: learned: the weights of the basic prompts depend on the query; uniform: all have the
-    same weight, so that all queries have one prompt."""
+    same weight, so that all queries have one prompt. Default: learned."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that no synthesiser can have."""
         check_least(self, prompts=1, bottleneck=1)
         check_positive(self, "temperature")
-        if self.temperature > MOST_TEMPERATURE:
+        if (self.temperature or 0) > MOST_TEMPERATURE:
             raise InputError(f"parameter prompt_temperature {self.temperature}: expected at most {MOST_TEMPERATURE:,}")
-        check_choices(self, mix=get_args(Mix), attention=get_args(Attention))
+        check_choices(self, mix=(None, *get_args(Mix)), attention=(None, *get_args(Attention)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +52,18 @@ class SynthesisOptions(BasicPromptOptions):
     """Options of the synthesiser; the defaults are HYPER's.
 
     Attributes:
+        prompts: Number of basic prompts (N).
+        bottleneck: Size of the hidden layer of the prefix encoder (d_p).
+        temperature: The scores of the basic prompts are divided by it (tau).
         length: Tokens of a basic prompt, and so of each query's prompt (m).
         hidden: Size of the hidden layer over a query's words (d_h).
     """
 
+    prompts: int = option(20, flag="basic-prompts")
+    bottleneck: int = option(100, flag="prompt-bottleneck")
+    temperature: float = option(math.e, flag="prompt-temperature")
+    mix: Mix = "before"
+    attention: Attention = "learned"
     length: int = 100
     hidden: int = option(400, flag="prompt-hidden")
 
