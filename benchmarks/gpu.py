@@ -354,7 +354,8 @@ def train(system: Any, steps: int, lr: float, setting: Setting, dtype: torch.dty
     Returns:
         Number of steps, first and last loss, tokens/s, and the fraction of the device's peak rate.
     """
-    from retriever.training.loop import LoopOptions, Trainer
+    from retriever.options.loop import LoopOptions
+    from retriever.training.loop import Trainer
 
     trainer = Trainer(system, LoopOptions(steps=steps, lr=lr), device=torch.device(setting.device), dtype=dtype)
     system.module.train()
@@ -455,10 +456,10 @@ def measure_prompts(setting: Setting) -> dict[str, Any]:
     """Measures prompt tuning on the SQuAD sample: speed, losses, and test MRR@10 before and after."""
     from retriever.forward.numerics import choose_dtype
     from retriever.options import EncoderOptions
+    from retriever.options.tuning import TuneOptions
     from retriever.systems.dual import DualSystem
     from retriever.training.dev import DevSet
     from retriever.training.reranker_data import TrainingData
-    from retriever.training.tuning_options import TuneOptions
 
     batch, steps = sizes(setting)
     corpus, queries, splits = squad()

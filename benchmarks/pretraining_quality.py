@@ -40,7 +40,8 @@ def tokens_per_passage(store: str, backbone: str, objective: str, length: int) -
     """
     from indexing.corpus.corpus import Corpus
     from indexing.store.store import Store
-    from retriever.systems.rip import RipData, RipOptions, RipSystem, eligible
+    from retriever.options.pretraining import RipOptions
+    from retriever.systems.rip import RipData, RipSystem, eligible
 
     corpus = Corpus.open(Store(store))
     options = RipOptions(steps=1, batch=512, objective=objective, max_length=length, pooling="mean")  # type: ignore[arg-type]

@@ -36,9 +36,9 @@ from benchmarks.common.files import read_documents
 from benchmarks.common.machine import cpu_name
 from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions
+from retriever.options.synthesis import Mix, SynthesisOptions
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.synthesis_options import Mix, SynthesisOptions
 from retriever.prompts.synthesiser import Synthesiser
 from retriever.topics.model import TopicModel
 from retriever.topics.saved import SavedTopics

@@ -74,23 +74,28 @@ def pretrain(
 ) -> str:
     """Returns the folder of a model, which is trained unless it is there."""
     from jobs import pretrain_rip
+    from jobs.common.options import build
+    from jobs.training.options import PretrainRip
 
     from indexing.store.models import resolve_model
     from indexing.store.store import Store
 
     pretrain_rip.main(
-        pretrain_rip.PretrainRip(
-            store=store,
-            backbone=backbone,
-            name=name,
-            objective=objective,  # type: ignore[arg-type]
-            steps=steps,
-            batch=batch,
-            max_length=length,
-            lr=lr,
-            pooling="mean",
-            checkpoint_every=500,
-            cpus=cpus,
+        build(
+            PretrainRip,
+            {
+                "store": store,
+                "backbone": backbone,
+                "name": name,
+                "objective": objective,
+                "steps": steps,
+                "batch": batch,
+                "max_length": length,
+                "lr": lr,
+                "pooling": "mean",
+                "checkpoint_every": 500,
+                "cpus": cpus,
+            },
         )
     )
     return resolve_model(Store(store), f"models/{name}")

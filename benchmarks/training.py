@@ -84,10 +84,11 @@ def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> li
     """
     from retriever.forward.numerics import choose_device, choose_dtype
     from retriever.options import EncoderOptions
+    from retriever.options.loop import LoopOptions
+    from retriever.options.tuning import TuneOptions
     from retriever.systems.dual import DualSystem
-    from retriever.training.loop import LoopOptions, Trainer
+    from retriever.training.loop import Trainer
     from retriever.training.reranker_data import TrainingData
-    from retriever.training.tuning_options import TuneOptions
 
     queries = random_texts(steps * QUERIES, QUERY_TOKENS, 1)
     passages = random_texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)

@@ -124,7 +124,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
 
     assert options.source is not None
     assert options.backbone is not None
-    names = EncoderOptions.__dataclass_fields__
+    names = [field.name for field in dataclasses.fields(EncoderOptions)]
     encoder = EncoderOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)})
     spec = EncoderSpec(store, options.backbone, encoder)
     described = spec.describe("query")

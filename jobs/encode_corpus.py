@@ -11,7 +11,7 @@ from jobs.common.cli import Stage, as_options, human, run, say, say_complete, sa
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from jobs.common.options import Heading
@@ -86,8 +86,7 @@ class EncodeCorpus(GpuWorkers):
     """torch.compile; auto: if it pays and a compiler is available (not for BERT-family models on the CPU)."""
 
     def encoder_options(self) -> EncoderOptions:
-        names = EncoderOptions.__dataclass_fields__
-        return EncoderOptions(**{name: getattr(self, name) for name in names})
+        return EncoderOptions(**{field.name: getattr(self, field.name) for field in fields(EncoderOptions)})
 
 
 def main(options: EncodeCorpus) -> None:

@@ -50,7 +50,7 @@ from indexing.store.result_files import whole_file
 from indexing.store.store import Store
 from indexing.work.work import check_targets, complete_artifact
 from retriever.errors import InputError
-from retriever.training.category_options import FIELD
+from retriever.options.categories import FIELD
 
 METRICS = ("nDCG@10", "R@100", "RR@10")
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus

@@ -17,9 +17,9 @@ from indexing.store.store import Store
 from indexing.topics.files import write_topics
 from indexing.topics.tree import TopicTree
 from retriever.options import EncoderOptions
+from retriever.options.topics import Wordless
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.topics.model import TopicModel
-from retriever.topics.options import Wordless
 
 
 def model_of_words(words: list[str], topics: int) -> TopicModel:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from retriever.forward.prompt_rows import PromptShape
+from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.synthesis_options import SynthesisOptions
 from retriever.prompts.synthesiser import Synthesiser
 
 SIZES: dict[str, Any] = {"prompts": 3, "length": 4, "hidden": 6, "bottleneck": 5, "temperature": 0.1}

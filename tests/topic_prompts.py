@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from retriever.forward.prompt_rows import PromptShape
+from retriever.options.topics import Wordless
 from retriever.topics.model import TopicModel
-from retriever.topics.options import Wordless
 from retriever.topics.saved import SavedTopics
 
 SHAPE = PromptShape(layers=2, heads=4, head_dim=8)  # of tiny backbones

@@ -17,8 +17,9 @@ from indexing.training.dev import DevSplit, dev_set
 from indexing.training.worker import open_backbone
 from indexing.work.tasks import PYTHON_CORE, Place, Report, Resources, Runner
 from retriever.errors import InputError
+from retriever.options.pretraining import RipOptions
 from retriever.systems.condenser import describe_head
-from retriever.systems.rip import RipData, RipOptions, RipSystem, eligible
+from retriever.systems.rip import RipData, RipSystem, eligible
 from retriever.training.system import Evaluate
 
 PLAN_SAMPLE = 50_000  # passages of a corpus that a plan examines; splitting them into sentences takes some seconds

@@ -18,7 +18,8 @@ from indexing.training.dev import DevSplit, check_lists, dev_lists
 from indexing.training.order import RankedLists, compare_orders
 from indexing.training.worker import open_backbone
 from retriever.errors import InputError
-from retriever.systems.cross import CrossOptions, CrossSystem
+from retriever.options.reranking import CrossOptions
+from retriever.systems.cross import CrossSystem
 from retriever.training.reranker_data import TrainingData
 from retriever.training.system import Evaluate
 

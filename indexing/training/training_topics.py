@@ -9,8 +9,8 @@ import numpy as np
 from indexing.store.store import Store
 from indexing.topics.reader import Topics
 from retriever.errors import InputError
+from retriever.options.topics import TopicOptions
 from retriever.topics.model import with_default
-from retriever.topics.options import TopicOptions
 from retriever.topics.training import TrainingTopics, topics_of_queries
 from retriever.training.reranker_data import TrainingData
 

@@ -25,6 +25,7 @@ from indexing.training.training_sets import SetName, open_sets
 from indexing.training.training_topics import training_topics
 from retriever.errors import InputError
 from retriever.model.files import resolve
+from retriever.options.tuning import TuneOptions
 from retriever.prompts.prompts import load_prompt
 from retriever.systems.dual import DualSystem
 from retriever.topics.model import TopicModel
@@ -33,7 +34,6 @@ from retriever.training.dev import DevSets
 from retriever.training.mixture_schedule import Batches
 from retriever.training.reranker_data import TrainingData
 from retriever.training.system import Evaluate, Refresh
-from retriever.training.tuning_options import TuneOptions
 
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""

@@ -21,7 +21,8 @@ from indexing.training.workers import WorkerGroup
 from retriever.errors import InputError
 from retriever.forward.numerics import choose_dtype
 from retriever.model.files import describe_backbone, resolve
-from retriever.training.loop import Hooks, LoopOptions, StopRequests, Trainer, no_stop_requests
+from retriever.options.loop import LoopOptions
+from retriever.training.loop import Hooks, StopRequests, Trainer, no_stop_requests
 from retriever.training.system import Evaluate, Refresh, System
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from indexing.corpus.queries import Queries
 from indexing.store.store import Store
-from retriever.training.category_options import FIELD
+from retriever.options.categories import FIELD
 
 if TYPE_CHECKING:
     from jobs.evaluation.options import Evaluate

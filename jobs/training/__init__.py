@@ -1,14 +1,15 @@
 """Options and steps of the training jobs; everything is checked against the store before any training, without Ray.
 
-categories      options of training on pairs with a common category
-lora            options of a LoRA adapter
+options         options of the training jobs
+run_options     options of all of them: steps, workers, checkpoints, quality during training
+resolving       from the options of train_retriever to those of the library
+retriever       trains a retriever, or each run of a sweep
+reranker        trains a cross-encoder
+pretraining     pretrains a backbone, or a prompt over one
 opening         opens the artifacts of a training run, and checks that all of them fit
-options         options of `train_retriever` and `tune_prompts`
-runs            options and steps of all training jobs: batches, workers, checkpoints, curves
+runs            the course of all training jobs: workers, checkpoints, progress, curves
 serving         warnings about artifacts that one server cannot serve together with a new prompt
 sweep_grid      the options of each run of a sweep
 sweep_report    the table and the picture of a sweep
 sweep_work      the work that makes sweeps/NAME: one part for each run
-synthesis       options of prompts that are computed from each query, or for each task
-topics          options of prompts of topics
 """

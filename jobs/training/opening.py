@@ -7,8 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from jobs.training.options import LEARNING_RATES, SYNTHESIS_LR, WARM_UPS, TrainRetriever
-from jobs.training.runs import check_name, count_steps
+from jobs.training.options import TrainRetriever
+from jobs.training.resolving import (
+    divergence_options,
+    encoder_options,
+    flops_options,
+    loop_options,
+    tune_options,
+)
+from jobs.training.runs import check_name, dev_split_of
 
 from indexing.corpus.queries import Queries
 from indexing.embeddings.encoders import EncoderSpec
@@ -30,34 +37,15 @@ from indexing.training.training_topics import agreement, training_topics
 from indexing.training.tuning import TuneMaker, open_prompt, passage_embeddings
 from retriever.errors import InputError
 from retriever.model.files import resolve
-from retriever.model.recipe import SPLADE, read_recipe
+from retriever.model.recipe import read_recipe
 from retriever.options import SIDES, EncoderOptions
+from retriever.options.loop import LoopOptions
+from retriever.options.synthesis import SynthesisOptions
+from retriever.options.topics import TopicOptions
+from retriever.options.tuning import offsets_of
 from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_offsets, load_prompt
-from retriever.prompts.synthesis_options import SynthesisOptions
 from retriever.systems.encoders import trained_recipe
 from retriever.systems.lora import adapter_bytes
-from retriever.topics.options import TopicOptions
-from retriever.training.loop import LoopOptions
-from retriever.training.tuning_options import TuneOptions, offsets_of
-
-# The configuration of an artifact holds these options only if they differ from their defaults. So artifacts that were
-# made before an option existed keep their fingerprints, and position_offset is stored as in prompt.json.
-_IF_SET: dict[str, Any] = {
-    "position_offset": False,
-    "loss": "contrastive",
-    "contrastive_weight": 0.0,
-    "learn_temperature": False,
-    "temperature_lr": None,
-    "lora": None,
-    "projection": None,
-    "dropout": True,
-    "flops": None,
-    "negatives_from": "batch",
-    "synthesis": None,
-    "divergence": None,
-    "categories": None,
-    "topics": None,
-}
 
 
 @dataclass(frozen=True)
@@ -83,11 +71,9 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     Raises:
         InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
     """
-    frozen = options.train != "all"
-    options.check("query", f"--train {options.train}" if frozen else None)
-    if options.sides != "tied" and (options.zero or 0) >= 2:
+    if options.weights.sides != "tied" and (options.loop.zero or 0) >= 2:
         raise InputError(
-            f"--zero {options.zero} --sides {options.sides}: in stages 2 and 3 queries and passages must "
+            f"--zero {options.loop.zero} --sides {options.weights.sides}: in stages 2 and 3 queries and passages must "
             "train the same weights: give 0 or 1"
         )
     check_name(options.kind, options.task)
@@ -103,19 +89,19 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         is_foreign = "/prompts/" in start
         start = artifact.url if is_foreign else artifact.key
         init_inputs["init"] = Reference(artifact.url, artifact.fingerprint) if is_foreign else artifact
-    tuning = options.tuning(None if initial is None or initial.synthesis is None else initial.synthesis.options)
+    tuning = tune_options(options, None if initial is None or initial.synthesis is None else initial.synthesis.options)
     spec = EncoderSpec(store, options.backbone, EncoderOptions())
     if spec.is_untied:
         raise InputError(
             f"--backbone {options.backbone}: has an encoder of each side, or of queries only; expected "
             "one model for both sides, for example the one that it was trained from"
         )
-    encoder = options.encoder(spec.folder)
+    encoder = encoder_options(options, spec.folder)
     spec = replace(spec, options=encoder)
     described = spec.describe("query")
     queries = Queries.open(store, options.queries)
     sets = training_sets(store, options, queries)
-    weighted = options.draw_positive == "weighted"
+    weighted = tuning.draw_positive == "weighted"
     training = open_sets(
         store,
         sets,
@@ -126,8 +112,8 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         categories_field=None if tuning.categories is None else tuning.categories.field,
     )
     data, corpus = training.data, training.corpus
-    options.dev_split_of(queries)
-    if options.learn_temperature and options.zero == 3:
+    dev_split_of(options, queries)
+    if tuning.learn_temperature and options.loop.zero == 3:
         raise InputError(
             "--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
             "on several workers; give --zero 0 to 2"
@@ -145,39 +131,20 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
             f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "
             "--negatives-per-query too, at least 1"
         )
-    refresh_every = math.ceil((refresh or 0) * len(data.queries) / options.batch)
-    is_network = tuning.synthesis is not None or tuning.topics is not None
-    lr = SYNTHESIS_LR if frozen and is_network else LEARNING_RATES[options.train]
-    loop = LoopOptions(
-        steps=count_steps(options.steps, options.epochs, len(data.queries), options.batch),
-        lr=options.peak_lr(options.lr, lr),
-        optimizer=options.optimizer,
-        seed=options.seed,
-        warm_up=WARM_UPS[described["pooling"] == SPLADE] if options.warm_up is None else options.warm_up,
-        weight_decay=options.decay(options.weight_decay, 0.0 if frozen else 0.01),
-        clip=options.clip,
-        grad_cache=options.grad_cache,
-        zero=options.zero,
-        offload=options.offload,
-        checkpoint_every=options.checkpoint_every,
-        checkpoint_minutes=options.checkpoint_minutes,
-        refresh_every=refresh_every,
-        evaluate_every=options.steps_per_evaluation,
-        patience=options.patience,
-    )
-    tuning = replace(tuning, flops=options.flops(described["pooling"], loop.steps))
+    loop = loop_options(options, tuning, described["pooling"], len(data.queries))
+    tuning = replace(tuning, flops=flops_options(options, described["pooling"], loop.steps))
     tasks = sorted({name.task or name.queries for name in sets})
     if tuning.parametrisation == "per-task":
         tuning = replace(tuning, synthesis=synthesis_of_tasks(options, tuning.synthesis, tasks))
     elif tuning.synthesis is not None:
-        divergence = options.divergence(tuning.synthesis.attention, len(tasks), options.batches)
+        divergence = divergence_options(options, tuning.synthesis.attention, len(tasks))
         tuning = replace(tuning, divergence=divergence)
     if initial is not None:
         check_start(options, initial, described, tuning.length)
     topics, topic_agreement = None, None
     if tuning.topics is not None:
         topics, topic_agreement = open_topics(store, options, training, tuning.topics)
-    stored = stored_passages(store, spec, training.corpora) if options.sides == "query" else None
+    stored = stored_passages(store, spec, training.corpora) if tuning.sides == "query" else None
     vectors: dict[str, Artifact | Reference] = {}
     for each, embeddings in zip(training.corpora, stored or (), strict=stored is not None):
         for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):
@@ -198,13 +165,13 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         dev_passages=options.dev_passages,
         checkpointing=options.checkpointing,
         start=start,
-        refresh_depth=options.refresh_depth if refresh_every else 0,
+        refresh_depth=options.refresh_depth if loop.refresh_every else 0,
         embeddings=None if stored is None else tuple(each.name for each in stored),
         topics=None if topics is None else (topics.name, topics.fingerprint),
     )
     config: dict[str, Any] = {
         "backbone": described,
-        "tuning": tuning_config(tuning),
+        "tuning": tuning.stored(),
         "loop": loop.shaping(),
         "split": options.split,
         "limit": options.limit,
@@ -315,11 +282,11 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
             f"{init} --prompt {options.prompt}: the parameters of the network cannot be found from the prompt that it "
             "computes; give --prompt matrix"
         )
-    for side in SIDES if options.sides == "untied" else SIDES[:1]:
+    for side in SIDES if options.weights.sides == "untied" else SIDES[:1]:
         matrix = prompt.of(side)
         if matrix is None:
             raise InputError(
-                f"{init} --sides {options.sides}: it has no prompt for the {side} side, which training "
+                f"{init} --sides {options.weights.sides}: it has no prompt for the {side} side, which training "
                 "starts from; give another prompt, or other --sides"
             )
         if matrix.shape[3] != length:
@@ -327,23 +294,11 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
                 f"{init} --length {length}: its prompt of the {side} side has {matrix.shape[3]} "
                 f"tokens; give --length {matrix.shape[3]}, or another prompt"
             )
-    if prompt.position_offset and not options.position_offset:
+    if prompt.position_offset and not options.prompts.position_offset:
         raise InputError(
             f"{init} --no-position-offset: it was trained with texts whose positions start after the "
             "prompt; give --position-offset"
         )
-
-
-def tuning_config(tuning: TuneOptions) -> dict[str, Any]:
-    """Returns the options of the trained weights and the batches for a configuration, JSON-able.
-
-    Options that came later are in it only if they are set, so that earlier artifacts keep their fingerprints.
-    """
-    config = {name: value for name, value in asdict(tuning).items() if name not in _IF_SET or value != _IF_SET[name]}
-    if tuning.lora is not None:
-        targets = None if tuning.lora.targets is None else list(tuning.lora.targets)
-        config["lora"] = {**asdict(tuning.lora), "targets": targets}
-    return config
 
 
 def described_set(name: SetName) -> dict[str, Any]:
@@ -392,9 +347,9 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
     first = SetName(queries=name, split=options.split, negatives=negatives, embeddings=options.embeddings)
     further = [parse_set(text) for text in options.also_train]
     for other in further:
-        if other.embeddings is not None and options.sides != "query":
+        if other.embeddings is not None and options.weights.sides != "query":
             raise InputError(
-                f"--also-train embeddings={other.embeddings} --sides {options.sides}: stored vectors of "
+                f"--also-train embeddings={other.embeddings} --sides {options.weights.sides}: stored vectors of "
                 "passages are for --sides query, which trains queries only"
             )
         if other.dev is None:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from jobs.common.options import flatten
 from jobs.training.opening import Opened
 from jobs.training.options import TrainRetriever
 
@@ -61,6 +62,6 @@ def _remedy(settings: Mapping[str, Any], described: Mapping[str, Any]) -> str:
             flags.append(f"--normalize {'normalize' in settings[name]}")
         elif name == "append_eos":
             flags.append("--append-eos" if settings[name] else "--no-append-eos")
-        elif name in TrainRetriever.__dataclass_fields__:
+        elif name in flatten(TrainRetriever):
             flags.append(f"--{name.replace('_', '-')} {settings[name]!r}")
     return f"give {' '.join(flags)}" if flags else "choose another backbone"

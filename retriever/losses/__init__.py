@@ -10,22 +10,20 @@ divergence     the regulariser of computed prompts
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from retriever.losses.category import category_loss, overlap, topic_loss, weighted_positives_loss
 from retriever.losses.contrastive import contrastive_loss, own_loss, symmetric_loss
 from retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
-from retriever.losses.temperature import MAX_SCALE, LearnedTemperature
+from retriever.losses.temperature import LearnedTemperature
+from retriever.options.losses import Loss
+from retriever.options.tuning import NegativesFrom
 
 __all__ = [
-    "DISTILLATION",
-    "MAX_SCALE",
     "Labels",
     "LearnedTemperature",
-    "Loss",
-    "NegativesFrom",
     "batch_loss",
     "category_loss",
     "contrastive_loss",
@@ -38,10 +36,6 @@ __all__ = [
     "topic_loss",
     "weighted_positives_loss",
 ]
-
-Loss = Literal["contrastive", "symmetric", "symmetric-sum", "kl", "margin-mse"]
-NegativesFrom = Literal["batch", "own"]
-DISTILLATION: tuple[Loss, ...] = ("kl", "margin-mse")  # losses that need a teacher's scores
 
 
 class Labels(NamedTuple):

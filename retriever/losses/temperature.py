@@ -7,7 +7,7 @@ import math
 import torch
 from torch import nn
 
-MAX_SCALE = 100.0  # largest 1 / T (CLIP, Radford et al. 2021, section 2.5)
+from retriever.options.losses import MAX_SCALE
 
 
 class LearnedTemperature(nn.Module):

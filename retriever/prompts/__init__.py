@@ -2,7 +2,6 @@
 
 prompts              trained prompts, and their folders
 table                prompts of many tasks in one batch
-synthesis_options    options of computed prompts
 query_words          the words of texts, and the maximum of their embeddings
 synthesiser          the network that mixes basic prompts by the words of a query
 synthesis_provider   the synthesiser as a provider of prompts in training

@@ -32,12 +32,10 @@ from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from retriever.model.recipe import Recipe
 from retriever.model.weights import read_tensors
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
+from retriever.options.tuning import Parametrisation
 from retriever.prompts.saved_synthesis import PREFIX, SavedSynthesis, read_options, saved_synthesis
 from retriever.topics.saved import PREFIX as TOPICS_PREFIX
 from retriever.topics.saved import SavedTopics, read_topics
-
-Parametrisation = Literal["embedding", "mlp", "synthesised", "per-task", "topics"]
-Sides = Literal["tied", "untied", "query"]
 
 FORMAT = 1
 WEIGHTS, SETTINGS = PROMPT_WEIGHTS, PROMPT_SETTINGS
@@ -307,15 +305,16 @@ def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
     """Encoder options with checked types; a missing one is refused. EncoderOptions checks the values."""
     content = {**dict.fromkeys(LATER_OPTIONS), **content} if isinstance(content, dict) else content
     _check_object(content, dict.fromkeys(field.name for field in fields(EncoderOptions)), "options.", file)
-    for name, hint in get_type_hints(EncoderOptions).items():
-        kinds = _types_of(hint)
+    hints = get_type_hints(EncoderOptions)
+    for name in content:
+        kinds = _types_of(hints[name])
         if not any(content[name] is None if kind is type(None) else has_type(content[name], kind) for kind in kinds):
             names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
             raise InputError(f"{file}: options.{name}: expected {names}, got {shown(content[name])}")
     try:
         return EncoderOptions(**content)
     except InputError as error:
-        raise InputError(f"{file}: options.{error}") from error
+        raise InputError(f"{file}: options.{str(error).removeprefix('parameter ')}") from error
 
 
 def _types_of(hint: Any) -> list[type]:

@@ -15,7 +15,7 @@ import torch
 from retriever.errors import InputError, listed, shortened
 from retriever.forward.prompt_rows import PromptShape
 from retriever.model.documents import has_type, shown
-from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.synthesiser import Synthesiser
 
 PREFIX = "synthesis."  # of the names of its tensors in a task's file
@@ -106,7 +106,7 @@ def read_options(content: Any, file: Path) -> SynthesisOptions:
     try:
         return SynthesisOptions(**content)
     except InputError as error:
-        raise InputError(f"{file}: synthesis: {error}") from error
+        raise InputError(f"{file}: synthesis: {str(error).removeprefix('parameter ')}") from error
 
 
 def saved_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tensor], file: Path) -> SavedSynthesis:

@@ -10,9 +10,9 @@ from torch import nn
 
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
+from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.synthesis_options import SynthesisOptions
 from retriever.prompts.synthesiser import Synthesised, Synthesiser, largest_embedding
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from retriever.forward.prompt_rows import PromptRows, PromptShape, attention_order, rows_of
-from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.options.synthesis import SynthesisOptions
 
 # Bytes of prompts that the prefix encoder computes at a time on a CPU: they are still in its cache when they are put in
 # the order of attention.

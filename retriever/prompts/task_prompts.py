@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, rows_of
-from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.synthesiser import Synthesiser
 
 

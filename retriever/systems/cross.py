@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,41 +23,10 @@ from retriever.model.configuration import load_config
 from retriever.model.recipe import positions_of, vocabulary_of
 from retriever.model.vocabulary import load_tokenizer
 from retriever.model.weights import check_files, load_model
-from retriever.options import TitlePolicy
+from retriever.options.reranking import CrossOptions, Loss
 from retriever.training.dev_workers import ITEMS, share_items
 from retriever.training.reranker_data import TrainingData, batch_at
 from retriever.training.system import Batch, Chunk, checkpoint_activations
-
-Loss = Literal["bce", "listwise"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CrossOptions:
-    """Batches and loss of a cross-encoder.
-
-    batch: queries per step over all workers, each with one positive and `negatives_per_query` negatives. loss: "bce"
-    trains the sigmoid of a logit as the probability that the passage answers; "listwise" is the cross-entropy of a
-    query's positive among its negatives: its logits rank as well, and are no probabilities. max_length: tokens of query
-    and passage together.
-    """
-
-    batch: int = 32
-    negatives_per_query: int = 4
-    seed: int = 0
-    max_length: int = 256
-    loss: Loss = "bce"
-    title: TitlePolicy = "space"
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        for name in ("batch", "negatives_per_query", "max_length"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.seed < 0:
-            raise InputError(f"seed={self.seed}: expected a seed of at least 0")
-        for name, allowed in (("loss", get_args(Loss)), ("title", get_args(TitlePolicy))):
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
 
 
 class CrossSystem:

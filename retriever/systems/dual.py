@@ -16,6 +16,8 @@ from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptPro
 from retriever.losses import LearnedTemperature
 from retriever.model.recipe import read_recipe, settings_of
 from retriever.options import SIDES, EncoderOptions, Side
+from retriever.options.losses import TEMPERATURE_LR
+from retriever.options.tuning import PROMPT_LR, TuneOptions
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.systems.encoders import Encoders, trained_recipe
 from retriever.systems.prompt_kinds import open_kind, open_prompts
@@ -26,13 +28,8 @@ from retriever.training.dev_workers import share_items
 from retriever.training.parameter_groups import ParameterGroup
 from retriever.training.reranker_data import TrainingData, batch_at
 from retriever.training.system import Batch, Chunk, Output
-from retriever.training.tuning_options import TuneOptions
 
 COSINE_TEMPERATURE = 0.05  # as in sentence-transformers' and SimCSE's cosine losses; inner products use 1 (DPTDR)
-# AdamW changes log T by about this much in a step, so T can change by a factor of e in 1,000 steps. The learning rates
-# of weights do not suit it: 2e-5 of fine-tuning changes T by 2 % in as many steps.
-TEMPERATURE_LR = 1e-3
-PROMPT_LR = 1e-3  # of HYPER's modules, if the backbone is trained too
 PROMPT = "prompt"  # the folder with the prompts over a trained backbone
 TASKS = "tasks"  # the folder with the prompt of each task
 

@@ -17,10 +17,10 @@ from retriever.forward.pooling import Head, Pooled
 from retriever.model.configuration import load_config
 from retriever.model.recipe import Recipe, read_recipe, with_projection
 from retriever.options import SIDES, EncoderOptions, Side
+from retriever.options.tuning import TuneOptions
 from retriever.systems.lora import FOLDER as ADAPTER_FOLDER
 from retriever.systems.lora import add_adapter, merge_adapter, save_adapter
 from retriever.training.system import checkpoint_activations
-from retriever.training.tuning_options import TuneOptions
 
 
 class Encoders:

@@ -13,7 +13,7 @@ from torch import nn
 from retriever.encoding.backbones import empty_backbone, is_pooler
 from retriever.errors import InputError
 from retriever.model.recipe import Recipe
-from retriever.training.lora_options import LoraOptions
+from retriever.options.lora import LoraOptions
 
 FOLDER = "adapter"  # the sub-folder of a merged model that holds its adapter
 _ALL_LINEAR = "all-linear"

@@ -17,7 +17,8 @@ from retriever.forward.pooling import Pooled
 from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptRows, PromptShape
 from retriever.model.recipe import Recipe, settings_of
 from retriever.options import EncoderOptions, Side
-from retriever.prompts.prompts import PROVIDERS, Parametrisation, TaskPrompt, check_initial_prompt, check_offsets
+from retriever.options.tuning import Parametrisation, TuneOptions, offsets_of
+from retriever.prompts.prompts import PROVIDERS, TaskPrompt, check_initial_prompt, check_offsets
 from retriever.prompts.query_words import NO_WORDS, count_words
 from retriever.prompts.synthesis_provider import SynthesisedPrompt
 from retriever.prompts.task_prompts import TaskPrompts
@@ -25,7 +26,6 @@ from retriever.topics.network import TopicPrompts, topic_tokens
 from retriever.topics.saved import SavedTopics
 from retriever.topics.training import TrainingTopics
 from retriever.training.reranker_data import TrainingData
-from retriever.training.tuning_options import TuneOptions, offsets_of
 
 # Bytes of the prompts of a chunk whose prompts are computed from each query. At 65,536 tokens a chunk may hold 4,096
 # queries, whose prompts of 100 tokens take 28 GiB over BERT-base.

@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from retriever.forward.kernels import swap_dropout
 from retriever.forward.prompt_rows import PromptInputs
 from retriever.model.recipe import read_recipe, settings_of
 from retriever.options import EncoderOptions, Side
+from retriever.options.pretraining import RipOptions
 from retriever.prompts.prompts import MatrixPrompt, TaskPrompt, backbone_of
 from retriever.systems.condenser import CondenserHead, choose_shape, saved_shape
 from retriever.systems.masking import MaskedBackbone, Masking
@@ -36,129 +36,9 @@ from retriever.systems.sentences import count_words, spans, split_sentences
 from retriever.training.dev_workers import ITEMS, share_items
 from retriever.training.system import Batch, Chunk, Output, checkpoint_activations
 
-Objective = Literal["rip", "cocondenser", "condenser", "mlm", "pairs"]
-Unit = Literal["sentence", "span"]
-Mask = Literal["token", "word"]
-Trains = Literal["backbone", "prompts"]
-
 # Streams of random numbers, in addition to that of the training loop (2): orders of epochs, pairs, masks.
 _ORDER, _PAIR, _MASK = 3, 4, 5
 PAIRS_TEMPERATURE = 0.01  # of the cosines of "pairs"; GTR's
-
-
-@dataclass(frozen=True, kw_only=True)
-class RipOptions:
-    """Options of pretraining. Defaults are those of DPTDR where the paper gives them.
-
-    Attributes:
-        steps: Number of steps.
-        batch: Passages per step, over all workers.
-        lr: Learning rate.
-        seed: Seed of all random numbers.
-        max_length: Maximum number of tokens of a unit, or of a passage that is drawn as a whole; special tokens
-            included.
-        mlm_probability: Fraction of the tokens that are masked.
-        unit: The units of a passage from which a pair is drawn: its sentences, or random spans of its tokens
-            (coCondenser).
-        objective: "rip": Eq. 5; "cocondenser": the same with Condenser's head and its loss; "condenser": masked
-            passages with Condenser's head, without a contrastive loss; "mlm": masked passages alone; "pairs": Eq. 4
-            over cosines, without masks (a first stage of GTR from a corpus without queries).
-        mask: What is masked: single tokens, or whole words.
-        head_layers: Number of layers of Condenser's head; None: as the backbone's saved head, or 2.
-        skip_from: The early layer that the head reads; None: as the backbone's saved head, or half of the layers.
-        late_loss: With the head, also predict masked tokens from the last layer.
-        pooling: Pooling of the token vectors.
-        temperature: With "pairs", cosines are divided by it; None: 0.01.
-        train: All weights, or deep prompts of `prompt_length` tokens over a frozen backbone.
-        prompt_length: Tokens of a prompt.
-        min_words: Minimum number of words of a unit. Shorter sentences are not drawn.
-        language: Language of the sentences.
-    """
-
-    steps: int
-    batch: int = 2048
-    lr: float = 1e-4
-    seed: int = 0
-    max_length: int = 128
-    mlm_probability: float = 0.15
-    unit: Unit = "sentence"
-    objective: Objective = "rip"
-    mask: Mask = "token"
-    head_layers: int | None = None
-    skip_from: int | None = None
-    late_loss: bool = True
-    pooling: Literal["cls", "mean"] = "cls"
-    temperature: float | None = None
-    train: Trains = "backbone"
-    prompt_length: int = 32
-    min_words: int = 8
-    language: str = "en"
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        for name in ("steps", "batch", "max_length", "prompt_length", "min_words"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)} must be at least 1")
-        if not (math.isfinite(self.lr) and self.lr > 0) or self.seed < 0 or not 0 < self.mlm_probability < 1:
-            raise InputError(
-                f"lr={self.lr} seed={self.seed} mlm_probability={self.mlm_probability}: expected a "
-                "learning rate above 0, a seed from 0 on, and a share of the tokens"
-            )
-        for name, allowed in (
-            ("unit", get_args(Unit)),
-            ("objective", get_args(Objective)),
-            ("mask", get_args(Mask)),
-            ("train", get_args(Trains)),
-            ("pooling", ("cls", "mean")),
-        ):
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
-        if self.has_head and (self.pooling, self.train) != ("cls", "backbone"):
-            raise InputError(
-                f"objective={self.objective} trains a backbone's first token: expected pooling=cls and "
-                f"train=backbone, got {self.pooling} and {self.train}"
-            )
-        if not self.has_head and (self.head_layers, self.skip_from, self.late_loss) != (None, None, True):
-            raise InputError(
-                f"objective={self.objective} has no head: head_layers, skip_from and late_loss are for "
-                "condenser and cocondenser"
-            )
-        if not self.has_masks and (self.mask, self.mlm_probability) != ("token", 0.15):
-            raise InputError(
-                f"objective={self.objective} mask={self.mask} mlm_probability={self.mlm_probability}: no token is "
-                "masked; mask and mlm_probability are for the other objectives"
-            )
-        if self.temperature is not None and not (
-            self.objective == "pairs" and self.temperature > 0 and math.isfinite(self.temperature)
-        ):
-            raise InputError(
-                f"temperature={self.temperature} objective={self.objective}: expected more than 0, and objective "
-                "pairs, whose similarities are cosines"
-            )
-        if self.has_pairs and self.batch < 2:
-            raise InputError("batch=1: the pairs of one passage have no negatives, give 2 or more")
-
-    @property
-    def has_pairs(self) -> bool:
-        """Whether a passage is drawn as two units with the loss of Eq. 4, not as a whole."""
-        return self.objective in ("rip", "cocondenser", "pairs")
-
-    @property
-    def whole_texts(self) -> str | None:
-        """Plural noun for the texts that should not be cut; None: they are random spans, whose ends mean nothing."""
-        if not self.has_pairs:
-            return "passages"
-        return "sentences" if self.unit == "sentence" else None
-
-    @property
-    def has_masks(self) -> bool:
-        """Whether masked tokens are predicted."""
-        return self.objective != "pairs"
-
-    @property
-    def has_head(self) -> bool:
-        """Whether Condenser's head is trained."""
-        return self.objective in ("cocondenser", "condenser")
 
 
 @dataclass(frozen=True)
@@ -174,17 +54,6 @@ class RipData:
     num_passages: int
     texts: Callable[[np.ndarray], list[str]]
     rows: np.ndarray
-
-
-def default_unit(objective: Objective) -> Unit:
-    """Returns the units that the authors of an objective pair: sentences in RIP, else spans (coCondenser; Contriever,
-    of whose data "pairs" is a simple form)."""
-    return "span" if objective in ("cocondenser", "pairs") else "sentence"
-
-
-def default_mask(objective: Objective) -> Mask:
-    """Returns what the authors of an objective mask: whole words in Condenser and coCondenser, otherwise tokens."""
-    return "word" if objective in ("condenser", "cocondenser") else "token"
 
 
 def encoder_options(options: RipOptions) -> EncoderOptions:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import torch
 
 from retriever.losses import category_loss, overlap
+from retriever.options.tuning import TuneOptions
 from retriever.terms.term import Step, Term, sides_of
 from retriever.training.system import Batch
-from retriever.training.tuning_options import TuneOptions
 
 
 class CategoryTerm(Term):

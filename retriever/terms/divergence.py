@@ -8,9 +8,9 @@ import torch
 
 from retriever.losses.divergence import regulariser
 from retriever.options import Side
+from retriever.options.tuning import TuneOptions
 from retriever.terms.term import Encoded, Step, Term
 from retriever.training.system import Batch, Chunk, Output
-from retriever.training.tuning_options import TuneOptions
 
 WEIGHTS = "attention"  # the output of a batch that holds the weights of the basic prompts of each query
 

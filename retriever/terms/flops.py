@@ -10,9 +10,9 @@ from retriever.errors import Diverged, InputError
 from retriever.losses.flops import MIN_WORDS, flops, mean_words
 from retriever.model.recipe import Recipe
 from retriever.options import SIDES, Side
+from retriever.options.tuning import TuneOptions
 from retriever.terms.term import VECTORS, Encoded, Step, Term, sides_of
 from retriever.training.system import Batch, Chunk, Output
-from retriever.training.tuning_options import TuneOptions
 
 # The output of a batch that is the sum of the sparse vectors of a side.
 TOTALS: dict[Side, str] = {"query": "query_total", "passage": "passage_total"}

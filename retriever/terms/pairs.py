@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from retriever.losses import Labels, batch_loss, teacher_logits
+from retriever.options.tuning import TuneOptions
 from retriever.terms.term import Step, Term, sides_of
 from retriever.training.system import Batch
-from retriever.training.tuning_options import TuneOptions
 
 
 class PairTerm(Term):

@@ -11,9 +11,9 @@ import torch
 
 from retriever.model.recipe import Recipe
 from retriever.options import Side
+from retriever.options.tuning import TuneOptions
 from retriever.training.reranker_data import TrainingData
 from retriever.training.system import Batch, Chunk, Output
-from retriever.training.tuning_options import TuneOptions
 
 VECTORS = "dense"  # the output of a batch with the vectors of its queries, then those of its passages
 

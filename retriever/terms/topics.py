@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from retriever.losses import topic_loss
+from retriever.options.tuning import TuneOptions
 from retriever.terms.term import VECTORS, Step, Term
 from retriever.training.system import Batch, Output
-from retriever.training.tuning_options import TuneOptions
 
 TOPICS = "topics"  # the output of a batch that holds the vectors of its passages under each of some topics
 

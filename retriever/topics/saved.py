@@ -14,8 +14,8 @@ import torch
 from retriever.errors import InputError, listed, shortened
 from retriever.model.documents import has_type, shown
 from retriever.options import Side
+from retriever.options.topics import Wordless
 from retriever.topics.model import TopicModel, with_default
-from retriever.topics.options import Wordless
 
 PREFIX = "topics."  # of the names of its tensors in a task's file
 _MODEL = "model."

@@ -9,8 +9,8 @@ import numpy as np
 
 from retriever.errors import InputError
 from retriever.options import Side
+from retriever.options.topics import TopicOptions, Wordless
 from retriever.topics.model import NO_TOPIC, TopicModel, with_default
-from retriever.topics.options import TopicOptions, Wordless
 from retriever.topics.saved import NO_TOPIC_WORDS
 
 _DRAW = 3  # of the random numbers of the sampled topics; other draws of a step have other numbers

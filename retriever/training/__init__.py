@@ -5,9 +5,6 @@ loop               the training loop, with checkpoints
 stepping           steps by torch, or by DeepSpeed's ZeRO
 parameter_groups   groups of parameters with their own settings
 adafactor          Adafactor as T5X has it
-tuning_options     options of training a retriever
-category_options   options of training with categories
-lora_options       options of LoRA adapters
 category_table     the categories of each row of a corpus
 reranker_data      batches of queries with positives and negatives
 mixture_sets       training on several training sets

@@ -20,9 +20,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,99 +33,16 @@ from safetensors.torch import save_file
 from retriever.cuts import NOUNS, Cuts
 from retriever.errors import Diverged, InputError
 from retriever.forward.numerics import describe_numerics
-from retriever.training.parameter_groups import (
-    GroupedSystem,
-    OptimizerName,
-    check_name,
-    check_sharding,
-    describe_optimizers,
-    split_parameters,
-)
+from retriever.options.loop import LoopOptions, check_sharding
+from retriever.training.parameter_groups import GroupedSystem, describe_optimizers, split_parameters
 from retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained
 from retriever.training.system import Batch, Chunk, Evaluate, Refresh, System, check_outputs
 
 # Tokens of a worker's share whose graphs are kept; above that the batch is cached.
 KEPT = {"cpu": 65_536, "cuda": 131_072}
 POINTS = 5_000  # of a curve that is kept, at the least, where there are as many steps
-# Loop options that do not shape the result: a run may resume with other values of them.
-HOW = ("checkpoint_every", "checkpoint_minutes", "grad_cache", "zero", "offload")
 _MINED = "mined"  # of a checkpoint's tensors
 _Passed = tuple[dict[str, torch.Tensor], torch.Tensor | None]  # what System.forward returns
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoopOptions:
-    """How any system is trained.
-
-    lr: peak learning rate, reached after linear warm-up over `warm_up` of the steps and decayed linearly to 0.
-    clip: largest norm of the gradient.
-    grad_cache: "auto" caches where a worker's share of the batch has too many tokens for its graphs to be kept.
-    warm_up, weight_decay: by default those of BERT's fine-tuning scripts.
-    optimizer: "adamw", or "adafactor" as T5X has it, of all parameters that are in no declared group. parameter_scale:
-    Adafactor multiplies the learning rate by the RMS of each parameter.
-    zero: DeepSpeed's stage (0 to 3), None: plain data parallelism. offload: keep the optimizer in CPU memory.
-    evaluate_every, checkpoint_every, refresh_every: in steps. checkpoint_minutes: a checkpoint is also written at the
-    end of a step if the last one is this old. patience: evaluations without a better one before the end. 0: never.
-    """
-
-    steps: int
-    lr: float
-    seed: int = 0
-    warm_up: float = 0.1
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    optimizer: OptimizerName = "adamw"
-    parameter_scale: bool = True
-    grad_cache: Literal["auto", "on", "off"] = "auto"
-    zero: int | None = None
-    offload: bool = False
-    checkpoint_every: int = 100
-    checkpoint_minutes: float = 5.0
-    evaluate_every: int = 0
-    refresh_every: int = 0
-    patience: int = 0
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that cannot be trained with."""
-        if (
-            self.steps < 1
-            or self.checkpoint_every < 1
-            or min(self.evaluate_every, self.refresh_every, self.patience) < 0
-        ):
-            raise InputError(
-                f"steps={self.steps} checkpoint_every={self.checkpoint_every} evaluate_every="
-                f"{self.evaluate_every} refresh_every={self.refresh_every} patience={self.patience}: "
-                "expected counts"
-            )
-        if not (math.isfinite(self.checkpoint_minutes) and self.checkpoint_minutes >= 0):
-            raise InputError(f"parameter checkpoint_minutes {self.checkpoint_minutes}: expected minutes, 0 or more")
-        if not (math.isfinite(self.lr) and self.lr > 0) or self.seed < 0 or not 0 <= self.warm_up < 1:
-            raise InputError(
-                f"lr={self.lr} seed={self.seed} warm_up={self.warm_up}: expected a learning rate above 0, "
-                "a seed from 0 on, and a share of the steps"
-            )
-        if self.zero not in (None, 0, 1, 2, 3) or (self.offload and not self.zero):
-            raise InputError(f"zero={self.zero} offload={self.offload}: expected a stage, 0 to 3; 1 to 3 to offload")
-        sizes = self.weight_decay >= 0 and self.clip > 0 and math.isfinite(self.weight_decay + self.clip)
-        if self.grad_cache not in ("auto", "on", "off") or not sizes:
-            raise InputError(
-                f"grad_cache={self.grad_cache!r} weight_decay={self.weight_decay} clip={self.clip}: "
-                "expected auto, on or off; 0 or more; more than 0"
-            )
-        check_name(self.optimizer)
-        check_sharding([self.optimizer], self.zero)
-
-    def shaping(self) -> dict[str, Any]:
-        """Returns the options that shape the result, for a fingerprint. AdamW, the default, is not among them."""
-        options = {name: value for name, value in asdict(self).items() if name not in HOW}
-        if self.optimizer == "adamw":
-            del options["optimizer"], options["parameter_scale"]
-        return options
-
-    def learning_rate(self, step: int) -> float:
-        """Of a step, from 0."""
-        rising = max(1, round(self.warm_up * self.steps))
-        return self.lr * min((step + 1) / rising, (self.steps - step) / max(1, self.steps - rising))
 
 
 @dataclass

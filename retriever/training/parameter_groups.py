@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from retriever.errors import InputError
+from retriever.options.loop import OptimizerName, check_optimizer
 from retriever.training.adafactor import Adafactor, moment_shapes
 
-OptimizerName = Literal["adamw", "adafactor"]
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -45,7 +45,7 @@ class ParameterGroup:
                 f"{self.weight_decay}: expected rates above 0, and a decay of 0 or more"
             )
         if self.optimizer is not None:
-            check_name(self.optimizer)
+            check_optimizer(self.optimizer)
 
 
 @runtime_checkable
@@ -54,21 +54,6 @@ class GroupedSystem(Protocol):
 
     def parameter_groups(self) -> Sequence[ParameterGroup]:
         """Returns the groups, without a parameter in common; the same ones at each call."""
-
-
-def check_name(optimizer: str) -> None:
-    """Raises InputError if there is no optimizer of this name."""
-    if optimizer not in get_args(OptimizerName):
-        raise InputError(f"optimizer={optimizer!r} is not one of {', '.join(get_args(OptimizerName))}")
-
-
-def check_sharding(optimizers: Iterable[str], zero: int | None) -> None:
-    """Raises InputError if an optimizer cannot be used with a stage of ZeRO."""
-    if zero and "adafactor" in optimizers:
-        raise InputError(
-            f"optimizer=adafactor zero={zero}: Adafactor needs the rows and columns of whole matrices, which stages 1 "
-            "to 3 of ZeRO flatten and split over the workers: use zero=0 or no DeepSpeed, or optimizer=adamw"
-        )
 
 
 def split_parameters(

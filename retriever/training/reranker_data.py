@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from retriever.options.tuning import NegativeDraw, PositiveDraw
 from retriever.training.category_table import CategoryTable
 from retriever.training.mixture_schedule import Mixture
-
-PositiveDraw = Literal["random", "first", "weighted"]
-NegativeDraw = Literal["random", "windows"]
 
 
 class BatchOptions(Protocol):

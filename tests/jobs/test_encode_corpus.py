@@ -131,7 +131,7 @@ def test_bad_encoders_and_stores_are_named(world, refused, tmp_path: Path, no_wo
     assert f"{tmp_path}/hollow: no config.json" in refused(*at, tmp_path / "hollow")
     assert "dimension=33 is more than the 32" in refused(*command(world, "--dimension", 33))
     assert "passage_length=65 is more than the 64 positions" in refused(*command(world, "--passage-length", 65))
-    assert "passage_length=0 must be at least 1" in refused(*command(world, "--passage-length", 0))
+    assert "--passage-length 0: expected at least 1" in refused(*command(world, "--passage-length", 0))
     assert "name 'a b'" in refused(*command(world, "--name", "a b"))
     assert files_of(world.store) == before
     assert "there is no store here" in refused("encode_corpus", "--store", tmp_path / "s", "--encoder", world.model)

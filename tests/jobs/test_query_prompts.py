@@ -26,9 +26,9 @@ from indexing.store.verify import verify
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptShape
+from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.synthesis_options import SynthesisOptions
 from serve.local import open_local
 from serve.parts.queries import Query, Texts
 from serve.release.live import current

@@ -12,10 +12,11 @@ import torch
 import training_cases as cases
 from training_cases import CPU, dual_system, make_data
 
+from retriever.options.categories import CategoryOptions
+from retriever.options.loop import LoopOptions
 from retriever.systems.dual import DualSystem
-from retriever.training.category_options import CategoryOptions
 from retriever.training.category_table import CategoryTable
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.loop import Trainer
 
 NAMES = ("a", "b", "c", "d", "e", "f", "g")
 

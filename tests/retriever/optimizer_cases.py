@@ -14,7 +14,8 @@ from torch import nn
 from training_cases import Checkpoints
 
 from retriever.losses import contrastive_loss
-from retriever.training.loop import LoopOptions, Progress, Trainer
+from retriever.options.loop import LoopOptions
+from retriever.training.loop import Progress, Trainer
 from retriever.training.parameter_groups import ParameterGroup
 from retriever.training.system import Batch, Chunk, Output
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from retriever.losses import contrastive_loss
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.options.loop import LoopOptions
+from retriever.training.loop import Trainer
 from retriever.training.stepping import trained
 from retriever.training.system import Batch, Chunk, Output
 

@@ -13,8 +13,10 @@ import torch
 from training_cases import Checkpoints
 
 from retriever.forward import batching
-from retriever.systems.cross import CrossOptions, CrossSystem
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.options.loop import LoopOptions
+from retriever.options.reranking import CrossOptions
+from retriever.systems.cross import CrossSystem
+from retriever.training.loop import Trainer
 from retriever.training.reranker_data import TrainingData
 
 SMALL = CrossOptions(batch=4, negatives_per_query=3, max_length=32, seed=5)

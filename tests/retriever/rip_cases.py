@@ -11,9 +11,11 @@ import torch
 from tiny import VOCABULARY
 
 from retriever.forward import batching
+from retriever.options.loop import LoopOptions
+from retriever.options.pretraining import RipOptions
 from retriever.systems import rip
-from retriever.systems.rip import RipData, RipOptions, RipSystem
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.systems.rip import RipData, RipSystem
+from retriever.training.loop import Trainer
 
 CPU = torch.device("cpu")
 

@@ -21,14 +21,15 @@ from tiny import VOCABULARY
 from retriever.forward import batching
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
+from retriever.options.loop import LoopOptions
+from retriever.options.lora import LoraOptions
+from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
 from retriever.topics.training import TrainingTopics
 from retriever.training import loop as training
-from retriever.training.loop import Hooks, LoopOptions, Progress, Stopped, Trainer
-from retriever.training.lora_options import LoraOptions
+from retriever.training.loop import Hooks, Progress, Stopped, Trainer
 from retriever.training.reranker_data import TeacherScores, TrainingData
 from retriever.training.stepping import trained
-from retriever.training.tuning_options import TuneOptions
 
 ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
 CPU = torch.device("cpu")

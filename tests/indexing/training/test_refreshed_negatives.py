@@ -11,10 +11,10 @@ from tiny import VOCABULARY, save_bert
 from indexing.training import tuning
 from indexing.training.tuning import RefreshedNegatives
 from retriever.options import EncoderOptions
+from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
 from retriever.training.mixture_sets import TrainingSet, mix
 from retriever.training.reranker_data import TrainingData
-from retriever.training.tuning_options import TuneOptions
 
 BERT = EncoderOptions(pooling="mean", dtype="float32", compile="never")
 

@@ -23,8 +23,9 @@ from indexing.training.worker import TrainingTask
 from indexing.training.workers import WorkerGroup
 from indexing.work.local import cores_of_process
 from retriever.errors import InputError
-from retriever.systems.cross import CrossOptions, CrossSystem
-from retriever.training.loop import LoopOptions
+from retriever.options.loop import LoopOptions
+from retriever.options.reranking import CrossOptions
+from retriever.systems.cross import CrossSystem
 from retriever.training.reranker_data import TrainingData
 
 CPU = torch.device("cpu")

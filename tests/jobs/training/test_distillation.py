@@ -129,10 +129,13 @@ def test_options_that_contradict_each_other_are_refused(
     documented("Mining", "teacher scores without a re-ranker", line, 1)
     assert mined.names("candidates") == []
     for more, message in (
-        (("--loss", "symmetric", "--contrastive-weight", 1), "contrastive_weight=1.0 loss=symmetric: expected a dist"),
-        (("--loss", "kl", "--negatives-per-query", 0), "loss=kl negatives_per_query=0: expected at least 1"),
-        (("--learn-temperature", "--temperature", "0.001"), "temperature=0.001: expected at least 0.01"),
-        (("--temperature-lr", "0.01"), "temperature_lr=0.01 learn_temperature=False: expected a learned temperature"),
+        (
+            ("--loss", "symmetric", "--contrastive-weight", 1),
+            "--contrastive-weight 1.0 --loss symmetric: expected a dist",
+        ),
+        (("--loss", "kl", "--negatives-per-query", 0), "--loss kl, --negatives-per-query 0: expected at least 1"),
+        (("--learn-temperature", "--temperature", "0.001"), "--temperature 0.001: expected at least 0.01"),
+        (("--temperature-lr", "0.01"), "--temperature-lr 0.01: expected --learn-temperature too"),
         (
             ("--learn-temperature", "--zero", 3, "--method", "finetune"),
             "--learn-temperature --zero 3: DeepSpeed's stage",

@@ -18,8 +18,8 @@ from indexing.store.store import Store
 from indexing.training.pretraining import Eligible, count_eligible, training_rows
 from indexing.work.local import LocalRunner
 from retriever.encoding.encoder import Encoder, EncoderOptions
+from retriever.options.pretraining import RipOptions
 from retriever.systems.condenser import HeadShape, choose_shape
-from retriever.systems.rip import RipOptions
 
 Done = Callable[..., str]
 SMALL = ("--batch", 12, "--steps", 4, "--max-length", 32, "--cpus", 1, "--dtype", "float32", "--lr", "1e-3")
@@ -129,11 +129,11 @@ def test_training_rows_are_not_deleted_and_within_the_limit(world) -> None:
     ("more", "message"),
     [
         (("--max-length", 65), "max_length=65 is more than the 64 positions"),
-        (("--batch", 1), "batch=1: the pairs of one passage have no negatives"),
+        (("--batch", 1), "--batch 1: the pairs of one passage have no negatives"),
         (("--backbone", "models/nothing"), "models/nothing: there is no such artifact"),
         (("--objective", "condenser", "--pooling", "mean"), "condenser trains a backbone's first token"),
-        (("--lr", "-1"), "lr=-1.0"),
-        (("--steps", 0), "steps=0"),
+        (("--lr", "-1"), "--lr -1.0: expected more than 0"),
+        (("--steps", 0), "--steps 0: expected at least 1"),
         (("--epochs", 0), "--epochs 0.0"),
         (("--train", "prompts", "--zero", 2), "--zero 2 --train prompts"),
         (("--min-workers", 2), "--min-workers 2: expected 1 to --workers 1"),

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from jobs.train_reranker import TrainReranker, describe_order, open_all
+from jobs.common.options import build
+from jobs.training.options import TrainReranker
+from jobs.training.reranker import describe_order, open_all
 
 import numpy as np
 import pytest
@@ -124,8 +126,9 @@ def test_training_judges_the_model_that_it_saves(world) -> None:
     store = Store(str(world.store))
     pooled(store)
     small: dict[str, Any] = {"steps": 2, "batch": 4, "cpus": 1, "max_length": 48, "dtype": "float32"}
-    options = TrainReranker(
-        store=str(world.store), backbone=world.model, negatives="hand", split="test", lr=1e-3, **small
+    options = build(
+        TrainReranker,
+        {"store": str(world.store), "backbone": world.model, "negatives": "hand", "split": "test", "lr": 1e-3, **small},
     )
     opened, lists = open_all(store, options), read(store)
     assert lists is not None

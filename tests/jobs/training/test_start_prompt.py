@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from jobs.common.options import build
+from jobs.common.options import replace as replace_options
 from jobs.training.opening import check_start
 from jobs.training.options import TrainRetriever
 
@@ -26,7 +28,10 @@ BACKBONE: dict[str, Any] = {
 }
 MATRIX = torch.zeros(2, 2, 4, 5, 8)
 PROMPT = TaskPrompt(BACKBONE, DEFAULT_OPTIONS, MATRIX, MATRIX)
-OPTIONS = TrainRetriever(store="s", task="t", backbone="models/b", train="prompts", init="begun", length=5)
+OPTIONS = build(
+    TrainRetriever,
+    {"store": "s", "task": "t", "backbone": "models/b", "train": "prompts", "init": "begun", "length": 5},
+)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +45,8 @@ OPTIONS = TrainRetriever(store="s", task="t", backbone="models/b", train="prompt
     ],
 )
 def test_a_prompt_that_fits(change: dict[str, Any], more: dict[str, Any]) -> None:
-    options = replace(OPTIONS, **more)
-    check_start(options, replace(PROMPT, **change), BACKBONE, options.length or 0)
+    options = replace_options(OPTIONS, more)
+    check_start(options, replace(PROMPT, **change), BACKBONE, options.prompts.length or 0)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +85,7 @@ def test_a_prompt_that_fits(change: dict[str, Any], more: dict[str, Any]) -> Non
 def test_a_prompt_that_does_not_fit_is_refused_in_one_line(
     change: dict[str, Any], more: dict[str, Any], line: str
 ) -> None:
-    options = replace(OPTIONS, **more)
+    options = replace_options(OPTIONS, more)
     with pytest.raises(InputError) as raised:
-        check_start(options, replace(PROMPT, **change), BACKBONE, options.length or 0)
+        check_start(options, replace(PROMPT, **change), BACKBONE, options.prompts.length or 0)
     assert str(raised.value) == line

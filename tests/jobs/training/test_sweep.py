@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs import train_retriever
-from jobs.train_retriever import FIXED
+from jobs.common.options import build
+from jobs.training import retriever
 from jobs.training.opening import Opened
 from jobs.training.options import TrainRetriever
+from jobs.training.retriever import FIXED
 from jobs.training.sweep_grid import parse_grid
 
 import pytest
@@ -46,24 +47,24 @@ def test_a_sweep_trains_every_run_and_names_the_chosen_one(world, mined: Store, 
 def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
     world, mined: Store, done: Done, refused: Done, job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, trained = train_retriever.train, []
+    train, trained = retriever.train, []
 
-    def interrupted(store: Store, options: train_retriever.TrainRetriever, opened: Opened) -> Artifact:
+    def interrupted(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
         if len(trained) == 2:
             raise KeyboardInterrupt
         trained.append(options.task)
         return train(store, options, opened)
 
     ask = command(TUNE, world, "grid", "--steps", 4, *GRID)
-    monkeypatch.setattr(train_retriever, "train", interrupted)
+    monkeypatch.setattr(retriever, "train", interrupted)
     assert job(*ask).status == 130
     assert trained == [*RUNS[:2]]
 
-    def counted(store: Store, options: train_retriever.TrainRetriever, opened: Opened) -> Artifact:
+    def counted(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
         trained.append(options.task)
         return train(store, options, opened)
 
-    monkeypatch.setattr(train_retriever, "train", counted)
+    monkeypatch.setattr(retriever, "train", counted)
     done(*ask)
     assert trained == [*RUNS]
     assert "nothing to make" in done(*ask, "--plan")
@@ -87,7 +88,7 @@ def test_the_table_has_the_settings_in_the_order_of_the_options(world, mined: St
 
 
 def test_values_that_are_true_or_false() -> None:
-    options = TrainRetriever(store="s", task="t", backbone="b", train="prompts")
+    options = build(TrainRetriever, {"store": "s", "task": "t", "backbone": "b", "train": "prompts"})
     for text in ("normalize=true,False", "position_offset=true,false"):
         name = text.partition("=")[0]
         assert [run.settings[name] for run in parse_grid([text], options, FIXED)] == [True, False]
@@ -96,11 +97,13 @@ def test_values_that_are_true_or_false() -> None:
 
 
 def test_runs_are_measured_in_the_same_way() -> None:
-    options = TrainRetriever(store="s", task="t", backbone="b", train="prompts", curves="s3://bucket/curves")
+    options = build(
+        TrainRetriever, {"store": "s", "task": "t", "backbone": "b", "train": "prompts", "curves": "pictures"}
+    )
     for name, values in (("queries", "a,b"), ("dev_split", "a,b"), ("dev_passages", "10,20"), ("evaluate_every", "0")):
         with pytest.raises(InputError, match=f"all runs of a sweep have the same {name}"):
             parse_grid([f"{name}={values}"], options, FIXED)
-    assert options.as_run("t-seed0").curves == "s3://bucket/curves/t-seed0"
+    assert options.as_run("t-seed0").curves == "pictures/t-seed0"
 
 
 def test_a_run_that_diverges_is_an_answer(world, mined: Store, done: Done) -> None:

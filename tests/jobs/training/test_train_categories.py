@@ -108,10 +108,10 @@ def test_the_plan_names_the_field(command: Callable[..., tuple], done: Done) -> 
         (("--positives", "judged", "--categories-field", "kind"), "--categories-field kind: is for positives with a c"),
         (
             ("--negatives", "bm25"),
-            "--positives categories, --negatives bm25: the negatives are the passages of the bat",
+            "--negatives bm25: is for mined negatives, and with --positives categories the negatives are",
         ),
-        (("--negatives-per-query", 2), "--positives categories, --negatives-per-query 2: the negatives are the pass"),
-        (("--refresh-epochs", 1), "--positives categories, --refresh-epochs 1.0: the negatives are the passages of th"),
+        (("--negatives-per-query", 2), "--negatives-per-query 2: is for mined negatives, and with --positives"),
+        (("--refresh-epochs", 1), "--refresh-epochs 1.0: is for mined negatives, and with --positives"),
         (
             ("--loss", "symmetric"),
             "--positives categories, --loss symmetric, --negatives-from batch: expected loss con",

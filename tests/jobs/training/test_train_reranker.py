@@ -21,8 +21,10 @@ from indexing.store.store import Store
 from indexing.store.verify import verify
 from retriever.encoding.reranker import Reranker, describe_reranker
 from retriever.forward.numerics import choose_dtype
-from retriever.systems.cross import CrossOptions, CrossSystem
-from retriever.training.loop import Hooks, LoopOptions, Trainer
+from retriever.options.loop import LoopOptions
+from retriever.options.reranking import CrossOptions
+from retriever.systems.cross import CrossSystem
+from retriever.training.loop import Hooks, Trainer
 from retriever.training.reranker_data import batch_at
 
 Done = Callable[..., str]
@@ -126,12 +128,12 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--backbone", "models/nothing"), "models/nothing: there is no such artifact"),
         (("--max-length", 65, "--steps", 1), "max_length=65 is more than the 64 positions"),
         (("--epochs", 0), "--epochs 0.0: expected more than 0"),
-        (("--steps", 0), "steps=0 checkpoint_every=100"),
-        (("--checkpoint-minutes", "-1"), "--checkpoint-minutes -1.0: expected minutes, 0 or more"),
-        (("--lr", "-1"), "lr=-1.0"),
-        (("--batch", 1, "--workers", 2), "a query for each worker"),
+        (("--steps", 0), "--steps 0: expected at least 1"),
+        (("--checkpoint-minutes", "-1"), "--checkpoint-minutes -1.0: expected at least 0"),
+        (("--lr", "-1"), "--lr -1.0: expected more than 0"),
+        (("--batch", 1, "--workers", 2), "a row of the batch for each worker"),
         (("--name", "a/b"), "name 'a/b': expected one, and without '/'"),
-        (("--zero", 0, "--offload"), "zero=0 offload=True"),
+        (("--zero", 0, "--offload"), "--zero 0, --offload True: expected a stage"),
         (("--workers", 2, "--min-workers", 3), "--min-workers 3: expected 1 to --workers 2"),
         (("--cpus", 99), "--cpus 99: the number of cores here is "),
         (("--limit", 0), "--limit 0: expected at least 1"),

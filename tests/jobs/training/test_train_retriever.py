@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from jobs.common.options import build, flatten
 from jobs.training.options import TrainRetriever, TunePrompts
 
 import numpy as np
@@ -126,9 +126,9 @@ def test_queries_are_trained_against_the_bytes_of_the_index(
         steps.append((outputs["dense"][batch.given["queries"] :].detach().numpy().copy(), np.unique(rows)))
         return loss(system, outputs, batch)
 
-    def of_queries(system: DualSystem, texts: Any, side: Any, rows: Any) -> Any:
+    def of_queries(system: DualSystem, texts: Any, side: Any, *rows: Any) -> Any:
         assert side == "query"
-        return chunks(system, texts, side, rows)
+        return chunks(system, texts, side, *rows)
 
     monkeypatch.setattr(DualSystem, "loss", record)
     monkeypatch.setattr(DualSystem, "chunks", of_queries)
@@ -215,8 +215,8 @@ def test_tune_prompts_makes_the_same_under_its_own_names(
 
 def test_options_keep_their_defaults_under_both_names() -> None:
     required: dict[str, Any] = {"store": "s", "task": "t", "backbone": "b"}
-    assert TunePrompts(**required).as_train_retriever() == TrainRetriever(**required, train="prompts")
-    assert {field.name for field in fields(TunePrompts)} - {field.name for field in fields(TrainRetriever)} == {
+    assert build(TunePrompts, required).as_train_retriever() == build(TrainRetriever, {**required, "train": "prompts"})
+    assert flatten(TunePrompts).keys() - flatten(TrainRetriever).keys() == {
         "method",
         "side",
         "untied",
@@ -229,7 +229,7 @@ def test_options_keep_their_defaults_under_both_names() -> None:
         {"method": "prompt", "train": "all"},
     ):
         with pytest.raises(InputError, match="give one of them"):
-            TunePrompts(**required, **values).as_train_retriever()
+            build(TunePrompts, {**required, **values}).as_train_retriever()
 
 
 @pytest.mark.parametrize(

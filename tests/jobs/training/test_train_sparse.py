@@ -8,10 +8,11 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
+from jobs.common.options import build, replace
 from jobs.training.options import TrainRetriever
+from jobs.training.resolving import encoder_options, flops_options
 
 import numpy as np
 import pytest
@@ -119,8 +120,8 @@ def test_the_plan_counts_the_head(world, mined: Store, masked: Path, done: Done,
 
 
 def test_the_weights_of_margin_mse_are_others() -> None:
-    options = TrainRetriever(store="", task="t", backbone="", train="all", loss="margin-mse")
-    flops = options.flops("splade", 30)
+    options = build(TrainRetriever, {"store": "", "task": "t", "backbone": "", "train": "all", "loss": "margin-mse"})
+    flops = flops_options(options, "splade", 30)
     assert flops is not None
     assert (flops.queries, flops.passages, flops.warm_up) == (0.5, 0.4, 10)
 
@@ -135,10 +136,10 @@ def test_a_splade_folder_keeps_its_lengths(masked: Path, tmp_path: Path) -> None
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 24}))
     (folder / "1_SpladePooling").mkdir()
     (folder / "1_SpladePooling" / "config.json").write_text("{}")
-    options = TrainRetriever(store="", task="t", backbone="", train="all", pooling="splade")
-    recipes = [read_recipe(path, options.encoder(str(path))) for path in (folder, masked)]
+    options = build(TrainRetriever, {"store": "", "task": "t", "backbone": "", "train": "all", "pooling": "splade"})
+    recipes = [read_recipe(path, encoder_options(options, str(path))) for path in (folder, masked)]
     assert [(recipe.query_length, recipe.passage_length) for recipe in recipes] == [(24, 24), (64, 64)]
-    encoder = replace(options, query_length=9).encoder(str(folder))
+    encoder = encoder_options(replace(options, {"query_length": 9}), str(folder))
     assert (encoder.query_length, read_recipe(folder, encoder).passage_length) == (9, 24)
 
 
@@ -155,7 +156,7 @@ def test_what_does_not_fit_is_refused(
     line = refused(*command(world, masked, "t", *more, "--refresh-epochs", "1"))
     assert "--pooling splade with --refresh-epochs" in line
     line = refused(*command(world, masked, "t", *more, "--sides", "query", "--flops-passages", "0.1"))
-    assert "--flops-passages 0.1 --sides query: vectors of passages are stored" in line
+    assert "--flops-passages 0.1: with --sides query, vectors of passages are stored" in line
     line = refused(*command(world, masked, "t", *more, "--sides", "query"))
     assert "embeddings/enc are not those of the backbone, which would have another backbone" in line
     line = refused(*command(world, masked, "t", *more, "--flops-warm-up", "2"))

@@ -105,7 +105,7 @@ def test_a_saved_network_is_continued(world, several: Store, done: Done, refused
     assert "divergence" not in artifact.config["tuning"]
     assert artifact.config["loop"]["lr"] == 1e-3
     line = refused(*synthesised(world, "x", "--init", "begun", "--mix", "before"))
-    assert "--init: its prompts have --mix after, and before is given: leave it out" in line
+    assert "--init begun: its prompts have --mix after, and before is given: leave it out" in line
     line = refused(*command(world, "x", "--init", "begun"))
     assert "--init begun --prompt matrix: its prompt is computed from each query; give --prompt synthesised" in line
     done(*command(world, "fixed", "--length", 4, "--steps", 1))
@@ -156,10 +156,10 @@ def test_own_negatives_train_other_weights(world, mined: Store, done: Done, refu
         (("--train", "all"), "--train all --prompt synthesised: expected --prompt none: fine-tuning trains no prompt"),
         (("--attention", "uniform", "--divergence-weight", 1), "--attention uniform --divergence-weight 1: all quer"),
         (("--no-alignment", "--divergence-weight", 1), "--no-alignment --divergence-weight 1: no batch has queries of"),
-        (("--divergence-weight", -1), "--divergence-weight -1: expected 0 or more"),
-        (("--prompt", "matrix", "--mix", "after"), "--mix after --prompt matrix: is for prompts that are computed"),
+        (("--divergence-weight", -1), "--divergence-weight -1.0: expected at least 0"),
+        (("--prompt", "matrix", "--mix", "after"), "--mix after: is for prompts that are computed"),
         (("--no-uniformity",), "--no-uniformity: the prompt regulariser has weight 0 here, so nothing changes"),
-        (("--prompt", "mlp", "--no-alignment"), "--no-alignment --prompt mlp: is for prompts that are computed"),
+        (("--prompt", "mlp", "--no-alignment"), "--no-alignment: is for prompts that are computed"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(world, several: Store, refused: Done, more: tuple, expected: str) -> None:
@@ -212,7 +212,7 @@ def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store
     line = refused(*command(world, "x", *more))
     assert "--prompt per-task: there is one task, tiny, expected several" in line
     line = refused(*command(world, "x", *more, *MORE, "--basic-prompts", 3))
-    assert "--basic-prompts 3 --prompt per-task: is for prompts that are computed from each query" in line
+    assert "--basic-prompts 3: is for prompts that are computed from each query" in line
     line = refused(*command(world, "x", *more, "--also-train", "queries=more,task=a/b"))
     assert "name 'x-a/b': expected one, and without '/'" in line
     done(*command(world, "x-more", "--length", 4, "--steps", 1))

@@ -179,14 +179,20 @@ def test_the_encoder_is_trained_too(subjects: Subjects, done: Done) -> None:
     ("more", "expected"),
     [
         ((*CATEGORIES, "--sides", "untied"), "--prompt topics --sides untied: queries and passages share the prompts"),
-        ((*CATEGORIES, "--mix", "after"), "--mix after --prompt topics: is for prompts that are computed from each"),
-        ((*CATEGORIES, "--topic-sample", 1), "sample=1 of the loss of topics: expected at least 2"),
-        ((*CATEGORIES, "--no-topic-loss", "--topic-sample", 2), "--no-topic-loss, --topic-sample 2: there is no loss"),
+        ((*CATEGORIES, "--mix", "after"), "--mix after: is for prompts that are computed from each"),
+        ((*CATEGORIES, "--topic-sample", 1), "--topic-sample 1: expected at least 2"),
+        (
+            (*CATEGORIES, "--no-topic-loss", "--topic-sample", 2),
+            "--topic-sample 2: there is no loss of topics with --no-topic-loss: leave it out",
+        ),
         (
             ("--positives", "categories", "--category-weight", 0, "--topic-margin", 0.2),
-            "--category-weight 0, --topic-margin 0.2: there is no loss of topics: leave one of them out",
+            "--topic-margin 0.2: there is no loss of topics with --category-weight 0: leave it out",
         ),
-        (("--negatives", "none", "--topic-sample", 2), "--topic-sample 2 --prompt topics: is for the loss of topics"),
+        (
+            ("--negatives", "none", "--topic-sample", 2),
+            "--topic-sample 2: is for the loss of topics, which needs categories: give --positives categories",
+        ),
         (("--negatives", "none", "--topics", "other"), "topics/other"),
         (
             ("--negatives", "none", "--prompt", "matrix"),
@@ -208,7 +214,7 @@ def test_options_of_topics_are_for_prompts_of_topics(subjects: Subjects, refused
     at = ("train_retriever", "--store", subjects.folder, "--backbone", subjects.model, "--task", "x", "--plan")
     more = ("--train", "prompts", "--negatives", "none", "--query-topics", "judged")
     line = refused(*at, *more)
-    assert "--query-topics judged --prompt matrix: is for prompts of topics: give --prompt topics, or leave it" in line
+    assert "--query-topics judged: is for prompts of topics: give --prompt topics, or leave it" in line
 
 
 def test_topics_of_another_corpus_and_wordless_queries_are_refused(

@@ -84,7 +84,7 @@ def test_bad_options_leave_the_store_as_it_was(
         documented("Training", f"tune_prompts --method lora with {case}", line, 1)
     line = refused(*command(TUNE, world, "nq", "--lora-rank", 4))
     documented("Training", "tune_prompts --method prompt with --lora-rank", line, 1)
-    assert "--lora-rank 4: only --train lora trains an adapter" in line
+    assert "--lora-rank 4: is for a LoRA adapter: give --train lora, or leave it out" in line
     monkeypatch.setitem(sys.modules, "peft", None)
     line = refused(*command(TUNE, world, "nq", *LORA))
     assert "pip install 'riptide[lora]'" in line

@@ -144,7 +144,7 @@ def test_options_of_vectors_and_of_the_gradient_are_passed_on(world, mined: Stor
     warning = done(*command(world, "--task", "u", "--normalize", "True", "--plan")).splitlines()[0]
     assert "another head; give --normalize False, or encode" in warning
     line = refused(*command(world, "--task", "u", "--clip", "0"))
-    assert "clip=0.0" in line
+    assert "--clip 0.0: expected more than 0" in line
     line = refused(*command(world, "--task", "u", "--dimension", 33))
     assert line.startswith("error: dimension=33 is more than the 32 that ")
 
@@ -212,26 +212,26 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--dev-split", "nothing"), "no split 'nothing' with qrels"),
         (("--backbone", "models/nothing"), "models/nothing: there is no such artifact"),
         (("--query-length", 65), "query_length=65 is more than the 64 positions"),
-        (("--length", 0), "length=0"),
-        (("--steps", 0), "steps=0"),
-        (("--lr", "-1"), "lr=-1.0"),
-        (("--lr", "0"), "lr=0.0"),
+        (("--length", 0), "--length 0: expected at least 1"),
+        (("--steps", 0), "--steps 0: expected at least 1"),
+        (("--lr", "-1"), "--lr -1.0: expected more than 0"),
+        (("--lr", "0"), "--lr 0.0: expected more than 0"),
         (("--zero", 2), "--zero 2 --train prompts"),
         (("--wait", "-1"), "--wait -1: expected seconds"),
         (("--curves", "s3://bucket/x"), "--curves s3://bucket/x: expected a folder that this machine sees"),
         (("--epochs", "nan"), "--epochs nan: expected more than 0"),
         (("--epochs", "inf"), "--epochs inf: expected more than 0"),
         (("--refresh-epochs", "inf"), "--refresh-epochs inf"),
-        (("--weight-decay", "nan"), "weight_decay=nan"),
+        (("--weight-decay", "nan"), "--weight-decay nan: expected at least 0"),
         (("--task", ""), "name '': expected one"),
         (("--task", "x/y"), "name 'x/y': expected one, and without '/', for prompts/NAME"),
         (("--task", ".."), "name '..': use letters"),
         (("--side", "query", "--untied"), "only one side has a prompt"),
-        (("--dev-split", "test", "--dev-limit", 0), "--dev-limit 0 --dev-passages 2000: expected at least 1"),
+        (("--dev-split", "test", "--dev-limit", 0), "--dev-limit 0: expected at least 1"),
         (("--dev-split", "test", "--dev-passages", -5), "--dev-passages -5: expected at least 1"),
         (("--patience", 2), "--patience 2: expected --dev-split too"),
         (("--dev-split", "test", "--patience", 2, "--evaluate-every", 0), "and --evaluate-every"),
-        (("--min-workers", 0), "--min-workers 0: expected 1 to --workers 1"),
+        (("--min-workers", 0), "--min-workers 0: expected at least 1"),
         (("--init", "nothing"), "prompts/nothing: there is no such artifact"),
         (("--method", "finetune", "--prompt", "matrix"), "--train all --prompt matrix: expected --prompt none"),
         (("--zero", 1, "--offload", "--steps", 1, "--grad-cache", "sometimes"), "--grad-cache"),

@@ -23,10 +23,11 @@ from retriever.encoding.saving import save_encoder
 from retriever.errors import InputError
 from retriever.model.recipe import read_recipe
 from retriever.model.weights import load_model
+from retriever.options.loop import LoopOptions
+from retriever.options.tuning import TuneOptions
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.systems.dual import DualSystem
-from retriever.training.loop import LoopOptions, Trainer
-from retriever.training.tuning_options import TuneOptions
+from retriever.training.loop import Trainer
 
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
 KINDS: dict[str, Callable[..., Path]] = {"qwen3": save_qwen3_embedding, "mistral": save_e5_mistral}

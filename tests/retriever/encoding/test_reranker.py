@@ -222,12 +222,12 @@ def test_several_modules_are_refused(tmp_path: Path) -> None:
     [
         ({"max_length": 49}, "max_length=49 is more than the 48 positions"),
         ({"max_length": 4}, "max_length=4 leaves no room beside 3 special tokens"),
-        ({"max_length": 0}, "max_length=0 must be at least 1"),
-        ({"positive_label": -1}, "positive_label=-1"),
+        ({"max_length": 0}, "parameter max_length 0: expected at least 1"),
+        ({"positive_label": -1}, "parameter positive_label -1: expected at least 0"),
         ({"positive_label": 1}, "has 1 label"),
-        ({"title": "tab"}, "title='tab' is not one of space, newline, sep, none"),
-        ({"dtype": "float16"}, "dtype='float16'"),
-        ({"compile": "maybe"}, "compile='maybe'"),
+        ({"title": "tab"}, "parameter title 'tab': expected one of space, newline, sep, none"),
+        ({"dtype": "float16"}, "parameter dtype 'float16'"),
+        ({"compile": "maybe"}, "parameter compile 'maybe'"),
     ],
 )
 def test_bad_options(tmp_path: Path, options: dict, message: str) -> None:

@@ -214,7 +214,7 @@ def test_a_backbone_without_a_head_is_refused(tiny: Tiny, kind: str, message: st
         ({"compile": "always"}, "SPLADE's head is not compiled"),
         ({"pooling": "mean"}, "makes dense vectors (pooling=mean); expected a SPLADE model"),
         ({"pooling": "mean", "query_terms": 4}, "query_terms=4 passage_terms=None: are for pooling=splade"),
-        ({"passage_terms": 0}, "passage_terms=0 must be at least 1"),
+        ({"passage_terms": 0}, "parameter passage_terms 0: expected at least 1"),
     ],
 )
 def test_options_without_a_meaning_are_refused(tiny: Tiny, options: dict[str, Any], message: str) -> None:

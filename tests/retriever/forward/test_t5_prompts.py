@@ -18,10 +18,11 @@ from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.forward.attention import reach
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.model.recipe import read_recipe
+from retriever.options.loop import LoopOptions
+from retriever.options.tuning import TuneOptions
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.systems.dual import DualSystem
-from retriever.training.loop import LoopOptions, Trainer
-from retriever.training.tuning_options import TuneOptions
+from retriever.training.loop import Trainer
 
 LAYERS, HEADS, HEAD_DIM, PROMPT = 3, 4, 8, 5
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")

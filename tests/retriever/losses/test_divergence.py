@@ -11,7 +11,7 @@ from loss_checks import assert_gradient, random
 
 from retriever.errors import InputError
 from retriever.losses.divergence import divergences, mean_divergences, regulariser
-from retriever.prompts.synthesis_options import DivergenceOptions
+from retriever.options.synthesis import DivergenceOptions
 
 TASKS = torch.tensor([0, 0, 1, 2, 1, 0])
 
@@ -51,5 +51,5 @@ def test_a_weight_of_zero_has_a_finite_divergence_and_gradient() -> None:
     "change", [{"weight": -1.0}, {"weight": float("nan")}, {"alignment": False, "uniformity": False}]
 )
 def test_values_out_of_range_are_refused(change: dict[str, object]) -> None:
-    with pytest.raises(InputError, match="of the prompt regulariser: expected"):
+    with pytest.raises(InputError, match=r"parameter divergence_weight .*: expected"):
         DivergenceOptions(**change)  # type: ignore[arg-type]

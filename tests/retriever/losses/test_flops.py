@@ -7,7 +7,8 @@ import torch
 from loss_checks import assert_gradient, random
 
 from retriever.errors import InputError
-from retriever.losses.flops import FlopsOptions, flops, mean_words
+from retriever.losses.flops import flops, mean_words
+from retriever.options.flops import FlopsOptions
 
 
 def slow_flops(vectors: torch.Tensor) -> float:
@@ -40,5 +41,5 @@ def test_words_are_counted() -> None:
 
 @pytest.mark.parametrize("change", [{"queries": -1.0}, {"passages": float("nan")}, {"warm_up": 0}])
 def test_values_out_of_range_are_refused(change: dict[str, float]) -> None:
-    with pytest.raises(InputError, match=r"expected weights of 0 or more, and at least 1 step"):
+    with pytest.raises(InputError, match=r"parameter flops_\w+ .*: expected at least"):
         FlopsOptions(**{"queries": 0.0, "passages": 0.0, "warm_up": 1, **change})  # type: ignore[arg-type]

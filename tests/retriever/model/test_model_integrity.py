@@ -36,7 +36,8 @@ from retriever.errors import InputError
 from retriever.model import files
 from retriever.model.recipe import read_recipe
 from retriever.options import DEFAULT_OPTIONS
-from retriever.systems.cross import CrossOptions, CrossSystem
+from retriever.options.reranking import CrossOptions
+from retriever.systems.cross import CrossSystem
 from retriever.systems.masking import MaskedBackbone
 
 Tiny = Callable[..., Path]

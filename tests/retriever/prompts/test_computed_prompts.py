@@ -125,10 +125,10 @@ def test_a_query_without_a_known_word_is_refused(tiny: Tiny, texts: list[str]) -
     ("change", "expected"),
     [
         ({"prompts": 4}, r"synthesis.basic is torch.float32 \(3, 4, 32\), expected float32 \(4, 4, 32\)"),
-        ({"prompts": 0}, "synthesis: prompts=0 of the prompts of queries: expected at least 1"),
-        ({"mix": "between"}, "synthesis: mix='between' of the prompts of queries: expected before or after"),
+        ({"prompts": 0}, "synthesis: basic_prompts 0: expected at least 1"),
+        ({"mix": "between"}, "synthesis: mix 'between': expected one of before, after"),
         ({"length": "long"}, "synthesis.length: expected int, got"),
-        ({"other": 1}, "synthesis.other: unknown field; expected prompts, length"),
+        ({"other": 1}, "synthesis.other: unknown field; expected prompts, bottleneck"),
     ],
 )
 def test_damaged_settings_are_refused(tiny: Tiny, tmp_path: Path, change: dict[str, object], expected: str) -> None:

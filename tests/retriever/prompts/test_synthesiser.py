@@ -10,7 +10,7 @@ from loss_checks import finite_differences, random
 
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptShape
-from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.synthesiser import KeptSynthesiser, Synthesiser, largest_embedding
 
 SHAPE, WIDTH = PromptShape(layers=2, heads=2, head_dim=3), 5
@@ -136,5 +136,5 @@ def test_padding_does_not_count_and_embeddings_get_no_gradient() -> None:
 
 @pytest.mark.parametrize("change", [{"prompts": 0}, {"length": 0}, {"temperature": 0.0}, {"mix": "between"}])
 def test_values_out_of_range_are_refused(change: dict[str, object]) -> None:
-    with pytest.raises(InputError, match="of the prompts of queries: expected"):
+    with pytest.raises(InputError, match=r"parameter \w+ .*: expected"):
         SynthesisOptions(**change)  # type: ignore[arg-type]

@@ -14,13 +14,14 @@ from training_cases import CPU, ENCODER, Checkpoints, dual_system, gradients, ma
 
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
+from retriever.options.loop import LoopOptions
+from retriever.options.synthesis import SynthesisOptions
+from retriever.options.tuning import TuneOptions
 from retriever.prompts.prompts import load_prompt
-from retriever.prompts.synthesis_options import SynthesisOptions
 from retriever.systems.dual import DualSystem
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.loop import Trainer
 from retriever.training.mixture_schedule import Mixture
 from retriever.training.reranker_data import batch_at
-from retriever.training.tuning_options import TuneOptions
 
 SYNTHESIS = SynthesisOptions(prompts=2, length=4, hidden=1, bottleneck=5, mix="after", attention="uniform")
 TUNING: dict[str, Any] = {

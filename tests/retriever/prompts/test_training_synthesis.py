@@ -20,14 +20,15 @@ from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptInputs
 from retriever.options import EncoderOptions
+from retriever.options.loop import LoopOptions
+from retriever.options.synthesis import DivergenceOptions, SynthesisOptions
+from retriever.options.tuning import TuneOptions
 from retriever.prompts.prompts import load_prompt
-from retriever.prompts.synthesis_options import DivergenceOptions, SynthesisOptions
 from retriever.systems import prompt_kinds
 from retriever.systems.dual import DualSystem
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.loop import Trainer
 from retriever.training.mixture_schedule import Mixture
 from retriever.training.stepping import trained
-from retriever.training.tuning_options import TuneOptions
 
 SYNTHESIS = SynthesisOptions(prompts=3, length=4, hidden=6, bottleneck=5, temperature=0.2)
 TUNING: dict[str, Any] = {

@@ -17,13 +17,14 @@ from training_cases import CPU, gradients
 from two_workers import TwoWorkers
 
 from retriever.errors import InputError
-from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.options.categories import CategoryOptions
+from retriever.options.loop import LoopOptions
+from retriever.options.lora import LoraOptions
+from retriever.options.synthesis import SynthesisOptions
+from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
-from retriever.training.category_options import CategoryOptions
-from retriever.training.loop import LoopOptions, Trainer
-from retriever.training.lora_options import LoraOptions
+from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
-from retriever.training.tuning_options import TuneOptions
 
 
 @pytest.fixture(scope="module")

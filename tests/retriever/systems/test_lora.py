@@ -19,11 +19,11 @@ from transformers import AutoModel
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.options import SIDES
+from retriever.options.lora import LoraOptions
+from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
 from retriever.systems.lora import add_adapter, is_adapter
-from retriever.training.lora_options import LoraOptions
 from retriever.training.stepping import trained
-from retriever.training.tuning_options import TuneOptions
 
 LORA = LoraOptions(rank=4, alpha=8, dropout=0.1)
 LAYERS = [f"encoder.layer.{layer}.attention.self.{name}" for layer in (0, 1) for name in ("query", "value")]

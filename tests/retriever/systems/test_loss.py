@@ -14,9 +14,9 @@ from training_cases import CPU, make_data
 
 from retriever.losses import Labels, batch_loss
 from retriever.options import EncoderOptions
+from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
 from retriever.training.reranker_data import batch_at
-from retriever.training.tuning_options import TuneOptions
 
 B = 5
 # relevant[i, j]: passage j, the positive of query j, or from B on the hard negative of query j - B, answers query i.

@@ -18,8 +18,9 @@ from retriever.encoding.backbones import open_pooled
 from retriever.errors import InputError
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
+from retriever.options.loop import LoopOptions
 from retriever.systems.rip import RipSystem, pair_of, passages_at
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.loop import Trainer
 
 
 @pytest.fixture(params=["t5", "bert"])
@@ -105,11 +106,12 @@ def test_a_head_that_was_not_trained_is_not_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("objective", "temperature"), [("rip", 0.01), ("pairs", 0.0), ("pairs", float("inf"))])
 def test_a_temperature_that_does_not_fit_is_refused(objective: str, temperature: float) -> None:
-    with pytest.raises(InputError, match=f"temperature={temperature} objective={objective}: expected more than 0"):
+    message = f"parameter temperature {temperature} parameter objective {objective}: expected more than 0"
+    with pytest.raises(InputError, match=message):
         options(objective=objective, temperature=temperature)
 
 
 @pytest.mark.parametrize("change", [{"mask": "word"}, {"mlm_probability": 0.3}])
 def test_settings_of_masks_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"objective=pairs .* no token is masked"):
+    with pytest.raises(InputError, match=r"objective pairs .* no token is masked"):
         options(objective="pairs", **change)

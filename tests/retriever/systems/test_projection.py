@@ -18,9 +18,10 @@ from training_cases import CPU, make_data
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.options import SIDES
+from retriever.options.loop import LoopOptions
+from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
-from retriever.training.loop import LoopOptions, Trainer
-from retriever.training.tuning_options import TuneOptions
+from retriever.training.loop import Trainer
 
 ENCODER = EncoderOptions(
     pooling="mean", normalize=True, query_length=24, passage_length=24, dtype="float32", compile="never"
@@ -141,7 +142,7 @@ def test_training_without_dropout(tmp_path: Path, kind: str) -> None:
     [
         ({"method": "prompt"}, {}, "projection=48 method=prompt sides=tied: expected method finetune"),
         ({"sides": "query"}, {}, "projection=48 method=finetune sides=query: expected method finetune"),
-        ({"projection": 0}, {}, "projection=0: expected at least 1"),
+        ({"projection": 0}, {}, "parameter projection 0: expected at least 1"),
         ({}, {"dimension": 8}, "projection=48 dimension=8: vectors of a new layer are not cut"),
     ],
 )

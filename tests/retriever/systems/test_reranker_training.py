@@ -30,8 +30,9 @@ from retriever.encoding.reranker import Reranker, RerankerOptions
 from retriever.errors import InputError
 from retriever.forward import batching
 from retriever.model.files import describe_backbone
-from retriever.systems.cross import CrossOptions, CrossSystem
-from retriever.training.loop import LoopOptions
+from retriever.options.loop import LoopOptions
+from retriever.options.reranking import CrossOptions
+from retriever.systems.cross import CrossSystem
 from retriever.training.reranker_data import TrainingData, batch_at
 
 
@@ -300,11 +301,11 @@ def test_a_loss_that_is_not_finite_is_refused(backbone: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch": 0}, "batch=0 must be at least 1"),
-        ({"negatives_per_query": 0}, "negatives_per_query=0"),
-        ({"seed": -1}, "seed=-1"),
-        ({"loss": "mse"}, "loss='mse' is not one of bce, listwise"),
-        ({"title": "tab"}, "title='tab'"),
+        ({"batch": 0}, "parameter batch 0: expected at least 1"),
+        ({"negatives_per_query": 0}, "parameter negatives_per_query 0"),
+        ({"seed": -1}, "parameter seed -1"),
+        ({"loss": "mse"}, "parameter loss 'mse': expected one of bce, listwise"),
+        ({"title": "tab"}, "parameter title 'tab'"),
     ],
 )
 def test_bad_options(changes: dict, message: str) -> None:

@@ -34,12 +34,13 @@ from retriever.forward import batching
 from retriever.forward.batching import Tokens
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
+from retriever.options.loop import LoopOptions
 from retriever.prompts.prompts import load_prompt
 from retriever.systems import rip
 from retriever.systems.condenser import HeadShape, describe_head
 from retriever.systems.masking import MaskedBackbone, Masking, TiedHead
 from retriever.systems.rip import RipSystem, eligible, pair_of, passages_at, rip_loss
-from retriever.training.loop import Hooks, LoopOptions, Trainer
+from retriever.training.loop import Hooks, Trainer
 from retriever.training.stepping import trained
 
 MASK = 4 + VOCABULARY - 1  # the id of the last word, which is the mask token of these tests
@@ -557,14 +558,17 @@ def test_bfloat16_computes_nearly_the_same(bert: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "steps=0 must be at least 1"),
-        ({"lr": float("nan")}, "lr=nan"),
-        ({"mlm_probability": 0.0}, "mlm_probability=0.0"),
-        ({"objective": "spans"}, "objective='spans' is not one of rip, cocondenser, condenser, mlm, pairs"),
-        ({"mask": "words"}, "mask='words' is not one of token, word"),
-        ({"objective": "condenser", "pooling": "mean"}, "pooling=cls"),
-        ({"head_layers": 2}, "objective=rip has no head"),
-        ({"min_words": 0}, "min_words=0 must be at least 1"),
+        ({"steps": 0}, "parameter steps 0: expected at least 1"),
+        ({"lr": float("nan")}, "parameter lr nan"),
+        ({"mlm_probability": 0.0}, "parameter mlm_probability 0.0"),
+        (
+            {"objective": "spans"},
+            "parameter objective 'spans': expected one of rip, cocondenser, condenser, mlm, pairs",
+        ),
+        ({"mask": "words"}, "parameter mask 'words': expected one of token, word"),
+        ({"objective": "condenser", "pooling": "mean"}, "parameter pooling cls"),
+        ({"head_layers": 2}, "objective rip has no head"),
+        ({"min_words": 0}, "parameter min_words 0: expected at least 1"),
         ({"batch": 1}, "have no negatives"),
     ],
 )

@@ -17,13 +17,15 @@ from two_workers import TwoWorkers
 
 from retriever.encoding.sparse_encoder import SparseEncoder
 from retriever.errors import Diverged, InputError
-from retriever.losses.flops import FlopsOptions, mean_words
+from retriever.losses.flops import mean_words
 from retriever.options import EncoderOptions
-from retriever.prompts.synthesis_options import SynthesisOptions
+from retriever.options.flops import FlopsOptions
+from retriever.options.loop import LoopOptions
+from retriever.options.synthesis import SynthesisOptions
+from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
-from retriever.training.tuning_options import TuneOptions
 
 FLOPS = FlopsOptions(queries=0.3, passages=0.2, warm_up=3)
 NONE = FlopsOptions(queries=0.0, passages=0.0, warm_up=3)

@@ -18,10 +18,11 @@ from two_workers import TwoWorkers
 
 from retriever.errors import InputError
 from retriever.losses import LearnedTemperature
+from retriever.options.loop import LoopOptions
+from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
-from retriever.training.tuning_options import TuneOptions
 
 LEARNED = "temperature.log_scale"
 
@@ -220,18 +221,24 @@ def test_a_run_that_was_killed_ends_with_the_same_temperature(bert: Path, tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "mse"}, "loss='mse' is not one of contrastive, symmetric, symmetric-sum, kl, margin-mse"),
-        ({"contrastive_weight": 0.5}, "contrastive_weight=0.5 loss=contrastive: expected a distillation loss"),
+        (
+            {"loss": "mse"},
+            "parameter loss 'mse': expected one of contrastive, symmetric, symmetric-sum, kl, margin-mse",
+        ),
+        (
+            {"contrastive_weight": 0.5},
+            "contrastive_weight 0.5 parameter loss contrastive: expected a distillation loss",
+        ),
         ({"loss": "symmetric", "contrastive_weight": 1.0}, "expected a distillation loss, to which it is added: kl or"),
-        ({"loss": "kl", "contrastive_weight": -1.0}, "contrastive_weight=-1.0: expected 0 or more"),
-        ({"loss": "kl", "contrastive_weight": math.nan}, "contrastive_weight=nan: expected 0 or more"),
+        ({"loss": "kl", "contrastive_weight": -1.0}, "contrastive_weight -1.0: expected at least 0"),
+        ({"loss": "kl", "contrastive_weight": math.nan}, "contrastive_weight nan: expected at least 0"),
         (
             {"loss": "margin-mse", "negatives_per_query": 0},
-            "loss=margin-mse negatives_per_query=0: expected at",
+            "parameter loss margin-mse, parameter negatives_per_query 0: expected at",
         ),
-        ({"learn_temperature": True, "temperature": 0.009}, "temperature=0.009: expected at least 0.01"),
-        ({"learn_temperature": True, "temperature_lr": 0.0}, "temperature_lr=0.0: expected more than 0"),
-        ({"temperature_lr": 0.1}, "temperature_lr=0.1 learn_temperature=False: expected a learned temperature"),
+        ({"learn_temperature": True, "temperature": 0.009}, "parameter temperature 0.009: expected at least 0.01"),
+        ({"learn_temperature": True, "temperature_lr": 0.0}, "parameter temperature_lr 0.0: expected more than 0"),
+        ({"temperature_lr": 0.1}, "temperature_lr 0.1: expected parameter learn_temperature too"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

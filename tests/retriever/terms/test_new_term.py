@@ -11,12 +11,13 @@ import torch
 from tiny import save_bert
 from training_cases import CPU, dual_system
 
+from retriever.options.loop import LoopOptions
+from retriever.options.tuning import TuneOptions
 from retriever.systems import dual
 from retriever.terms.registry import TERMS
 from retriever.terms.term import Encoded, Step, Term, sides_of
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.loop import Trainer
 from retriever.training.system import Batch, Chunk, Output
-from retriever.training.tuning_options import TuneOptions
 
 WEIGHT = 0.25
 

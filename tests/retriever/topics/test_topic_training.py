@@ -19,14 +19,14 @@ from two_workers import TwoWorkers
 
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
+from retriever.options.categories import CategoryOptions
+from retriever.options.lora import LoraOptions
+from retriever.options.tuning import TuneOptions
 from retriever.prompts.prompts import load_prompt
 from retriever.systems.dual import DualSystem
 from retriever.topics.training import TrainingTopics
-from retriever.training.category_options import CategoryOptions
-from retriever.training.lora_options import LoraOptions
 from retriever.training.reranker_data import batch_at
 from retriever.training.stepping import trained
-from retriever.training.tuning_options import TuneOptions
 
 NAMES = {"prompts.both.residual.0.weight", "prompts.both.residual.2.weight", "prompts.both.out.weight"}
 
@@ -228,11 +228,11 @@ def test_options_that_do_not_fit_are_refused(change: dict[str, Any], expected: s
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"hidden": 0}, "hidden=0 of the prompts of topics: expected at least 1"),
-        ({"queries": "all"}, "queries='all' of the prompts of topics: expected own or judged"),
-        ({"wordless": "ignore"}, "wordless='ignore' of the prompts of topics: expected refuse or prior"),
-        ({"margin": -1.0}, "margin=-1.0 of the loss of topics: expected 0 or more"),
-        ({"sample": 1}, "sample=1 of the loss of topics: expected at least 2"),
+        ({"hidden": 0}, "parameter prompt_hidden 0: expected at least 1"),
+        ({"queries": "all"}, "parameter query_topics 'all': expected one of own, judged"),
+        ({"wordless": "ignore"}, "parameter wordless_queries 'ignore': expected one of refuse, prior"),
+        ({"margin": -1.0}, "parameter topic_margin -1.0: expected at least 0"),
+        ({"sample": 1}, "parameter topic_sample 1: expected at least 2"),
     ],
 )
 def test_bad_values_are_refused(change: dict[str, Any], expected: str) -> None:

@@ -17,8 +17,8 @@ from two_workers import TwoWorkers
 
 from retriever.errors import InputError
 from retriever.losses import contrastive_loss
+from retriever.options.loop import LoopOptions
 from retriever.training.adafactor import Adafactor, factored_dimensions
-from retriever.training.loop import LoopOptions
 from retriever.training.parameter_groups import ParameterGroup
 
 SHAPES = [(130, 140), (140, 130), (128, 128), (127, 200), (3, 130, 150), (7,), (1,)]
@@ -262,7 +262,9 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path, made: Any,
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_adafactor_is_refused_where_zero_splits_matrices(zero: int) -> None:
-    message = f"optimizer=adafactor zero={zero}: Adafactor needs the rows and columns of whole matrices"
+    message = (
+        f"parameter optimizer adafactor parameter zero {zero}: Adafactor needs the rows and columns of whole matrices"
+    )
     with pytest.raises(InputError, match=message):
         LoopOptions(steps=1, lr=1.0, optimizer="adafactor", zero=zero)
     with pytest.raises(InputError, match=message):
@@ -283,9 +285,9 @@ def test_bad_groups_are_refused() -> None:
     for settings in ({"lr": 0.0}, {"lr_factor": -1.0}, {"lr": float("nan")}, {"weight_decay": -0.1}):
         with pytest.raises(InputError, match="expected rates above 0, and a decay of 0 or more"):
             ParameterGroup(parameters=[], **settings)
-    with pytest.raises(InputError, match="optimizer='adam' is not one of adamw, adafactor"):
+    with pytest.raises(InputError, match="parameter optimizer 'adam': expected one of adamw, adafactor"):
         ParameterGroup(parameters=[], optimizer="adam")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="optimizer='adam' is not one of adamw, adafactor"):
+    with pytest.raises(InputError, match="parameter optimizer 'adam': expected one of adamw, adafactor"):
         LoopOptions(steps=1, lr=1.0, optimizer="adam")  # type: ignore[arg-type]
 
 

@@ -11,7 +11,8 @@ import torch
 from output_cases import CPU, DENSE, NUM_QUERIES, NamedSystem, one_graph
 from two_workers import TwoWorkers
 
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.options.loop import LoopOptions
+from retriever.training.loop import Trainer
 from retriever.training.system import Batch, Chunk, Output, check_outputs
 
 

@@ -13,10 +13,11 @@ from tiny import save_bert
 from training_cases import dual_system, make_data
 
 from retriever.errors import InputError
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.options.loop import LoopOptions
+from retriever.options.tuning import TuneOptions
+from retriever.training.loop import Trainer
 from retriever.training.mixture_sets import TrainingSet, mix
 from retriever.training.reranker_data import batch_at
-from retriever.training.tuning_options import TuneOptions
 
 OPTIONS = TuneOptions(batch=6, negatives_per_query=2, seed=1)
 

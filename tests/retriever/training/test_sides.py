@@ -16,12 +16,13 @@ from training_cases import CPU, ENCODER, LONG_AND_SHORT, dual_system, gradients,
 
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
+from retriever.options.loop import LoopOptions
+from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
 from retriever.training.dev import DevSet
-from retriever.training.loop import LoopOptions, Trainer
+from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
 from retriever.training.stepping import trained
-from retriever.training.tuning_options import TuneOptions
 
 
 @pytest.fixture(scope="module")

@@ -33,15 +33,16 @@ from retriever.cuts import Cuts
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
+from retriever.options.loop import LoopOptions
+from retriever.options.tuning import TuneOptions
 from retriever.prompts.prompts import DeepPrompt, load_prompt
 from retriever.systems.dual import DualSystem
 from retriever.training import loop as training
 from retriever.training.dev import DevSet
-from retriever.training.loop import LoopOptions, Stopped, Trainer
+from retriever.training.loop import Stopped, Trainer
 from retriever.training.reranker_data import batch_at
 from retriever.training.stepping import trained
 from retriever.training.system import checkpoint_activations
-from retriever.training.tuning_options import TuneOptions
 
 
 @pytest.fixture(scope="module")

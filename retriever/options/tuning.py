@@ -2,56 +2,132 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, get_args
 
 from retriever.errors import InputError
-from retriever.losses import DISTILLATION, MAX_SCALE, Loss, NegativesFrom
-from retriever.losses.flops import FlopsOptions
-from retriever.options import Side
-from retriever.prompts.prompts import Parametrisation, Sides
-from retriever.prompts.synthesis_options import DivergenceOptions, SynthesisOptions
-from retriever.topics.options import TopicOptions
-from retriever.training.category_options import CategoryOptions
-from retriever.training.lora_options import LoraOptions
-from retriever.training.reranker_data import NegativeDraw, PositiveDraw
+from retriever.options.categories import CategoryOptions
+from retriever.options.declaring import check_choices, check_least, check_share
+from retriever.options.encoding import Side
+from retriever.options.flops import FlopsOptions
+from retriever.options.lora import LoraOptions
+from retriever.options.losses import LossOptions
+from retriever.options.synthesis import DivergenceOptions, SynthesisOptions
+from retriever.options.topics import TopicOptions
 
 Method = Literal["prompt", "lora", "finetune"]
+Sides = Literal["tied", "untied", "query"]
+Parametrisation = Literal["embedding", "mlp", "synthesised", "per-task", "topics"]
+NegativesFrom = Literal["batch", "own"]
+PositiveDraw = Literal["random", "first", "weighted"]
+NegativeDraw = Literal["random", "windows"]
 
-_COMPUTED: tuple[Parametrisation, ...] = ("synthesised", "per-task")  # prompts of queries alone, by networks
+PROMPT_LR = 1e-3  # of HYPER's modules, if the backbone is trained too
+COMPUTED: tuple[Parametrisation, ...] = ("synthesised", "per-task")  # prompts of queries alone, by networks
+# A configuration holds these options only if they differ from their defaults. So artifacts that were made before an
+# option existed keep their fingerprints, and position_offset is stored as in prompt.json.
+_IF_SET: dict[str, Any] = {
+    "position_offset": False,
+    "loss": "contrastive",
+    "contrastive_weight": 0.0,
+    "learn_temperature": False,
+    "temperature_lr": None,
+    "lora": None,
+    "projection": None,
+    "dropout": True,
+    "flops": None,
+    "negatives_from": "batch",
+    "synthesis": None,
+    "divergence": None,
+    "categories": None,
+    "topics": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneOptions:
-    """Options of the trained weights and the batches.
+class WeightOptions:
+    """Which weights are trained, apart from the prompt."""
+
+    GROUP: ClassVar = "what is trained"
+
+    sides: Sides = "tied"
+    """tied: queries and passages share what is trained; untied: each side has its own prompt or encoder (DPR; DPTDR on
+    NQ); query: only queries do, and passages keep the vectors of the backbone, which are read from --embeddings. An
+    index over these serves the task."""
+    projection: int | None = None
+    """With --train all: add a linear layer that maps the pooled vector to N numbers, without bias and in float32 (GTR:
+    768, also where the backbone has as many), for a backbone without such a layer. A backbone that has one trains it
+    further without this option."""
+    dropout: bool = True
+    """Train with the backbone's dropout of hidden states, as its config.json says; --no-dropout: without (GTR). The
+    dropout of a prompt is --prompt-dropout."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that training cannot use."""
+        check_choices(self, sides=get_args(Sides))
+        check_least(self, projection=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions:
+    """Options of any prompt. None: the default depends on the kind of prompt."""
+
+    GROUP: ClassVar = "prompt"
+
+    length: int | None = None
+    """Length of each prompt, in tokens. Default: 32 (DPTDR; 128 on MS MARCO), or 100 with --prompt synthesised (HYPER)
+    or per-task."""
+    prompt_dropout: float | None = None
+    """Fraction of the prompt's values that are dropped out, with a separate mask for each text. Default: 0.1, or 0 with
+    --prompt synthesised or per-task."""
+    position_offset: bool = False
+    """Let the positions of a text start after the prompt, as in the RoBERTa of DPTDR's authors. The prompt's length and
+    the maximum length of a text together then need as many positions. It is stored with the prompt."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that training cannot use."""
+        check_least(self, length=1)
+        check_share(self, "prompt_dropout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """What a batch holds. None: the default depends on the training sets."""
+
+    GROUP: ClassVar = "batches"
+
+    batch: int = 32
+    """Queries per step, summed over all workers. Each has one positive."""
+    negatives_per_query: int | None = None
+    """Mined negatives per query and step. A query that has fewer gets random passages. Default: 1, or 0 if no training
+    set has mined negatives."""
+    negatives_from: NegativesFrom = "batch"
+    """batch: negatives of a query in the contrastive loss are its mined ones and all passages of the other queries of
+    the batch, and more of them make the loss harder; own: its mined ones alone (HYPER, Eq. 6)."""
+    draw_positive: PositiveDraw = "random"
+    """Which positive a query brings: random, drawn in each epoch; weighted, drawn in each epoch with a probability in
+    proportion to the score of its judgement; or the first that is judged, in all epochs, as DPTDR's authors do with
+    --positive_passage_no_shuffle (without it, they take the next one in each epoch)."""
+    draw_negatives: NegativeDraw = "random"
+    """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
+    --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that training cannot use."""
+        check_least(self, batch=1, negatives_per_query=0)
+        check_choices(self, negatives_from=get_args(NegativesFrom), draw_positive=get_args(PositiveDraw))
+        check_choices(self, draw_negatives=get_args(NegativeDraw))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
+    """Options of the trained weights, the batches and the loss of a run, without open ones.
 
     Attributes:
         method: "prompt" trains deep prompts only, "lora" an adapter of the backbone, "finetune" all weights.
-        sides: "tied" trains one prompt, or one encoder, for queries and passages, "untied" one for each (DPR; DPTDR on
-            NQ; HYPER, Eq. 8), "query" one for queries only.
-        length: Tokens of a prompt (DPTDR: 32; 128 on MS MARCO).
         parametrisation: "embedding" trains the prompt's values, "mlp" a network that computes them, "synthesised" a
             network that computes a prompt for each query (HYPER), "per-task" a prompt for each task, "topics" a network
             that makes the prompt of each topic from its words (Topic-DPR).
-        prompt_dropout: Fraction of the prompt's values that are dropped out, with a separate mask for each text.
-        position_offset: The positions of a text start after the prompt; False: at their usual place.
-        projection: Numbers of a vector after a new linear layer over the pooled vector, without bias and in float32
-            (GTR: 768); None: there is no new layer. Method "finetune" only.
-        dropout: Train with the backbone's dropout of hidden states; False: without (GTR).
-        batch: Queries per step over all workers, each with one positive and `negatives_per_query` mined negatives.
-        negatives_from: "batch": the other passages of the batch are negatives of the contrastive loss too; "own": only
-            the query's mined ones are (HYPER, Eq. 6).
-        negatives_per_query: Mined negatives per query.
-        draw_positive: Which positive a query brings: "random" in each epoch, "weighted" by the weights of the
-            positives, or always the "first".
-        draw_negatives: Which mined negatives a query brings: "random" in each epoch, or "windows" of one shuffled
-            order.
-        loss: The loss of a batch; "kl" and "margin-mse" need the teacher scores of a re-ranker.
-        contrastive_weight: A distillation loss is increased by this times the contrastive loss.
-        temperature: Similarities are divided by it (None: 1, or 0.05 for cosines).
-        learn_temperature: Train the temperature, from that value, with 1 / temperature at most 100.
-        temperature_lr: Peak learning rate of a learned temperature (None: 1e-3).
         seed: Seed of all random numbers.
         lora: Options of the adapter; None unless the method is "lora".
         flops: Options of the regulariser of sparse vectors; None for dense ones.
@@ -64,23 +140,10 @@ class TuneOptions:
     """
 
     method: Method = "prompt"
-    sides: Sides = "tied"
-    length: int = 32
     parametrisation: Parametrisation = "embedding"
+    length: int = 32
     prompt_dropout: float = 0.1
-    position_offset: bool = False
-    projection: int | None = None
-    dropout: bool = True
-    batch: int = 32
-    negatives_from: NegativesFrom = "batch"
     negatives_per_query: int = 1
-    draw_positive: PositiveDraw = "random"
-    draw_negatives: NegativeDraw = "random"
-    loss: Loss = "contrastive"
-    contrastive_weight: float = 0.0
-    temperature: float | None = None
-    learn_temperature: bool = False
-    temperature_lr: float | None = None
     seed: int = 0
     lora: LoraOptions | None = None
     flops: FlopsOptions | None = None
@@ -89,40 +152,26 @@ class TuneOptions:
     categories: CategoryOptions | None = None
     topics: TopicOptions | None = None
 
+    def stored(self) -> dict[str, Any]:
+        """Returns the options for a configuration, JSON-able.
+
+        Options that came later are in it only if they are set, so that earlier artifacts keep their fingerprints.
+        """
+        config = {name: value for name, value in asdict(self).items() if name not in _IF_SET or value != _IF_SET[name]}
+        if self.lora is not None and self.lora.targets is not None:
+            config["lora"]["targets"] = list(self.lora.targets)
+        return config
+
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
-        for name, allowed in (
-            ("method", get_args(Method)),
-            ("sides", get_args(Sides)),
-            ("parametrisation", get_args(Parametrisation)),
-            ("negatives_from", get_args(NegativesFrom)),
-            ("draw_positive", get_args(PositiveDraw)),
-            ("draw_negatives", get_args(NegativeDraw)),
-            ("loss", get_args(Loss)),
-        ):
-            if getattr(self, name) not in allowed:
-                raise InputError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
-        if self.length < 1 or self.batch < 1 or self.negatives_per_query < 0 or self.seed < 0:
-            raise InputError(
-                f"length={self.length} batch={self.batch} negatives_per_query={self.negatives_per_query} "
-                f"seed={self.seed}: expected counts"
-            )
-        if not 0 <= self.prompt_dropout < 1 or (self.temperature is not None and not self.temperature > 0):
-            raise InputError(
-                f"prompt_dropout={self.prompt_dropout} temperature={self.temperature}: expected a share, "
-                "and more than 0"
-            )
-        if not (self.contrastive_weight >= 0 and math.isfinite(self.contrastive_weight)):
-            raise InputError(f"contrastive_weight={self.contrastive_weight}: expected 0 or more")
-        if self.contrastive_weight and not self.distills:
-            raise InputError(
-                f"contrastive_weight={self.contrastive_weight} loss={self.loss}: expected a distillation "
-                f"loss, to which it is added: {' or '.join(DISTILLATION)}"
-            )
+        for group in (WeightOptions, PromptOptions, BatchOptions, LossOptions):
+            group.__post_init__(self)
+        check_choices(self, method=get_args(Method), parametrisation=get_args(Parametrisation))
+        check_least(self, seed=0)
         if self.distills and not self.negatives_per_query:
             raise InputError(
-                f"loss={self.loss} negatives_per_query=0: expected at least 1 negative, whose score is "
-                "compared with the teacher's"
+                f"parameter loss {self.loss}, parameter negatives_per_query 0: expected at least 1 negative, whose "
+                "score is compared with the teacher's"
             )
         has_contrastive = not self.distills or self.contrastive_weight
         if self.negatives_from == "own" and (not self.negatives_per_query or "symmetric" in self.loss):
@@ -136,18 +185,6 @@ class TuneOptions:
                 f"parameter negatives_from own, parameter loss {self.loss}: expected a contrastive loss, "
                 "whose negatives they are, or parameter contrastive_weight above 0"
             )
-        if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
-            raise InputError(
-                f"learn_temperature temperature={self.temperature}: expected at least {1 / MAX_SCALE}, "
-                "below which a learned temperature does not fall"
-            )
-        if self.temperature_lr is not None and not self.learn_temperature:
-            raise InputError(
-                f"temperature_lr={self.temperature_lr} learn_temperature=False: expected a learned "
-                "temperature, whose learning rate it is"
-            )
-        if self.temperature_lr is not None and not (self.temperature_lr > 0 and math.isfinite(self.temperature_lr)):
-            raise InputError(f"temperature_lr={self.temperature_lr}: expected more than 0")
         if self.method != "prompt" and self.position_offset:
             raise InputError(f"position_offset: method {self.method} trains no prompt after which a text could start")
         if self.projection is not None and (self.method, self.sides == "query") != ("finetune", False):
@@ -155,8 +192,6 @@ class TuneOptions:
                 f"projection={self.projection} method={self.method} sides={self.sides}: expected method finetune, "
                 "which trains the new layer, and both sides, whose vectors it changes"
             )
-        if self.projection is not None and self.projection < 1:
-            raise InputError(f"projection={self.projection}: expected at least 1")
         if (self.method == "lora") != (self.lora is not None):
             raise InputError(
                 f"method {self.method} lora={self.lora}: expected options of the adapter for method lora alone"
@@ -219,10 +254,10 @@ class TuneOptions:
 
     def _check_synthesis(self) -> None:
         """Raises InputError for options that prompts of queries cannot be trained with."""
-        if (self.parametrisation in _COMPUTED) != (self.synthesis is not None):
+        if (self.parametrisation in COMPUTED) != (self.synthesis is not None):
             raise InputError(
                 f"parametrisation={self.parametrisation} synthesis={self.synthesis}: expected options of "
-                f"computed prompts for parametrisation {' and '.join(_COMPUTED)} alone"
+                f"computed prompts for parametrisation {' and '.join(COMPUTED)} alone"
             )
         if self.divergence is not None and self.parametrisation != "synthesised":
             raise InputError(
@@ -248,11 +283,6 @@ class TuneOptions:
                 "attention=uniform with a prompt regulariser: all queries have the same weights, which it "
                 "cannot change: give it weight 0"
             )
-
-    @property
-    def distills(self) -> bool:
-        """Whether the loss needs the teacher scores of a re-ranker."""
-        return self.loss in DISTILLATION
 
 
 def offsets_of(tuning: TuneOptions) -> dict[Side, int]:

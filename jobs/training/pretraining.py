@@ -1,0 +1,171 @@
+"""Pretrains a backbone, or a prompt over one."""
+
+from __future__ import annotations
+
+from jobs.common.cli import human, say
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from jobs.common.workers import say_line
+from jobs.training.options import PretrainRip
+from jobs.training.runs import check_name, describe_best, dev_split_of, draw, make, plan_complete
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.store.models import resolve_model, stored_model
+from indexing.store.store import Store
+from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs, training_rows
+from indexing.work.local import LocalRunner
+from indexing.work.ray_tasks import RayTasks
+from retriever.errors import InputError
+from retriever.model.configuration import load_config
+from retriever.model.files import describe_backbone, resolve, weight_files
+from retriever.model.recipe import positions_of
+from retriever.options import EncoderOptions
+from retriever.options.loop import LoopOptions
+from retriever.options.pretraining import RipOptions
+from retriever.systems.condenser import describe_head
+from retriever.systems.cross import check_length
+from retriever.systems.rip import encoder_options, fit_batch
+
+
+def pretrain(options: PretrainRip) -> None:
+    """Runs the job."""
+    store = Store(options.store).require()
+    corpus = Corpus.open(store)
+    folder = resolve(resolve_model(store, options.backbone))
+    described = describe_backbone(folder)
+    check_length(folder, options.pretraining.max_length)
+    # The number of eligible passages is not known yet; `prepare` counts the steps again.
+    num_passages = min(corpus.num_rows, options.limit or corpus.num_rows)
+    steps = options.count_steps(num_passages, options.pretraining.batch)
+    loop = options.loop_options(steps, lr=1e-4)
+    chosen = {name: value for name, value in vars(options.pretraining).items() if value is not None}
+    defaults = {"unit": options.pretraining.default_unit, "mask": options.pretraining.default_mask}
+    rip = RipOptions(**{**defaults, **chosen}, steps=steps, lr=loop.lr, seed=loop.seed)
+    head = describe_head(folder) if rip.has_head else None
+    kind = "prompts" if rip.train == "prompts" else "models"
+    name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.pretraining.objective}"
+    check_name(kind, name)
+    shaping = {key: value for key, value in loop.shaping().items() if key != "steps"}
+    unset = "temperature" if rip.temperature is None else None  # earlier artifacts keep their fingerprints
+    config = {
+        "backbone": described,
+        "rip": {key: value for key, value in asdict(rip).items() if key not in ("steps", unset)},
+        "loop": shaping,
+        "epochs": None if options.steps is not None else options.epochs,
+        "steps": options.steps,
+        "limit": options.limit,
+        "cpus": options.cpus,
+        "dtype": options.dtype,
+    }
+    if rip.has_head:
+        config["head"] = head
+    inputs = {"corpus": corpus.generations[-1]}
+    if options.queries is not None and options.dev_split is None:
+        raise InputError(f"--queries {options.queries}: expected --dev-split too; only the measurement uses queries")
+    dev = None
+    if options.dev_split is not None:
+        queries = Queries.open(store, options.queries)
+        dev = dev_split_of(options, queries)
+        inputs["queries"], config["dev"] = queries.artifact, options.dev_config()
+    if backbone := stored_model(store, options.backbone):
+        inputs["backbone"] = backbone
+    if options.plan:
+        if not plan_complete(options, store, kind, name, inputs, config):
+            weights = sum(file.stat().st_size for file in weight_files(folder))
+            plan(options, rip, count_eligible(corpus, rip, options.limit, LocalRunner()), weights)
+            say_head(options, head)
+        return
+
+    def prepare(on_ray: bool) -> tuple[RipMaker, LoopOptions, dict[str, Any]]:
+        """Finds the passages to train on, which decide the number of steps."""
+        runner = RayTasks(options.worker_request(), say_line) if on_ray else LocalRunner()
+        rows = training_rows(corpus, rip, options.limit, runner)
+        fitted = fit(options, rip, len(rows))
+        say_head(options, head)
+        exact = replace(loop, steps=options.count_steps(len(rows), fitted.batch))
+        maker = RipMaker(
+            store=store,
+            backbone=options.backbone,
+            described=described,
+            rows=share(rows) if on_ray else rows,
+            options=fitted,
+            checkpointing=options.checkpointing,
+            head=head,
+            dev=dev,
+        )
+        encoder = (
+            encoder_options(rip)
+            if kind == "prompts"
+            else EncoderOptions(pooling=rip.pooling, normalize=not rip.has_masks)
+        )
+        facts = {
+            "backbone": options.backbone,
+            "passages": len(rows),
+            "batch": fitted.batch,
+            "options": encoder.stored(),
+        }
+        if rip.has_head:
+            facts["head"] = "new" if head is None else "the backbone's"
+        return maker, exact, facts
+
+    longest = positions_of(load_config(folder))
+    artifact = make(options, store, kind, name, inputs=inputs, config=config, prepare=prepare, longest=longest)
+    notes = artifact.notes
+    say(
+        f"{artifact.url}: {notes['steps']:,} steps of {notes['batch']:,} passages over {notes['passages']:,} eligible "
+        f"of {num_passages:,} passages, last loss {notes['loss']:.4f}{describe_best(notes)}, {notes['numerics']}"
+    )
+    draw(options, artifact)
+
+
+def share(rows: np.ndarray) -> Any:
+    """Returns Ray's reference to an array in the object store."""
+    import ray
+
+    return ray.put(rows)
+
+
+def fit(options: PretrainRip, rip: RipOptions, num_eligible: int) -> RipOptions:
+    """Returns the options with a batch that fits the eligible passages, and prints a line if it is smaller.
+
+    Raises:
+        InputError: If a worker would have no passage.
+    """
+    fitted = fit_batch(rip, num_eligible)
+    if fitted.batch < options.workers:
+        raise InputError(
+            f"--workers {options.workers}: only {num_eligible} passages are eligible, and each worker needs one"
+        )
+    if fitted.batch < rip.batch:
+        say(f"batch     {fitted.batch:,} passages instead of {rip.batch:,}: no more are eligible")
+    return fitted
+
+
+def say_head(options: PretrainRip, head: dict[str, str] | None) -> None:
+    """Prints a line if the second stage of coCondenser starts without the head of the first one."""
+    if options.pretraining.objective == "cocondenser" and head is None:
+        say(f"head      new: {options.backbone} has none; --objective condenser trains a backbone with its head first")
+
+
+def plan(options: PretrainRip, rip: RipOptions, eligible: Eligible, weights: int) -> None:
+    """Prints what a training run reads and writes. The time it takes is unknown before a run."""
+    if not eligible.passages:
+        raise no_pairs(rip)
+    about = "" if eligible.examined == eligible.total else f"about (from {eligible.examined:,} passages) "
+    units = f", with two {rip.unit}s of at least {rip.min_words} words" if rip.has_pairs else ""
+    say(f"passages  {about}{eligible.passages:,} eligible of {eligible.total:,}{units}")
+    fitted = fit(options, rip, eligible.passages)
+    steps = options.count_steps(eligible.passages, fitted.batch)
+    texts = 2 * fitted.batch if rip.has_pairs else fitted.batch
+    say(f"steps     {steps:,} of {texts:,} texts, on {options.workers} workers")
+    if rip.train == "prompts":
+        size = {1: "its size", 3: "three times its size"}[options.checkpoint_bytes(1)]
+        say(f"writes    a prompt, and a checkpoint of {size} every {options.loop.checkpoint_every} steps")
+    else:
+        size, every = human(options.checkpoint_bytes(weights)), options.loop.checkpoint_every
+        say(f"writes    {human(weights)}, and a checkpoint of {size} every {every} steps")

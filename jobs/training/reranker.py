@@ -1,0 +1,177 @@
+"""Trains a cross-encoder."""
+
+from __future__ import annotations
+
+from jobs.common.cli import human, say
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from jobs.training.options import TrainReranker
+from jobs.training.runs import check_name, describe_best, dev_split_of, draw, make, plan_complete
+
+from indexing.corpus.queries import Queries
+from indexing.mining.negatives import mined_corpus, training_data
+from indexing.store.artifact import Artifact
+from indexing.store.models import resolve_model, stored_model
+from indexing.store.store import Store
+from indexing.training.order import count_lists, read_lists
+from indexing.training.reranking import CrossMaker, open_dev_data
+from retriever.errors import InputError
+from retriever.model.configuration import load_config
+from retriever.model.files import describe_backbone, resolve, weight_files
+from retriever.model.recipe import positions_of
+from retriever.options.loop import LoopOptions
+from retriever.options.reranking import CrossOptions
+from retriever.systems.cross import check_length
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Opened and checked artifacts that the options name.
+
+    Attributes:
+        asked: Number of queries of the split.
+        queries: Number of those queries that have negatives and a positive.
+        weights: Size of the backbone's weights in bytes.
+        longest: The largest length limit that the backbone allows; None: any.
+        maker: Makes the system on each worker.
+        loop: Options of the training loop.
+        inputs: The artifacts that the model is made from.
+        config: The configuration that enters the model's fingerprint.
+    """
+
+    asked: int
+    queries: int
+    weights: int
+    longest: int | None
+    maker: CrossMaker
+    loop: LoopOptions
+    inputs: dict[str, Artifact]
+    config: dict[str, Any]
+
+
+def train_reranker(options: TrainReranker) -> None:
+    """Runs the job."""
+    store = Store(options.store).require()
+    opened = open_all(store, options)
+    name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
+    check_name("models", name)
+    if options.plan:
+        if not plan_complete(options, store, "models", name, opened.inputs, opened.config):
+            plan(options, opened)
+        return
+    counts = {"queries": opened.queries, "asked": opened.asked}
+
+    def prepare(on_ray: bool) -> tuple[CrossMaker, LoopOptions, dict[str, Any]]:
+        """Adds the lists whose order the model is compared with; reading them opens the candidates."""
+        pairs = opened.loop.steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
+        negatives, queries = opened.inputs["negatives"], Queries(opened.inputs["queries"])
+        lists = read_lists(store, negatives, queries, options.split, options.limit, count_lists(pairs))
+        return replace(opened.maker, lists=lists), opened.loop, counts
+
+    model = make(
+        options,
+        store,
+        "models",
+        name,
+        inputs=opened.inputs,
+        config=opened.config,
+        prepare=prepare,
+        longest=opened.longest,
+    )
+    notes = model.notes
+    say(
+        f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
+        f"{notes['loss']:.4f}{describe_best(notes)}, {notes['numerics']}"
+    )
+    say(describe_order(notes.get("order")))
+    draw(options, model)
+
+
+def describe_order(order: dict[str, Any] | None) -> str:
+    """Returns a line that compares the model's order of hits with the order in which they were found."""
+    if order is None:
+        return "order     not compared with that of the hits: the negatives name no candidates that have their ranks"
+    figures = ", ".join(
+        f"{name.replace('RR@', 'MRR@', 1)} {value:.4f} -> {order['after'][name]:.4f}"
+        for name, value in order["before"].items()
+    )
+    what = f"the first {order['depth']} hits of {order['source']} for {order['lists']:,} training queries: {figures}"
+    if all(order["after"][name] >= value for name, value in order["before"].items()):
+        return f"order     {what}"
+    return (
+        f"warning: the model orders hits worse than they were: {what}; train longer, with another --lr, or with more "
+        "--negatives-per-query"
+    )
+
+
+def open_all(store: Store, options: TrainReranker) -> Opened:
+    """Opens and checks the artifacts that the options name.
+
+    Raises:
+        InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
+    """
+    negatives = store.open("negatives", store.only("negatives", options.negatives))
+    queries = Queries.open(store, options.queries)
+    corpus = mined_corpus(store, negatives)
+    data = training_data(corpus, queries, options.split, negatives, options.limit)
+    cross = CrossOptions(**vars(options.pairs), seed=options.loop.seed)
+    steps = options.count_steps(len(data.queries), options.pairs.batch)
+    loop = options.loop_options(steps, lr=2e-5)
+    folder = resolve(resolve_model(store, options.backbone))
+    described = describe_backbone(folder)
+    check_length(folder, cross.max_length)
+    inputs = {"corpus": corpus.generations[-1], "queries": queries.artifact, "negatives": negatives}
+    if backbone := stored_model(store, options.backbone):
+        inputs["backbone"] = backbone
+    dev = dev_split_of(options, queries)
+    if options.dev_negatives is not None and dev is None:
+        raise InputError(f"--dev-negatives {options.dev_negatives}: expected --dev-split too, whose queries have them")
+    if options.dev_negatives is not None:
+        inputs["dev_negatives"] = store.open("negatives", options.dev_negatives)
+    if dev is not None:
+        open_dev_data(store, dev, inputs.get("dev_negatives", negatives))
+    maker = CrossMaker(
+        store=store,
+        backbone=options.backbone,
+        described=described,
+        options=cross,
+        corpus=corpus,
+        queries=queries.artifact.name,
+        negatives=negatives.name,
+        split=options.split,
+        limit=options.limit,
+        checkpointing=options.checkpointing,
+        dev=dev,
+        dev_negatives=options.dev_negatives,
+    )
+    config = {
+        "backbone": described,
+        "training": asdict(cross),
+        "loop": loop.shaping(),
+        "split": options.split,
+        "limit": options.limit,
+        "cpus": options.cpus,
+        "dtype": options.dtype,
+    }
+    if dev is not None:
+        config["dev"] = options.dev_config()
+    num_queries = len(queries.split(options.split, options.limit).ids)
+    weights = sum(file.stat().st_size for file in weight_files(folder))
+    longest = positions_of(load_config(folder))
+    return Opened(num_queries, len(data.queries), weights, longest, maker, loop, inputs, config)
+
+
+def plan(options: TrainReranker, opened: Opened) -> None:
+    """Prints what the training will read and write. The time it takes is unknown before a first run."""
+    steps, weights = opened.loop.steps, opened.weights
+    pairs = steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
+    mined = opened.inputs["negatives"].key
+    say(f"queries   {opened.queries:,} of the {opened.asked:,} of {options.split}, with negatives in {mined}")
+    say(f"steps     {steps:,} of {options.pairs.batch} queries on {options.workers} workers")
+    say(f"pairs     {pairs:,}, at most {pairs * options.pairs.max_length:,} tokens forward and backward")
+    checkpoint = options.checkpoint_bytes(weights)
+    say(f"memory    about {human(weights + checkpoint)} a worker, and a batch's intermediate values")
+    every = options.loop.checkpoint_every
+    say(f"writes    {human(weights)}, and a checkpoint of {human(checkpoint)} every {every} steps")

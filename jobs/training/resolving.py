@@ -1,0 +1,319 @@
+"""From the options of a job to those of the library: defaults that depend on other options, and unused options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jobs.common.options import flatten
+from jobs.training.options import Prompt, Train, TrainRetriever
+
+from indexing.training.training_sets import NO_NEGATIVES, parse_set
+from retriever.errors import InputError
+from retriever.model.files import resolve
+from retriever.model.recipe import SPLADE, read_recipe
+from retriever.options import EncoderOptions
+from retriever.options.categories import CategoryOptions
+from retriever.options.flops import FlopsOptions
+from retriever.options.loop import LoopOptions
+from retriever.options.losses import TEMPERATURE_LR
+from retriever.options.synthesis import DivergenceOptions, SynthesisOptions
+from retriever.options.topics import TopicOptions
+from retriever.options.tuning import COMPUTED, PROMPT_LR, Method, Parametrisation, TuneOptions
+from retriever.systems.lora import require_peft
+
+# The names of these options in the configuration of an artifact.
+METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
+PARAMETRISATIONS: dict[Prompt, Parametrisation] = {
+    "matrix": "embedding",
+    "mlp": "mlp",
+    "synthesised": "synthesised",
+    "per-task": "per-task",
+    "topics": "topics",
+}
+LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
+WARM_UPS = (0.1, 0.04)  # fraction of the steps, for dense and for sparse vectors (naver/splade: 6,000 of 150,000)
+SPLADE_LENGTH = 256  # tokens of a text in naver/splade's configuration
+
+
+def tune_options(options: TrainRetriever, saved: SynthesisOptions | None = None) -> TuneOptions:
+    """Returns the options of the trained weights and the batches, without those of regularisers.
+
+    Prompts of tasks are those of one task.
+
+    Args:
+        options: The options of the job.
+        saved: The options of the computed prompts of --init; None: there are none.
+
+    Raises:
+        InputError: If options contradict each other.
+    """
+    prompt = options.prompt_kind
+    check_prompt(options)
+    refuse_unused(options)
+    values = {**vars(options.weights), **vars(options.batch), **vars(options.losses)}
+    if options.losses.learn_temperature and options.losses.temperature_lr is None:
+        values["temperature_lr"] = TEMPERATURE_LR
+    categories = category_options(options)
+    if options.batch.negatives_per_query is None:
+        has_mined = options.negatives != NO_NEGATIVES or any(parse_set(text).negatives for text in options.also_train)
+        values["negatives_per_query"] = 1 if has_mined and categories is None else 0
+    if prompt != "none":
+        values |= {name: value for name, value in vars(options.prompts).items() if value is not None}
+        values |= {"parametrisation": PARAMETRISATIONS[prompt], "topics": topic_options(options)}
+    if prompt in COMPUTED:
+        synthesis = synthesis_options(options, saved)
+        values |= {"synthesis": synthesis, "length": synthesis.length}
+        values.setdefault("prompt_dropout", 0.0)
+    if options.train == "lora":
+        require_peft()
+        values["lora"] = options.lora
+    return TuneOptions(method=METHODS[options.train], categories=categories, seed=options.loop.seed, **values)
+
+
+def check_prompt(options: TrainRetriever) -> None:
+    """Raises InputError if the kind of prompt does not fit the other options."""
+    train, sides, prompt = options.train, options.weights.sides, options.prompt_kind
+    trains_none = f"{'LoRA' if train == 'lora' else 'fine-tuning'} trains no prompt"
+    trains_both = (train, sides, prompt) in [("all", "untied", "synthesised"), ("all", "tied", "topics")]
+    if (train == "prompts") != (prompt != "none") and not trains_both:
+        expected = (
+            "matrix, mlp, synthesised, per-task or topics"
+            if train == "prompts"
+            else f"none: {trains_none}, except --train all --sides untied --prompt synthesised, or --train all "
+            "--sides tied --prompt topics"
+        )
+        raise InputError(f"--train {train} --prompt {prompt}: expected --prompt {expected}")
+    if options.prompts.position_offset and train != "prompts":
+        raise InputError(f"--train {train} --position-offset: {trains_none} after which a text could start")
+    if options.embeddings is not None and sides != "query":
+        raise InputError(
+            f"--embeddings {options.embeddings} --sides {sides}: stored vectors of passages are for --sides query, "
+            "which trains queries only"
+        )
+    if prompt == "topics" and sides != "tied":
+        raise InputError(
+            f"--prompt topics --sides {sides}: queries and passages share the prompts of topics: give --sides tied"
+        )
+    if prompt in COMPUTED and sides != "query" and not trains_both:
+        raise InputError(
+            f"--prompt {prompt} --sides {sides}: only queries have computed prompts, and passages keep the vectors of "
+            "the backbone: give --sides query"
+        )
+    if prompt in COMPUTED and options.prompts.position_offset:
+        raise InputError(
+            f"--prompt {prompt} --position-offset: a text starts at its usual position after a computed prompt: leave "
+            "it out"
+        )
+
+
+@dataclass(frozen=True)
+class MethodGroup:
+    """Options that one method uses.
+
+    Attributes:
+        options: Their names.
+        is_used: Whether the method is used.
+        what: What they are for.
+        switch: The option that switches the method on.
+    """
+
+    options: tuple[str, ...]
+    is_used: bool
+    what: str
+    switch: str
+
+
+def _methods(options: TrainRetriever) -> Iterator[MethodGroup]:
+    """Yields the methods whose options are refused where they have no effect."""
+    prompt, by_categories = options.prompt_kind, options.positives == "categories"
+    topic_loss = ("topic_sample", "topic_margin", "topic_loss")
+    yield MethodGroup(_group("lora"), options.train == "lora", "a LoRA adapter", "--train lora")
+    yield MethodGroup(_group("categories"), by_categories, "positives with a common category", "--positives categories")
+    yield MethodGroup(("topics", *_group("topic_prompts")), prompt == "topics", "prompts of topics", "--prompt topics")
+    yield MethodGroup(topic_loss, by_categories, "the loss of topics, which needs categories", "--positives categories")
+    yield MethodGroup(
+        ("prompt_bottleneck",), prompt in COMPUTED, "prompts that are computed from each query", "--prompt synthesised"
+    )
+    yield MethodGroup(
+        ("prompt_hidden",),
+        prompt in ("synthesised", "topics"),
+        "prompts that are computed from each query or of topics",
+        "--prompt synthesised or topics",
+    )
+    yield MethodGroup(
+        tuple(name for name in (*_group("basic_prompts"), *_group("divergence")) if name != "prompt_bottleneck"),
+        prompt == "synthesised",
+        "prompts that are computed from each query",
+        "--prompt synthesised",
+    )
+
+
+def _group(field: str) -> tuple[str, ...]:
+    return tuple(name for name, each in flatten(TrainRetriever).items() if each.path[0] == field)
+
+
+def refuse_unused(options: TrainRetriever) -> None:
+    """Raises InputError if an option is set that no chosen method uses."""
+    for method in _methods(options):
+        if not method.is_used:
+            refuse(options, method.options, f"is for {method.what}: give {method.switch}, or leave it out")
+    no_loss = "--no-topic-loss" if not options.topic_prompts.loss else "--category-weight 0"
+    if not options.topic_prompts.loss or not options.categories.weight:
+        refuse(options, ("topic_sample", "topic_margin"), f"there is no loss of topics with {no_loss}: leave it out")
+    if options.positives == "categories":
+        mined = ("negatives_per_query", "refresh_epochs") + (
+            ("negatives",) if options.negatives != NO_NEGATIVES else ()
+        )
+        refuse(
+            options,
+            [name for name in mined if flatten(TrainRetriever)[name].value(options)],
+            "is for mined negatives, and with --positives categories the negatives are the passages of the batch "
+            "without a common category: leave it out",
+        )
+
+
+def refuse(options: TrainRetriever, names: Iterable[str], reason: str) -> None:
+    """Raises InputError if one of some options has another value than its default."""
+    for name in names:
+        declared = flatten(type(options))[name]
+        value = declared.value(options)
+        if value != declared.default:
+            given = f"--no-{name.replace('_', '-')}" if value is False else f"{declared.flag} {value}"
+            raise InputError(f"{given}: {reason}")
+
+
+def category_options(options: TrainRetriever) -> CategoryOptions | None:
+    """Returns the options of category positives; None for judged ones."""
+    return options.categories if options.positives == "categories" else None
+
+
+def topic_options(options: TrainRetriever) -> TopicOptions | None:
+    """Returns the options of prompts of topics; None for other prompts."""
+    if options.prompt_kind != "topics":
+        return None
+    values = {**vars(options.topic_prompts), "loss": options.topic_prompts.loss and options.positives == "categories"}
+    return TopicOptions(**values if options.prompt_hidden is None else {**values, "hidden": options.prompt_hidden})
+
+
+def synthesis_options(options: TrainRetriever, saved: SynthesisOptions | None = None) -> SynthesisOptions:
+    """Returns the options of prompts that are computed from each query, or for each task, as if there were one task.
+
+    Args:
+        options: The options of the job.
+        saved: The options of the synthesiser that training continues from; None: it starts from random values.
+
+    Raises:
+        InputError: If an option is another one than that of the synthesiser that training continues from.
+    """
+    sizes = {**vars(options.basic_prompts), "length": options.prompts.length, "hidden": options.prompt_hidden}
+    given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    if options.prompt_kind == "per-task":
+        given |= {"prompts": 1, "hidden": 1, "mix": "after", "attention": "uniform"}
+    if saved is None or options.prompt_kind == "per-task":
+        return SynthesisOptions(**given)
+    for name, value in given.items():
+        if value != getattr(saved, name):
+            flag = SynthesisOptions.__dataclass_fields__[name].metadata.get("flag", name)
+            raise InputError(
+                f"--init {options.init}: its prompts have --{flag} {getattr(saved, name)}, and {value} is given: leave "
+                "it out"
+            )
+    return saved
+
+
+def divergence_options(options: TrainRetriever, attention: str, tasks: int) -> DivergenceOptions | None:
+    """Returns the options of the prompt regulariser; None if its weight is 0.
+
+    Args:
+        options: The options of the job.
+        attention: Whether the weights of basic prompts depend on the query.
+        tasks: The number of tasks.
+
+    Raises:
+        InputError: If the regulariser has nothing to act on.
+    """
+    terms = options.divergence
+    has_pairs = tasks > 1 and options.batches == "mixed"
+    default = 1.0 if has_pairs and attention == "learned" else 0.0
+    weight = default if terms.weight is None else terms.weight
+    if weight == 0:
+        reason = (
+            "the prompt regulariser has weight 0 here, so nothing changes: give --divergence-weight, or leave it out"
+        )
+        refuse(options, ("alignment", "uniformity"), reason)
+        return None
+    if attention == "uniform":
+        raise InputError(
+            f"--attention uniform --divergence-weight {weight:g}: all queries have the same weights, "
+            "which the regulariser cannot change: give 0, or leave it out"
+        )
+    if not terms.alignment and not has_pairs:
+        raise InputError(
+            f"--no-alignment --divergence-weight {weight:g}: no batch has queries of different tasks, so nothing is "
+            "left to regularise: give --also-train with --batches mixed, or weight 0"
+        )
+    return DivergenceOptions(weight=weight, alignment=terms.alignment, uniformity=terms.uniformity)
+
+
+def flops_options(options: TrainRetriever, pooling: str, steps: int) -> FlopsOptions | None:
+    """Returns the options of the regulariser of sparse vectors; None for dense vectors.
+
+    Args:
+        options: The options of the job.
+        pooling: The pooling of the encoder.
+        steps: Steps of the training run.
+
+    Raises:
+        InputError: If they are given for dense vectors, or for vectors that are not trained.
+    """
+    if pooling != SPLADE:
+        reason = f"regularises sparse vectors, and --pooling is {pooling}: give --pooling splade, or leave it out"
+        refuse(options, _group("flops"), reason)
+        return None
+    has_passages = options.weights.sides != "query"
+    if not has_passages:
+        reason = "with --sides query, vectors of passages are stored, and no regulariser changes them: leave it out"
+        refuse(options, ("flops_passages",), reason)
+    return options.flops.resolve(steps, options.losses.loss, has_passages=has_passages)
+
+
+def encoder_options(options: TrainRetriever, folder: str) -> EncoderOptions:
+    """Returns how texts become vectors.
+
+    Texts of sparse vectors have at most 256 tokens, unless the folder is a SPLADE model, whose lengths apply.
+
+    Args:
+        options: The options of the job.
+        folder: The folder of the backbone.
+    """
+    encoder = EncoderOptions(**vars(options.texts), dtype=options.dtype)
+    if encoder.pooling != SPLADE or read_recipe(resolve(folder), EncoderOptions()).is_sparse:
+        return encoder
+    length = min(SPLADE_LENGTH, read_recipe(resolve(folder), encoder).positions or SPLADE_LENGTH)
+    return replace(
+        encoder, query_length=encoder.query_length or length, passage_length=encoder.passage_length or length
+    )
+
+
+def loop_options(options: TrainRetriever, tuning: TuneOptions, pooling: str, queries: int) -> LoopOptions:
+    """Returns the options of the training loop.
+
+    Args:
+        options: The options of the job.
+        tuning: The options of the trained weights.
+        pooling: The pooling of the encoder.
+        queries: The number of training queries.
+    """
+    is_network = tuning.synthesis is not None or tuning.topics is not None
+    is_frozen = options.train != "all"
+    refresh = (options.refresh_epochs or 0) * queries / tuning.batch
+    return options.loop_options(
+        options.count_steps(queries, tuning.batch),
+        lr=PROMPT_LR if is_frozen and is_network else LEARNING_RATES[options.train],
+        warm_up=WARM_UPS[pooling == SPLADE],
+        weight_decay=0.0 if is_frozen else 0.01,
+        refresh_every=math.ceil(refresh),
+    )

@@ -1,0 +1,348 @@
+"""Trains a retriever, or each run of a sweep."""
+
+from __future__ import annotations
+
+from jobs.common.cli import Stage, human, say, say_complete, say_stages
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jobs.training.opening import Opened, open_all
+from jobs.training.options import TrainRetriever
+from jobs.training.runs import QUALITY, check_name, describe_best, make, plan_complete
+from jobs.training.runs import draw as draw_curves
+from jobs.training.serving import serving_warnings
+from jobs.training.sweep_grid import Run, parse_grid
+from jobs.training.sweep_report import chosen_line, draw, table
+from jobs.training.sweep_work import SweepWork, choose, read_outcomes
+
+import torch
+
+from indexing.embeddings.encoders import EncoderSpec
+from indexing.store.artifact import Artifact, Reference
+from indexing.store.models import commit_files, model_folder
+from indexing.store.store import Store
+from indexing.training.training_sets import SetName
+from indexing.work.local import LocalRunner
+from indexing.work.work import complete_artifact, run_work
+from retriever.encoding.backbones import empty_backbone, encoder_bytes
+from retriever.errors import InputError
+from retriever.forward.prompt_rows import PromptShape
+from retriever.model.configuration import load_config
+from retriever.model.files import resolve, weight_files
+from retriever.model.recipe import Recipe, read_recipe
+from retriever.options import EncoderOptions
+from retriever.options.synthesis import SynthesisOptions
+from retriever.options.tuning import offsets_of
+from retriever.prompts.synthesiser import Synthesiser
+from retriever.systems.dual import PROMPT, TASKS
+from retriever.systems.encoders import trained_recipe
+from retriever.systems.lora import adapter_bytes
+
+# Options that every run of a sweep shares: where it runs, what it is called, and how its progress is shown.
+# The runs are compared by the dev split, so they also share what it measures: queries, passages, and when.
+FIXED = (
+    "store",
+    "task",
+    "sweep",
+    "plan",
+    "curves",
+    "ray",
+    "limit",
+    "workers",
+    "wait",
+    "checkpoint_every",
+    "checkpoint_minutes",
+    "queries",
+    "dev_split",
+    "dev_limit",
+    "dev_passages",
+    "evaluate_every",
+)
+
+
+def train_retriever(options: TrainRetriever) -> None:
+    """Runs the job."""
+    if options.sweep:
+        sweep(options)
+        return
+    store = Store(options.store).require()
+    opened = open_all(store, options)
+    for warning in serving_warnings(store, options, opened):
+        say(f"warning: {warning}")
+    if options.plan:
+        if not plan_complete(options, store, options.kind, options.task, opened.inputs, opened.config):
+            check_derived_names(store, options, opened)
+            plan(options, opened)
+        return
+    print_summary(options, train(store, options, opened))
+
+
+def sweep(options: TrainRetriever) -> None:
+    """Trains every combination of the options in --sweep, and chooses one by the dev split."""
+    store = Store(options.store).require()
+    check_name("sweeps", options.task)
+    runs = parse_grid(options.sweep, replace(options, sweep=()), FIXED)
+    runs = [replace(run, options=run.options.as_run(f"{options.task}-{run.suffix}")) for run in runs]
+    if not options.steps_per_evaluation:
+        raise InputError(
+            f"--sweep {' '.join(options.sweep)}: expected --dev-split too, which chooses a run, and --evaluate-every"
+        )
+    opened = {run.options.task: open_all(store, run.options) for run in runs}
+    for each in runs:
+        check_derived_names(store, each.options, opened[each.options.task])
+    first = opened[runs[0].options.task]
+    configs = [opened[run.options.task].config for run in runs]
+    inputs = merge_inputs([(run.suffix, opened[run.options.task].inputs) for run in runs])
+
+    def train_run(each: Run) -> Artifact:
+        artifact = train(store, each.options, opened[each.options.task])
+        draw_curves(each.options, artifact)
+        return artifact
+
+    work = SweepWork(options.task, runs, inputs, configs, train_run)
+    if options.plan:
+        if (artifact := complete_artifact(store, work)) is not None:
+            say_complete(artifact.url, options.curves)
+            return
+        say_stages(work)
+        for run in runs:
+            say(f"run      {run.options.kind}/{run.options.task}")
+        say("the first run:")
+        plan(runs[0].options, first)
+        return
+    [artifact] = run_work(store, work, LocalRunner(), Stage)
+    outcomes = read_outcomes(artifact)
+    choice = choose(outcomes)
+    for line in table(outcomes, QUALITY):
+        say(line)
+    say(f"{artifact.url}: {chosen_line(choice, QUALITY)}")
+    if options.curves:
+        say(str(draw(outcomes, choice, Path(options.curves), artifact.key, QUALITY)))
+
+
+def merge_inputs(
+    runs: Sequence[tuple[str, Mapping[str, Artifact | Reference]]],
+) -> dict[str, Artifact | Reference]:
+    """Returns the inputs of all runs of a sweep by role, or by RUN/ROLE if runs have different artifacts in a role.
+
+    Args:
+        runs: The name and the inputs of each run.
+    """
+    artifacts: dict[str, set[str]] = {}
+    for _, inputs in runs:
+        for role, artifact in inputs.items():
+            artifacts.setdefault(role, set()).add(artifact.fingerprint)
+    return {
+        role if len(artifacts[role]) == 1 else f"{name}/{role}": artifact
+        for name, inputs in runs
+        for role, artifact in inputs.items()
+    }
+
+
+def derived_prompts(options: TrainRetriever, opened: Opened) -> list[str]:
+    """Returns the names of the prompts that a run makes after prompts/TASK or models/TASK."""
+    tuning = opened.maker.tuning
+    if tuning.parametrisation == "per-task":
+        return [f"{options.task}-{task}" for task in sorted({name.task or name.queries for name in opened.maker.sets})]
+    has_prompt = tuning.method == "finetune" and (tuning.synthesis is not None or tuning.topics is not None)
+    return [f"{options.task}-prompt"] if has_prompt else []
+
+
+def check_derived_names(store: Store, options: TrainRetriever, opened: Opened) -> None:
+    """Raises InputError, before any training, if a name of `derived_prompts` is that of another prompt."""
+    if options.task in store.names(options.kind):
+        return  # complete, so that its own prompts may exist
+    for name in sorted({*derived_prompts(options, opened)} & {*store.names("prompts")}):
+        raise InputError(
+            f"--task {options.task}: {store.url}/prompts/{name} exists, and training makes a prompt of this name: give "
+            "another --task, or remove it"
+        )
+
+
+def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
+    """Trains a task, unless it is complete."""
+    check_derived_names(store, options, opened)
+    notes: dict[str, Any] = {
+        "backbone": options.backbone,
+        "options": opened.spec.options.stored(),
+        "queries": opened.queries,
+    }
+    if opened.topic_agreement is not None:
+        notes["topic_agreement"] = opened.topic_agreement
+    artifact = make(
+        options,
+        store,
+        options.kind,
+        options.task,
+        inputs=opened.inputs,
+        config=opened.config,
+        prepare=lambda on_ray: (opened.maker, opened.loop, notes),
+        longest=longest_text(opened),
+    )
+    tuning = opened.maker.tuning
+    if tuning.parametrisation == "per-task":
+        commit_task_prompts(store, artifact)
+    elif tuning.method == "finetune" and (tuning.synthesis is not None or tuning.topics is not None):
+        commit_trained_prompt(store, artifact, opened.spec.options)
+    return artifact
+
+
+def longest_text(opened: Opened) -> int | None:
+    """Returns the largest length limit that the backbone allows for texts after their prompts; None: any."""
+    tuning = opened.maker.tuning
+    positions = trained_recipe(resolve(opened.spec.folder), opened.spec.options, tuning).positions
+    return None if positions is None else positions - max(offsets_of(tuning).values(), default=0)
+
+
+def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOptions) -> Artifact:
+    """Returns prompts/TASK-prompt, trained with the encoder of models/TASK that it is for; makes it if needed."""
+    name = f"{artifact.key.partition('/')[2]}-prompt"
+    config = {"backbone": EncoderSpec(store, artifact.key, options).describe("query"), "with": artifact.key}
+    inputs: dict[str, Artifact | Reference] = {"model": artifact}
+    if (topics := artifact.inputs.get("topics")) is not None:
+        inputs["topics"] = Reference(topics["artifact"], topics["fingerprint"])
+    with store.create("prompts", name, inputs=inputs, config=config) as draft:
+        if not draft.complete:
+            draft.note(backbone=artifact.key, options=artifact.notes["options"])
+            commit_files(draft, model_folder(artifact) / PROMPT)
+    return store.open("prompts", name)
+
+
+def commit_task_prompts(store: Store, artifact: Artifact) -> list[Artifact]:
+    """Returns prompts/TASK-NAME for each task of prompts/TASK; makes those that are missing."""
+    result = []
+    for folder in sorted((model_folder(artifact) / TASKS).iterdir()):
+        name = f"{artifact.key.partition('/')[2]}-{folder.name}"
+        config = {"backbone": artifact.config["backbone"], "task": folder.name}
+        with store.create("prompts", name, inputs={"tasks": artifact}, config=config) as draft:
+            if not draft.complete:
+                draft.note(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
+                commit_files(draft, folder)
+        result.append(store.open("prompts", name))
+    return result
+
+
+def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
+    """Prints a summary of the trained artifact, and draws its curves if --curves is set."""
+    notes = artifact.notes
+    size = sum(part.bytes for part in artifact.parts)
+    learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
+    say(
+        f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
+        f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}"
+    )
+    if "topic_agreement" in notes:
+        say(f"the text of {notes['topic_agreement']:.0%} of the queries has the topic of their passage")
+    if options.prompt == "per-task":
+        say(f"{artifact.url}-NAME: the prompt of the task NAME; {artifact.url} is their mean")
+    if options.train == "all" and options.prompt == "synthesised":
+        say(f"prompts/{options.task}-prompt: the prompts of queries, over the encoder of queries of {artifact.url}")
+    if options.train == "all" and options.prompt == "topics":
+        say(f"prompts/{options.task}-prompt: the prompts of topics, over {artifact.url}")
+    draw_curves(options, artifact)
+
+
+def plan(options: TrainRetriever, opened: Opened) -> None:
+    """Prints what a training run reads and writes. The time it takes is unknown before a run."""
+    weights = sum(file.stat().st_size for file in weight_files(resolve(opened.spec.folder)))
+    loop, passages = opened.loop, options.rows_per_step * (1 + opened.maker.tuning.negatives_per_query)
+    encoder = opened.spec.options
+    recipe = trained_recipe(resolve(opened.spec.folder), encoder, opened.maker.tuning)
+    synthesis = opened.maker.tuning.synthesis
+    topics = opened.maker.tuning.topics
+    of_topics = (0, 0) if topics is None else topic_bytes(recipe, opened, topics.hidden)
+    of_synthesis = (0, 0) if synthesis is None else synthesis_bytes(recipe, opened.spec.folder, synthesis)
+    if options.train == "prompts" and synthesis is not None:
+        size, written = of_synthesis
+        if opened.maker.tuning.parametrisation == "per-task":
+            written = (synthesis.prompts + 1) * synthesis.length * prompt_bytes(opened.spec.folder)
+    elif options.train == "prompts" and topics is not None:
+        size, written = of_topics
+    elif options.train == "prompts":
+        written = size = opened.maker.tuning.length * prompt_bytes(opened.spec.folder)
+    else:
+        written = size = encoder_bytes(recipe)
+    if (lora := opened.maker.tuning.lora) is not None:
+        size = adapter_bytes(recipe, lora)
+        written += size
+    copies = 2 if options.weights.sides == "untied" else 1
+    size, written = copies * size, copies * written
+    if options.train == "all":
+        size, written = size + of_synthesis[0] + of_topics[0], written + of_synthesis[1] + of_topics[1]
+    sets = opened.maker.sets
+    say(f"queries   {opened.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
+    under_topics = 0
+    if topics is not None and opened.maker.topics is not None:
+        number = opened.maker.open_model().num_topics
+        topic_of = "its text" if topics.queries == "own" else "its passage"
+        say(
+            f"topics    {number} of topics/{opened.maker.topics[0]}; a query has that of {topic_of}; the text of "
+            f"{opened.topic_agreement:.0%} of the queries has the topic of their passage"
+        )
+        if under_topics := opened.maker.tuning.topics_of_loss(number) * passages:
+            say(f"          their loss encodes up to {under_topics:,} passages more in each step")
+    if (categories := opened.maker.tuning.categories) is not None:
+        say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")
+    say(
+        f"steps     {loop.steps:,} of {options.rows_per_step} queries and up to {passages:,} passages, on "
+        f"{options.workers} workers"
+    )
+    if opened.maker.embeddings is not None:
+        names = " and ".join(f"embeddings/{name}" for name in dict.fromkeys(opened.maker.embeddings))
+        say(f"passages  are not encoded: their vectors are those of {names}")
+        passages = 0
+    if encoder.query_length and (encoder.passage_length or not passages):
+        encoded = passages + under_topics
+        tokens = loop.steps * (options.rows_per_step * encoder.query_length + encoded * (encoder.passage_length or 0))
+        say(f"tokens    at most {tokens:,}, forward and backward")
+    say(f"trains    {human(size)}, over a backbone of {human(weights)}")
+    checkpoint = human(options.checkpoint_bytes(size))
+    say(f"writes    {human(written)}, and a checkpoint of {checkpoint} every {options.loop.checkpoint_every} steps")
+
+
+def describe_set(name: SetName, *, several: bool) -> str:
+    """Returns a training set in words, with its query set if there are several."""
+    negatives = "without negatives" if name.negatives is None else f"with negatives in negatives/{name.negatives}"
+    weight = "" if name.weight == 1 else f", weight {name.weight:g}"
+    split = f"{name.split} in queries/{name.queries}" if several else name.split
+    store = f" of {name.store}" if name.store else ""
+    return f"{split}{store}, {negatives}{weight}"
+
+
+def prompt_bytes(folder: Path | str) -> int:
+    """Returns the bytes of one token of a deep prompt: a key and a value in float32 for each layer and head."""
+    config = load_config(read_recipe(resolve(folder), EncoderOptions()).backbone)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
+    return 4 * 2 * config.num_hidden_layers * heads * int(head_dim or config.hidden_size // config.num_attention_heads)
+
+
+def synthesis_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOptions) -> tuple[int, int]:
+    """Returns the bytes of the trained weights of a network that computes prompts, and of all its weights, in float32.
+
+    Loads no weights. The layers that compute weights of basic prompts are not trained if all weights are the same.
+    """
+    with torch.device("meta"):
+        width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
+        shape = PromptShape(layers=1, heads=1, head_dim=prompt_bytes(folder) // 8)  # as many numbers as the backbone's
+        module = Synthesiser(shape, width, options)
+    numbers = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    frozen = ("adapter.", "norm.") if options.attention == "uniform" else ()
+    size = sum(number for name, number in numbers.items() if not name.startswith(frozen))
+    return 4 * size, 4 * sum(numbers.values())
+
+
+def topic_bytes(recipe: Recipe, opened: Opened, hidden: int) -> tuple[int, int]:
+    """Returns the bytes of the trained network of prompts of topics, and of the written prompts and topics, in float32.
+
+    Loads no weights.
+    """
+    with torch.device("meta"):
+        width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
+    per_token, model = prompt_bytes(opened.spec.folder), opened.maker.open_model()
+    arrays = sum(array.nbytes for array in model.named().values())
+    written = model.num_topics * opened.maker.tuning.length * per_token + arrays
+    return 4 * 2 * width * hidden + width * per_token, written

@@ -1,0 +1,128 @@
+"""Options of all training jobs: steps, workers, checkpoints, quality during training."""
+
+from __future__ import annotations
+
+from jobs.common.cli import ClusterJob
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from retriever.errors import InputError
+from retriever.options import option
+from retriever.options.declaring import check_least, check_positive
+from retriever.options.loop import LoopOptions, OptimisationOptions
+
+ADAFACTOR_LR = 1e-3  # of T5 and GTR; relative to the size of the weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(ClusterJob):
+    """Options of all training jobs."""
+
+    GROUP: ClassVar = "optimisation"
+
+    epochs: float = 1.0
+    """Number of passes over the queries or passages."""
+    steps: int | None = None
+    """Number of steps; overrides --epochs."""
+    loop: OptimisationOptions = field(default_factory=OptimisationOptions)
+    dev_split: str | None = option(None, group="quality during training")
+    """Measure MRR@10 on this split of the query set during training, and keep the best weights."""
+    dev_limit: int | None = option(500, group="quality during training")
+    """Use the first N queries of the dev split."""
+    dev_passages: int = option(2000, group="quality during training")
+    """Passages that the dev queries are measured with: their relevant ones, and random others; those that a re-ranker
+    orders are mined."""
+    curves: str | None = option(None, group="quality during training")
+    """Write TensorBoard events to this folder during training, and a picture at the end."""
+    workers: int = option(1, group="workers")
+    """Number of workers. One worker trains in this process unless there is a Ray cluster; several run on Ray, which is
+    started on this machine if there is no cluster."""
+    cpus: int = option(2, group="workers")
+    """CPU cores per worker. The numbers of workers and of cores decide how sums are rounded, so both shape the
+    result."""
+    gpus: Literal[0, 1] | None = option(None, group="workers")
+    """GPUs per worker. Default: 1 if there is one for each worker, or for --min-workers; otherwise 0."""
+    min_workers: int | None = option(None, group="workers")
+    """Continue with at least N workers, on the same batches, if the cluster loses nodes. Default: --workers."""
+    dtype: Literal["auto", "float32", "bfloat16"] = option("auto", group="memory and precision")
+    """Precision of the forward and backward pass; auto: bfloat16 if the device computes with it, otherwise float32."""
+    checkpointing: bool = option(False, group="memory and precision")
+    """Activation checkpointing: recompute activations in the backward pass, which needs less memory and more time."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError if an option is out of range, or if options contradict each other."""
+        super().__post_init__()
+        check_positive(self, "epochs")
+        check_least(self, steps=1, workers=1, cpus=1, min_workers=1, dev_passages=1, dev_limit=1)
+        if self.rows_per_step < self.workers:
+            raise InputError(
+                f"--workers {self.workers} --batch {self.rows_per_step}: expected a row of the batch for each worker"
+            )
+        if self.loop.patience and not self.steps_per_evaluation:
+            raise InputError(
+                f"--patience {self.loop.patience}: expected --dev-split too, which measures quality, and "
+                "--evaluate-every"
+            )
+        if self.curves and "://" in self.curves:
+            raise InputError(f"--curves {self.curves}: expected a folder that this machine sees")
+        if self.min_workers is not None and self.min_workers > self.workers:
+            raise InputError(f"--min-workers {self.min_workers}: expected 1 to --workers {self.workers}")
+        if self.frozen_by and (self.loop.zero or 0) >= 2:
+            raise InputError(
+                f"--zero {self.loop.zero} {self.frozen_by}: stages 2 and 3 are for training the backbone, which is "
+                "frozen: give 0 or 1"
+            )
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of a batch."""
+        raise NotImplementedError
+
+    @property
+    def frozen_by(self) -> str:
+        """The option that freezes the weights of the backbone; "" if they are trained."""
+        return ""
+
+    @property
+    def steps_per_evaluation(self) -> int:
+        """Steps between two measurements on the dev split; 0 without one."""
+        return self.loop.evaluate_every if self.dev_split else 0
+
+    def count_steps(self, rows: int, batch: int) -> int:
+        """Returns --steps, or the steps of --epochs over rows in batches."""
+        return math.ceil(self.epochs * rows / batch) if self.steps is None else self.steps
+
+    def loop_options(
+        self, steps: int, *, lr: float, warm_up: float = 0.1, weight_decay: float = 0.01, refresh_every: int = 0
+    ) -> LoopOptions:
+        """Returns the options of the training loop. Defaults of Adafactor are those of T5X.
+
+        Args:
+            steps: Number of steps.
+            lr: The default with AdamW.
+            warm_up: The default.
+            weight_decay: The default with AdamW.
+            refresh_every: Steps between two minings of negatives; 0: never.
+        """
+        defaults: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+        if self.loop.optimizer == "adafactor":
+            defaults = {"lr": ADAFACTOR_LR, "weight_decay": 0.0}
+        given = {name: value for name, value in vars(self.loop).items() if value is not None}
+        fixed = {"steps": steps, "evaluate_every": self.steps_per_evaluation, "refresh_every": refresh_every}
+        return LoopOptions(**{"warm_up": warm_up, **defaults, **given, **fixed})
+
+    def checkpoint_bytes(self, weights: int) -> int:
+        """Returns about the size of a checkpoint: trained weights, of a given size, and the optimizer's moments."""
+        return 3 * weights if self.loop.optimizer == "adamw" else weights
+
+    def dev_config(self) -> dict[str, Any] | None:
+        """Returns the settings of the dev split that shape the best weights, None without --dev-split."""
+        if self.dev_split is None:
+            return None
+        return {"split": self.dev_split, "limit": self.dev_limit, "passages": self.dev_passages}
+
+    def length_step(self, noun: str) -> str:
+        """Returns how to set a larger length limit for texts of a kind (`retriever.cuts.NOUNS`)."""
+        return "give a larger --max-length under another --name"

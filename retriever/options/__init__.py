@@ -1,0 +1,48 @@
+"""Options of the library: plain dataclasses without torch, whose fields are options of the jobs too.
+
+A field is declared once: its type, its default, and the docstring below it, which is its help on the command line. None
+stands for a default that depends on other options.
+
+declaring     how a field declares an option: another name, a group, a default
+encoding      options of an encoder and of a re-ranker
+loop          options of the training loop
+tuning        options of training a retriever
+losses        options of the loss of a retriever
+flops         options of the regulariser of sparse vectors
+categories    options of training with categories
+synthesis     options of prompts that are computed from each query
+topics        options of prompts of topics
+lora          options of LoRA adapters
+reranking     options of training a re-ranker
+pretraining   options of pretraining
+"""
+
+from retriever.options.declaring import option
+from retriever.options.encoding import (
+    DEFAULT_OPTIONS,
+    LATER_OPTIONS,
+    PLURALS,
+    SIDES,
+    VECTORS,
+    EncoderOptions,
+    Pooling,
+    RerankerOptions,
+    Side,
+    TextOptions,
+    TitlePolicy,
+)
+
+__all__ = [
+    "DEFAULT_OPTIONS",
+    "LATER_OPTIONS",
+    "PLURALS",
+    "SIDES",
+    "VECTORS",
+    "EncoderOptions",
+    "Pooling",
+    "RerankerOptions",
+    "Side",
+    "TextOptions",
+    "TitlePolicy",
+    "option",
+]

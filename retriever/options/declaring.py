@@ -1,0 +1,89 @@
+"""How a field of a dataclass declares an option of a job."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, field
+from typing import Any
+
+from retriever.errors import InputError
+
+
+def option(
+    default: Any = MISSING,
+    *,
+    default_factory: Callable[[], Any] | Any = MISSING,
+    flag: str = "",
+    group: str = "",
+    help: str = "",
+    metavar: str = "",
+    hidden: bool = False,
+    positional: bool = False,
+    repeated: bool = False,
+) -> Any:
+    """Declares a field of a dataclass that is an option of a job, for what its name, type and docstring do not say.
+
+    A field that is a dataclass is a group of options. The heading of the options of a class is its class variable
+    GROUP.
+
+    Args:
+        default: The default; without one and without `default_factory`, the option is required.
+        default_factory: Makes the default.
+        flag: Name of the option without dashes in front; default: the name of the field.
+        group: Heading under which --help lists the option, or the options of the group; default: that of the class.
+        help: Replaces the docstring below the field.
+        metavar: Stands for the value in --help, for example FILE; default: that of the type.
+        hidden: Leave the option out of --help.
+        positional: The value is given without a name.
+        repeated: Each value of a tuple is given by an option of its own.
+    """
+    settings = {
+        "flag": flag,
+        "group": group,
+        "help": help,
+        "metavar": metavar,
+        "hidden": hidden,
+        "positional": positional,
+        "repeated": repeated,
+    }
+    metadata = {name: value for name, value in settings.items() if value}
+    return field(default=default, default_factory=default_factory, metadata=metadata)
+
+
+def check_choices(options: object, **allowed: Sequence[Any]) -> None:
+    """Raises InputError for a field that has none of its allowed values."""
+    for name, values in allowed.items():
+        if (value := getattr(options, name)) not in values:
+            expected = ", ".join(str(each) for each in values if each is not None)
+            raise InputError(f"parameter {_name(options, name)} {value!r}: expected one of {expected}")
+
+
+def check_least(options: object, **least: float) -> None:
+    """Raises InputError for a field with a number that is too small, or not finite; None is allowed."""
+    for name, smallest in least.items():
+        value = getattr(options, name)
+        if value is not None and not smallest <= value < math.inf:
+            raise InputError(f"parameter {_name(options, name)} {value}: expected at least {smallest}")
+
+
+def _name(options: object, field_name: str) -> str:
+    """Returns the name of the option that a field declares."""
+    fields: dict[str, Field[Any]] = options.__dataclass_fields__  # type: ignore[attr-defined]
+    return str(fields[field_name].metadata.get("flag") or field_name).replace("-", "_")
+
+
+def check_positive(options: object, *names: str) -> None:
+    """Raises InputError for a field with a number that is not above 0, or not finite; None is allowed."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not 0 < value < math.inf:
+            raise InputError(f"parameter {_name(options, name)} {value}: expected more than 0")
+
+
+def check_share(options: object, *names: str) -> None:
+    """Raises InputError for a field with a number that is not from 0 to less than 1; None is allowed."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < 1:
+            raise InputError(f"parameter {_name(options, name)} {value}: expected a share, 0 to less than 1")

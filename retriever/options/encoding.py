@@ -1,0 +1,118 @@
+"""The options of an encoder and of a re-ranker."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Literal, get_args
+
+from retriever.options.declaring import check_choices, check_least
+
+Side = Literal["query", "passage"]
+SIDES: tuple[Side, Side] = ("query", "passage")
+PLURALS: dict[Side, str] = {"query": "queries", "passage": "passages"}
+Pooling = Literal["cls", "mean", "last", "splade"]
+VECTORS: dict[str, str] = {"cls": "dense", "mean": "dense", "last": "dense", "splade": "sparse"}
+"""The kind of the vectors that each pooling makes."""
+TitlePolicy = Literal["space", "newline", "sep", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """What shapes the vector of a text. None: the setting of the model folder, or the default named there."""
+
+    GROUP: ClassVar = "texts and vectors"
+
+    pooling: Pooling | None = None
+    """Pooling of token vectors. Default: the setting in the backbone's folder, or mean. splade: sparse vectors, which
+    hold weights of the vocabulary's words by the backbone's masked-language-model head. This and the next options shape
+    the vectors: use the values with which the store's embeddings were made."""
+    normalize: bool | None = None
+    """Scale vectors to length 1. Default: the setting in the backbone's folder, or no."""
+    query_prefix: str | None = None
+    """Text in front of each query. Default: the setting in the backbone's folder, or none."""
+    passage_prefix: str | None = None
+    """Text in front of each passage. Default: the setting in the backbone's folder, or none."""
+    title: TitlePolicy = "space"
+    """Separator between a passage's title and its text: a space, a newline, or the tokenizer's separator token; none:
+    leave out the title."""
+    query_length: int | None = None
+    """Maximum number of tokens per query, special tokens included. Longer queries are cut; the job says how many.
+    Default: the setting in the backbone's folder, which is at most the number of its positions, or 512; 256 in training
+    of sparse vectors (naver/splade) if the folder is no SPLADE model."""
+    passage_length: int | None = None
+    """Maximum number of tokens per passage, special tokens included; default: as for queries. Longer passages are cut;
+    the job says how many."""
+    dimension: int | None = None
+    """Keep this many leading dimensions of each vector, then normalise again, for Matryoshka models. Default: all."""
+    append_eos: bool = False
+    """End every text with the end-of-sequence token if the tokenizer does not add it. The setting add_eos_token in
+    tokenizer_config.json has the same effect."""
+    padding_side: Literal["right", "left"] | None = None
+    """The side on which batches are padded. Default: the tokenizer's."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that no model accepts."""
+        check_choices(self, pooling=(None, *VECTORS), title=get_args(TitlePolicy))
+        check_choices(self, padding_side=(None, "right", "left"))
+        check_least(self, query_length=1, passage_length=1, dimension=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderOptions(TextOptions):
+    """How text becomes a vector. None: the setting of the model folder, or the default named here.
+
+    dtype: of the backbone; "auto" is bfloat16 on CUDA and on CPUs with bfloat16 products, otherwise float32. Pooling
+        and the layers after it are float32.
+    compile: "auto" compiles if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
+        which are faster without (see retriever.forward.packing); "always" raises if compiling fails.
+    query_terms, passage_terms: with pooling "splade", keep this many words with the largest weights (default:
+        max_active_dims of the model folder, or all).
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "never", "always"] = "auto"
+    query_terms: int | None = None
+    passage_terms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that no model accepts."""
+        super().__post_init__()
+        check_choices(self, dtype=("auto", "float32", "bfloat16"), compile=("auto", "never", "always"))
+        check_least(self, query_terms=1, passage_terms=1)
+
+    def stored(self) -> dict[str, Any]:
+        """Returns the options for a record, JSON-able.
+
+        Options that came later are in it only if they are set, so that records of other encoders keep their bytes.
+        """
+        return {name: value for name, value in asdict(self).items() if name not in LATER_OPTIONS or value is not None}
+
+
+LATER_OPTIONS = ("query_terms", "passage_terms")
+DEFAULT_OPTIONS = EncoderOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankerOptions:
+    """How a pair becomes a probability. None: the setting of the model folder, or the default named here.
+
+    max_length: tokens of query and passage together, special tokens included; the longer text is cut first (default:
+        the tokenizer's limit, at most the model's positions, or 512).
+    title: how a passage's title and text are joined, as in EncoderOptions.
+    positive_label: the label that means "relevant", for a model with several (default: 1 of two; required for more).
+    dtype: as in EncoderOptions; the step from logits to a probability is float32.
+    compile: "auto" compiles if bfloat16 is used and a compiler is available; "always" raises if compiling fails. It
+        takes about 15 s, so it pays for more than about a thousand pairs.
+    """
+
+    max_length: int | None = None
+    title: TitlePolicy = "space"
+    positive_label: int | None = None
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    compile: Literal["auto", "never", "always"] = "never"
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that no model accepts."""
+        check_choices(self, title=get_args(TitlePolicy), dtype=("auto", "float32", "bfloat16"))
+        check_choices(self, compile=("auto", "never", "always"))
+        check_least(self, max_length=1, positive_label=0)

@@ -1,0 +1,157 @@
+"""Options of pretraining: RIP, Condenser, coCondenser, masked language modelling and plain pairs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from retriever.errors import InputError
+from retriever.options.declaring import check_choices, check_least, check_positive, check_share, option
+
+Objective = Literal["rip", "cocondenser", "condenser", "mlm", "pairs"]
+Unit = Literal["sentence", "span"]
+Mask = Literal["token", "word"]
+Trains = Literal["backbone", "prompts"]
+
+LENGTH = 32  # tokens of a prompt (DPTDR)
+_PROBABILITY = 0.15
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingOptions:
+    """Options of pretraining. Defaults are those of DPTDR where the paper gives them; None: that of the objective."""
+
+    GROUP: ClassVar = "objective"
+
+    objective: Objective = "rip"
+    """rip: two sentences of a passage retrieve each other, and masked language modelling (DPTDR); condenser: masked
+    language modelling with a head that reads the last layer's first token and an early layer's other tokens;
+    cocondenser: the same over two spans of a passage that retrieve each other, from a backbone that condenser trained;
+    mlm: masked language modelling alone; pairs: two spans of a passage retrieve each other by their cosine, and no word
+    is masked (a first stage of GTR without queries; use --pooling mean)."""
+    train: Trains = "backbone"
+    """backbone: train all weights; prompts: train a deep prompt over the frozen backbone and make prompts/NAME."""
+    prompt_length: int | None = None
+    """Length of the prompt, in tokens (with --train prompts). Default: 32. `tune_prompts --init` needs the same."""
+    batch: int = 2048
+    """Passages per step, summed over all workers (2,048 in DPTDR); at most the number of eligible passages, because
+    they are negatives of each other."""
+    max_length: int = option(128, group="texts")
+    """Maximum number of tokens of a sentence (of a passage with --objective condenser and mlm), special tokens
+    included. Longer ones are cut; the job says how many of those in its batches."""
+    pooling: Literal["cls", "mean"] = option("cls", group="texts")
+    """Pooling of token vectors into the vector of a sentence."""
+    min_words: int = option(8, group="texts")
+    """Minimum number of words of a sentence or span. Shorter ones are not drawn; a passage without two is not
+    eligible."""
+    language: str = option("en", group="texts")
+    """Language of the passages, for the detection of sentence ends."""
+    unit: Unit | None = option(None, group="details of the objective")
+    """What a pair of a passage consists of: two sentences, or two spans of words. Default: span with --objective
+    cocondenser and pairs, otherwise sentence."""
+    mask: Mask | None = option(None, group="details of the objective")
+    """What is masked: single tokens, or all tokens of a word. Default: word with --objective condenser and cocondenser,
+    otherwise token."""
+    mlm_probability: float = option(_PROBABILITY, group="details of the objective")
+    """Fraction of the tokens that are masked."""
+    temperature: float | None = option(None, group="details of the objective")
+    """With --objective pairs: cosines are divided by this. Default: 0.01 (GTR)."""
+    head_layers: int | None = option(None, group="details of the objective")
+    """Layers of Condenser's head. Default: as the backbone's saved head, or 2."""
+    skip_from: int | None = option(None, group="details of the objective")
+    """Layer whose output gives Condenser's head the tokens other than the first. Default: as the backbone's saved head,
+    or half of the backbone's layers."""
+    late_loss: bool = option(True, group="details of the objective")
+    """With Condenser's head, also predict the masked tokens from the last layer."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that training cannot use."""
+        check_least(self, batch=1, max_length=1, prompt_length=1, min_words=1)
+        check_positive(self, "mlm_probability")
+        check_share(self, "mlm_probability")
+        check_choices(self, objective=get_args(Objective), train=get_args(Trains), pooling=("cls", "mean"))
+        check_choices(self, unit=(None, *get_args(Unit)), mask=(None, *get_args(Mask)))
+        if self.has_head and (self.pooling, self.train) != ("cls", "backbone"):
+            raise InputError(
+                f"parameter objective {self.objective} trains a backbone's first token: expected parameter pooling cls "
+                f"and parameter train backbone, got {self.pooling} and {self.train}"
+            )
+        if not self.has_head and (self.head_layers, self.skip_from, self.late_loss) != (None, None, True):
+            raise InputError(
+                f"parameter objective {self.objective} has no head: parameter head_layers, parameter skip_from and "
+                "parameter late_loss are for condenser and cocondenser"
+            )
+        if not self.has_masks and (self.mask not in (None, "token") or self.mlm_probability != _PROBABILITY):
+            raise InputError(
+                f"parameter objective {self.objective} parameter mask {self.mask} parameter mlm_probability "
+                f"{self.mlm_probability}: no token is masked; leave out what is for the other objectives"
+            )
+        if self.temperature is not None and not (
+            self.objective == "pairs" and self.temperature > 0 and math.isfinite(self.temperature)
+        ):
+            raise InputError(
+                f"parameter temperature {self.temperature} parameter objective {self.objective}: expected more than 0, "
+                "and objective pairs, whose similarities are cosines"
+            )
+        if self.has_pairs and self.batch < 2:
+            raise InputError("parameter batch 1: the pairs of one passage have no negatives, give 2 or more")
+        if self.train != "prompts" and self.prompt_length not in (None, LENGTH):
+            raise InputError(f"parameter prompt_length {self.prompt_length}: expected parameter train prompts too")
+
+    @property
+    def default_unit(self) -> Unit:
+        """The units that the authors of the objective pair: sentences in RIP, else spans (coCondenser; Contriever, of
+        whose data "pairs" is a simple form)."""
+        return "span" if self.objective in ("cocondenser", "pairs") else "sentence"
+
+    @property
+    def default_mask(self) -> Mask:
+        """What the authors of the objective mask: whole words in Condenser and coCondenser, otherwise tokens."""
+        return "word" if self.has_head else "token"
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a passage is drawn as two units with the loss of Eq. 4, not as a whole."""
+        return self.objective in ("rip", "cocondenser", "pairs")
+
+    @property
+    def whole_texts(self) -> str | None:
+        """Plural noun for the texts that should not be cut; None: they are random spans, whose ends mean nothing."""
+        if not self.has_pairs:
+            return "passages"
+        return "sentences" if self.unit == "sentence" else None
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether masked tokens are predicted."""
+        return self.objective != "pairs"
+
+    @property
+    def has_head(self) -> bool:
+        """Whether Condenser's head is trained."""
+        return self.objective in ("cocondenser", "condenser")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RipOptions(PretrainingOptions):
+    """Options of a run of pretraining, without open ones.
+
+    Attributes:
+        steps: Number of steps.
+        lr: Learning rate.
+        seed: Seed of all random numbers.
+    """
+
+    steps: int
+    lr: float = 1e-4
+    seed: int = 0
+    unit: Unit = "sentence"
+    mask: Mask = "token"
+    prompt_length: int = LENGTH
+
+    def __post_init__(self) -> None:
+        """See PretrainingOptions."""
+        super().__post_init__()
+        check_least(self, steps=1, seed=0)
+        check_positive(self, "lr")

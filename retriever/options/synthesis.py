@@ -1,0 +1,108 @@
+"""Options of prompts that are computed from each query."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from retriever.errors import InputError
+from retriever.options.declaring import check_choices, check_least, check_positive, option
+
+Mix = Literal["before", "after"]
+Attention = Literal["learned", "uniform"]
+
+MOST_TEMPERATURE = 1_000_000  # makes all weights equal
+
+
+@dataclass(frozen=True, kw_only=True)
+class BasicPromptOptions:
+    """How basic prompts are mixed for each query. None: HYPER's value, or that of the network that is continued."""
+
+    GROUP: ClassVar = "synthesised prompts"
+
+    prompts: int | None = option(None, flag="basic-prompts")
+    """With --prompt synthesised: number of basic prompts, which are mixed for each query. Default: 20
+    (HYPER)."""
+    bottleneck: int | None = option(None, flag="prompt-bottleneck")
+    """With --prompt synthesised or per-task: size of the hidden layer of the prefix encoder, which makes keys and
+    values for all layers. Default: 100 (HYPER)."""
+    temperature: float | None = option(None, flag="prompt-temperature")
+    """With --prompt synthesised: the scores of the basic prompts are divided by this before their softmax; smaller
+    values choose fewer of them. Default: e (HYPER)."""
+    mix: Mix | None = None
+    """With --prompt synthesised: before: the prefix encoder reads the weighted sum of the basic prompts (HYPER's
+    paper); after: it reads each basic prompt, and its outputs are summed (the authors' code), so that they can be kept,
+    which serves faster and needs more memory. Default: before."""
+    attention: Attention | None = None
+    """With --prompt synthesised: learned: the weights of the basic prompts depend on the query; uniform: all have the
+    same weight, so that all queries have one prompt. Default: learned."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that no synthesiser can have."""
+        check_least(self, prompts=1, bottleneck=1)
+        check_positive(self, "temperature")
+        if (self.temperature or 0) > MOST_TEMPERATURE:
+            raise InputError(f"parameter prompt_temperature {self.temperature}: expected at most {MOST_TEMPERATURE:,}")
+        check_choices(self, mix=(None, *get_args(Mix)), attention=(None, *get_args(Attention)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SynthesisOptions(BasicPromptOptions):
+    """Options of the synthesiser; the defaults are HYPER's.
+
+    Attributes:
+        prompts: Number of basic prompts (N).
+        bottleneck: Size of the hidden layer of the prefix encoder (d_p).
+        temperature: The scores of the basic prompts are divided by it (tau).
+        length: Tokens of a basic prompt, and so of each query's prompt (m).
+        hidden: Size of the hidden layer over a query's words (d_h).
+    """
+
+    prompts: int = option(20, flag="basic-prompts")
+    bottleneck: int = option(100, flag="prompt-bottleneck")
+    temperature: float = option(math.e, flag="prompt-temperature")
+    mix: Mix = "before"
+    attention: Attention = "learned"
+    length: int = 100
+    hidden: int = option(400, flag="prompt-hidden")
+
+    def __post_init__(self) -> None:
+        """See BasicPromptOptions."""
+        super().__post_init__()
+        check_least(self, length=1, hidden=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceTerms:
+    """The regulariser of the weights of basic prompts (HYPER, Eq. 4). None: the default depends on the tasks."""
+
+    GROUP: ClassVar = "synthesised prompts"
+
+    weight: float | None = option(None, flag="divergence-weight")
+    """With --prompt synthesised: add this times the prompt regulariser to the loss (HYPER: lambda_c): the mean
+    Jensen-Shannon divergence of the weights of two queries of one task, minus that of two queries of different tasks.
+    Default: 1 if batches mix several tasks (our choice; HYPER's 0.1 is the weight of sums over all pairs of a batch),
+    otherwise 0."""
+    alignment: bool = True
+    """--no-alignment: leave the term of two queries of one task, which draws them together, out of the prompt
+    regulariser."""
+    uniformity: bool = True
+    """--no-uniformity: leave the term of two queries of different tasks, which pushes them apart, out of the prompt
+    regulariser."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that training cannot use."""
+        check_least(self, weight=0)
+        if self.weight and not (self.alignment or self.uniformity):
+            raise InputError(
+                f"parameter divergence_weight {self.weight:g}: expected alignment or uniformity, which are both off: "
+                "give 0, or leave it out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DivergenceOptions(DivergenceTerms):
+    """Options of the regulariser of a training run."""
+
+    weight: float = option(1.0, flag="divergence-weight")
