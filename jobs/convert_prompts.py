@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from jobs.common.cli import Common, human, run, say, say_complete
 
-import dataclasses
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from jobs.common.options import Heading
+from jobs.common.options import flatten
 
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.store.artifact import fingerprint_of
@@ -26,7 +25,7 @@ from indexing.store.store import Store
 from indexing.work.work import Target, complete_target
 from retriever.errors import InputError
 from retriever.model.files import resolve
-from retriever.options import DEFAULT_OPTIONS, EncoderOptions
+from retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions
 
 if TYPE_CHECKING:  # --help imports no torch
     from retriever.interchange.prompts import ReadPrompt
@@ -59,28 +58,7 @@ class ConvertPrompts(Common):
     position_offset: bool = True
     """Let the positions of a text start after the prompt, as in the code of DPTDR's authors and in PEFT's. The prompt's
     length and the maximum length of a text together then need as many positions."""
-    VECTORS: ClassVar = Heading("vectors")
-    pooling: Literal["cls", "mean", "last"] | None = None
-    """Pooling of token vectors; default: the setting in the backbone's folder. DPTDR's authors use cls. Give this and
-    the next options the values with which the prompt was trained: its files do not hold them."""
-    normalize: bool | None = None
-    """Scale vectors to length 1; default: the setting in the backbone's folder."""
-    query_prefix: str | None = None
-    """Text in front of each query; default: the setting in the backbone's folder."""
-    passage_prefix: str | None = None
-    """Text in front of each passage; default: the setting in the backbone's folder."""
-    title: Literal["space", "newline", "sep", "none"] = "space"
-    """Separator between a passage's title and its text; none: leave out the title."""
-    query_length: int | None = None
-    """Maximum number of tokens per query, special tokens included; default: the setting in the backbone's folder."""
-    passage_length: int | None = None
-    """Maximum number of tokens per passage, special tokens included; default: the setting in the backbone's folder."""
-    dimension: int | None = None
-    """Keep this many leading dimensions of each vector, for Matryoshka models; default: all."""
-    append_eos: bool = False
-    """End every text with the end-of-sequence token if the tokenizer does not add it."""
-    padding_side: Literal["right", "left"] | None = None
-    """The side on which batches are padded; default: the tokenizer's."""
+    vectors: TextOptions = field(default_factory=TextOptions)
 
 
 def main(options: ConvertPrompts) -> None:
@@ -102,17 +80,18 @@ def check_options(options: ConvertPrompts) -> None:
     if options.source is not None and options.backbone is None:
         raise InputError(f"--source {options.source}: expected --backbone too, with which the prompt was trained")
     allowed = {"store", "task", "plan", *(("to",) if options.to is not None else _SOURCE_OPTIONS)}
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        if field.name not in allowed and value != field.default:
+    for option in flatten(ConvertPrompts).values():
+        value = option.value(options)
+        if option.name not in allowed and value != option.default:
             direction = f"--to {options.to}" if options.to is not None else f"--source {options.source}"
-            option = field.name.replace("_", "-")
             raise InputError(
-                f"{direction} --{option} {value}: a conversion in this direction has no such option; leave it out"
+                f"{direction} {option.flag} {value}: a conversion in this direction has no such option; leave it out"
             )
+    if options.vectors.pooling == "splade":
+        raise InputError("--pooling splade: prompts of other tools are for dense vectors: expected cls, mean or last")
 
 
-_SOURCE_OPTIONS = {field.name for field in dataclasses.fields(ConvertPrompts)} - {"to", "limit", "ray"}
+_SOURCE_OPTIONS = set(flatten(ConvertPrompts)) - {"to", "limit", "ray"}
 
 
 def convert(store: Store, options: ConvertPrompts) -> None:
@@ -124,8 +103,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
 
     assert options.source is not None
     assert options.backbone is not None
-    names = [field.name for field in dataclasses.fields(EncoderOptions)]
-    encoder = EncoderOptions(**{name: getattr(options, name) for name in names if hasattr(options, name)})
+    encoder = EncoderOptions(**asdict(options.vectors))
     spec = EncoderSpec(store, options.backbone, encoder)
     described = spec.describe("query")
     recipe = read_recipe(resolve(spec.folder), encoder)

@@ -11,10 +11,9 @@ from jobs.common.cli import Stage, as_options, human, run, say, say_complete, sa
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
-from jobs.common.options import Heading
 from jobs.common.session import join_cluster, num_gpus
 from jobs.common.workers import GpuWorkers, say_line
 
@@ -51,47 +50,12 @@ class EncodeCorpus(GpuWorkers):
     allow_unknown_tokens: bool = False
     """Encode parts in which more than half of the tokens are unknown to the tokenizer; by default such a part ends the
     job, because its vectors say little about the texts. Not part of the fingerprint."""
-    VECTORS: ClassVar = Heading("vectors")
-    pooling: Literal["cls", "mean", "last", "splade"] | None = None
-    """The token vectors that become a text's vector: the first, the mean, or the last; splade: sparse vectors, which
-    hold weights of the vocabulary's words by the masked-language-model head; default: the model folder's."""
-    normalize: bool | None = None
-    """Scale vectors to length 1, so that inner products are cosines; default: the model folder's setting."""
-    query_prefix: str | None = None
-    """Text put before every query; default: the model folder's."""
-    passage_prefix: str | None = None
-    """Text put before every passage; default: the model folder's."""
-    title: Literal["space", "newline", "sep", "none"] = "space"
-    """How a passage's title and text are joined; none leaves the title out."""
-    query_length: int | None = None
-    """Tokens of a query at most, special tokens included; default: the model folder's limit. Longer queries are cut;
-    searches say how many."""
-    passage_length: int | None = None
-    """Tokens of a passage at most, special tokens included; default: the model folder's limit. Longer passages are cut;
-    the job says how many."""
-    dimension: int | None = None
-    """Keep this many leading dimensions of each vector, for Matryoshka models; default: all."""
-    append_eos: bool = False
-    """End every text with the end-of-sequence token if the tokenizer does not add it."""
-    padding_side: Literal["right", "left"] | None = None
-    """The side on which batches are padded; default: the tokenizer's."""
-    query_terms: int | None = None
-    """With sparse vectors: keep this many words of a query, those with the largest weights; default: the model
-    folder's limit, or all."""
-    passage_terms: int | None = None
-    """With sparse vectors: keep this many words of a passage; default: the model folder's limit, or all."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """The dtype of the backbone; auto: bfloat16 if the device supports it."""
-    compile: Literal["auto", "never", "always"] = "auto"
-    """torch.compile; auto: if it pays and a compiler is available (not for BERT-family models on the CPU)."""
-
-    def encoder_options(self) -> EncoderOptions:
-        return EncoderOptions(**{field.name: getattr(self, field.name) for field in fields(EncoderOptions)})
+    vectors: EncoderOptions = field(default_factory=EncoderOptions)
 
 
 def main(options: EncodeCorpus) -> None:
     store = Store(options.store).require()
-    encoder_options = options.encoder_options()
+    encoder_options = options.vectors
     spec = spec_of(store, options.encoder, options.task, encoder_options)
     if spec.query_model:
         raise InputError(

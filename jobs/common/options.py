@@ -89,7 +89,7 @@ class Option:
 def flatten(options: type) -> Mapping[str, Option]:
     """Returns the options of a job by name: those of the class itself, then those of its base classes.
 
-    The fields of a field that is a dataclass are options too, at its place.
+    The fields of a field that is a dataclass are options too, at its place and in its order.
 
     Raises:
         TypeError: If two options have the same name, or if the command line cannot express a type.
@@ -113,8 +113,10 @@ def _walk(owner: type, path: tuple[str, ...], instance: Any, group: str) -> Iter
     """Yields the options of a class, whose defaults are those of an instance if there is one."""
     hints = typing.get_type_hints(owner)
     headings = _headings(owner)
-    names = list(headings)
-    for field in sorted(dataclasses.fields(owner), key=lambda field: names.index(field.name)):
+    fields = list(dataclasses.fields(owner))
+    if not path:  # a job's own options come before those of all jobs
+        fields.sort(key=lambda field: list(headings).index(field.name))
+    for field in fields:
         default = _default(field) if instance is MISSING else getattr(instance, field.name)
         heading = field.metadata.get("group") or group
         hint, inner_path = hints[field.name], (*path, field.name)

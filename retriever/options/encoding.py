@@ -59,20 +59,21 @@ class TextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions(TextOptions):
-    """How text becomes a vector. None: the setting of the model folder, or the default named here.
+    """How text becomes a vector. None: the setting of the model folder, or the default named there."""
 
-    dtype: of the backbone; "auto" is bfloat16 on CUDA and on CPUs with bfloat16 products, otherwise float32. Pooling
-        and the layers after it are float32.
-    compile: "auto" compiles if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
-        which are faster without (see retriever.forward.packing); "always" raises if compiling fails.
-    query_terms, passage_terms: with pooling "splade", keep this many words with the largest weights (default:
-        max_active_dims of the model folder, or all).
-    """
+    GROUP: ClassVar = TextOptions.GROUP
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """The dtype of the backbone; auto: bfloat16 on CUDA and on CPUs with bfloat16 products, otherwise float32. Pooling
+    and the layers after it are float32."""
     compile: Literal["auto", "never", "always"] = "auto"
+    """torch.compile; auto: if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
+    which are faster without it; always: an error if compiling fails."""
     query_terms: int | None = None
+    """With sparse vectors: keep this many words of a query, those with the largest weights. Default: the setting
+    max_active_dims in the model's folder, or all."""
     passage_terms: int | None = None
+    """With sparse vectors: keep this many words of a passage. Default: as for queries."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that no model accepts."""
