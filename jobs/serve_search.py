@@ -66,6 +66,7 @@ HAPROXY = {
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "5",  # default: 30
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",  # default: 30
 }
+REPLICA_PORTS = 200  # for replicas of a private Ray, from a free one on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -422,8 +423,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
 def haproxy_variables() -> dict[str, str]:
     """Returns the variables by which Ray's HAProxy answers HTTP, at half the cost of Ray's own proxy.
 
-    They are empty, and a line says so, if HAProxy is not installed. A private Ray gets ports for
-    HAProxy's statistics that no other Ray of the machine has.
+    They are empty, and a line says so, if HAProxy is not installed.
     """
     from jobs.common.session import find_cluster
 
@@ -432,8 +432,19 @@ def haproxy_variables() -> dict[str, str]:
         return {}
     if find_cluster() is not None:
         return {}  # its nodes were started with theirs
-    ports = {f"RAY_SERVE_HAPROXY_{name}_PORT": str(free_port()) for name in ("STATS", "METRICS")}
-    return {**HAPROXY, **ports}
+    return {**HAPROXY, **unshared_ports()}
+
+
+def unshared_ports() -> dict[str, str]:
+    """Returns the variables that give a Ray ports that no other Ray of the machine has, for HAProxy and for replicas.
+
+    HAProxy takes some seconds to notice that a replica is lost. If another Ray's replica got its port meanwhile,
+    that one would answer.
+    """
+    first = free_port()
+    ports = {"HAPROXY_STATS": free_port(), "HAPROXY_METRICS": free_port()}
+    ports |= {"DIRECT_INGRESS_MIN_HTTP": first, "DIRECT_INGRESS_MAX_HTTP": first + REPLICA_PORTS}
+    return {f"RAY_SERVE_{name}_PORT": str(number) for name, number in ports.items()}
 
 
 def free_port() -> int:
