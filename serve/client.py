@@ -8,6 +8,7 @@ for hit in client.search("what is a rip current?", k=3):
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -143,7 +144,7 @@ class Client:
                     raise LostReplicaError(503, message, retry_after=1.0) from None
             wait = error.headers.get("Retry-After")
             raise ServerError(error.code, message, float(wait) if wait else None) from None
-        except ConnectionError as error:  # the connection was closed before the answer
+        except (ConnectionError, http.client.HTTPException) as error:  # closed before the end of the answer
             raise LostReplicaError(0, f"{self.url} does not answer: {error}") from error
         except OSError as error:
             raise ServerError(0, f"{self.url} does not answer: {error}") from error

@@ -22,7 +22,7 @@ class Proxy(BaseHTTPRequestHandler):
         if status:  # 0: closes the connection
             self.send_response(status)
             self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
+            self.send_header("Content-Length", str(len(content) or 1))
             self.end_headers()
             self.wfile.write(content)
 
@@ -32,6 +32,7 @@ class Proxy(BaseHTTPRequestHandler):
 
 LOST = (500, "text/plain", b"Internal Server Error")
 CLOSED = (0, "", b"")
+CUT = (200, "application/json", b"")  # of a longer answer
 ANSWER = (200, "application/json", b'{"release": "r"}')
 
 
@@ -43,7 +44,7 @@ def client() -> Iterator[Client]:
         proxy.shutdown()
 
 
-@pytest.mark.parametrize("lost", [LOST, CLOSED])
+@pytest.mark.parametrize("lost", [LOST, CLOSED, CUT])
 def test_a_request_whose_replica_is_lost_is_sent_once_more(
     client: Client, lost: tuple[int, str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
