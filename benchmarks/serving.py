@@ -356,7 +356,9 @@ def main() -> None:
         return
     peers = [name for name in options.servers if not name.startswith("riptide")]
     if options.mode != "dense" and peers:
-        parser.error(f"--mode {options.mode}: {', '.join(peers)} only searches vectors; leave it out of --servers")
+        parser.error(
+            f"--mode {options.mode}: leave {' and '.join(peers)} out of --servers, as peers only search vectors"
+        )
     fields = {} if options.mode == "dense" else {"mode": options.mode}  # riptide's default is dense
     from indexing.corpus.queries import Queries
     from indexing.store.store import Store
