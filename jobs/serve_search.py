@@ -66,7 +66,6 @@ HAPROXY = {
     "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "5",  # default: 30
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",  # default: 30
 }
-REPLICA_PORTS = 200  # for replicas of a private Ray, from a free one on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -436,15 +435,13 @@ def haproxy_variables() -> dict[str, str]:
 
 
 def unshared_ports() -> dict[str, str]:
-    """Returns the variables that give a Ray ports that no other Ray of the machine has, for HAProxy and for replicas.
+    """Returns the variables that give a Ray ports that no other Ray of the machine has.
 
-    HAProxy takes some seconds to notice that a replica is lost. If another Ray's replica got its port meanwhile,
-    that one would answer.
+    While no replica runs, HAProxy passes requests on to Ray's own proxy, whose port Rays of one machine would share:
+    another service would answer some of them.
     """
-    first = free_port()
-    ports = {"HAPROXY_STATS": free_port(), "HAPROXY_METRICS": free_port()}
-    ports |= {"DIRECT_INGRESS_MIN_HTTP": first, "DIRECT_INGRESS_MAX_HTTP": first + REPLICA_PORTS}
-    return {f"RAY_SERVE_{name}_PORT": str(number) for name, number in ports.items()}
+    names = ("HAPROXY_STATS", "HAPROXY_METRICS", "FALLBACK_PROXY_HTTP")
+    return {f"RAY_SERVE_{name}_PORT": str(free_port()) for name in names}
 
 
 def free_port() -> int:
