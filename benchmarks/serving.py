@@ -6,35 +6,45 @@ Each server is a separate process on loopback. All get the same queries and retu
 from the same vectors. The clients run closed loops on persistent connections, and the servers alternate in rounds. The
 default peer encodes each request separately (float32) and searches a flat index. The tuned peer uses bfloat16 if the
 CPU has instructions to multiply it, sets its threads, encodes requests that arrive together in one batch, and searches
-the same kind of index as ours.
+the same kind of index as ours. With another --mode than dense, only servers of riptide can be compared.
+
+The sizes of batches are those that the server's metrics report.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import atexit
 import contextlib
 import itertools
 import json
+import math
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import numpy as np
 import psutil
 import uvloop
+from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 SERVERS = ("peer", "peer-tuned", "riptide", "riptide-replica", "riptide-replica-ray-proxy", "riptide-row-ranges")
+METRICS_S = 6  # seconds after which Ray has exported what replicas have counted
+RAY_METRICS = {"RAY_enable_metrics_collection": "1", "RAY_metrics_report_interval_ms": "1000"}
 
 
 def serve_peer(store_url: str, tuned: bool, port: int) -> None:
@@ -148,7 +158,9 @@ def start(
         command += arguments
     else:
         command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    ray_folder = tempfile.mkdtemp(prefix="riptide-ray-", dir="/tmp")  # the path of a socket has at most 107 bytes
+    atexit.register(shutil.rmtree, ray_folder, ignore_errors=True)
+    environment = {**os.environ, "PYTHONPATH": str(root), "RAY_TMPDIR": ray_folder, **RAY_METRICS}
     if name.endswith("ray-proxy"):  # instead of HAProxy
         environment["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
     process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environment)
@@ -245,6 +257,29 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
     return total
 
 
+def batch_counts(name: str, process: subprocess.Popen[str], port: int) -> np.ndarray | None:
+    """Returns the batches of searches that a server has formed, and the queries in them; None for a peer.
+
+    Args:
+        name: One of SERVERS.
+        process: The process of the server.
+        port: The port of the server.
+    """
+    if name == "riptide":
+        address = port
+    elif name.startswith("riptide"):
+        time.sleep(METRICS_S)
+        folder = Path(psutil.Process(process.pid).environ()["RAY_TMPDIR"], "ray/session_latest")
+        [address] = (int(file.read_text()) for file in folder.glob("metrics_export_port_*"))
+    else:
+        return None
+    with urlopen(f"http://127.0.0.1:{address}/metrics") as answer:
+        families = list(text_string_to_metric_families(answer.read().decode()))
+    samples = [sample for family in families for sample in family.samples]
+    names = ("riptide_search_batches", "riptide_search_batched_items")
+    return np.array([sum(one.value for one in samples if one.name.removeprefix("ray_") == name) for name in names])
+
+
 async def load(port: int, clients: int, seconds: float, texts: list[str], **fields: Any) -> dict[str, Any]:
     """Runs closed-loop clients against a server.
 
@@ -301,6 +336,12 @@ def main() -> None:
         "--batch", type=int, default=32, help="maximum queries per batch of riptide (default: %(default)s)"
     )
     parser.add_argument(
+        "--mode",
+        default="dense",
+        choices=["dense", "bm25", "hybrid"],
+        help="mode of the searches (default: %(default)s)",
+    )
+    parser.add_argument(
         "--compile",
         default="never",
         choices=["auto", "never"],
@@ -313,6 +354,12 @@ def main() -> None:
     if options.serve:
         serve_peer(options.store, options.serve == "peer-tuned", options.port)
         return
+    peers = [name for name in options.servers if not name.startswith("riptide")]
+    if options.mode != "dense" and peers:
+        parser.error(
+            f"--mode {options.mode}: leave {' and '.join(peers)} out of --servers, as peers only search vectors"
+        )
+    fields = {} if options.mode == "dense" else {"mode": options.mode}  # riptide's default is dense
     from indexing.corpus.queries import Queries
     from indexing.store.store import Store
 
@@ -324,24 +371,27 @@ def main() -> None:
     try:
         for name in options.servers:
             running[name] = start(name, options)
-            uvloop.run(load(running[name][1], 8, 3, queries))
+            uvloop.run(load(running[name][1], 8, 3, queries, **fields))
         for _ in range(options.rounds):
             for clients in options.clients:
                 for name, (process, port) in running.items():
-                    before = cpu_seconds(process)
-                    figures = uvloop.run(load(port, clients, options.seconds, queries))
+                    batches, before = batch_counts(name, process, port), cpu_seconds(process)
+                    figures = uvloop.run(load(port, clients, options.seconds, queries, **fields))
                     figures["cpu_ms"] = 1000 * (cpu_seconds(process) - before) / (figures["qps"] * options.seconds)
+                    if batches is not None:
+                        formed, items = batch_counts(name, process, port) - batches
+                        figures["batch"] = items / formed
                     results[name].setdefault(clients, []).append(figures)
     finally:
         for process, _ in running.values():
             process.send_signal(signal.SIGTERM)
         for process, _ in running.values():
             process.wait(60)
-    print(f"{'server':19} clients {'queries/s':>10} {'p50':>8} {'p95':>8} {'p99':>8} ms {'CPU':>8} ms per query")
+    print("server              clients  queries/s   p50 ms   p95 ms   p99 ms   CPU ms    batch")
     for name, by_clients in results.items():
         for clients, rounds in by_clients.items():
-            keys = ("qps", "p50_ms", "p95_ms", "p99_ms", "cpu_ms")
-            medians = [statistics.median(figures[key] for figures in rounds) for key in keys]
+            keys = ("qps", "p50_ms", "p95_ms", "p99_ms", "cpu_ms", "batch")
+            medians = [statistics.median(figures.get(key, math.nan) for figures in rounds) for key in keys]
             print(f"{name:19} {clients:7} {medians[0]:10.1f} " + " ".join(f"{value:8.1f}" for value in medians[1:]))
     Path(options.json).parent.mkdir(parents=True, exist_ok=True)
     Path(options.json).write_text(json.dumps({"options": vars(options), "servers": results}, indent=1) + "\n")

@@ -422,8 +422,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
 def haproxy_variables() -> dict[str, str]:
     """Returns the variables by which Ray's HAProxy answers HTTP, at half the cost of Ray's own proxy.
 
-    They are empty, and a line says so, if HAProxy is not installed. A private Ray gets ports for
-    HAProxy's statistics that no other Ray of the machine has.
+    They are empty, and a line says so, if HAProxy is not installed.
     """
     from jobs.common.session import find_cluster
 
@@ -432,8 +431,17 @@ def haproxy_variables() -> dict[str, str]:
         return {}
     if find_cluster() is not None:
         return {}  # its nodes were started with theirs
-    ports = {f"RAY_SERVE_HAPROXY_{name}_PORT": str(free_port()) for name in ("STATS", "METRICS")}
-    return {**HAPROXY, **ports}
+    return {**HAPROXY, **unshared_ports()}
+
+
+def unshared_ports() -> dict[str, str]:
+    """Returns the variables that give a Ray ports that no other Ray of the machine has.
+
+    While no replica runs, HAProxy passes requests on to Ray's own proxy, whose port Rays of one machine would share:
+    another service would answer some of them.
+    """
+    names = ("HAPROXY_STATS", "HAPROXY_METRICS", "FALLBACK_PROXY_HTTP")
+    return {f"RAY_SERVE_{name}_PORT": str(free_port()) for name in names}
 
 
 def free_port() -> int:

@@ -8,6 +8,7 @@ for hit in client.search("what is a rip current?", k=3):
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -22,13 +23,25 @@ import numpy as np
 from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS
 from serve.protocol import FoundPassage
 
+# Statuses of a proxy, such as Ray's HAProxy, while no replica runs; the server's own errors are always JSON.
+PROXY_FAILURES = (500, 502, 503, 504)
+
 
 class ServerError(Exception):
-    """The server's refusal. status: of HTTP, 0 where it did not answer; retry_after: seconds, where it said so."""
+    """The server's refusal.
+
+    Attributes:
+        status: Of HTTP; 0: the server did not answer; 503 also if a proxy answered that it reaches no replica.
+        retry_after: Seconds after which to try again; None: the server did not say so.
+    """
 
     def __init__(self, status: int, message: str, retry_after: float | None = None):
         super().__init__(message if status == 0 else f"{status}: {message}")
         self.status, self.retry_after = status, retry_after
+
+
+class LostReplicaError(ServerError):
+    """A replica was lost before it answered: a proxy says so, or has closed the connection."""
 
 
 class Client:
@@ -105,6 +118,13 @@ class Client:
         return self._call("POST", path, json.dumps(body).encode(), "application/json")
 
     def _call(self, method: str, path: str, body: bytes | None = None, kind: str | None = None) -> dict[str, Any]:
+        """Returns the answer to a request. It is sent once more if its replica is lost: all can be repeated."""
+        try:
+            return self._send(method, path, body, kind)
+        except LostReplicaError:
+            return self._send(method, path, body, kind)
+
+    def _send(self, method: str, path: str, body: bytes | None, kind: str | None) -> dict[str, Any]:
         headers = {"Content-Type": kind} if kind else {}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -119,8 +139,13 @@ class Client:
                 message = str(json.loads(content)["error"]["message"])
             except (ValueError, KeyError, TypeError):
                 message = content.decode(errors="replace")[:200]
+                if error.code in PROXY_FAILURES:
+                    message = f"the proxy reaches no replica ({error.code}: {message})"
+                    raise LostReplicaError(503, message, retry_after=1.0) from None
             wait = error.headers.get("Retry-After")
             raise ServerError(error.code, message, float(wait) if wait else None) from None
+        except (ConnectionError, http.client.HTTPException) as error:  # closed before the end of the answer
+            raise LostReplicaError(0, f"{self.url} does not answer: {error}") from error
         except OSError as error:
             raise ServerError(0, f"{self.url} does not answer: {error}") from error
 

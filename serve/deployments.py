@@ -9,7 +9,9 @@ the first request for them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +22,12 @@ import ray
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from ray import serve as ray_serve
 from ray.serve.config import ProxyLocation
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from indexing.hit_sources.registry import online_searches
 from indexing.store.store import Store
 from retriever.errors import InputError
+from serve.errors import LostError
 from serve.http.guard import Tokens, is_loopback
 from serve.local import address_of, favour_event_loop, open_local
 from serve.parts.models import EncoderPart, RerankPart
@@ -32,7 +36,7 @@ from serve.protocol import MOST_MS
 from serve.release.live import current
 from serve.release.opened import Opened, check_row_ranges
 from serve.release.release import Release
-from serve.remote import PREPARE_S, LeafReplica, RemotePart, ask_remote
+from serve.remote import PREPARE_S, LeafReplica, RemotePart, as_raised, ask_remote
 from serve.service.changes import Changes
 from serve.service.service import LOOK, Service
 from serve.service.warm_up import WarmUpLimits
@@ -106,8 +110,12 @@ def open_front(store: Store, leaves: Sequence[Any], args: Application, device: s
 
 
 async def announce() -> None:
-    """Has every ingress serve the release that is live now."""
-    await ray_serve.get_deployment_handle("ingress").broadcast("refresh").results_async(timeout_s=PREPARE_S)
+    """Has every ingress serve the release that is live now. The successor of a lost one opens it when it starts."""
+    response = ray_serve.get_deployment_handle("ingress").broadcast("refresh")
+    for result in await response.results_async(timeout_s=PREPARE_S, return_exceptions=True):
+        if isinstance(result, Exception):
+            with contextlib.suppress(LostError), as_raised():
+                raise result
 
 
 @ray_serve.ingress()
@@ -232,13 +240,19 @@ def run_application(
         keep_alive_s: Seconds that an idle connection stays open.
 
     Raises:
-        InputError: If the address is a loopback address and this node is not the head, or if no replica can start.
+        InputError: If the address is a loopback address and this node is not the head or HAProxy would have to reach
+            other nodes, or if no replica can start.
     """
     loopback = is_loopback(host)
     if loopback and not _on_head():
         raise InputError(
             f"--host {host}: on a loopback address the cluster's head answers, and this is another node: "
             "run the job on the head, or give an address that others reach, with tokens"
+        )
+    if loopback and _haproxy_serves_several_nodes():
+        raise InputError(
+            f"--host {host}: HAProxy, which the nodes of this cluster run, does not reach replicas of other nodes from "
+            "a loopback address: give an address that they reach, with tokens"
         )
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
@@ -274,3 +288,11 @@ def _on_head() -> bool:
     """Whether this process runs on the head of its cluster."""
     node_id = ray.get_runtime_context().get_node_id()
     return any(node["NodeID"] == node_id and "node:__internal_head__" in node["Resources"] for node in ray.nodes())
+
+
+def _haproxy_serves_several_nodes() -> bool:
+    """Whether the cluster has several nodes, and this one was started with the variable that enables HAProxy."""
+    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    variable = ray.remote(num_cpus=0)(os.getenv).options(scheduling_strategy=node)
+    several = sum(node["Alive"] for node in ray.nodes()) > 1
+    return several and ray.get(variable.remote("RAY_SERVE_ENABLE_HA_PROXY")) == "1"

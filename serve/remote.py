@@ -77,15 +77,15 @@ class Sent(Generic[Result]):
     def __init__(self, send: Callable[[Any], Any], request: Any):
         self._send, self._request = send, request
         self._response: Any = None
-        with contextlib.suppress(LostError), _as_raised():
+        with contextlib.suppress(LostError), as_raised():
             self._response = send(request)
 
     def result(self, timeout: float | None = None) -> Result:
         ends = None if timeout is None else time.monotonic() + timeout
         if self._response is not None:
-            with contextlib.suppress(LostError), _as_raised():
+            with contextlib.suppress(LostError), as_raised():
                 return self._response.result(timeout_s=timeout)
-        with _as_raised():
+        with as_raised():
             remaining_s = None if ends is None else max(0.0, ends - time.monotonic())
             return self._send(self._request).result(timeout_s=remaining_s)
 
@@ -129,7 +129,7 @@ class RemotePart:
 def _broadcast(handle: Any, arguments: Sequence[Any], allowed_s: float) -> list[Any]:
     """Returns the results of LeafReplica.control from every replica of a leaf."""
     ends = time.monotonic() + allowed_s
-    with _as_raised():
+    with as_raised():
         while True:
             try:
                 remaining_s = max(0.0, ends - time.monotonic())
@@ -143,7 +143,7 @@ def _broadcast(handle: Any, arguments: Sequence[Any], allowed_s: float) -> list[
 
 
 @contextlib.contextmanager
-def _as_raised() -> Iterator[None]:
+def as_raised() -> Iterator[None]:
     """Raises the exception of a replica without Ray's traceback, which is not meant for clients.
 
     Raises LostError if the call failed outside of the leaf.

