@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from indexing.store.storage import TEMPORARY, LocalStorage, Storage
+from indexing.store.storage import TEMPORARY, Storage
 from retriever.errors import InputError
 
 KEEP_SECONDS = 600  # a file handed out this recently is not evicted: its reader may not have opened it yet
@@ -45,13 +45,12 @@ class NodeCache:
     def local(self, storage: Storage, key: str, size: int, sha256: str) -> Path:
         """A local file with the bytes of `key`. Raises CorruptError (InputError) where they are not those."""
         name = f"{storage.url}/{key}"
-        if isinstance(storage, LocalStorage):
-            path = storage.path(key)
+        if (own := storage.local_path(key)) is not None:
             try:
-                self._verify(path, name, size, sha256, own=True)
+                self._verify(own, name, size, sha256, own=True)
             except FileNotFoundError as error:
                 raise _missing(name) from error
-            return path
+            return own
         path = self.folder / "parts" / sha256[:2] / f"{sha256}{Path(key).suffix}"
         try:
             status = path.stat()

@@ -121,11 +121,14 @@ class S3Storage:
             with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # it was completed or aborted meanwhile
                 self.s3.abort_multipart_upload(Bucket=self.bucket, Key=self.key(key), UploadId=upload)
 
-    def uploads(self, older_than: float) -> builtins.list[tuple[str, int]]:
-        """Returns (KEY?uploadId=ID, bytes so far) of the uploads that received no part for `older_than` seconds.
+    def local_path(self, key: str) -> None:
+        return None
 
-        Their writer was killed. They are no objects, so no listing shows them, but they are billed. `delete` takes the
-        name and aborts the upload.
+    def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
+        """Returns (KEY?uploadId=ID, bytes so far) of the multipart uploads that got no part for `older_than` seconds.
+
+        Their writer was killed. They are billed although they are no objects. `delete` takes the name and aborts the
+        upload.
         """
         stale, latest = [], time.time() - older_than
         with self._explained(""):
