@@ -151,10 +151,10 @@ def attention_dropouts(config: Any) -> dict[str, float]:
 
 
 def swap_dropout(module: nn.Module) -> None:
-    """Replaces every nn.Dropout of a model by `Dropout`."""
-    for child in module.modules():
+    """Replaces every nn.Dropout within a model by `Dropout`."""
+    for name, child in [*module.named_modules(remove_duplicate=False)]:
         if type(child) is nn.Dropout:
-            child.__class__ = Dropout
+            module.set_submodule(name, Dropout(child.p).train(child.training))
 
 
 def remove_dropout(module: nn.Module) -> None:
