@@ -23,7 +23,7 @@ from indexing.hit_sources.dense import Space
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.kind import SearchContext
 from indexing.hit_sources.modes import dense_names, has_dense, index_over
-from indexing.hit_sources.online import OnlineSearch, Target
+from indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, Target
 from indexing.lucene.bm25 import Bm25
 from indexing.store.artifact import MANIFEST, Artifact, Reference, fingerprint_of
 from indexing.store.cache import CorruptError
@@ -595,11 +595,12 @@ class Opened:
         self.store, self.release = store, release
         self._generations: dict[tuple[str, str], list[Artifact]] = {}
         self.corpus = Corpus(release.generations(store, "corpus"))
+        pinned = PinnedArtifacts(store, self.corpus, self.generations)
         self.readers: dict[tuple[OnlineSearch, Target], Any] = {}  # of the sources of all tasks
         for source in (source for task in release.tasks for source in task.served()):
             key = source.kind.online, source.target
             if key not in self.readers:
-                self.readers[key] = source.kind.online.read(source.target, self)
+                self.readers[key] = source.kind.online.read(source.target, pinned)
         spaces = [readers for readers in self.readers.values() if isinstance(readers, Space)]
         self.embeddings = {space.embeddings.name: space.embeddings for space in spaces}
         self.indexes = {space.index.name: space.index for space in spaces if space.index}
