@@ -28,6 +28,9 @@ class Remote:
         self.fetched: list[str] = []
         self.while_fetching: Callable[[str, Path], object] = lambda key, path: None
 
+    def local_path(self, key: str) -> None:
+        return None
+
     def fetch(self, key: str, path: Path) -> None:
         self.fetched.append(key)
         path.write_bytes(self.contents[key])
