@@ -30,9 +30,6 @@ from retriever.errors import InputError, shortened
 from retriever.memory import human as human
 from retriever.options import option
 
-# `python jobs/x.py` puts jobs/ first on the path, where search.py, evaluate.py … would hide packages of those names.
-sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parents[1]]
-
 Options = TypeVar("Options", bound="Common")
 
 
