@@ -2,7 +2,7 @@
 
 tasks          what one worker does, and what it needs
 work           the description of an artifact: units and stages; run_work, which begins, resumes and completes it
-growth         the next generation of an index that grows with its corpus or its embeddings
+growth         work that makes the next generation of what grows with its corpus or its embeddings
 local          a runner in this process: threads, or processes for work that holds Python's lock
 ray_tasks      a runner on a Ray cluster: one Ray task for each item
 ray_actors     the same with actors, for workers that take long to open
