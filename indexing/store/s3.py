@@ -22,8 +22,11 @@ UPLOAD = "?uploadId="  # between an object's key and the id of its multipart upl
 
 
 class S3Storage:
-    """A bucket and prefix. Data goes through pyarrow's filesystem (streams, multipart), commits through boto3's
-    conditional PUTs. Endpoint, region and credentials come from the usual AWS variables and files."""
+    """A bucket and prefix.
+
+    Data goes through pyarrow's filesystem (streams, multipart), commits through boto3's conditional PUTs. Endpoint,
+    region and credentials come from the usual AWS variables and files.
+    """
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -99,7 +102,7 @@ class S3Storage:
         return {key: info.mtime_ns / 1e9 for key, info in self._infos(prefix)}
 
     def _infos(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        """(key, pyarrow's FileInfo) of every object under the folder `prefix`."""
+        """Yields (key, pyarrow's FileInfo) of every object under the folder `prefix`."""
         from pyarrow import fs
 
         with self._explained(prefix):
@@ -147,7 +150,6 @@ class S3Storage:
         return [entry for page in pages for entry in page.get(field, [])]
 
     def modified(self, key: str) -> float:
-        """When `key` was written, in seconds since 1970. Raises FileNotFoundError."""
         with self._explained(key):
             info = self.files.get_file_info(self.path(key))
         if not info.is_file:
@@ -185,7 +187,7 @@ class S3Storage:
                 code = error.response["Error"]["Code"]
                 if code in ("PreconditionFailed", "412", "NoSuchKey"):
                     return False
-                if code not in ("ConditionalRequestConflict", "409"):  # two writers at once: S3 wants a retry
+                if code not in ("ConditionalRequestConflict", "409"):  # two writers at once: S3 asks for a retry
                     raise
         raise OSError(errno.EBUSY, "too many writers at once", self.path(key))
 
@@ -214,7 +216,7 @@ class S3Storage:
 
 
 def s3_filesystem() -> Any:
-    """pyarrow's S3 filesystem for the endpoint that boto3 uses (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)."""
+    """Returns pyarrow's S3 filesystem for the endpoint that boto3 uses (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)."""
     from pyarrow import fs
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

@@ -27,7 +27,7 @@ _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class Storage(Protocol):
-    """Keys are relative paths with '/'. An object that exists holds all of its bytes: writes are atomic."""
+    """The operations of a storage backend. Keys are relative paths with '/'. Writes are atomic."""
 
     url: str
 
@@ -38,7 +38,7 @@ class Storage(Protocol):
         """Returns the size of `key` in bytes, None if it does not exist."""
 
     def modified(self, key: str) -> float:
-        """When `key` was written, in seconds since 1970. Raises FileNotFoundError."""
+        """Returns when `key` was written, in seconds since 1970. Raises FileNotFoundError."""
 
     def sha256(self, key: str) -> str:
         """Returns the sha256 (hex) of the stored bytes of `key`, streamed. Raises FileNotFoundError."""
@@ -62,7 +62,7 @@ class Storage(Protocol):
         """Returns when each object under the folder `prefix` was written, in seconds since 1970."""
 
     def empty(self) -> bool:
-        """Whether the storage holds no object."""
+        """Returns whether the storage holds no object."""
 
     def delete(self, key: str) -> None:
         """Removes `key`; does nothing if it does not exist."""
@@ -83,7 +83,7 @@ class Storage(Protocol):
         """Returns the file that holds, or would hold, `key`; None if the storage is not a folder."""
 
     def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
-        """Returns (key, bytes) of unfinished writes that got no byte for `older_than` seconds: no listing has them."""
+        """Returns (key, bytes) of unfinished writes without a new byte for `older_than` seconds; `list` omits them."""
 
 
 class LocalStorage:
@@ -216,7 +216,7 @@ class LocalStorage:
         return temporary
 
     def _link(self, source: Path, target: Path) -> None:
-        """A hard link. Raises InputError if the file system has none."""
+        """Makes a hard link. Raises InputError if the file system has none."""
         try:
             os.link(source, target)
         except OSError as error:
@@ -228,7 +228,7 @@ class LocalStorage:
             ) from error
 
     def _files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
-        """The regular files under a folder. A file whose name is not UTF-8 has no key, so it is left out."""
+        """Yields the regular files under a folder. A file whose name is not UTF-8 has no key and is left out."""
         for folder, subfolders, files in os.walk(self.local_path(prefix), onerror=_raise_unless_gone):
             subfolders[:] = [name for name in subfolders if name != TEMPORARY and is_text(name)]
             for name in filter(is_text, files):
@@ -252,7 +252,7 @@ class LocalStorage:
 
 @contextlib.contextmanager
 def full_disk(path: Path) -> Iterator[None]:
-    """Turns an error of the disk or of a folder's rights into one line that names the error's file, else `path`."""
+    """Turns an error of the disk or of permissions into one line that names the error's file, or else `path`."""
     try:
         yield
     except OSError as error:
@@ -301,7 +301,7 @@ def is_text(name: str) -> bool:
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes a folder and those above it, while other processes may remove empty ones. Raises InputError, OSError."""
+    """Makes a folder and its parents, while other processes may remove empty ones. Raises InputError, OSError."""
     for _ in range(ATTEMPTS):
         try:
             return folder.mkdir(parents=True, exist_ok=True)
@@ -314,7 +314,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _place(source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
-    """Has `move` put `source` in place in a folder that other processes remove whenever it is empty."""
+    """Calls `move` to put a file into a folder that other processes remove whenever it is empty."""
     for attempt in range(1, ATTEMPTS + 1):
         _make_folder(target.parent)
         try:
@@ -323,12 +323,12 @@ def _place(source: Path, target: Path, move: Callable[[Path, Path], object]) -> 
         except FileNotFoundError:
             if attempt == ATTEMPTS or not source.exists():
                 raise
-    with contextlib.suppress(FileNotFoundError):  # deleted since, and its folder too
+    with contextlib.suppress(FileNotFoundError):  # the file and its folder were deleted meanwhile
         _sync(target.parent)
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """Raises what keeps a scan from reading; a file or folder that another process removed is no such error."""
+    """Raises an error that prevents a scan from reading; a file or folder that another process removed is ignored."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         raise error
 

@@ -15,7 +15,7 @@ from indexing.store.cache import CorruptError, NodeCache, node_cache
 from indexing.store.storage import LocalStorage
 from retriever.errors import InputError
 
-OLD = 1_000_000_000  # long before KEEP_SECONDS ago
+OLD = 1_000_000_000  # more than KEEP_S ago
 
 
 class Remote:
