@@ -269,8 +269,8 @@ class _Linear:
     """x W^T + b, then GELU if requested; the weights are stored in the order of the CPU's products.
 
     This class and `reorders` are the only users of torch's private operators for oneDNN, those of its own compiler.
-    On one core of an AMD CPU with AVX-512 BF16, at widths from 384 to 3,072, the products of 16 and 224 rows are 2.2 to 2.8 times as fast as
-    `functional.linear` in float32, and 1.05 to 1.44 times in bfloat16.
+    On one core of an AMD CPU with AVX-512 BF16, at widths from 384 to 3,072, products of 16 and 224 rows are 2.2 to
+    2.8 times as fast as `functional.linear` in float32, and 1.05 to 1.44 times in bfloat16.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, gelu: bool = False):
