@@ -13,7 +13,6 @@ import time
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from jobs.common.command_line import UsageError, parse
