@@ -10,7 +10,25 @@ imported when they are first used, so a program with a Client alone never loads 
 """
 
 import importlib
+import importlib.util
+import os
 from typing import TYPE_CHECKING, Any
+
+
+def _check_packages() -> None:
+    """Raises ImportError if another module is found first under the name of one of riptide's packages."""
+    folder = os.path.dirname(os.path.realpath(__file__))
+    for package in ("retriever", "indexing", "serve"):
+        spec, expected = importlib.util.find_spec(package), os.path.join(folder, package)
+        location = str([*(spec.submodule_search_locations or ()), spec.origin][0]) if spec else expected
+        if os.path.realpath(location) != expected:
+            raise ImportError(
+                f"{location} hides riptide's package {package} ({expected}): rename it, or take its folder off "
+                "the path of Python (the folder of the program, PYTHONPATH)"
+            )
+
+
+_check_packages()
 
 from indexing.corpus.corpus import Corpus, Passage
 from indexing.corpus.queries import Queries

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Collection
 
-from retriever.forward.native import processor
+from retriever.forward.native import cpu_info
 
 
 def must_load(needed: Collection[str] = ()) -> bool:
@@ -13,4 +13,4 @@ def must_load(needed: Collection[str] = ()) -> bool:
 
     A missing source file or compiler is no reason to skip a test there.
     """
-    return platform.system() == "Linux" and platform.machine() == "x86_64" and {*needed} <= processor()[0]
+    return platform.system() == "Linux" and platform.machine() == "x86_64" and {*needed} <= cpu_info()[0]

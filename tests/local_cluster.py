@@ -290,7 +290,7 @@ def without_progress(err: str) -> str:
     That is progress, where it runs, Ray's note on pools of actors, and the warning of processors without AVX-512.
     """
     lines = [line for line in err.splitlines(keepends=True) if RAY_NOTE not in line]
-    notes = r"(?!error)[\w ,]+: [\d,]+ |runs on |exact search runs in torch, .* the processor lacks "
+    notes = r"(?!error)[\w ,]+: [\d,]+ |runs on |exact search runs in torch, .* the CPU lacks "
     return "".join(line for line in lines if not re.match(notes, line))
 
 

@@ -27,11 +27,10 @@ from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.store.artifact import Artifact, Draft, Part
-from indexing.store.chain import check_lineage
 from indexing.store.store import Store
-from indexing.work.growth import IndexOptions, count_shards, next_target
+from indexing.work.growth import GrowingWork, IndexOptions, count_shards
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Committed, Progress, RangeStage, StageDefaults, Target, Unit, check_same_options
+from indexing.work.work import Committed, Progress, RangeStage, StageDefaults, Unit, check_same_options
 
 SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
 SAMPLE_PARTS = 256  # the training sample is drawn from at most so many parts
@@ -51,13 +50,11 @@ class SearchSetting:
     reached: bool
 
 
-class BuildIndex:
+class BuildIndex(GrowingWork):
     """The work that makes index/NAME, or its next generation: train a quantizer, fill shards, measure recall.
 
     Attributes:
         factory: FAISS' factory string.
-        first_row, end: The rows to be indexed.
-        complete: Whether the existing generations cover the embeddings.
     """
 
     def __init__(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions):
@@ -66,9 +63,8 @@ class BuildIndex:
         Raises:
             InputError: If the factory does not fit the embeddings, or if the existing generations have other options.
         """
-        self.embeddings, self.name = embeddings, name
-        self.previous = store.generations("index", name)
-        check_lineage(self.previous, embeddings.generations)
+        super().__init__(store, "index", name, embeddings.generations)
+        self.embeddings = embeddings
         first = self.previous[0].config if self.previous else None
         factory = options.factory
         if factory == "auto":
@@ -91,16 +87,8 @@ class BuildIndex:
         self.factory, self.recall = factory, options.recall
         self.first_row = Index(name, self.previous).num_rows if self.previous else 0
         self.end = embeddings.num_rows
-        self.complete = bool(self.previous) and self.first_row >= self.end
         first_rows = Index(name, self.previous[:1]).num_rows if self.previous else 0
         self.num_shards = count_shards(options.shards, self.end - self.first_row, first_rows)
-
-    @property
-    def targets(self) -> list[Target]:
-        """Returns the generation to be made."""
-        if self.complete:
-            return []
-        return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
 
     @property
     def stages(self) -> list[TrainStage | FillStage]:

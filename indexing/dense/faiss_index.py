@@ -27,7 +27,7 @@ import numpy as np
 
 from indexing.exact import available_threads
 from retriever.errors import InputError
-from retriever.forward.native import processor
+from retriever.forward.native import cpu_info
 
 
 def _import_faiss() -> Any:
@@ -38,7 +38,7 @@ def _import_faiss() -> Any:
     the kernels for Haswell are avoided: their sums depend on the number of threads (`_search_threads`).
     """
     unset = "OPENBLAS_CORETYPE" not in os.environ
-    flags = processor()[0]
+    flags = cpu_info()[0]
     if unset and "avx2" in flags:
         os.environ["OPENBLAS_CORETYPE"] = "SKYLAKEX" if {"avx512f", "avx512bw", "avx512vl"} <= flags else "SANDYBRIDGE"
     try:

@@ -9,7 +9,7 @@ from indexing.dense.online import DenseShard
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.hit_sources.dense import ONLINE, DenseSource
-from indexing.hit_sources.kind import SearchContext, ServedNames, SourceKind
+from indexing.hit_sources.kind import SearchContext, SourceKind
 from indexing.hit_sources.online import Target
 
 
@@ -27,8 +27,8 @@ class ExactKind(SourceKind):
         embeddings = Embeddings.open(context.store, name, context.corpus)
         return DenseSource(embeddings, None, context.corpus, context.query_encoder(embeddings))
 
-    def target(self, name: str, task: ServedNames) -> Target:
-        return name, task.index if name == task.embeddings else None
+    def target(self, name: str, *, embeddings: str | None, index: str | None) -> Target:
+        return name, index if name == embeddings else None
 
     def search_online(self, searcher: DenseShard, queries: np.ndarray, k: int, filter: Filter | None) -> Hits:
         return searcher.search(queries, k, filter, exact=True)

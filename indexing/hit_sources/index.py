@@ -8,7 +8,7 @@ from typing import Any
 from indexing.dense.index import Index
 from indexing.embeddings.embeddings import Embeddings
 from indexing.hit_sources.dense import ONLINE, DenseSource
-from indexing.hit_sources.kind import IndexKind, SearchContext, ServedNames
+from indexing.hit_sources.kind import IndexKind, SearchContext
 from indexing.hit_sources.online import Target
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild, IndexOptions
@@ -38,8 +38,8 @@ class FaissKind(IndexKind):
         encoder = context.query_encoder(embeddings)
         return DenseSource(embeddings, index, context.corpus, encoder, search_parameters)
 
-    def target(self, name: str, task: ServedNames) -> Target:
-        return task.embeddings, name
+    def target(self, name: str, *, embeddings: str | None, index: str | None) -> Target:
+        return embeddings, name
 
     def build(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions) -> IndexBuild:
         from indexing.dense.building import BuildIndex

@@ -128,16 +128,6 @@ class VectorSource(Generic[Reader, Index]):
         return inputs
 
 
-class ServedNames(Protocol):
-    """The artifacts that a task of a service names. None: the task has none of that kind."""
-
-    @property
-    def embeddings(self) -> str | None: ...
-
-    @property
-    def index(self) -> str | None: ...
-
-
 class SourceKind(ABC):
     """A kind of hit source: how its sources are named, how a job opens one, and how a service searches one.
 
@@ -179,12 +169,13 @@ class SourceKind(ABC):
             InputError: If the store lacks an artifact, or if it belongs to another corpus.
         """
 
-    def target(self, name: str, task: ServedNames) -> Target:
+    def target(self, name: str, *, embeddings: str | None, index: str | None) -> Target:
         """Returns what the service opens for a source of a task; sources with the same target share a searcher.
 
         Args:
             name: The name in the grammar.
-            task: The other artifacts of the task.
+            embeddings: The dense embeddings of the task; None: it has none.
+            index: The index over them; None: it has none.
         """
         return (name,)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from indexing.corpus.corpus import Corpus
 from indexing.hit_sources.query_encoder import QueryEncoder
@@ -19,14 +19,20 @@ Target = tuple[str | None, ...]  # names of what one searcher searches; their me
 Files = Iterable[tuple[Artifact | Draft, Part]]
 
 
-class PinnedArtifacts(Protocol):
-    """The artifacts of a release, each checked against the fingerprint in the release."""
+@dataclass(frozen=True)
+class PinnedArtifacts:
+    """The artifacts of a release, each checked against the fingerprint in the release.
+
+    Attributes:
+        store: The store.
+        corpus: The corpus.
+        generations: Returns the generations of an artifact by its kind and name; one for an artifact without
+            generations.
+    """
 
     store: Store
     corpus: Corpus
-
-    def generations(self, kind: str, name: str) -> list[Artifact]:
-        """Returns the generations of an artifact; one for an artifact without generations."""
+    generations: Callable[[str, str], list[Artifact]]
 
 
 @dataclass(frozen=True)

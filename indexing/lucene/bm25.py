@@ -25,9 +25,9 @@ from indexing.lucene.segments import (
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart, check_lineage
 from indexing.store.store import Store
-from indexing.work.growth import next_target
+from indexing.work.growth import GrowingWork
 from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner
-from indexing.work.work import RangeStage, Target, Unit, WorkDefaults, check_same_options
+from indexing.work.work import RangeStage, Unit, check_same_options
 from retriever.errors import InputError
 
 DEFAULT = "bm25"  # the default name
@@ -103,13 +103,11 @@ def _searcher(files: SegmentFiles, k1: float, b: float, language: str, first: in
     return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, searched=slice(first, end))
 
 
-class BuildBm25(WorkDefaults):
+class BuildBm25(GrowingWork):
     """The work that makes bm25/NAME, or its next generation: Lucene shards, each filled by one worker.
 
     Attributes:
-        first_row, end: The rows to be indexed.
         num_shards: The number of shards that are filled in parallel.
-        complete: Whether the existing generations cover the corpus.
     """
 
     def __init__(
@@ -133,10 +131,8 @@ class BuildBm25(WorkDefaults):
             raise InputError(f"parameter k1 {k1}, parameter b {b}: expected k1 >= 0 and 0 <= b <= 1")
         if shards is not None and shards < 1:
             raise InputError(f"parameter shards {shards}: expected at least 1")
+        super().__init__(store, "bm25", name, corpus.generations)
         self.corpus, self.language = corpus, language
-        self.name = name
-        self.previous = store.generations("bm25", self.name)
-        check_lineage(self.previous, corpus.generations)
         self.config = {"k1": k1, "b": b, "language": language, "shards": shards, "limit": limit, "title": "space"}
         if self.previous:
             check_same_options(self.previous[0], self.config)
@@ -144,7 +140,6 @@ class BuildBm25(WorkDefaults):
         self.end = min(corpus.num_rows, limit or corpus.num_rows)
         rows = self.end - self.first_row
         self.num_shards = max(1, min(shards or -(-rows // SHARD_ROWS), rows))
-        self.complete = bool(self.previous) and self.first_row >= self.end
 
     def pin_versions(self, runner: Runner) -> None:
         """Adds the versions of Lucene and Anserini to the configuration, as a worker reports them.
@@ -154,13 +149,6 @@ class BuildBm25(WorkDefaults):
                 built with other versions.
         """
         self.config |= find_versions(runner, self.previous, self.language, self.num_shards)
-
-    @property
-    def targets(self) -> list[Target]:
-        """Returns the generation to be made."""
-        if self.complete:
-            return []
-        return [next_target("bm25", self.name, self.corpus.generations, self.previous, self.config)]
 
     @property
     def stages(self) -> list[FillLucene]:

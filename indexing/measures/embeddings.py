@@ -105,8 +105,7 @@ class MeasureEmbeddings:
         sample: int = SAMPLE,
         seed: int = 0,
     ):
-        if sample < 2 or seed < 0:
-            raise InputError(f"parameter sample {sample} parameter seed {seed}: expected at least 2, and at least 0")
+        check_sample(sample, seed)
         if split == ALL:
             have = ", ".join(queries.splits) or "none"
             raise InputError(
@@ -207,6 +206,12 @@ class MeasureEmbeddings:
 def forms_of(embeddings: Embeddings) -> dict[str, Form]:
     """Returns the forms in which vectors are measured; "raw" is left out if the encoder normalises them."""
     return {"unit": unit} if embeddings.similarity == "cosine" else {"unit": unit, "raw": _unchanged}
+
+
+def check_sample(sample: int, seed: int) -> None:
+    """Raises InputError for a sample of less than two, or a seed below 0."""
+    if sample < 2 or seed < 0:
+        raise InputError(f"parameter sample {sample} parameter seed {seed}: expected at least 2, and at least 0")
 
 
 def draw_sample(draw: np.random.Generator, numbers: np.ndarray, size: int) -> np.ndarray:

@@ -13,7 +13,15 @@ from indexing.corpus.queries import ALL, Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.measures.embeddings import SAMPLE, EmbeddingMeasures, Form, VectorMeasures, draw_sample, forms_of
+from indexing.measures.embeddings import (
+    SAMPLE,
+    EmbeddingMeasures,
+    Form,
+    VectorMeasures,
+    check_sample,
+    draw_sample,
+    forms_of,
+)
 from indexing.measures.vectors import uniformity, unit
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
@@ -74,8 +82,7 @@ class MeasureByCategory:
         sample: int = SAMPLE,
         seed: int = 0,
     ):
-        if sample < 2 or seed < 0:
-            raise InputError(f"parameter sample {sample} parameter seed {seed}: expected at least 2, and at least 0")
+        check_sample(sample, seed)
         corpus = Corpus.open(store)
         self.embeddings = Embeddings.open(store, name, corpus)
         self._encoder = QueryEncoder[np.ndarray](store, self.embeddings, options or SearchOptions())

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from indexing.lucene.segments import check_versions, commit_segment, find_versions
 from indexing.sparse.embeddings import SparseEmbeddings
@@ -15,20 +14,17 @@ from indexing.sparse.files import blocks
 from indexing.sparse.impacts import SCALE, document_texts, quantised
 from indexing.sparse.lucene_search import write_impacts
 from indexing.store.artifact import Draft
-from indexing.store.chain import check_lineage
 from indexing.store.store import Store
-from indexing.work.growth import count_shards, next_target
+from indexing.work.growth import GrowingWork, count_shards
 from indexing.work.tasks import JVM_CORE, Place, Report, Resources, Runner
-from indexing.work.work import RangeStage, Target, Unit, WorkDefaults, check_same_options
+from indexing.work.work import RangeStage, Unit, check_same_options
 
 
-class BuildImpacts(WorkDefaults):
+class BuildImpacts(GrowingWork):
     """The work that makes index/NAME of sparse embeddings, or its next generation.
 
     Attributes:
-        first_row, end: The rows to be indexed.
         num_shards: The number of shards that are filled in parallel.
-        complete: Whether the existing generations cover the embeddings.
 
     Args:
         store: The store.
@@ -41,27 +37,18 @@ class BuildImpacts(WorkDefaults):
     """
 
     def __init__(self, store: Store, embeddings: SparseEmbeddings, name: str, *, shards: int):
-        self.embeddings, self.name = embeddings, name
-        self.previous = store.generations("index", name)
-        check_lineage(self.previous, embeddings.generations)
-        self.config: dict[str, Any] = {"embeddings": embeddings.name, "impacts": SCALE, "shards": shards}
+        super().__init__(store, "index", name, embeddings.generations)
+        self.embeddings = embeddings
+        self.config = {"embeddings": embeddings.name, "impacts": SCALE, "shards": shards}
         if self.previous:
             check_same_options(self.previous[0], self.config)
         rows = [sum(part.rows for part in made.group("shard")) for made in self.previous]
         self.first_row, self.end = sum(rows), embeddings.num_rows
-        self.complete = bool(self.previous) and self.first_row >= self.end
         self.num_shards = count_shards(shards, self.end - self.first_row, rows[0] if rows else 0)
 
     def pin_versions(self, runner: Runner) -> None:
         """Adds the versions of Lucene and Anserini to the configuration. Raises InputError as `find_versions` does."""
         self.config |= find_versions(runner, self.previous, "en", self.num_shards)
-
-    @property
-    def targets(self) -> list[Target]:
-        """Returns the generation to be made."""
-        if self.complete:
-            return []
-        return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
 
     @property
     def stages(self) -> list[FillImpacts]:

@@ -51,7 +51,7 @@ class SparseKind(VectorKind):
     def query_encoder(self, encoder: Encoder) -> SparseEncoder:
         from retriever.encoding.sparse_encoder import SparseEncoder
 
-        return SparseEncoder.over(encoder)
+        return SparseEncoder(encoder)
 
     def batched_type(self, described: Mapping[str, Any]) -> None:
         return None

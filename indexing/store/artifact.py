@@ -446,7 +446,7 @@ class Draft:
         self.require_pinned()
         for part in parts:
             if sizes.get(f"{self.key}/{part.file}") != part.bytes:
-                raise CorruptError(f"{self.url}/{part.file}: missing or cut; remove {self.key} and make it anew")
+                raise CorruptError(f"{self.url}/{part.file}: missing or cut; remove {self.key} and make it again")
 
     def _provenance(self) -> dict[str, Any]:
         import importlib.metadata as metadata
@@ -504,7 +504,7 @@ def read_begun(storage: Storage, key: str) -> dict[str, Any]:
 
 
 def pinned_config(storage: Storage, key: str) -> dict[str, Any] | None:
-    """Returns the configuration of an artifact that is complete or has a part, else None: it may still change."""
+    """Returns the configuration of an artifact that is complete or has a part; None if it may still change."""
     with contextlib.suppress(FileNotFoundError):
         document = read_begun(storage, key)
         complete = storage.size(f"{key}/{MANIFEST}") is not None

@@ -1,4 +1,4 @@
-"""Local files for parts: a bounded, hash-checked cache on each node; a local store's own files where they lie."""
+"""Local files of parts, with checked hashes: a bounded cache on each node, or the files of a local store themselves."""
 
 from __future__ import annotations
 
@@ -12,30 +12,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from indexing.store.storage import TEMPORARY, LocalStorage, Storage
+from indexing.store.storage import TEMPORARY, Storage
 from retriever.errors import InputError
 
-KEEP_SECONDS = 600  # a file handed out this recently is not evicted: its reader may not have opened it yet
+KEEP_S = 600  # a file that was returned so recently is not evicted: its reader may not have opened it yet
 
 
 class CorruptError(InputError):
-    """A file whose bytes are not those that were committed; the message starts with the file."""
+    """A file whose bytes differ from the committed ones; the message starts with the file."""
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 (hex) of a file, streamed."""
+    """Returns the sha256 (hex) of a file, streamed."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)
 class NodeCache:
-    """`folder` holds about `max_bytes` of fetched parts, the least recently used go first. What was handed out in the
-    last KEEP_SECONDS stays, so `max_bytes` may be overrun by as much as was read in these minutes.
+    """A folder of fetched parts. The least recently used parts are evicted first.
 
-    check: "once" hashes a file when this node fetches or first opens it, and again whenever its inode, size or time of
-    modification (a local store's own file: or of status change) has changed; "always" hashes at every opening; "size"
-    only compares sizes.
+    Attributes:
+        folder: The folder.
+        max_bytes: Bytes of all parts. Parts that were returned in the last KEEP_S seconds are not evicted, so the cache
+            may exceed it by the bytes that were read in this time.
+        check: "once" hashes a file when this node fetches or first opens it, and again if its inode, size or time of
+            modification has changed (for a file of a local store, also the time of status change); "always" hashes at
+            every opening; "size" only compares sizes.
     """
 
     folder: Path
@@ -43,21 +46,31 @@ class NodeCache:
     check: Literal["once", "always", "size"] = "once"
 
     def local(self, storage: Storage, key: str, size: int, sha256: str) -> Path:
-        """A local file with the bytes of `key`. Raises CorruptError (InputError) where they are not those."""
+        """Returns a local file with the bytes of an object.
+
+        Args:
+            storage: The storage.
+            key: The key of the object.
+            size: Its committed size in bytes.
+            sha256: Its committed sha256 (hex).
+
+        Raises:
+            InputError: If the object is missing.
+            CorruptError: If its bytes differ from the committed ones.
+        """
         name = f"{storage.url}/{key}"
-        if isinstance(storage, LocalStorage):
-            path = storage.path(key)
+        if (file := storage.local_path(key)) is not None:
             try:
-                self._verify(path, name, size, sha256, own=True)
+                self._verify(file, name, size, sha256, in_store=True)
             except FileNotFoundError as error:
-                raise _missing(name) from error
-            return path
+                raise _missing_file(name) from error
+            return file
         path = self.folder / "parts" / sha256[:2] / f"{sha256}{Path(key).suffix}"
         try:
             status = path.stat()
             if status.st_size == size:
-                os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))  # first of all: from here on it is not evicted
-                self._verify(path, name, size, sha256, own=False)
+                os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))  # first, so that it is not evicted any more
+                self._verify(path, name, size, sha256, in_store=False)
                 return path
         except FileNotFoundError:
             pass  # never fetched, or evicted by another process since
@@ -71,38 +84,38 @@ class NodeCache:
         temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
         try:
             storage.fetch(key, temporary)
-            os.utime(temporary)  # a long fetch has just been used, whatever the mount does to access times
-            status = _sized(temporary, name, size)
+            os.utime(temporary)  # counts as used now, even if the mount does not update access times
+            status = _check_size(temporary, name, size)
             if self.check != "size":
-                _hashed(temporary, name, sha256)
+                _check_hash(temporary, name, sha256)
             os.replace(temporary, path)
         except FileNotFoundError as error:
-            raise _missing(name) from error
+            raise _missing_file(name) from error
         finally:
             temporary.unlink(missing_ok=True)
         if self.check != "size":
-            self._stamp(sha256, status, _seen(status, own=False))
+            self._stamp(sha256, status, _file_state(status, in_store=False))
 
-    def _verify(self, path: Path, name: str, size: int, sha256: str, *, own: bool) -> None:
-        status = _sized(path, name, size)
+    def _verify(self, path: Path, name: str, size: int, sha256: str, *, in_store: bool) -> None:
+        status = _check_size(path, name, size)
         if self.check == "size":
             return
-        seen = _seen(status, own=own)
+        state = _file_state(status, in_store=in_store)
         if self.check == "once":
             with contextlib.suppress(OSError):
-                if self._stamp_file(sha256, status).read_text() == seen:
+                if self._stamp_file(sha256, status).read_text() == state:
                     return
-        _hashed(path, name, sha256)
-        self._stamp(sha256, status, seen)
+        _check_hash(path, name, sha256)
+        self._stamp(sha256, status, state)
 
     def _stamp_file(self, sha256: str, status: os.stat_result) -> Path:
         return self.folder / "verified" / sha256[:2] / f"{sha256}-{status.st_dev}-{status.st_ino}"
 
-    def _stamp(self, sha256: str, status: os.stat_result, seen: str) -> None:
+    def _stamp(self, sha256: str, status: os.stat_result, state: str) -> None:
         stamp = self._stamp_file(sha256, status)
         with contextlib.suppress(OSError):  # without a stamp the next opening hashes again
             stamp.parent.mkdir(parents=True, exist_ok=True)
-            stamp.write_text(seen)
+            stamp.write_text(state)
 
     def _make_room(self, size: int) -> None:
         files = []
@@ -111,11 +124,11 @@ class NodeCache:
                 files.append((path, path.stat()))
         excess = sum(status.st_size for _, status in files) + size - self.max_bytes
         for path, status in sorted(files, key=lambda file: _used(*file)):
-            if excess <= 0 or _used(path, status) > time.time() - KEEP_SECONDS:
+            if excess <= 0 or _used(path, status) > time.time() - KEEP_S:
                 return
             with contextlib.suppress(FileNotFoundError):
                 if _used(path, path.stat()) != _used(path, status):
-                    continue  # handed out since it was listed
+                    continue  # returned to a reader since it was listed
             path.unlink(missing_ok=True)  # a reader that has it open or mapped keeps its bytes
             with contextlib.suppress(OSError):
                 self._stamp_file(path.name.partition(".")[0], status).unlink()
@@ -123,7 +136,7 @@ class NodeCache:
 
 
 def node_cache() -> NodeCache:
-    """The cache of this node: RIPTIDE_CACHE (default ~/.cache/riptide), RIPTIDE_CACHE_BYTES (default 100 GB)."""
+    """Returns the cache of this node, from RIPTIDE_CACHE, RIPTIDE_CACHE_BYTES (default 100 GB) and RIPTIDE_CHECK."""
     folder = Path(os.environ.get("RIPTIDE_CACHE", "~/.cache/riptide")).expanduser()
     size = os.environ.get("RIPTIDE_CACHE_BYTES", "100000000000")
     check = os.environ.get("RIPTIDE_CHECK", "once")
@@ -132,30 +145,30 @@ def node_cache() -> NodeCache:
     return NodeCache(folder, int(size), check)  # type: ignore[arg-type]
 
 
-_RESTORE = "jobs/verify.py names every such file; restore it, or remove the artifact and make it anew"
+_RESTORE = "jobs/verify.py names every such file; restore it, or remove the artifact and make it again"
 
 
-def _missing(name: str) -> InputError:
+def _missing_file(name: str) -> InputError:
     return InputError(f"{name}: the file is missing; {_RESTORE}")
 
 
-def _sized(path: Path, name: str, size: int) -> os.stat_result:
+def _check_size(path: Path, name: str, size: int) -> os.stat_result:
     status = path.stat()
     if status.st_size != size:
         raise CorruptError(f"{name}: {status.st_size} bytes, {size} were committed; {_RESTORE}")
     return status
 
 
-def _hashed(path: Path, name: str, sha256: str) -> None:
+def _check_hash(path: Path, name: str, sha256: str) -> None:
     if file_sha256(path) != sha256:
         raise CorruptError(f"{name}: its sha256 is not the committed one; {_RESTORE}")
 
 
-def _seen(status: os.stat_result, *, own: bool) -> str:
-    """What a stamp holds. A file in the cache is touched whenever it is handed out, which changes its ctime."""
-    return f"{status.st_mtime_ns} {status.st_ctime_ns}" if own else f"{status.st_mtime_ns}"
+def _file_state(status: os.stat_result, *, in_store: bool) -> str:
+    """Returns the content of a stamp; without the ctime for a file in the cache, whose times change at each use."""
+    return f"{status.st_mtime_ns} {status.st_ctime_ns}" if in_store else f"{status.st_mtime_ns}"
 
 
 def _used(path: Path, status: os.stat_result) -> float:
-    """When a file in the cache was last used: handed out or, while it is being fetched, written to."""
+    """Returns when a file in the cache was last returned or, while it is fetched, written to."""
     return max(status.st_atime, status.st_mtime) if path.suffix == TEMPORARY else status.st_atime

@@ -51,17 +51,17 @@ class RowRange(NamedTuple):
 
 
 def row_parts(generations: Sequence[Artifact]) -> list[RowPart]:
-    """All parts of a chain, each with its first global row (the order of generations, then of parts)."""
-    found, row = [], 0
+    """Returns all parts of a chain with their first global rows, in the order of generations and of parts."""
+    parts, row = [], 0
     for artifact in generations:
         for part in artifact.group("part"):
-            found.append(RowPart(artifact, part, row))
+            parts.append(RowPart(artifact, part, row))
             row += part.rows
-    return found
+    return parts
 
 
 def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[RowPart, np.ndarray, np.ndarray]]:
-    """For each part that holds some of `rows` [n] int64: (part, positions in `rows`, rows local to the part)."""
+    """Yields (part, positions in `rows`, rows within the part) for each part that holds some of `rows`, int64 [n]."""
     starts = np.array([part.first_row for part in parts], np.int64)
     owner = np.searchsorted(starts, rows, side="right") - 1
     for index in np.unique(owner):

@@ -1,4 +1,4 @@
-"""Describes, in one line, why a name of the store is taken, and what the user can do."""
+"""Describes in one line why a name of the store is taken, and what the user can do."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from retriever.errors import shortened
 
 _HASH = re.compile(r"[0-9a-f]{32,}")
 _SEARCH = "search_parameters"  # nested settings, each of which is an option
-# settings without an option
+# Settings without an option.
 _NO_OPTIONS = ("numerics", "lucene", "anserini", "tomotopy", "training_threads", "title", "copies", "pool_draws")
-# What a setting is where it is not stored, because it came later than the first artifacts.
+# Values of settings that the first artifacts do not store, because the settings are newer.
 _UNSTORED = {"loop.optimizer": "adamw"}
 _OTHER_NAMES = {  # how a job gives another name, if not by its option --name; a store has one corpus
     "corpus": "another store",
@@ -44,8 +44,8 @@ def describe_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -
     if pinned.get("format") != requested.get("format"):
         differences.append(f"format {pinned.get('format')}, now {requested.get('format')}")
     more = f" and {len(differences) - MAX_SHOWN} more" if len(differences) > MAX_SHOWN else ""
-    given = [(name, old) for name, old, _ in settings if name.startswith("parameter ") and old is not None]
-    options = [f"{name} {show(old)}" for name, old in given if not isinstance(old, bool)]
+    known = [(name, old) for name, old, _ in settings if name.startswith("parameter ") and old is not None]
+    options = [f"{name} {show(old)}" for name, old in known if not isinstance(old, bool)]
     remedies = [_OTHER_NAMES.get(pinned["kind"], "another name (parameter name)")]
     if settings:
         remedies.insert(0, " ".join(options) if len(options) == len(differences) else "the same options")

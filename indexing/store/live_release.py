@@ -1,7 +1,7 @@
 """serving/current.json: names the live release and those before it. The one object of a store that changes.
 
-It is replaced by compare-and-swap alone, and carries its own sha256 as manifests do. An earlier riptide wrote it
-without; such an object is read too, and the next swap replaces it by a sealed one.
+It is replaced by compare-and-swap only, and contains its own sha256, as manifests do. Early versions wrote it without
+the hash; such an object is read too, and the next swap replaces it by a sealed one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _REMEDY = "make a new release of what the store holds: the option renew of jobs/
 
 @dataclass(frozen=True)
 class Current:
-    """What `serving/current.json` says: ids of the live release and of those before it, newest first."""
+    """The content of `serving/current.json`: ids of the live release and of those before it, newest first."""
 
     release: str
     before: tuple[str, ...]
 
     @property
     def named(self) -> set[str]:
-        """Keys of all these releases."""
+        """The keys of all these releases."""
         return {f"releases/{id}" for id in (self.release, *self.before)}
 
     def document(self) -> bytes:
@@ -38,7 +38,7 @@ class Current:
 
 
 def read_current(storage: Storage) -> Current | None:
-    """Returns what names the live release, None if no release was ever live. Raises CorruptError."""
+    """Returns the content of the object, None if no release was ever live. Raises CorruptError."""
     tagged = storage.read_tagged(CURRENT)
     return None if tagged is None else parse_current(storage, tagged[0])
 
@@ -57,7 +57,7 @@ def unreadable_release(storage: Storage, id: str, error: CorruptError) -> Corrup
 
 
 def _document(data: bytes) -> dict[str, Any] | None:
-    """The document of a sealed object, or of one that an earlier riptide wrote; None if it is damaged."""
+    """Returns the document of the object, sealed or of an early version; None if it is damaged."""
     try:
         document = json.loads(data)
         if isinstance(document, dict) and "own_sha256" in document:

@@ -1,8 +1,8 @@
-"""Models as artifacts: models/NAME holds a saved Hugging Face folder file by file, and opens as a folder again.
+"""Models as artifacts: models/NAME holds the files of a Hugging Face folder, and opens as a folder again.
 
 models/NAME   file-00000-HASH.file  file-00001-HASH.file …   each part's facts: {"path": "config.json"}
 
-(*.json is what an artifact's own records are called.)
+The suffix is ".file" because an artifact's records end in ".json".
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ PICKLES = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 
 
 def commit_files(draft: Draft, folder: Path) -> None:
-    """Make each file of a folder a part of the draft, in the order of their names.
+    """Commits each file of a folder as a part of the draft, in the order of their names.
 
-    Raises InputError for a folder that holds pickled files, or other files than those an earlier run committed.
+    Raises:
+        InputError: If the folder holds pickled files, or other files than those that an earlier run committed.
     """
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     if pickled := [file for file in files if file.endswith(PICKLES)]:
@@ -43,15 +44,18 @@ def commit_files(draft: Draft, folder: Path) -> None:
         part = draft.commit(f"file-{number:05d}", ".file", copy, rows=0, path=file)
         if part.facts["path"] != file:
             raise InputError(
-                f"{draft.url}/{part.file}: holds {part.facts['path']}, now {file}: remove {draft.key} and make it anew"
+                f"{draft.url}/{part.file}: holds {part.facts['path']}, now {file}: remove {draft.key} and make it again"
             )
 
 
 def model_folder(artifact: Artifact) -> Path:
-    """A local folder with the model's files under their own names, for any library that opens a folder.
+    """Returns a local folder with the files of a model under their original names.
 
-    Its files are links to the parts on this node, each looked up and checked again at every call.
-    Raises CorruptError where a file's bytes are not those that were committed, InputError for what is no model.
+    The files are links to the parts on this node, which are checked again at every call.
+
+    Raises:
+        InputError: If the artifact is no model.
+        CorruptError: If the bytes of a file differ from the committed ones.
     """
     parts = artifact.group("file")
     if not parts:
@@ -67,7 +71,7 @@ def model_folder(artifact: Artifact) -> Path:
 
 
 def resolve_model(store: Store, name: str) -> str:
-    """The folder of the store's model for "models/NAME"; any other name or path as it is. Raises InputError."""
+    """Returns the folder of a store's model for "models/NAME", and any other name unchanged. Raises InputError."""
     artifact = stored_model(store, name)
     return name if artifact is None else str(model_folder(artifact))
 
@@ -86,10 +90,14 @@ def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The last checkpoint of a training run, under checkpoints/NAME; travels to workers.
+    """The last checkpoint of a training run, under checkpoints/NAME. It can be sent to workers.
 
-    identity: of the draft that is being trained; a checkpoint of another one does not count. A checkpoint is one file,
-    and counts from the moment that `latest.json`, which names it with its sha256, is replaced.
+    A checkpoint is one file. It counts from the moment when `latest.json`, which names it with its sha256, is replaced.
+
+    Attributes:
+        store: The store.
+        name: The name of the checkpoints.
+        identity: The identity of the draft that is trained; checkpoints of other drafts do not count.
     """
 
     store: Store
@@ -97,7 +105,7 @@ class Checkpoints:
     identity: str
 
     def save(self, step: int, write: Callable[[Path], object]) -> None:
-        """Have `write(path)` make a file, and make it the checkpoint at `step`; the one before is removed."""
+        """Calls `write(path)` to make the checkpoint at `step`, and removes the previous one."""
         storage = self.store.storage
         path = storage.scratch(".safetensors")
         try:
@@ -158,7 +166,7 @@ class Checkpoints:
         return path
 
     def clear(self) -> None:
-        """Remove what is there: the model is complete."""
+        """Removes the checkpoint, because the model is complete."""
         for key, _ in sorted(self.store.storage.list(self._folder), key=lambda entry: entry[0] != self._latest):
             self.store.storage.delete(key)
 
@@ -180,34 +188,34 @@ class Checkpoints:
 
 
 def checkpoint_names(kind: str, name: str) -> tuple[str, str]:
-    """What a training of kind/NAME calls its checkpoints: the last one, and the best one."""
+    """Returns the names of the checkpoints of a training of KIND/NAME: of the last one, and of the best one."""
     return f"{name}.{kind}", f"{name}.{kind}.best"
 
 
 def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
-    """(key, bytes) of the checkpoints that no training will go on from, in the order to delete them.
+    """Returns (key, bytes) of the checkpoints that no training resumes, in the order in which to delete them.
 
-    Those are of no artifact that was begun and is not complete.
+    These are the checkpoints that belong to no incomplete artifact.
     """
-    found = _checkpoints(store)  # first: what was begun meanwhile has none among these
-    begun = {name for key in store.incomplete() for name in checkpoint_names(*Key.parse(key))}
-    return [(key, size) for key, size in found if key.split("/")[1] not in begun]
+    checkpoints = _checkpoints(store)  # listed first, so that none is of an artifact that begins meanwhile
+    resumable = {name for key in store.incomplete() for name in checkpoint_names(*Key.parse(key))}
+    return [(key, size) for key, size in checkpoints if key.split("/")[1] not in resumable]
 
 
 def own_checkpoints(store: Store, kind: str, name: str) -> list[tuple[str, int]]:
-    """(key, bytes) of the checkpoints that the training of kind/NAME left, in the order to delete them."""
-    own = checkpoint_names(kind, name)
-    return [(key, size) for key, size in _checkpoints(store) if key.split("/")[1] in own]
+    """Returns (key, bytes) of the checkpoints of the training of KIND/NAME, in the order in which to delete them."""
+    names = checkpoint_names(kind, name)
+    return [(key, size) for key, size in _checkpoints(store) if key.split("/")[1] in names]
 
 
 def _checkpoints(store: Store) -> list[tuple[str, int]]:
-    """All of a store's; what names one before it."""
-    found = store.storage.list("checkpoints")
-    return sorted(found, key=lambda entry: (not entry[0].endswith("/latest.json"), entry[0]))
+    """Returns (key, bytes) of all checkpoints of a store; the objects that name checkpoints come first."""
+    objects = store.storage.list("checkpoints")
+    return sorted(objects, key=lambda entry: (not entry[0].endswith("/latest.json"), entry[0]))
 
 
 def _link(link: Path, target: Path) -> None:
-    """A symbolic link to `target`; one that leads elsewhere is replaced in one step, for readers that hold it."""
+    """Makes a symbolic link to `target`; a link to another target is replaced in one step, so that readers find one."""
     if link.is_symlink() and Path(os.readlink(link)) == target:
         return
     link.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Writes a file or a folder of results in one step; one that exists with the same content is kept."""
+"""Writes a file or a folder of results in one step, and keeps an existing one with the same content."""
 
 from __future__ import annotations
 
@@ -90,5 +90,5 @@ def result_path(path: str) -> Path:
 
 
 def _files(folder: Path) -> set[str]:
-    """The paths of all files below a folder."""
+    """Returns the paths of all files below a folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}

@@ -1,4 +1,4 @@
-"""How long releases are kept that `serving/current.json` does not name, and the prompts that came over HTTP for them.
+"""Keeps releases that `serving/current.json` does not name, and prompts that arrived over HTTP, for some hours.
 
 A release is saved before it is made live, which may take minutes, and any server of the store may be about to do that.
 So nothing is removed until GRACE_S after its last object was written (saving a release again counts), by the times of
@@ -19,7 +19,7 @@ from indexing.store.live_release import read_current
 from indexing.store.store import Store
 
 GRACE_S = 6 * 3600.0
-GIVEN = "given"  # in the configuration of a prompt that came over HTTP
+GIVEN = "given"  # in the configuration of a prompt that arrived over HTTP
 
 
 def newest_releases(store: Store) -> list[str]:
@@ -33,7 +33,7 @@ def newest_releases(store: Store) -> list[str]:
 def expired_releases(store: Store) -> list[str]:
     """Returns the keys of the releases, complete or not, that nothing names and that are older than GRACE_S.
 
-    None if the store has no `serving/current.json`: if it was lost, the releases are what it is made again from.
+    The list is empty if the store has no `serving/current.json`: if it was lost, it is made again from the releases.
 
     Raises:
         CorruptError: If `serving/current.json` is damaged, as any release may be the live one.
@@ -46,7 +46,7 @@ def expired_releases(store: Store) -> list[str]:
 
 
 def expired_prompts(store: Store, releases: Collection[str] = (), among: Collection[str] | None = None) -> list[str]:
-    """Returns the keys of the prompts that came over HTTP, are older than GRACE_S and that no artifact needs.
+    """Returns the keys of the prompts that arrived over HTTP, are older than GRACE_S and that no artifact needs.
 
     Args:
         store: The store.
@@ -68,12 +68,12 @@ def expired_prompts(store: Store, releases: Collection[str] = (), among: Collect
 
 
 def remove_release(store: Store, key: str) -> list[tuple[str, int]]:
-    """Removes a release of `expired_releases`. Returns (key, bytes) of its files; nothing if it is needed meanwhile."""
+    """Removes a release of `expired_releases`. Returns (key, bytes) of its files; none if it is needed meanwhile."""
     return _remove(store, key, lambda: _is_named(store, key))
 
 
 def remove_prompt(store: Store, key: str) -> list[tuple[str, int]]:
-    """Removes a prompt of `expired_prompts`. Returns (key, bytes) of its files; nothing if it is needed meanwhile."""
+    """Removes a prompt of `expired_prompts`. Returns (key, bytes) of its files; none if it is needed meanwhile."""
     return _remove(store, key, lambda: bool(store.dependents(key)))
 
 
@@ -99,18 +99,18 @@ def _remove(store: Store, key: str, is_needed: Callable[[], bool]) -> list[tuple
 
 
 def _is_given(manifest: dict[str, Any] | None) -> bool:
-    """Whether a prompt came over HTTP. False if it was trained here, or if its manifests are damaged."""
+    """Whether a prompt arrived over HTTP. False if it was trained here, or if its manifests are damaged."""
     return manifest is not None and GIVEN in manifest["config"]
 
 
 def _is_named(store: Store, key: str) -> bool:
-    """Whether a release is the live one or one to go back to. True if what says so is missing."""
+    """Whether a release is the live one or a previous one. True if `serving/current.json` is missing."""
     current = read_current(store.storage)
     return current is None or key in current.named
 
 
 def _last_written(store: Store, kind: str) -> dict[str, float]:
-    """When the last object of each artifact of a kind was written, by key."""
+    """Returns when the last object of each artifact of a kind was written, by key."""
     last: dict[str, float] = {}
     for file, written in store.storage.times(kind).items():
         key = "/".join(file.split("/")[:2])

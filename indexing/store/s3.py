@@ -22,8 +22,11 @@ UPLOAD = "?uploadId="  # between an object's key and the id of its multipart upl
 
 
 class S3Storage:
-    """A bucket and prefix. Data goes through pyarrow's filesystem (streams, multipart), commits through boto3's
-    conditional PUTs. Endpoint, region and credentials come from the usual AWS variables and files."""
+    """A bucket and prefix.
+
+    Data goes through pyarrow's filesystem (streams, multipart), commits through boto3's conditional PUTs. Endpoint,
+    region and credentials come from the usual AWS variables and files.
+    """
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -99,7 +102,7 @@ class S3Storage:
         return {key: info.mtime_ns / 1e9 for key, info in self._infos(prefix)}
 
     def _infos(self, prefix: str) -> Iterator[tuple[str, Any]]:
-        """(key, pyarrow's FileInfo) of every object under the folder `prefix`."""
+        """Yields (key, pyarrow's FileInfo) of every object under the folder `prefix`."""
         from pyarrow import fs
 
         with self._explained(prefix):
@@ -121,11 +124,14 @@ class S3Storage:
             with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # it was completed or aborted meanwhile
                 self.s3.abort_multipart_upload(Bucket=self.bucket, Key=self.key(key), UploadId=upload)
 
-    def uploads(self, older_than: float) -> builtins.list[tuple[str, int]]:
-        """Returns (KEY?uploadId=ID, bytes so far) of the uploads that received no part for `older_than` seconds.
+    def local_path(self, key: str) -> None:
+        return None
 
-        Their writer was killed. They are no objects, so no listing shows them, but they are billed. `delete` takes the
-        name and aborts the upload.
+    def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
+        """Returns (KEY?uploadId=ID, bytes so far) of the multipart uploads that got no part for `older_than` seconds.
+
+        Their writer was killed. They are billed although they are no objects. `delete` takes the name and aborts the
+        upload.
         """
         stale, latest = [], time.time() - older_than
         with self._explained(""):
@@ -144,7 +150,6 @@ class S3Storage:
         return [entry for page in pages for entry in page.get(field, [])]
 
     def modified(self, key: str) -> float:
-        """When `key` was written, in seconds since 1970. Raises FileNotFoundError."""
         with self._explained(key):
             info = self.files.get_file_info(self.path(key))
         if not info.is_file:
@@ -182,7 +187,7 @@ class S3Storage:
                 code = error.response["Error"]["Code"]
                 if code in ("PreconditionFailed", "412", "NoSuchKey"):
                     return False
-                if code not in ("ConditionalRequestConflict", "409"):  # two writers at once: S3 wants a retry
+                if code not in ("ConditionalRequestConflict", "409"):  # two writers at once: S3 asks for a retry
                     raise
         raise OSError(errno.EBUSY, "too many writers at once", self.path(key))
 
@@ -211,7 +216,7 @@ class S3Storage:
 
 
 def s3_filesystem() -> Any:
-    """pyarrow's S3 filesystem for the endpoint that boto3 uses (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)."""
+    """Returns pyarrow's S3 filesystem for the endpoint that boto3 uses (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)."""
     from pyarrow import fs
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")

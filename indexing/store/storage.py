@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import fcntl
@@ -9,6 +10,7 @@ import hashlib
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +27,7 @@ _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
 class Storage(Protocol):
-    """Keys are relative paths with '/'. An object that exists holds all of its bytes: writes are atomic."""
+    """The operations of a storage backend. Keys are relative paths with '/'. Writes are atomic."""
 
     url: str
 
@@ -36,7 +38,7 @@ class Storage(Protocol):
         """Returns the size of `key` in bytes, None if it does not exist."""
 
     def modified(self, key: str) -> float:
-        """When `key` was written, in seconds since 1970. Raises FileNotFoundError."""
+        """Returns when `key` was written, in seconds since 1970. Raises FileNotFoundError."""
 
     def sha256(self, key: str) -> str:
         """Returns the sha256 (hex) of the stored bytes of `key`, streamed. Raises FileNotFoundError."""
@@ -60,7 +62,7 @@ class Storage(Protocol):
         """Returns when each object under the folder `prefix` was written, in seconds since 1970."""
 
     def empty(self) -> bool:
-        """Whether the storage holds no object."""
+        """Returns whether the storage holds no object."""
 
     def delete(self, key: str) -> None:
         """Removes `key`; does nothing if it does not exist."""
@@ -77,6 +79,12 @@ class Storage(Protocol):
     def scratch(self, suffix: str = "") -> Path:
         """Returns a path for a new temporary file from which `put` is cheap."""
 
+    def local_path(self, key: str) -> Path | None:
+        """Returns the file that holds, or would hold, `key`; None if the storage is not a folder."""
+
+    def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
+        """Returns (key, bytes) of unfinished writes without a new byte for `older_than` seconds; `list` omits them."""
+
 
 class LocalStorage:
     """A folder. To commit, write a temporary file and fsync it, then rename it or (put_new) hard-link it.
@@ -89,30 +97,30 @@ class LocalStorage:
         self.root = Path(root).expanduser().absolute()
         self.url = str(self.root)
 
-    def path(self, key: str) -> Path:
+    def local_path(self, key: str) -> Path:
         return self.root / key
 
     def read(self, key: str) -> bytes:
-        return self.path(key).read_bytes()
+        return self.local_path(key).read_bytes()
 
     def size(self, key: str) -> int | None:
         try:
-            return self.path(key).stat().st_size
+            return self.local_path(key).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def modified(self, key: str) -> float:
-        return self.path(key).stat().st_mtime
+        return self.local_path(key).stat().st_mtime
 
     def sha256(self, key: str) -> str:
-        with open(self.path(key), "rb") as file:
+        with open(self.local_path(key), "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def fetch(self, key: str, path: Path) -> None:
-        shutil.copyfile(self.path(key), path)
+        shutil.copyfile(self.local_path(key), path)
 
     def put(self, key: str, source: Path | bytes) -> None:
-        target = self.path(key)
+        target = self.local_path(key)
         path = self._write_temporary(source, target) if isinstance(source, bytes) else source
         try:
             with full_disk(target):
@@ -123,7 +131,7 @@ class LocalStorage:
                 path.unlink(missing_ok=True)
 
     def put_new(self, key: str, data: bytes) -> bool:
-        target = self.path(key)
+        target = self.local_path(key)
         temporary = self._write_temporary(data, target)
         try:
             with full_disk(target):
@@ -151,7 +159,7 @@ class LocalStorage:
             return True
 
     def delete(self, key: str) -> None:
-        path = self.path(key)
+        path = self.local_path(key)
         path.unlink(missing_ok=True)
         self._remove_empty_folders(path)
 
@@ -163,7 +171,7 @@ class LocalStorage:
         return data, hashlib.sha256(data).hexdigest()
 
     def swap(self, key: str, data: bytes, tag: str | None) -> bool:
-        target = self.path(key)
+        target = self.local_path(key)
         with full_disk(target):
             _make_folder(target.parent)
             with open(target.parent / f".{target.name}.lock", "w") as lock:
@@ -177,7 +185,7 @@ class LocalStorage:
     def touch(self, key: str, data: bytes) -> bool:
         with contextlib.suppress(FileNotFoundError):
             if self.read(key) == data:
-                os.utime(self.path(key))
+                os.utime(self.local_path(key))
                 return True
         return False
 
@@ -186,6 +194,15 @@ class LocalStorage:
         with full_disk(folder):
             _make_folder(folder)
         return folder / f"{uuid.uuid4().hex}{suffix}"
+
+    def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
+        found, latest = [], time.time() - older_than
+        for path in sorted((self.root / TEMPORARY).glob("*")):
+            with contextlib.suppress(FileNotFoundError):  # its writer has finished with it
+                status = path.stat()
+                if status.st_mtime < latest:
+                    found.append((f"{TEMPORARY}/{path.name}", status.st_size))
+        return found
 
     def _write_temporary(self, data: bytes, target: Path) -> Path:
         temporary = self.scratch()
@@ -199,7 +216,7 @@ class LocalStorage:
         return temporary
 
     def _link(self, source: Path, target: Path) -> None:
-        """A hard link. Raises InputError if the file system has none."""
+        """Makes a hard link. Raises InputError if the file system has none."""
         try:
             os.link(source, target)
         except OSError as error:
@@ -211,8 +228,8 @@ class LocalStorage:
             ) from error
 
     def _files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
-        """The regular files under a folder. A file whose name is not UTF-8 has no key, so it is left out."""
-        for folder, subfolders, files in os.walk(self.path(prefix), onerror=_raise_unless_gone):
+        """Yields the regular files under a folder. A file whose name is not UTF-8 has no key and is left out."""
+        for folder, subfolders, files in os.walk(self.local_path(prefix), onerror=_raise_unless_gone):
             subfolders[:] = [name for name in subfolders if name != TEMPORARY and is_text(name)]
             for name in filter(is_text, files):
                 path = Path(folder, name)
@@ -235,7 +252,7 @@ class LocalStorage:
 
 @contextlib.contextmanager
 def full_disk(path: Path) -> Iterator[None]:
-    """Turns an error of the disk or of a folder's rights into one line that names the error's file, else `path`."""
+    """Turns an error of the disk or of permissions into one line that names the error's file, or else `path`."""
     try:
         yield
     except OSError as error:
@@ -284,7 +301,7 @@ def is_text(name: str) -> bool:
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes a folder and those above it, while other processes may remove empty ones. Raises InputError, OSError."""
+    """Makes a folder and its parents, while other processes may remove empty ones. Raises InputError, OSError."""
     for _ in range(ATTEMPTS):
         try:
             return folder.mkdir(parents=True, exist_ok=True)
@@ -297,7 +314,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _place(source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
-    """Has `move` put `source` in place in a folder that other processes remove whenever it is empty."""
+    """Calls `move` to put a file into a folder that other processes remove whenever it is empty."""
     for attempt in range(1, ATTEMPTS + 1):
         _make_folder(target.parent)
         try:
@@ -306,12 +323,12 @@ def _place(source: Path, target: Path, move: Callable[[Path, Path], object]) -> 
         except FileNotFoundError:
             if attempt == ATTEMPTS or not source.exists():
                 raise
-    with contextlib.suppress(FileNotFoundError):  # deleted since, and its folder too
+    with contextlib.suppress(FileNotFoundError):  # the file and its folder were deleted meanwhile
         _sync(target.parent)
 
 
 def _raise_unless_gone(error: OSError) -> None:
-    """Raises what keeps a scan from reading; a file or folder that another process removed is no such error."""
+    """Raises an error that prevents a scan from reading; a file or folder that another process removed is ignored."""
     if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
         raise error
 

@@ -271,15 +271,7 @@ class Store:
                     name = file.removeprefix(f"{key}/")
                     if "/" not in name and not name.endswith(".json") and name not in named:
                         unnamed.append((file, size))
-        if isinstance(self.storage, LocalStorage):
-            for path in sorted((self.storage.root / TEMPORARY).glob("*")):
-                with contextlib.suppress(FileNotFoundError):  # its writer has finished with it
-                    status = path.stat()
-                    if status.st_mtime < time.time() - TEMPORARY_AGE:
-                        unnamed.append((f"{TEMPORARY}/{path.name}", status.st_size))
-        if isinstance(self.storage, S3Storage):
-            unnamed += self.storage.uploads(TEMPORARY_AGE)
-        return unnamed
+        return unnamed + self.storage.abandoned(TEMPORARY_AGE)
 
     def removal(self, key: str) -> list[tuple[str, int]]:
         """Returns (key, bytes) of an artifact's files in a safe order of deletion.

@@ -1,4 +1,4 @@
-"""Hashes every byte of a store's artifacts again, and names each damaged or missing file."""
+"""Hashes all files of a store's artifacts again, and names each damaged or missing one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DATA = re.compile(r".*-[0-9a-f]{16}\.\w+")
 
 @dataclass(frozen=True)
 class Finding:
-    """The result for one file. problem: None if the file is as it was committed. bytes: how many were hashed."""
+    """The result for one file. problem: None if the file is as it was committed. bytes: number of hashed bytes."""
 
     file: str
     problem: str | None = None
@@ -80,7 +80,7 @@ class _Folder:
         return {part["name"]: Part(**part) for part in self.manifest["parts"]}
 
     def findings(self, limit: int | None) -> Iterator[Finding]:
-        """All results for the artifact, of which at most `limit` parts are hashed."""
+        """Yields all results for the artifact, of which at most `limit` parts are hashed."""
         yield from self.documents()
         yield from self.agreement()
         for part in list(self.parts.values())[:limit]:
@@ -144,7 +144,7 @@ def _hashed(store: Store, key: str, part: Part) -> Finding:
 def _lineage_problem(
     store: Store, key: str, entry: dict[str, str], manifests: dict[str, dict[str, Any]]
 ) -> Finding | None:
-    """What is wrong with an input of an artifact; looked at again, as either may have changed since it was read."""
+    """Returns the problem of an input of an artifact, after reading both again, as they may have changed meanwhile."""
     if "://" in entry["artifact"] or entry["artifact"].startswith("/"):
         return None  # an artifact of another store
     name, expected = f"{entry['artifact']}/{MANIFEST}", entry["fingerprint"]
@@ -181,7 +181,7 @@ def _bad(store: Store, name: str, problem: str) -> Finding:
 
 
 def _folders(store: Store, prefix: str = "") -> dict[str, dict[str, int]]:
-    """The files of each artifact, and of what was one, with their sizes in bytes, by key."""
+    """Returns the files of each complete, incomplete or damaged artifact with their sizes in bytes, by key."""
     folders: dict[str, dict[str, int]] = defaultdict(dict)
     for key, size in store.storage.list(prefix):
         folder, _, file = key.rpartition("/")

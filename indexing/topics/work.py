@@ -10,15 +10,15 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus, contents, save_array
 from indexing.store.artifact import Artifact, Draft, Part
-from indexing.store.chain import RowPart, check_lineage, row_parts
+from indexing.store.chain import RowPart, row_parts
 from indexing.store.store import Store
 from indexing.topics.files import SUFFIX, read_topics, write_topics
 from indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version
 from indexing.topics.options import FitOptions
 from indexing.topics.tree import build_topics
-from indexing.work.growth import next_target
+from indexing.work.growth import GrowingWork
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit, check_same_options
+from indexing.work.work import Committed, Progress, StageDefaults, Unit, check_same_options
 from retriever.errors import InputError
 from retriever.topics.model import NO_TOPIC, TopicModel
 from retriever.topics.words import topic_words
@@ -28,16 +28,11 @@ MODEL, FITTED = "model", "fitted"  # parts of the generation that was fitted: th
 _REPORT_EVERY = 500  # passages
 
 
-class FitTopics:
+class FitTopics(GrowingWork):
     """The work that makes topics/NAME, or its next generation.
 
     The first generation is fitted and has the model. A later one has only the topics of the new passages, which are
     inferred; topics of earlier passages never change.
-
-    Attributes:
-        previous: The existing generations.
-        first_row, end: The rows of the corpus to which topics are given.
-        complete: Whether the existing generations cover the corpus.
     """
 
     def __init__(self, store: Store, name: str, options: FitOptions, *, limit: int | None = None):
@@ -53,14 +48,12 @@ class FitTopics:
             InputError: If the corpus is too small, if the existing generations have other options or another corpus,
                 or if tomotopy is needed and not installed.
         """
-        self.name, self.options, self.corpus = name, options, Corpus.open(store)
-        self.previous = store.generations(KIND, name)
-        check_lineage(self.previous, self.corpus.generations)
+        self.options, self.corpus = options, Corpus.open(store)
+        super().__init__(store, KIND, name, self.corpus.generations)
         self.config = options.config() | {"limit": limit}
         covered = row_parts(self.previous)
         self.first_row = covered[-1].end if covered else 0
         self.end = min(limit or self.corpus.num_rows, self.corpus.num_rows)
-        self.complete = bool(self.previous) and self.first_row >= self.end
         if self.previous:
             check_same_options(self.previous[0], self.config)
             self.config["tomotopy"] = self.previous[0].config["tomotopy"]
@@ -71,13 +64,6 @@ class FitTopics:
                     "topics: import a larger corpus"
                 )
             self.config["tomotopy"] = tomotopy_version()
-
-    @property
-    def targets(self) -> list[Target]:
-        """Returns the generation to be made."""
-        if self.complete:
-            return []
-        return [next_target(KIND, self.name, self.corpus.generations, self.previous, self.config)]
 
     @property
     def parts(self) -> list[RowPart]:

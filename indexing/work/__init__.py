@@ -1,12 +1,12 @@
 """Resumable work: one description of what makes an artifact, one function that runs it, several runners.
 
-tasks          what one worker does, and what it needs
+tasks          the work of one worker, its resources, and runners
 work           the description of an artifact: units and stages; run_work, which begins, resumes and completes it
-growth         the next generation of an index that grows with its corpus or its embeddings
+growth         work that makes the next generation of what grows with its corpus or its embeddings
 local          a runner in this process: threads, or processes for work that holds Python's lock
 ray_tasks      a runner on a Ray cluster: one Ray task for each item
 ray_actors     the same with actors, for workers that take long to open
 ray_progress   progress within the items of workers on Ray
-nodes          the nodes of a cluster: what a worker gets of one, and what a job waits for
+nodes          the nodes of a cluster: the size of a worker on them, and waiting for nodes
 numerics       the kind of device that a numerics class demands
 """

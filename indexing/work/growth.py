@@ -1,15 +1,64 @@
-"""The next generation of an index that grows with its corpus or its embeddings: its target, its shards, its build."""
+"""Works that make the next generation of what grows with a corpus or with embeddings; how jobs build an index."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from indexing.store.artifact import Artifact
-from indexing.store.store import generation
+from indexing.store.chain import check_lineage
+from indexing.store.store import Store, generation
 from indexing.work.tasks import Runner, ignore
-from indexing.work.work import Target, Work
+from indexing.work.work import DriverStage, SpreadStage, Target, WorkDefaults
+
+
+class GrowingWork(WorkDefaults, ABC):
+    """Base of works that make KIND/NAME, or its next generation.
+
+    A subclass sets the rows, and the settings that shape the content.
+
+    Attributes:
+        previous: The existing generations.
+        config: The settings that shape the content.
+        first_row, end: The rows of the source that the next generation adds.
+
+    Args:
+        store: The store.
+        kind: The kind of the artifact.
+        name: Its name.
+        source: The generations of the corpus or of the embeddings that it grows with.
+
+    Raises:
+        InputError: If the existing generations were built from another source.
+    """
+
+    config: dict[str, Any]
+    first_row: int
+    end: int
+
+    def __init__(self, store: Store, kind: str, name: str, source: Sequence[Artifact]):
+        self.kind, self.name, self.source = kind, name, source
+        self.previous = store.generations(kind, name)
+        check_lineage(self.previous, source)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the existing generations cover all rows."""
+        return bool(self.previous) and self.first_row >= self.end
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the generation to be made."""
+        if self.complete:
+            return []
+        return [next_target(self.kind, self.name, self.source, self.previous, self.config)]
+
+    @property
+    @abstractmethod
+    def stages(self) -> Sequence[SpreadStage | DriverStage]:
+        """Returns the stages, in order."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +76,6 @@ class IndexOptions:
     factory: str = "auto"
     recall: float = 0.95
     memory_bytes: int | None = None
-
-
-class GrowingWork(Work, Protocol):
-    """A work that makes the next generation of an index.
-
-    Attributes:
-        previous: The existing generations.
-        complete: Whether they cover all rows.
-    """
-
-    previous: list[Artifact]
-    complete: bool
 
 
 @dataclass(frozen=True)

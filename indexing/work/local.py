@@ -39,7 +39,8 @@ from retriever.errors import InputError, StorageError
 KEPT_TASKS = 8  # tasks whose workers stay open: several encoders and a re-ranker, for the blocks of a search
 RETRIES = 5  # of a run whose spawned process is killed; an exception is final
 PROGRESS_S = 0.5  # seconds between two reports of progress
-REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"  # what a process becomes at its end
+# The program that replaces a process at its end.
+REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth the time
 
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds; "max" is no number

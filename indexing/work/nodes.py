@@ -1,4 +1,4 @@
-"""The nodes of the Ray cluster: what a worker gets of one, how many workers they hold, and what a job waits for."""
+"""The nodes of the Ray cluster: the size of a worker on them, how many workers they hold, and waiting for nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEAD = "node:__internal_head__"  # a resource that only the head of a cluster ha
 NODE_ID = "ray.io/node-id"  # the label of a node with its id, which Ray sets
 LABEL = re.compile(r"([^=\s]+)=([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)", re.ASCII)
 WAIT_S = 30.0  # seconds between two lines about workers that have no node yet
-POLL_S = 0.5  # seconds between two looks at the nodes while a job waits for them
+POLL_S = 0.5  # seconds between two polls of the nodes while a job waits for them
 GROWTH_S = 1_800.0  # seconds to wait for the nodes of an autoscaler, by default
 MAX_EXCLUDED = 3  # nodes that a run excludes because a worker could not open there
 
@@ -202,8 +202,8 @@ def wait_for_nodes(
         with say_waiting(say, lambda: nodes, cores, gpus, lambda: count):
             require_room(nodes, cores, gpus, needed, request)
     finally:
-        for left in pending:
-            ray.cancel(left, force=True)
+        for reference in pending:
+            ray.cancel(reference, force=True)
 
 
 def _need_node() -> None:
@@ -264,7 +264,7 @@ def open_worker(task: Task, place: Place) -> Callable[[Any, Report], Any] | Node
 def say_waiting(
     say: Say, nodes: Callable[[], Nodes], cores: int, gpus: int, wanted: Callable[[], int]
 ) -> Iterator[None]:
-    """Says every WAIT_S seconds within the block that workers wait for nodes, if some do.
+    """Prints a line every WAIT_S seconds within the block while workers wait for nodes.
 
     Args:
         say: Prints a line for the user.

@@ -1,4 +1,4 @@
-"""Runs tasks on a Ray cluster: bounded in flight, results as they are done, errors as they were raised."""
+"""Runs tasks on a Ray cluster, with a bounded number of items in flight; yields results as they are done."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ KEPT_TASKS = 8  # tasks whose workers stay open in a worker's process; see stays
 class RayTasks:
     """A runner on the Ray cluster that this process is connected to.
 
-    What waits is demand: pending tasks make an autoscaler add nodes. Therefore as many items are in flight as
-    `max_workers` workers take, twice, regardless of the present nodes.
+    Pending tasks are demand, for which an autoscaler adds nodes. Therefore twice as many items are in flight as there
+    are `max_workers`, regardless of the present nodes.
 
     A worker that cannot open counts as a failure of its node: the node is excluded, and its items run elsewhere.
 
@@ -116,7 +116,7 @@ class RayTasks:
         with contextlib.ExitStack() as stack:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore))
             stack.enter_context(self._say_waiting(place, lambda: min(most, len(pending))))
-            stack.callback(lambda: [ray.cancel(left, force=True) for left in pending])
+            stack.callback(lambda: [ray.cancel(reference, force=True) for reference in pending])
             call = self._call_of(task, task_name(task))
             while True:
                 while not exhausted and len(pending) < 2 * most and (size < MAX_BYTES or not pending):
@@ -166,8 +166,8 @@ class RayTasks:
                     self._exclude(result, place)
                     pending.append(self._call_of(task, name)(item, None, count))
         finally:
-            for left in pending:
-                ray.cancel(left, force=True)
+            for reference in pending:
+                ray.cancel(reference, force=True)
 
     def _say_waiting(self, place: Place, wanted: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
         return say_waiting(self.say, lambda: self.nodes, place.cores, place.gpus, wanted)

@@ -13,7 +13,6 @@ import time
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from jobs.common.command_line import UsageError, parse
@@ -29,9 +28,6 @@ from indexing.work.work import Work, plan_stages
 from retriever.errors import InputError, shortened
 from retriever.memory import human as human
 from retriever.options import option
-
-# `python jobs/x.py` puts jobs/ first on the path, where search.py, evaluate.py … would hide packages of those names.
-sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parents[1]]
 
 Options = TypeVar("Options", bound="Common")
 

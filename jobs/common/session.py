@@ -19,7 +19,6 @@ from pathlib import Path
 from jobs.common.metrics import report_waiting
 from jobs.common.workers import say_line
 
-from indexing.store.storage import LocalStorage
 from indexing.store.store import Store
 from indexing.work import nodes
 from indexing.work.local import LocalRunner
@@ -181,9 +180,10 @@ def check_visible(store: Store) -> None:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    if not isinstance(store.storage, LocalStorage) or len(nodes) < 2:
-        return
     key = f".probe-{uuid.uuid4().hex}"
+    path = store.storage.local_path(key)
+    if path is None or len(nodes) < 2:
+        return
     store.storage.put_new(key, b"riptide")
     try:
         probe = ray.remote(num_cpus=0)(sees)
@@ -191,7 +191,7 @@ def check_visible(store: Store) -> None:
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             try:
                 probe_node = probe.options(name="check store", scheduling_strategy=strategy)
-                visible = ray.get(probe_node.remote(str(store.storage.path(key))))
+                visible = ray.get(probe_node.remote(str(path)))
             except (TaskUnschedulableError, NodeDiedError, WorkerCrashedError):  # the node has left
                 continue
             if not visible:

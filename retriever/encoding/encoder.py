@@ -22,7 +22,7 @@ from retriever.forward.batching import (
     COLUMN_STEP,
     TextTokenizer,
     Tokens,
-    end_to_end,
+    packed,
     padded,
     plan,
     plan_packed,
@@ -158,20 +158,20 @@ class Encoder:
         self._shape: PromptShape | None = None
         self._served: _Served | None = None
         is_eager = backbone_kind(recipe).is_eager
-        packed = packs(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
-        if packed and backbone.config.is_decoder:
+        is_packed = packs(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
+        if is_packed and backbone.config.is_decoder:
             raise InputError(
                 f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
                 "later ones: set it to false, or open it with compile='always'"
             )
-        self._team = Team(self._threads) if packed else None
+        self._team = Team(self._threads) if is_packed else None
         if tasks is not None:
             self._shape = reach(backbone)
             self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in SIDES}
             self._serve(frozenset(), {})
         compiling = time.perf_counter()
         mode: Mode = "packed"
-        if packed:
+        if is_packed:
             self._run = Packed(backbone, recipe.pooling, recipe.first_position).eval()
         elif is_eager:
             self._run, mode = eager, "eager"
@@ -420,7 +420,7 @@ class Encoder:
         vectors = np.empty((len(tokens), self.dim), np.float32)
 
         def fill(rows: np.ndarray) -> None:
-            inputs: tuple[object, ...] = end_to_end(tokens, rows)
+            inputs: tuple[object, ...] = packed(tokens, rows)
             with torch.inference_mode():
                 if prompt := self._prompt_rows(tokens, prompts, rows):
                     inputs = (*inputs, prompt)

@@ -91,7 +91,11 @@ def head_over_states(whole: Any) -> nn.Module:
 
 
 def replaced(module: Any, old: Any, new: nn.Module) -> Any:
-    """Returns a module with one of its parts replaced: copies the modules on the path to it, and shares all others."""
+    """Returns a module with one of its parts replaced: copies the modules on the path to it, and shares all others.
+
+    This function alone uses `_modules`: a shallow copy of a module shares its table of parts, and torch has no public
+    function that gives it another one.
+    """
     if module is old:
         return new
     parts = {name: None if part is None else replaced(part, old, new) for name, part in module._modules.items()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from retriever.errors import InputError, TextsError
 from retriever.forward.batching import Tokens
 from retriever.model.recipe import SPLADE
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
-from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.query_words import unusable_texts
 
 
@@ -30,11 +29,10 @@ class SparseEncoder:
         config, fingerprint, numerics, startup, device: As those of `Encoder`.
 
     Args:
-        name_or_path: A Hugging Face name or a model folder.
-        options: How text becomes a vector. `query_terms` and `passage_terms` keep the largest weights alone.
-        device: "cpu" or "cuda"; None: CUDA if it is available.
-        threads: As of `Encoder`.
-        tasks: As of `Encoder`.
+        encoder: A Hugging Face name, a model folder, or an open `Encoder`.
+        options: How text becomes a vector, unless the encoder is open. `query_terms` and `passage_terms` keep only the
+            largest weights.
+        settings: `device`, `threads` and `tasks`, as of `Encoder`.
 
     Raises:
         InputError: If the model cannot be used, has no masked-language-model head, or makes dense vectors.
@@ -42,29 +40,13 @@ class SparseEncoder:
 
     similarity: Literal["dot"] = "dot"
 
-    def __init__(
-        self,
-        name_or_path: str,
-        options: EncoderOptions = DEFAULT_OPTIONS,
-        *,
-        device: str | None = None,
-        threads: int | None = None,
-        tasks: Mapping[str, TaskPrompt] | None = None,
-    ):
-        self._use(Encoder(name_or_path, options, device=device, threads=threads, tasks=tasks), name_or_path)
-
-    @classmethod
-    def over(cls, encoder: Encoder) -> SparseEncoder:
-        """Returns the sparse encoder over an open encoder. Raises InputError if that makes dense vectors."""
-        sparse = cls.__new__(cls)
-        sparse._use(encoder, "the encoder")
-        return sparse
-
-    def _use(self, encoder: Encoder, name: str) -> None:
+    def __init__(self, encoder: str | Encoder, options: EncoderOptions = DEFAULT_OPTIONS, **settings: Any):
+        if not isinstance(encoder, Encoder):
+            encoder = Encoder(encoder, options, **settings)
         if encoder.config["pooling"] != SPLADE:
             raise InputError(
-                f"{name}: makes dense vectors (pooling={encoder.config['pooling']}); expected a SPLADE model, or "
-                "pooling='splade' for a masked language model"
+                f"{encoder.name}: makes dense vectors (pooling={encoder.config['pooling']}); expected a SPLADE model, "
+                "or pooling='splade' for a masked language model"
             )
         self.dense = encoder
         self.dim, self.config, self.fingerprint = encoder.dim, encoder.config, encoder.fingerprint

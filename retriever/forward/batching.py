@@ -320,8 +320,8 @@ def plan_packed(lengths: np.ndarray, most: int = 1024, *, least: int) -> list[np
     return [rows for rows in np.split(order, np.flatnonzero(np.diff(before // size)) + 1) if len(rows)]
 
 
-def end_to_end(tokens: Tokens, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the given texts packed, without padding: ids int64 [total], lengths int64 [rows]."""
+def packed(tokens: Tokens, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns some texts concatenated, without padding: ids int64 [total], lengths int64 [rows]."""
     starts = tokens.starts
     ids = np.concatenate([tokens.ids[starts[row] : starts[row] + tokens.lengths[row]] for row in rows])
     return torch.from_numpy(ids.astype(np.int64)), torch.from_numpy(tokens.lengths[rows].astype(np.int64))

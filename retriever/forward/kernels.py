@@ -38,10 +38,11 @@ class _Attention(torch.autograd.Function):
         logits = torch.matmul(scaled, key.transpose(-1, -2))
         if mask is not None:
             logits.masked_fill_(~mask, torch.finfo(logits.dtype).min)
-        weights = torch.softmax(logits, -1)
+        with torch.enable_grad():
+            weights = torch.softmax(logits.requires_grad_(), -1)
         to_value = torch.matmul(weights.transpose(-1, -2), gradient)
         inner = torch.matmul(gradient, value.transpose(-1, -2))
-        to_logits = torch._softmax_backward_data(inner, weights, -1, weights.dtype)
+        [to_logits] = torch.autograd.grad(weights, logits, inner)
         to_query = torch.matmul(to_logits, key).mul_(ctx.scale)
         to_key = torch.matmul(to_logits.transpose(-1, -2), scaled)
         return to_query, to_key, to_value, None, None
@@ -151,10 +152,10 @@ def attention_dropouts(config: Any) -> dict[str, float]:
 
 
 def swap_dropout(module: nn.Module) -> None:
-    """Replaces every nn.Dropout of a model by `Dropout`."""
-    for child in module.modules():
+    """Replaces every nn.Dropout within a model by `Dropout`."""
+    for name, child in [*module.named_modules(remove_duplicate=False)]:
         if type(child) is nn.Dropout:
-            child.__class__ = Dropout
+            module.set_submodule(name, Dropout(child.p).train(child.training))
 
 
 def remove_dropout(module: nn.Module) -> None:

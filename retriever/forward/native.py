@@ -1,4 +1,4 @@
-"""Compiles, caches and loads the project's C++ where it runs: for this compiler and this processor."""
+"""Compiles the project's C++ on the machine that runs it, for its compiler and CPU, and loads the cached result."""
 
 from __future__ import annotations
 
@@ -17,15 +17,20 @@ FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
 
 
 def load(source: Path, needed: Collection[str] = ()) -> ctypes.CDLL:
-    """A source's shared library, compiled unless one for this source, compiler and processor is in the cache.
+    """Returns the shared library of a source, compiled unless the cache has it for this compiler and CPU.
 
-    needed: flags of the processor. Raises OSError where that cannot be done, and tells why. On Linux, x86-64.
+    Args:
+        source: The C++ file.
+        needed: Flags that the CPU must have, as in /proc/cpuinfo.
+
+    Raises:
+        OSError: If the library cannot be compiled or loaded, or if this is not Linux on x86-64.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise OSError(f"no kernel for {platform.system()} on {platform.machine()}")
-    flags, model = processor()
+    flags, model = cpu_info()
     if missing := set(needed) - flags:
-        raise OSError(f"the processor lacks {' '.join(sorted(missing))}")
+        raise OSError(f"the CPU lacks {' '.join(sorted(missing))}")
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:
         raise OSError("no C++ compiler (install g++)")
@@ -43,7 +48,7 @@ def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
     library = cache / name
     if library.exists():
         return library
-    # Several processes may compile at once: each renames a file of its own, so that nobody loads a half-written one.
+    # Several processes may compile at once. Each renames its own finished file, so none loads an unfinished one.
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         output = Path(scratch) / name
         command = [compiler, *FLAGS, str(source), "-o", str(output)]
@@ -55,8 +60,8 @@ def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
     return library
 
 
-def processor() -> tuple[set[str], str]:
-    """The flags and the model name of the first processor; empty where the system does not tell."""
+def cpu_info() -> tuple[set[str], str]:
+    """Returns the flags and the model name of the first core; empty if the system has no /proc/cpuinfo."""
     fields, cpuinfo = {}, Path("/proc/cpuinfo")
     for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
         name, _, value = line.partition(":")
@@ -65,9 +70,9 @@ def processor() -> tuple[set[str], str]:
 
 
 def _cache_directory() -> Path:
-    """A directory that only this user can write to: what lies in it is run as code."""
+    """Returns a directory that only this user can write to, because its files are run as code."""
     parents = [Path(tempfile.gettempdir())]
-    with contextlib.suppress(RuntimeError):  # a user without a home
+    with contextlib.suppress(RuntimeError):  # the user has no home directory
         parents.insert(0, Path.home() / ".cache")
     for parent in parents:
         cache = parent / f"riptide-{os.getuid()}"

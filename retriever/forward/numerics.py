@@ -1,4 +1,4 @@
-"""Which arithmetic a process uses: dtype, processor, instruction set; packed, compiled or eager."""
+"""The arithmetic of a process: dtype, CPU vendor and instruction set, and packed, compiled or eager batches."""
 
 from __future__ import annotations
 
@@ -17,65 +17,79 @@ Mode = Literal["packed", "compiled", "eager"]
 
 
 def choose_device(device: str | None) -> torch.device:
-    """The device asked for, else CUDA where there is one, else the processor."""
+    """Returns the requested device; None: CUDA if it is available, else the CPU."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def choose_dtype(asked: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 where its products run in hardware (CUDA from Ampere on, AMX, AVX512-BF16), else float32."""
-    if asked != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[asked]
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Returns the dtype of a name: "float32", "bfloat16" or "auto".
+
+    "auto" is bfloat16 if the hardware multiplies it (CUDA from Ampere on, AMX, AVX512-BF16), else float32.
+    """
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
     if device.type == "cuda":
-        fast = torch.cuda.get_device_capability(device) >= (8, 0)
+        is_fast = torch.cuda.get_device_capability(device) >= (8, 0)
     else:
-        fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-    return torch.bfloat16 if fast else torch.float32
+        is_fast = bfloat16_instructions() is not None
+    return torch.bfloat16 if is_fast else torch.float32
+
+
+def bfloat16_instructions() -> str | None:
+    """Returns the fastest instruction set of the CPU that multiplies bfloat16: "amx" or "avx512_bf16"; None: none."""
+    capabilities = torch.cpu.get_capabilities()
+    if capabilities.get("amx_tile"):
+        return "amx"
+    return "avx512_bf16" if capabilities.get("avx512_bf16") else None
 
 
 @functools.cache
 def cpu_vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Who made the processor: "intel", "amd", …; "unknown" where the system does not tell (ARM, macOS).
+    """Returns the vendor of the CPU: "intel", "amd", …; "unknown" if the system does not say (ARM, macOS).
 
-    Libraries take other code paths, and so other roundings, per vendor at the same instruction set.
+    With the same instruction set, libraries take other code paths for each vendor, and round differently.
     """
     try:
-        found = re.search(r"^vendor_id\s*:\s*(\S+)", cpuinfo.read_text(), re.MULTILINE)
+        match = re.search(r"^vendor_id\s*:\s*(\S+)", cpuinfo.read_text(), re.MULTILINE)
     except OSError:
-        found = None
-    name = found.group(1).lower() if found else "unknown"
+        match = None
+    name = match.group(1).lower() if match else "unknown"
     return {"genuineintel": "intel", "authenticamd": "amd", "hygongenuine": "hygon"}.get(name, name)
 
 
 def describe_numerics(device: torch.device, dtype: torch.dtype, mode: Mode = "eager") -> str:
-    """The numerics class in one line: vectors are byte-identical within one, and close (cosine 0.9999) across."""
+    """Returns the numerics class: within a class, vectors are byte-identical; across classes close (cosine 0.9999)."""
     if device.type == "cuda":
         unit = f"cuda {torch.cuda.get_device_name(device)}"
-    elif dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported():
-        unit = f"cpu {cpu_vendor()} amx"
-    elif dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported():
-        unit = f"cpu {cpu_vendor()} avx512_bf16"
+    elif dtype == torch.bfloat16 and (instructions := bfloat16_instructions()):
+        unit = f"cpu {cpu_vendor()} {instructions}"
     else:
         vendor = f"cpu {cpu_vendor()}" if device.type == "cpu" else device.type
         unit = f"{vendor} {torch.backends.cpu.get_cpu_capability().lower()}"
     name = str(dtype).removeprefix("torch.")
-    way = ""
+    order = ""  # of the sums
     if mode == "packed" and dtype == torch.bfloat16 and in_tiles():
-        way = " tiles"
+        order = " tiles"
     elif mode == "packed" and dtype == torch.float32 and reorders(dtype):
-        way = " reordered"
-    return f"{unit} {name} {mode}{way} torch-{torch.__version__}"
+        order = " reordered"
+    return f"{unit} {name} {mode}{order} torch-{torch.__version__}"
 
 
 def compiles(options: EncoderOptions, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether an encoder of these options compiles: when told to, or where it pays and a compiler is there."""
+    """Whether an encoder with these options compiles; "auto": if that makes it faster and there is a compiler."""
     if options.compile != "auto":
         return options.compile == "always"
     return device.type == "cuda" or (dtype == torch.bfloat16 and shutil.which("g++") is not None)
 
 
 def expected_numerics(options: EncoderOptions, device: str | None, kind: str | None = None) -> str:
-    """The numerics class of an encoder on this machine, without loading one. kind: the backbone's `model_type`, where
-    it may be one whose texts go end to end."""
+    """Returns the numerics class of an encoder on this machine, without loading one.
+
+    Args:
+        options: The options of the encoder.
+        device: As of `choose_device`.
+        kind: The `model_type` of the backbone, which decides whether its batches are packed; None: they are not.
+    """
     chosen = choose_device(device)
     dtype = choose_dtype(options.dtype, chosen)
     if packs(kind, options, chosen):

@@ -1,11 +1,10 @@
-// Attention over texts that stand end to end, and the sum and norm behind it, for one thread. torch's attention takes
-// rows padded to the longest text, and for texts of a dozen tokens most of its time goes into setting out. Here a
-// text and a head at a time is widened to float32, keys transposed, and stays in the nearest cache; where the processor
-// multiplies tiles of bfloat16, that is done instead.
+// Attention over a packed (unpadded) batch, and the residual sum with layer norm, for one thread. torch's attention
+// takes rows padded to the longest text, and spends most of its time on overhead for texts of a dozen tokens. This
+// kernel converts one text and one head at a time to float32 with transposed keys, which stay in the L1 cache. If the
+// CPU multiplies tiles of bfloat16, it uses these instead.
 //
-// Numbers are summed in an order that no width of registers changes: 16 lanes everywhere, one after the other in each,
-// held in as many registers as it takes. Tiles sum in their own; `riptide_tiles` says whether they are used, and the
-// numerics class tells.
+// The order of summation does not depend on the width of the registers: sums have 16 lanes, in as many registers as
+// these need. Tiles sum in another order; `riptide_tiles` says whether they are used, and the numerics class names it.
 
 #include <cstdint>
 #include <cstring>
@@ -25,8 +24,8 @@ namespace {
 
 constexpr int64_t LANES = 16;
 
-// A register's width in numbers, and how many tokens look together, so that a key is read once for them: their sums are
-// to stay in registers, of which there are 32 with AVX-512, else 16. (Vectors wider than those live in memory.)
+// WIDTH: numbers of a register. QUERIES: tokens that are computed together, so that each key is read once for them. As
+// many as have their sums in registers, of which there are 32 with AVX-512, else 16.
 #if defined(__AVX512F__)
 #define WIDTH 16
 constexpr int QUERIES = 8;
@@ -44,7 +43,7 @@ typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t Words __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH)));
 
-// Memory that begins where a line of the cache does: else every other load takes two of them.
+// Memory that is aligned to cache lines; otherwise every second load takes two lines.
 template <class T>
 struct Aligned {
     using value_type = T;
@@ -112,10 +111,10 @@ void narrow(Floats values, uint16_t* to) {
     std::memcpy(to, &halves, sizeof halves);
 }
 
-constexpr float LEAST = -87;          // e^x is nearly the least number below it
-constexpr float ROUNDS = 12582912.0;  // 3 * 2^22: what is added to it loses all behind the point
+constexpr float LEAST = -87;          // below it, e^x is close to the smallest number
+constexpr float ROUNDS = 12582912.0;  // 3 * 2^22: adding it rounds a number to an integer
 
-// e^x for x <= 0, to 2 units in the last place; below -87 it is e^-87, which adds nothing to a sum that has a 1.
+// Returns e^x for x <= 0, to 2 units in the last place; below -87, e^-87, which does not change a sum that has a 1.
 Floats exponential(Floats x) {
     x = x < LEAST ? Floats{} + LEAST : x;
     const Floats rounded = x * 1.44269504f + ROUNDS;
@@ -129,14 +128,14 @@ Floats exponential(Floats x) {
     p = p * f + 5.0000001201e-1f;
     p = p * f * f + f + 1.0f;
     Ints power, bits;
-    std::memcpy(&power, &rounded, sizeof power);  // the whole number stands in the lowest bits
+    std::memcpy(&power, &rounded, sizeof power);  // the lowest bits are the integer
     std::memcpy(&bits, &p, sizeof bits);
     bits += power << 23;
     std::memcpy(&p, &bits, sizeof p);
     return x == x ? p : x;
 }
 
-// What `join` makes of all 16 lanes, two by two: a lane and the one 8 from it, then 4, 2 and 1.
+// Reduces the 16 lanes with `join`: pairs of lanes at a distance of 8, then of 4, 2 and 1.
 template <class Join>
 float joined(Floats (&parts)[PARTS], Join join) {
     for (int half = PARTS / 2; half > 0; half /= 2)
@@ -146,7 +145,7 @@ float joined(Floats (&parts)[PARTS], Join join) {
     return values[0];
 }
 
-// Logits of `width` columns, of which the first `seen` count, to weights e^(scale (logit - highest)); their sum.
+// Replaces the first `seen` of `width` logits by e^(scale (logit - highest)), the others by e^-87; returns the sum.
 float softmax(float* logits, int64_t seen, int64_t width, float scale) {
     for (int64_t j = seen / WIDTH * WIDTH; j < width; j += WIDTH) {
         const Ints behind = LANE + static_cast<int32_t>(j) >= static_cast<int32_t>(seen);
@@ -172,7 +171,7 @@ float softmax(float* logits, int64_t seen, int64_t width, float scale) {
     return joined(sums, [](Floats a, Floats b) { return a + b; });
 }
 
-// QUERIES rows of `left`, `stride` apart, times `right`, [inner, width]: to `to`, [QUERIES, width].
+// Writes the product of QUERIES rows of `left`, `stride` apart, and `right` [inner, width] to `to` [QUERIES, width].
 void product(const float* left, int64_t stride, const float* right, int64_t inner, int64_t width, float* to) {
     for (int64_t j = 0; j < width; j += LANES) {
         Floats sums[QUERIES][PARTS] = {};
@@ -190,15 +189,15 @@ void product(const float* left, int64_t stride, const float* right, int64_t inne
     }
 }
 
-// Row-major pieces of a tensor whose last dimension lies in a piece: strides in numbers.
+// Keys and values of prompts: a tensor with contiguous rows. Strides are in numbers.
 template <class T>
 struct Prompts {
-    const T* numbers;  // null: there are none
+    const T* numbers;  // null: there are no prompts
     int64_t kind, prompt, head, column;  // strides of keys and values, prompts, heads, columns
-    const int64_t* rows;                 // of each text, which prompt
-    const int64_t* lengths;              // of each prompt
+    const int64_t* rows;                 // the prompt of each text
+    const int64_t* lengths;              // the length of each prompt
 
-    // The key of column `j` of a prompt; its value is `kind` further.
+    // Returns the key of column `j` of a prompt; its value is `kind` numbers after it.
     const T* key(int64_t which, int64_t at, int64_t j) const {
         return numbers + which * prompt + at * head + j * column;
     }
@@ -234,7 +233,7 @@ void attend(
             }
             for (int64_t row = 0; row < own; row += QUERIES) {
                 const int64_t count = own - row < QUERIES ? own - row : QUERIES;
-                for (int q = 0; q < QUERIES; ++q) {  // behind the last one, the last one again
+                for (int q = 0; q < QUERIES; ++q) {  // the last token fills the remaining rows
                     const int64_t token = first + row + (q < count ? q : count - 1);
                     const T* query = inward + token * 3 * across + head * size;
                     for (int64_t d = 0; d < size; ++d) queries[q * wide + d] = widened(query[d]);
@@ -254,16 +253,16 @@ void attend(
 
 #ifdef TILES
 
-constexpr int64_t TILE = 16;  // rows of a tile; each is of 16 pairs of bfloat16, or of 16 float32
+constexpr int64_t TILE = 16;  // rows of a tile; a row has 16 pairs of bfloat16, or 16 float32
 
-// Whether the system lets this process use tiles; it has to be asked once.
+// Returns whether the system allows this process to use tiles; a process has to request it once.
 bool tiles_allowed() {
     constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
     static const bool allowed = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
     return allowed;
 }
 
-// All tiles of full size, and at the end what the thread had before, which other libraries may count on.
+// Configures all tiles with their full size, and restores the thread's configuration, which other libraries may use.
 class Tiles {
     struct alignas(64) Shapes {
         uint8_t palette = 1, start = 0, reserved[14] = {};
@@ -274,7 +273,7 @@ class Tiles {
 public:
     Tiles() {
         const Shapes full;
-        // GCC takes these for reads and writes of 8 bytes, and leaves out what sets the others.
+        // GCC assumes that the next two calls access 8 bytes only, and would remove the stores to the other bytes.
         asm volatile("" : : "r"(&full), "r"(&before) : "memory");
         _tile_storeconfig(&before);
         _tile_loadconfig(&full);
@@ -286,12 +285,12 @@ public:
     Tiles(const Tiles&) = delete;
 };
 
-// The tile of pairs of numbers by keys: `rows` are where 16 keys lie, of which 32 numbers from the `d`-th on are taken.
+// Writes the tile [pairs of numbers, keys] of 16 keys, whose addresses are `rows`: 32 numbers of each, from `d` on.
 void transpose(const uint16_t* const* rows, int64_t d, uint32_t* to) {
     Ints lines[TILE];
     for (int n = 0; n < TILE; ++n) std::memcpy(&lines[n], rows[n] + d, sizeof lines[n]);
 #pragma GCC unroll 4
-    for (int step = 8; step > 0; step /= 2) {  // squares of `step` change places across the diagonal
+    for (int step = 8; step > 0; step /= 2) {  // swaps blocks of `step` across the diagonal
         const Ints upper = (LANE & step) == 0 ? LANE : LANE - step + 16;
         const Ints lower = (LANE & step) == 0 ? LANE + step : LANE + 16;
 #pragma GCC unroll 16
@@ -305,7 +304,7 @@ void transpose(const uint16_t* const* rows, int64_t d, uint32_t* to) {
     std::memcpy(to, lines, sizeof lines);
 }
 
-// attend() of bfloat16 where `size` is a multiple of 32. Weights are rounded to bfloat16 before they meet the values.
+// attend() for bfloat16 if `size` is a multiple of 32. Weights are rounded to bfloat16 before they multiply values.
 void attend_in_tiles(
     const uint16_t* inward, int64_t texts, const int64_t* lengths, int64_t heads, int64_t size,
     Prompts<uint16_t> prompts, uint16_t* out
@@ -313,8 +312,8 @@ void attend_in_tiles(
     const Tiles tiles;
     const int64_t across = heads * size;
     const float scale = 1.0f / __builtin_sqrtf(static_cast<float>(size));
-    // Of tiles: keys [width / 16, size / 32], pairs of numbers by keys; values [width / 32, size / 16], pairs of values
-    // by numbers.
+    // Tiles: of keys [width / 16, size / 32], each [pairs of numbers, keys]; of values [width / 32, size / 16], each
+    // [pairs of values, numbers].
     Buffer<uint32_t> keys, values;
     Buffer<float> logits, sums(TILE * size);
     Buffer<uint16_t> weights, last(TILE * size);
@@ -329,7 +328,7 @@ void attend_in_tiles(
         values.resize(width * size / 2);
         logits.resize(TILE * width);
         weights.resize(TILE * width);
-        rows.assign(2 * width, nothing.data());  // where keys lie, then values
+        rows.assign(2 * width, nothing.data());  // addresses of keys, then of values
         for (int64_t head = 0; head < heads; ++head) {
             for (int64_t j = 0; j < seen; ++j) {
                 const uint16_t* own_key = inward + (first + j - before) * 3 * across + across + head * size;
@@ -349,7 +348,7 @@ void attend_in_tiles(
                 const int64_t count = own - row < TILE ? own - row : TILE;
                 const uint16_t* queries = inward + (first + row) * 3 * across + head * size;
                 int64_t stride = 3 * across;
-                if (count < TILE) {  // what lies behind may not be there
+                if (count < TILE) {  // the rows after the last token may lie outside the tensor
                     for (int64_t q = 0; q < count; ++q)
                         std::memcpy(&last[q * size], queries + q * stride, size * sizeof *queries);
                     queries = last.data();
@@ -400,7 +399,7 @@ void attend_in_tiles(
 
 #endif
 
-// Rows of `values` + `added`, each of `width`, normalised, to `values`: less their mean, by their deviation, and so on.
+// Writes the layer norm of each row of `values` + `added` to `values`.
 template <class T>
 void add_and_normalize(
     T* values, const T* added, int64_t count, int64_t width, const T* weight, const T* bias, float epsilon
@@ -435,7 +434,7 @@ void add_and_normalize(
 
 }  // namespace
 
-// Whether attention of bfloat16 goes in tiles, where heads are a multiple of 32 wide.
+// Returns whether attention in bfloat16 uses tiles, for heads whose width is a multiple of 32.
 extern "C" int riptide_tiles() {
 #ifdef TILES
     return tiles_allowed();
@@ -444,9 +443,11 @@ extern "C" int riptide_tiles() {
 #endif
 }
 
-// inward: [tokens, 3, heads, size], queries, keys and values of texts end to end; out: [tokens, heads, size]. half:
-// they are bfloat16, else float32. prompts: null, or keys and values by their strides; rows of the texts, lengths of
-// the prompts.
+// Computes attention over a packed batch.
+//
+// inward: queries, keys and values, [tokens, 3, heads, size]. half: whether numbers are bfloat16, else float32.
+// lengths: tokens of each text. prompts: null, or keys and values with the strides kind, prompt, head and column.
+// rows: the prompt of each text. prompt_lengths: columns of each prompt. out: [tokens, heads, size].
 extern "C" void riptide_attend(
     const void* inward, int half, int64_t texts, const int64_t* lengths, int64_t heads, int64_t size,
     const void* prompts, int64_t kind, int64_t prompt, int64_t head, int64_t column, const int64_t* rows,
@@ -470,7 +471,7 @@ extern "C" void riptide_attend(
     }
 }
 
-// values and added: [count, width], width a multiple of 16: the normalised sum goes to values. half: as above.
+// Writes the layer norm of values + added to values; both are [count, width], width a multiple of 16. half: as above.
 extern "C" void riptide_add_and_normalize(
     void* values, const void* added, int half, int64_t count, int64_t width, const void* weight, const void* bias,
     float epsilon

@@ -228,7 +228,11 @@ class DeepSpeedStepper:
         return deepspeed.zero.GatheredParameters(list(self.engine.module.parameters()))
 
     def _link(self) -> None:
-        """Have parameters know their optimizer state; stages 1 and 2 leave it until somebody asks."""
+        """Links the parameters to their optimizer state, which `safe_get_full_optimizer_state` reads.
+
+        In stages 1 and 2, DeepSpeed 0.19 does so once, after the step of the first parameter group, when the others
+        have no state yet.
+        """
         if link := getattr(self.engine.optimizer, "_lazy_init_hp_params_optimizer_state", None):
             self.engine.optimizer._hp_optimizer_states_linked = False
             link()

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from indexing.store.artifact import Artifact, Draft, Part
-from indexing.store.storage import LocalStorage
 from indexing.store.store import Store
 
 BLOCK = 8 << 20  # bytes per read
@@ -25,11 +24,8 @@ class PartFiles:
 
     def __init__(self, store: Store, files: Iterable[tuple[Artifact | Draft, Part]]):
         self._files = [(artifact, part) for artifact, part in files]
-        self._paths = [
-            store.storage.path(f"{artifact.key}/{part.file}")
-            for artifact, part in self._files
-            if isinstance(store.storage, LocalStorage)
-        ]
+        paths = [store.storage.local_path(f"{artifact.key}/{part.file}") for artifact, part in self._files]
+        self._paths = [path for path in paths if path is not None]
         self._seen = [_status(path) for path in self._paths]
 
     def check(self) -> None:

@@ -61,7 +61,7 @@ class Stage:
 
 @dataclass
 class World:
-    """A cluster, and each stage's store before and after an undisturbed run on it."""
+    """A cluster, and each stage's store before and after an undisturbed run without it."""
 
     root: Path
     stages: dict[str, Stage]
@@ -108,7 +108,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         made = World(root, stages, cluster)
         for name in stages:
             made.before[name] = copied(store, root / f"before-{name}")
-            made.start(name, store, cluster.environment).end()
+            made.start(name, store, {}).end()
             made.after[name] = copied(store, root / f"after-{name}")
         yield made
 

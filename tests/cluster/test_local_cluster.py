@@ -181,10 +181,12 @@ def test_a_folder_that_one_node_does_not_see_is_refused(way: Way, cluster: Local
     assert [path for path in sorted(store.rglob("*")) if path.name != ".tmp"] == before
 
 
-def test_nodes_of_another_numerics_class_are_excluded(way: Way, cluster: LocalCluster, tmp_path: Path) -> None:
+def test_nodes_of_another_numerics_class_are_excluded(
+    way: Way, cluster: LocalCluster, tmp_path: Path, call_job: Callable[..., int]
+) -> None:
     """The first worker decides the class: either the odd node is excluded, or the three others are."""
     store = tmp_path / "store"
-    run("import_corpus", "--store", store, "--source", way.source, "--part-size", 10, environment=cluster.environment)
+    assert call_job("import_corpus", "--store", store, "--source", way.source, "--part-size", 10) == 0
     large = save_bert(tmp_path / "large", hidden=512, layers=24)  # work until the last of the four nodes has got some
     odd = cluster.add(ATEN_CPU_CAPABILITY="default")  # without the vector instructions that the others have
     others = {node.address for node in cluster.nodes} - {odd.address}

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -31,56 +33,57 @@ EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
 DIM = 16
 
 
-@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.cluster)])
-def store(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]
-) -> Store:
-    """Every kind of artifact that does not come from training, in two generations where it has generations."""
-    if request.param == "ray":
-        request.getfixturevalue("local_ray")
+@dataclass(frozen=True)
+class Golden:
+    """A store whose first generation this machine has made without Ray, and what the next generation is made from."""
+
+    root: Path
+    model: str
+    call_job: Callable[..., int]
+
+    def job(self, store: Path, name: str, *arguments: object) -> None:
+        assert self.call_job(name, "--store", store, *arguments) == 0, name
+
+    def grow(self, store: Path) -> None:
+        """Makes embeddings, an index and BM25 of the present corpus, or of its new rows."""
+        self.job(store, "encode_corpus", "--encoder", self.model, "--name", "enc", *EXACT_NUMERICS)
+        lattice(Store(str(store)))
+        self.job(store, "build_index", "--embeddings", "lattice", "--name", "flat", "--factory", "Flat", "--shards", 2)
+        self.job(store, "build_bm25", "--shards", 2)
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory, call_job: Callable[..., int]) -> Golden:
     root = tmp_path_factory.mktemp("golden")
     passages = make_passages(90)
     queries, judged = make_queries(passages[:60], 20)
     first = write_beir(root / "first", passages[:60], queries, {"test": judged[:10], "train": judged[10:]})
-    second = write_beir(root / "second", passages[60:])
+    write_beir(root / "second", passages[60:])
     (root / "old").write_text("p3\np41\n")
-    model = save_tiny_bert(root / "model")
+    golden = Golden(root, save_tiny_bert(root / "model"), call_job)
+    store = root / "first-generation"
+    golden.job(store, "import_corpus", "--source", first, "--part-size", 25, "--filters", "year", "int64")
+    golden.grow(store)
+    return golden
 
-    def job(name: str, *arguments: object) -> None:
-        assert call_job(name, "--store", root / "store", *arguments) == 0, name
 
-    encode = ("encode_corpus", "--encoder", model, "--name", "enc", *EXACT_NUMERICS)
-    job("import_corpus", "--source", first, "--part-size", 25, "--filters", "year", "int64")
-    job(*encode)
-    lattice(Store(str(root / "store")))
-    job("build_index", "--embeddings", "enc", "--name", "ivf", "--factory", "IVF4,SQ8", "--shards", 2)
-    job("build_index", "--embeddings", "lattice", "--name", "flat", "--factory", "Flat", "--shards", 2)
-    job("build_bm25", "--shards", 2)
-    job("import_corpus", "--source", second, "--part-size", 25, "--append", "--delete", root / "old")
-    job(*encode)
-    lattice(Store(str(root / "store")))
-    job("build_index", "--embeddings", "lattice", "--name", "flat", "--factory", "Flat", "--shards", 2)
-    job("build_bm25", "--shards", 2)
-    job("search", "--mode", "bm25", "--split", "test", "--k", 10, "--name", "words")
-    job("search", "--mode", "exact", "--embeddings", "enc", "--split", "test", "--k", 10, "--name", "exact")
-    job(
-        "mine_negatives",
-        "--split",
-        "train",
-        "--sources",
-        "bm25",
-        "--depth",
-        20,
-        "--part-queries",
-        4,
-        "--pool-negatives",
-        5,
-        "--denoised-negatives",
-        0,
-        "--name",
-        "mined",
-    )
-    return Store(str(root / "store"))
+@pytest.fixture(scope="module", params=["local", pytest.param("ray", marks=pytest.mark.cluster)])
+def store(request: pytest.FixtureRequest, golden: Golden) -> Store:
+    """Every kind of artifact that does not come from training, in two generations where it has generations."""
+    if request.param == "ray":
+        request.getfixturevalue("local_ray")
+    root, store = golden.root, golden.root / request.param
+    shutil.copytree(root / "first-generation", store)
+    more = ("--source", root / "second", "--part-size", 25, "--append", "--delete", root / "old")
+    golden.job(store, "import_corpus", *more)
+    golden.grow(store)
+    golden.job(store, "build_index", "--embeddings", "enc", "--name", "ivf", "--factory", "IVF4,SQ8", "--shards", 2)
+    golden.job(store, "search", "--mode", "bm25", "--split", "test", "--k", 10, "--name", "words")
+    exact = ("--mode", "exact", "--embeddings", "enc", "--split", "test", "--k", 10, "--name", "exact")
+    golden.job(store, "search", *exact)
+    pools = ("--split", "train", "--sources", "bm25", "--depth", 20, "--part-queries", 4, "--pool-negatives", 5)
+    golden.job(store, "mine_negatives", *pools, "--denoised-negatives", 0, "--name", "mined")
+    return Store(str(store))
 
 
 def lattice(store: Store) -> None:
@@ -133,14 +136,13 @@ def test_embeddings_are_those_of_the_encoder_called_part_by_part(store: Store, t
 
 def test_a_trained_index_is_that_of_the_faiss_functions_called_shard_by_shard(store: Store, tmp_path: Path) -> None:
     [index] = store.generations("index", "ivf")
-    corpus = Corpus(store.generations("corpus")[:1])
-    embeddings = Embeddings("enc", store.generations("embeddings", "enc")[:1])
-    assert embeddings.num_rows == corpus.num_rows
+    embeddings = Embeddings("enc", store.generations("embeddings", "enc"))
+    assert embeddings.num_rows == 90
     rows = sample_rows(embeddings, training_size("IVF4,SQ8", embeddings.num_rows))
     trained = train_quantizer(embeddings.take(rows).astype(np.float32), "IVF4,SQ8", seed=0, threads=2)
     write_index(trained, tmp_path / "quantizer")
     assert index.local("quantizer").read_bytes() == (tmp_path / "quantizer").read_bytes()
-    for part, (first, end) in zip(index.group("shard"), [(0, 30), (30, 60)], strict=True):
+    for part, (first, end) in zip(index.group("shard"), [(0, 45), (45, 90)], strict=True):
         vectors = (piece for _, piece in embeddings.between(first, end))
         filled = fill_shard(read_index(tmp_path / "quantizer"), vectors, first, threads=1)
         write_index(filled, tmp_path / part.name)

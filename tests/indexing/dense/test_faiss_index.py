@@ -25,7 +25,7 @@ from indexing.dense.faiss_index import (
 )
 from indexing.exact import exact_search, rescore
 from retriever.errors import InputError
-from retriever.forward.native import processor
+from retriever.forward.native import cpu_info
 
 DIM = 64
 FACTORIES = [
@@ -122,7 +122,7 @@ print(hashlib.sha256(faiss.serialize_index(fill_shard(trained, [x], 0))).hexdige
 """
 
 
-@pytest.mark.skipif("avx2" not in processor()[0], reason="needs AVX2")
+@pytest.mark.skipif("avx2" not in cpu_info()[0], reason="needs AVX2")
 def test_the_bytes_do_not_depend_on_cores_and_the_environment():
     """With OpenBLAS's kernels for Haswell, whose sums depend on the number of threads that share a product."""
     cases = [("all", {}), ("one core", {}), ("all", {"OMP_NUM_THREADS": "1"}), ("all", {"OPENBLAS_NUM_THREADS": "1"})]

@@ -15,7 +15,7 @@ from indexing.store.cache import CorruptError, NodeCache, node_cache
 from indexing.store.storage import LocalStorage
 from retriever.errors import InputError
 
-OLD = 1_000_000_000  # long before KEEP_SECONDS ago
+OLD = 1_000_000_000  # more than KEEP_S ago
 
 
 class Remote:
@@ -27,6 +27,9 @@ class Remote:
         self.contents = contents
         self.fetched: list[str] = []
         self.while_fetching: Callable[[str, Path], object] = lambda key, path: None
+
+    def local_path(self, key: str) -> None:
+        return None
 
     def fetch(self, key: str, path: Path) -> None:
         self.fetched.append(key)

@@ -642,7 +642,7 @@ def test_a_touch_renews_the_time_of_an_object_unless_it_has_other_bytes(store_ur
     assert storage.size("a/b") is None
     storage.put("a/b", b"1")
     if isinstance(storage, LocalStorage):
-        os.utime(storage.path("a/b"), (0, 0))
+        os.utime(storage.local_path("a/b"), (0, 0))
     before = storage.modified("a/b")
     assert not storage.touch("a/b", b"2")
     assert storage.modified("a/b") == before

@@ -24,13 +24,17 @@ Done = Callable[..., str]
 @pytest.mark.slow
 @pytest.mark.usefixtures("local_ray")
 def test_one_worker_of_ray_gives_the_bytes_of_this_process(world, mined: Store, done: Done, tmp_path: Path) -> None:
-    """The prompt is trained on a set of another store too."""
+    """The prompt is trained on a set of another store too; a warning of the worker reaches the driver."""
     foreign = make_foreign_store(tmp_path, world.model, done)
     foreign.mine(done, "mined")
-    for form, kind in (((*TUNE, *foreign.training_set("mined"), "--queries", "tiny"), "prompts"), (RERANK, "models")):
+    tune = (*TUNE, *foreign.training_set("mined"), "--queries", "tiny", "--passage-length", 12)
+    for form, kind in ((tune, "prompts"), (RERANK, "models")):
         done(*command(form, world, "in-process", "--steps", 4))
         out = done(*command(form, world, "on-ray", "--steps", 4, "--ray"))
         assert f"{kind}/on-ray: " in out
+        if form == tune:
+            [warning] = [line for line in out.splitlines() if line.startswith("warning: ")]
+            assert "passages of the batches were cut to 12 tokens" in warning
         assert weights(mined, f"{kind}/on-ray") == weights(mined, f"{kind}/in-process")
         one, other = (mined.open(kind, name) for name in ("on-ray", "in-process"))
         assert (one.fingerprint, one.notes) == (other.fingerprint, other.notes)

@@ -74,14 +74,6 @@ def test_spans_are_cut_by_design(world, done: Done, objective: str, is_counted: 
     assert [line.partition(" of ")[2][:12] for line in lines(out)] == (["16 passages "] if is_counted else [])
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("local_ray")
-def test_a_warning_of_ray_reaches_the_driver(world, mined: Store, done: Done) -> None:
-    out = done(*command(TUNE, world, "ray", "--passage-length", 12, "--steps", 2, "--ray"))
-    [line] = [line for line in lines(out) if line.startswith("warning: ")]
-    assert "passages of the batches were cut to 12 tokens" in line
-
-
 def test_texts_that_fit_give_no_line(world, mined: Store, done: Done) -> None:
     assert lines(done(*command(RERANK, world, "fits", "--steps", 1, "--max-length", 64))) == []
     assert Cuts(**mined.open("models", "fits").notes["cuts"]["pairs"]).cut_texts == 0

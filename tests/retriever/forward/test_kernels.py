@@ -52,6 +52,20 @@ def test_dropout_and_its_gradient_use_one_mask() -> None:
     assert drop(values) is values
 
 
+def test_dropout_is_replaced_everywhere_in_a_model_and_other_models_keep_theirs() -> None:
+    shared, other = torch.nn.Dropout(0.1), torch.nn.Sequential()
+    module = torch.nn.ModuleDict({"one": shared, "two": torch.nn.Sequential(shared, torch.nn.Dropout(0.3).eval())})
+    other.append(shared)
+    swap_dropout(module)
+    drops = [part for name, part in module.named_modules(remove_duplicate=False) if isinstance(part, torch.nn.Dropout)]
+    assert [(type(part), part.p, part.training) for part in drops] == [
+        (Dropout, 0.1, True),
+        (Dropout, 0.1, True),
+        (Dropout, 0.3, False),
+    ]
+    assert type(other[0]) is torch.nn.Dropout
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dropout_per_row_draws_a_mask_for_each_row(dtype: torch.dtype) -> None:
     values = (0.5 + torch.rand(2, 1, 3, 40)).requires_grad_()

@@ -1,0 +1,15 @@
+"""Finds the packages of this checkout first, whichever others are on the path, when a job runs as a file.
+
+`python jobs/search.py` puts jobs/ first on the path, so that `import jobs` finds this module. It puts the folder of the
+packages in place of jobs/, in which search.py, evaluate.py and others would hide packages of those names. Then it
+imports the package `jobs`, which takes its own place.
+"""
+
+import sys
+from pathlib import Path
+
+JOBS = Path(__file__).resolve().parent
+sys.path[:] = [str(JOBS.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != JOBS)]
+if __name__ == "jobs":
+    del sys.modules["jobs"]
+    import jobs  # noqa: F401
