@@ -4,6 +4,7 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+USER_STAMP := $(VENV)/.installed-for-users
 SYSTEM := chaos or browser or ray_serve or nodes or quality
 # Two processes; all tests of a file run in one of them. PARALLEL= runs the tests one after the other. If one of the
 # processes crashes, the run ends: with a new process, pytest-xdist 3.8 may wait without end for the last tests.
@@ -18,11 +19,16 @@ help:  ## this list
 
 install: $(STAMP)  ## .venv with the project (editable), faiss-cpu and the developers' tools, at the versions of constraints.txt
 
-$(STAMP): pyproject.toml constraints.txt
+$(USER_STAMP): pyproject.toml constraints.txt install.py
 	@rm -f $@
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install -c constraints.txt -e ".[cpu,dev]"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -e $(STAMP) || $(BIN)/python install.py cpu demo
+	@touch $@
+
+$(STAMP): pyproject.toml constraints.txt install.py
+	@rm -f $@
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python install.py cpu dev
 	@touch $@
 
 browser:  ## Chromium and its driver, for the tests of the page, where there are none (by apt, as root)
@@ -59,5 +65,5 @@ bench:  ## the benchmarks there are, and what each one measures
 	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \
 	  "$$(sed -n '1s/^"""//p' "$$file" | sed 's/"""$$//')"; done; true
 
-demo: install  ## the whole way on a small set: import, encode, index, search
-	HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py
+demo: $(USER_STAMP)  ## the whole way on a small set: import, encode, index, search
+	@HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py
