@@ -94,6 +94,11 @@ def _searched(source: str) -> Iterator[str]:
             yield f"{SEARCHED.get(term.kind.name, term.kind.name)}/{term.name or term.kind.name}"
 
 
+def job_names() -> list[str]:
+    """Returns the names of all jobs in alphabetical order: the modules of the package, except `jobs/jobs.py`."""
+    return sorted({module.name for module in pkgutil.iter_modules(jobs.__path__) if not module.ispkg} - {"jobs"})
+
+
 def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Step]:
     """Returns the steps of a recipe.
 
@@ -186,7 +191,7 @@ def make_step(where: str, job: str, settings: dict[str, Any], store: str, number
 
 def _open_job(name: str, where: str) -> tuple[Callable[[Any], Any], type[Common]]:
     """Returns the main function and the options of a job. Raises InputError if there is no such job."""
-    known = {module.name for module in pkgutil.iter_modules(jobs.__path__) if not module.ispkg} - {PIPELINE}
+    known = set(job_names()) - {PIPELINE}
     if name not in known:
         close = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pkgutil
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 from jobs.common import cli
+from jobs.common.steps import job_names
 from jobs.import_corpus import ImportCorpus
 from jobs.search import Search
 
@@ -20,7 +20,7 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 
 JOBS = Path(cli.__file__).parents[1]
-NAMES = sorted(module.name for module in pkgutil.iter_modules([str(JOBS)]) if not module.ispkg)
+NAMES = job_names()
 REQUIRED: dict[str, tuple[str, ...]] = {
     "convert_prompts": ("--task", "t"),
     "draw": ("points",),
