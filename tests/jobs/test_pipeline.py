@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jobs import import_corpus, pipeline, verify
 from jobs.common import cli
+from jobs.common.options import flatten
 from jobs.common.steps import Step, read_steps
 
 import pytest
@@ -356,14 +358,20 @@ def test_there_are_recipes_for_the_papers_and_three_small_ones() -> None:
     assert [file.stem.partition("-")[2] for file in RECIPES] == names
 
 
+def values_of(options: Any) -> dict[str, Any]:
+    """Returns the options of a job by their flat names."""
+    return {name: option.value(options) for name, option in flatten(type(options)).items()}
+
+
 def test_the_two_stages_of_gtr_differ_in_their_data_and_length_alone() -> None:
     [file] = [file for file in RECIPES if file.stem == "pipeline-gtr"]
     first, second = (step.options for step in read_steps(str(file)) if step.job == "train_retriever")
-    assert (first.negatives, second.negatives, second.negatives_per_query) == ("none", "hard", 1)
-    assert (first.projection, second.projection, second.backbone) == (768, None, "models/stage1")
+    first, second = (values_of(options) for options in (first, second))
+    assert (first["negatives"], second["negatives"], second["negatives_per_query"]) == ("none", "hard", 1)
+    assert (first["projection"], second["projection"], second["backbone"]) == (768, None, "models/stage1")
     for options in (first, second):
-        assert options.warm_up * options.steps == 1000
-    assert {name for name, value in vars(first).items() if value != vars(second)[name]} == {
+        assert options["warm_up"] * options["steps"] == 1000
+    assert {name for name, value in first.items() if value != second[name]} == {
         "task",
         "backbone",
         "projection",

@@ -66,7 +66,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     [
         ("dataclasses", "search", signal.SIGINT),  # among the first imports of the job
         ("dataclasses", "serve_search", signal.SIGTERM),
-        ("pyarrow", "train_retriever", signal.SIGINT),
+        ("yaml", "train_retriever", signal.SIGINT),
         ("pyarrow", "store", signal.SIGTERM),
         ("yaml", "search", signal.SIGINT),  # the options are read
         ("yaml", "search", signal.SIGTERM),

@@ -37,9 +37,11 @@ def encode(world, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
     def run(*, plan: bool = False) -> str:
         capsys.readouterr()
-        shape = {"pooling": "several", "dtype": "float32", "compile": "never"}
+        vectors = EncoderOptions(pooling="several", dtype="float32", compile="never")
         encode_corpus.main(
-            encode_corpus.EncodeCorpus(store=str(world.store), encoder=world.model, name="many", plan=plan, **shape)
+            encode_corpus.EncodeCorpus(
+                store=str(world.store), encoder=world.model, name="many", plan=plan, vectors=vectors
+            )
         )
         return capsys.readouterr().out
 
