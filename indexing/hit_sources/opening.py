@@ -6,6 +6,7 @@ from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.kind import HitSource, SearchContext
 from indexing.hit_sources.modes import resolve
+from indexing.hit_sources.registry import open_source
 
 
 class HitSources(SearchContext):
@@ -17,7 +18,7 @@ class HitSources(SearchContext):
         Raises InputError if the grammar or the store lacks it, or if its corpus is another one.
         """
         expression = parse(resolve(source, self.store))
-        parts = [term.kind.open(self, term.name) for term in expression.terms]
+        parts = [open_source(term.kind, self, term.name) for term in expression.terms]
         if len(parts) == 1:
             return parts[0]
         expression.check_distinct([part.source for part in parts])

@@ -9,7 +9,7 @@ from indexing.embeddings.kind import vectors_of
 from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.index import INDEX
-from indexing.hit_sources.kind import IndexKind, SourceKind
+from indexing.hit_sources.kind import HitSource, IndexKind, SearchContext, SourceKind
 from indexing.hit_sources.online import OnlineSearch
 from indexing.hit_sources.splade import SPLADE
 from retriever.errors import InputError
@@ -42,6 +42,19 @@ def find_vectors(described: Mapping[str, Any]) -> IndexKind:
             return kind
     known = ", ".join(kind.reader.kind.name for kind in index_kinds())
     raise InputError(f"the encoder makes {vectors_of(described)} vectors, expected one of the kinds {known}")
+
+
+def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSource:
+    """Opens a source of a kind by its name. Raises InputError if it is an index that another kind searches."""
+    if isinstance(kind, IndexKind):
+        config = kind.config_of(context.store, name)
+        if not kind.is_index(config):
+            name = context.store.only("index", name)
+            for other in index_kinds():
+                if other.is_index(config):
+                    raise InputError(f"index/{name} {other.summary}: search it by the source {other.text(name)}")
+            raise InputError(f"index/{name} is over vectors of an unknown kind: expected an index that {kind.summary}")
+    return kind.open(context, name)
 
 
 def online_searches() -> list[OnlineSearch]:

@@ -15,6 +15,7 @@ from indexing.hit_sources.dense import Space
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.kind import SearchContext
 from indexing.hit_sources.modes import dense_names, has_dense, index_over
+from indexing.hit_sources.registry import open_source
 from indexing.lucene.bm25 import Bm25
 from indexing.store.artifact import Artifact
 from indexing.store.retention import (
@@ -265,7 +266,7 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
             raise InputError(f"source {source!r}: expected one source; requests may fuse the sources of a task")
         if kind.name in OWN_KINDS:
             raise InputError(f"source {source!r}: name it by parameter {OWN_KINDS[kind.name]}, as the tasks have one")
-        opened = kind.open(SearchContext(store, corpus), expression.terms[0].name)
+        opened = open_source(kind, SearchContext(store, corpus), expression.terms[0].name)
         if opened.source not in names:
             names[opened.source] = None
             artifacts += opened.inputs().values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.modes import resolve, source_of
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import Mode
-from indexing.hit_sources.registry import find_vectors
+from indexing.hit_sources.registry import find_vectors, open_source
 from indexing.search.rescoring import reranked
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
@@ -208,7 +209,7 @@ def test_vectors_and_indexes_of_an_unknown_kind_are_named(tmp_path: Path) -> Non
     with pytest.raises(
         InputError, match="index/odd is over vectors of an unknown kind: expected an index that is a FAISS"
     ):
-        INDEX.config_of(store, "odd")
+        open_source(INDEX, SimpleNamespace(store=store), "odd")
 
 
 def test_modes_stand_for_sources(tmp_path: Path) -> None:
