@@ -228,9 +228,9 @@ def _check(experiment: Experiment, path: str) -> None:
         _expect(name, [*experiment.sets], f"{path}: choose.sets")
     stores: dict[str, str] = {}
     for name, data in experiment.sets.items():
-        if (other := stores.setdefault(data.store, name)) != name:
+        if (first := stores.setdefault(data.store, name)) != name:
             raise InputError(
-                f"{path}: sets.{name}.store: found {data.store}, the store of {other}; expected another one"
+                f"{path}: sets.{name}.store: found {data.store}, the store of {first}; expected another one"
             )
     for place, (name, arm) in enumerate(experiment.arms.items()):
         where = f"{path}: arms.{name}"
