@@ -38,14 +38,14 @@ JAVA_HEAP = (0x8000_0000, 0x1_0000_0000)  # addresses where OpenJDK puts a heap 
 
 def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     """Makes a store with a live release of clustered vectors and short texts, unless it is complete."""
-    from serve.tasks import Task
-
     from benchmarks.import_corpus import write_rows
     from benchmarks.index_build import make_vectors
     from indexing.corpus.corpus import Corpus, save_array
     from indexing.store.store import Store, generation
     from retriever.options import EncoderOptions
-    from serve.release import Release, fingerprints_of, make_current
+    from serve.release.live import make_current
+    from serve.release.release import Release, fingerprints_of
+    from serve.release.tasks import Task
 
     def run_job(name: str, *arguments: object) -> None:
         command = [sys.executable, f"jobs/{name}.py", "--store", store_url, *map(str, arguments)]
@@ -89,7 +89,8 @@ def make_batches(store_url: str, count: int) -> list[Batch]:
     """Returns batches of queries, made of the vectors and the first words of random passages."""
     from indexing.embeddings.embeddings import Embeddings
     from indexing.store.store import Store
-    from serve.release import Opened, live_release
+    from serve.release.live import live_release
+    from serve.release.opened import Opened
 
     store = Store(store_url)
     release, _ = live_release(store)
@@ -138,10 +139,9 @@ def open_and_query(store_url: str, number: int, leaves: int, batches: list[Batch
         leaves: Number of leaves; 0: opens nothing, for the baseline.
         batches: The queries.
     """
-    from serve.leaf import HitsRequest, Leaf, PassagesRequest, SourceQueries
-
     from indexing.store.store import Store
-    from serve.release import live_release
+    from serve.parts.leaf import HitsRequest, Leaf, PassagesRequest, SourceQueries
+    from serve.release.live import live_release
 
     store = Store(store_url)
     release, _ = live_release(store)

@@ -10,7 +10,7 @@ from indexing.dense.index import Shard
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits, exact_search, rescore_pieces
 
-EVERY_ROW = np.empty(0, np.int64)  # no row is deleted
+NONE_DELETED = np.empty(0, np.int64)
 
 
 class OpenShard:
@@ -24,14 +24,14 @@ class OpenShard:
     """
 
     def __init__(
-        self, embeddings: Embeddings, first_row: int, end: int, deleted: np.ndarray = EVERY_ROW, index: Any = None
+        self, embeddings: Embeddings, first_row: int, end: int, deleted: np.ndarray = NONE_DELETED, index: Any = None
     ):
         self.first_row, self.end, self.index = first_row, end, index
         self.pieces = embeddings.between(first_row, end)
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
 
     @classmethod
-    def of(cls, shard: Shard, embeddings: Embeddings, deleted: np.ndarray = EVERY_ROW) -> OpenShard:
+    def of(cls, shard: Shard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
         """Opens a shard of an index. The rows of a Flat index are scored in the embeddings, with the faster kernel."""
         index = None
         if shard.artifact.config["factory"] != "Flat":

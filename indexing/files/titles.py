@@ -15,7 +15,6 @@ from indexing.files import limits
 from indexing.files.raw import Lines, Piece, clip
 from retriever.errors import InputError
 
-TITLE_FILES = ("para.title.txt", "para.title.txt.gz")
 _LINES = 65_536  # lines of the file that are read at once
 
 

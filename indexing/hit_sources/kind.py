@@ -104,6 +104,7 @@ class VectorSource(Generic[Reader, Index]):
         index: The index over them; None: every vector is scored.
         corpus: The corpus, for its deleted rows.
         encoder: Encodes the queries.
+        search_parameters: Arguments of the search that change its hits, for the configuration of a run.
     """
 
     embeddings: Reader

@@ -60,8 +60,3 @@ def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSourc
 def online_searches() -> list[OnlineSearch]:
     """Returns the parts of a service that search the sources of all kinds, each once."""
     return list(dict.fromkeys(kind.online for kind in KINDS))
-
-
-def find_online(name: str) -> OnlineSearch:
-    """Returns the part of a service by its name."""
-    return next(online for online in online_searches() if online.name == name)

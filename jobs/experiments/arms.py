@@ -12,11 +12,13 @@
       mlp: {like: prompt, prompt: mlp}                     # the options and chosen values of another arm, with changes
     pairs: [[prompt, bm25]]    # arms whose difference is reported
 
-{store} in a text stands for --store, and {model:ARM} for the folder of the model that another arm has trained.
+{store} in a text stands for --store, and {model:ARM} for the folder of the model that an earlier arm has trained. Each
+set needs a separate store, in which the tasks and the runs of an arm have one name.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -163,7 +165,7 @@ def read_experiment(path: str, store: str) -> Experiment:
         InputError: If the file is invalid; names the file, the key and what is expected.
     """
     try:
-        document = yaml.safe_load(Path(path).read_text())
+        document = yaml.load(Path(path).read_text(), _UniqueKeys)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}; --arms expects a YAML file of arms") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -178,6 +180,20 @@ def read_experiment(path: str, store: str) -> Experiment:
         raise InputError(f"{path}: {_problem(error)}") from None
     _check(experiment, path)
     return experiment
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Reads YAML and refuses a key that a mapping has twice, of which YAML keeps the last."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Returns the node of a mapping. Raises YAMLError for a key that it has twice."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        names: list[Any] = []
+        for key, _ in node.value:
+            if key.value in names:
+                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: the key {key.value} occurs twice")
+            names.append(key.value)
+        return node
 
 
 def replace_in(value: Any, old: str, new: str) -> Any:
@@ -210,6 +226,12 @@ def _check(experiment: Experiment, path: str) -> None:
         _expect(name, known, f"{path}: pairs")
     for name in experiment.choose.sets or ():
         _expect(name, [*experiment.sets], f"{path}: choose.sets")
+    stores: dict[str, str] = {}
+    for name, data in experiment.sets.items():
+        if (first := stores.setdefault(data.store, name)) != name:
+            raise InputError(
+                f"{path}: sets.{name}.store: found {data.store}, the store of {first}; expected another one"
+            )
     for place, (name, arm) in enumerate(experiment.arms.items()):
         where = f"{path}: arms.{name}"
         for key, other in (("like", arm.like), ("uses", arm.uses)):
@@ -218,6 +240,9 @@ def _check(experiment: Experiment, path: str) -> None:
         if arm.uses is not None and arm.control is None:
             raise InputError(f"{where}: missing key control: the arm would be the same as {arm.uses}")
         options = {**experiment.common, **experiment.own_options(name)}
+        trained = [earlier for earlier in [*experiment.arms][:place] if experiment.arms[earlier].is_trained]
+        for model in re.findall(r"\{model:([^}]*)\}", str([options, arm.tried])):
+            _expect(model, trained, f"{where}: {{model:{model}}}", "an earlier, trained arm")
         if arm.tried and experiment.choose.metric is None and options.get("dev_split") is None:
             raise InputError(f"{where}.try: expected the option dev_split, whose quality chooses, or choose.metric")
 

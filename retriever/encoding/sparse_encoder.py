@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from retriever.errors import InputError, TextsError
 from retriever.forward.batching import Tokens
 from retriever.model.recipe import SPLADE
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
+from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.query_words import unusable_texts
 
 
@@ -32,7 +33,7 @@ class SparseEncoder:
         encoder: A Hugging Face name, a model folder, or an open `Encoder`.
         options: How text becomes a vector, unless the encoder is open. `query_terms` and `passage_terms` keep only the
             largest weights.
-        settings: `device`, `threads` and `tasks`, as of `Encoder`.
+        device, threads, tasks: As of `Encoder`, unless the encoder is open.
 
     Raises:
         InputError: If the model cannot be used, has no masked-language-model head, or makes dense vectors.
@@ -40,9 +41,17 @@ class SparseEncoder:
 
     similarity: Literal["dot"] = "dot"
 
-    def __init__(self, encoder: str | Encoder, options: EncoderOptions = DEFAULT_OPTIONS, **settings: Any):
+    def __init__(
+        self,
+        encoder: str | Encoder,
+        options: EncoderOptions = DEFAULT_OPTIONS,
+        *,
+        device: str | None = None,
+        threads: int | None = None,
+        tasks: Mapping[str, TaskPrompt] | None = None,
+    ):
         if not isinstance(encoder, Encoder):
-            encoder = Encoder(encoder, options, **settings)
+            encoder = Encoder(encoder, options, device=device, threads=threads, tasks=tasks)
         if encoder.config["pooling"] != SPLADE:
             raise InputError(
                 f"{encoder.name}: makes dense vectors (pooling={encoder.config['pooling']}); expected a SPLADE model, "

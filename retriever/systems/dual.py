@@ -81,8 +81,8 @@ class DualSystem:
         self.tuning, self.data, self.device, self.dtype = tuning, data, device, dtype
         self.encoder, self.vectors = encoder, vectors
         self.recipe = recipe = trained_recipe(folder, encoder, tuning)
-        for kind in TERMS:
-            kind.check(recipe, tuning)
+        for term in TERMS:
+            term.check(recipe, tuning)
         self.tokenizer = TextTokenizer(recipe, encoder)
         self.kind = open_kind(tuning, self.tokenizer, recipe.padding_side, numbers, data)
         self._chunks = TextChunks(recipe, self.tokenizer, self.kind, device)
@@ -101,7 +101,7 @@ class DualSystem:
         self.learned = LearnedTemperature(self.temperature).to(device) if tuning.learn_temperature else None
         if self.learned is not None:
             self.module["temperature"] = self.learned
-        self.terms = [kind(self) for kind in TERMS if kind.is_used(tuning)]
+        self.terms = [term(self) for term in TERMS if term.is_used(tuning)]
 
     def parameter_groups(self) -> list[ParameterGroup]:
         """Returns the groups of a learned temperature, and of prompts that are trained with the backbone.

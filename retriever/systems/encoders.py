@@ -29,6 +29,9 @@ class Encoders:
     A frozen backbone is stored in the dtype of the forward pass, a trained one in float32. There is no attention
     dropout, which prevents fused kernels.
 
+    Attributes:
+        of: The backbone with its pooling, and the head, by side.
+
     Args:
         recipe: How text becomes a vector.
         options: Options of the encoder.

@@ -16,7 +16,7 @@ WEIGHTS = "attention"  # the output of a batch that holds the weights of the bas
 
 
 class DivergenceTerm(Term):
-    """It compares the weights of the basic prompts of all pairs of queries of a batch."""
+    """Compares the weights of the basic prompts of all pairs of queries of a batch."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:

@@ -31,7 +31,7 @@ class FlopsTerm(Term):
         """See Term."""
         if recipe.is_sparse != cls.is_used(tuning):
             raise InputError(
-                f"{recipe.backbone}: pooling={recipe.pooling} flops={tuning.flops}: expected options of the FLOPS "
+                f"{recipe.folder}: pooling={recipe.pooling} flops={tuning.flops}: expected options of the FLOPS "
                 "regulariser for pooling=splade, and none for other vectors"
             )
 

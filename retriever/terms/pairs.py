@@ -14,7 +14,7 @@ from retriever.training.system import Batch
 
 
 class PairTerm(Term):
-    """One of the losses of `batch_loss`; it replaces none and is replaced by positives with a common category."""
+    """One of the losses of `batch_loss`. The loss of positives with a common category takes its place."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from retriever.forward.prompt_rows import PromptNumbers
 from retriever.model.recipe import Recipe
 from retriever.options import Side
 from retriever.options.tuning import TuneOptions
@@ -73,7 +74,7 @@ class TrainedSystem(Protocol):
     data: TrainingData | None
 
     @property
-    def numbers(self) -> Any:
+    def numbers(self) -> PromptNumbers | None:
         """Which of several prompts a text has; None if all texts of a side have the same one."""
 
     @property

@@ -10,6 +10,7 @@ import torch
 from retriever.losses import topic_loss
 from retriever.options.tuning import TuneOptions
 from retriever.terms.term import VECTORS, Step, Term
+from retriever.topics.training import TrainingTopics
 from retriever.training.system import Batch, Output
 
 TOPICS = "topics"  # the output of a batch that holds the vectors of its passages under each of some topics
@@ -25,10 +26,12 @@ class TopicTerm(Term):
 
     def add(self, step: Step) -> None:
         """Adds chunks of the passages under each sampled topic; row k N + i is passage i of N under topic k."""
-        system, options = self.system, self.system.tuning
-        if not options.topics_of_loss(system.numbers.model.num_topics):
+        system, options, numbers = self.system, self.system.tuning, self.system.numbers
+        assert isinstance(numbers, TrainingTopics)
+        assert options.topics is not None
+        if not options.topics_of_loss(numbers.model.num_topics):
             return
-        topics = system.numbers.sample(options.topics, options.seed, step.number)
+        topics = numbers.sample(options.topics, options.seed, step.number)
         texts, passages = system.compose(step.passages), len(step.passages)
         rows = np.arange(step.rank, len(topics) * passages, step.world)
         step.outputs[TOPICS] = Output(system.dim, len(topics) * passages)

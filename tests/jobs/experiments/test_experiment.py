@@ -186,6 +186,15 @@ PROMPT = {"train": "prompts", "backbone": "b", "negatives": "n"}
         ({"arms": {"a": {"train": "prompts", "negatives": "n"}}}, "arms.a train_retriever: missing key 'backbone'"),
         ({"arms": {"a": {**PROMPT, "lr": "high"}}}, "arms.a train_retriever: lr: found 'high', expected"),
         ({"arms": {}, "prepare": [{"build": {}}]}, "prepare, step 1: unknown job 'build'"),
+        (
+            {"arms": {"b": {"source": "bm25"}, "a": {**PROMPT, "init": "{model:b}"}}},
+            "arms.a: {model:b}: found 'b'; expected an earlier, trained arm of none",
+        ),
+        ({"arms": {"a": {**PROMPT, "init": "{model:a}"}}}, "arms.a: {model:a}: found 'a'; expected an earlier"),
+        (
+            {"sets": {"one": {"store": "s"}, "two": {"store": "s"}}, "arms": {}},
+            "sets.two.store: found s, the store of one; expected another one",
+        ),
     ],
 )
 def test_a_bad_file_is_refused_with_the_key_and_what_is_expected(
@@ -196,6 +205,17 @@ def test_a_bad_file_is_refused_with_the_key_and_what_is_expected(
         main(RunExperiment(store=str(tmp_path / "store"), arms=file, json=str(tmp_path / "figures.json")))
     assert str(error.value).startswith(f"{file}: {message}")
     assert "\n" not in str(error.value)
+
+
+def test_an_arm_that_occurs_twice_is_refused(tmp_path: Path) -> None:
+    """YAML keeps the last one of equal keys. Keys that a merge repeats are no duplicates."""
+    file = tmp_path / "arms.yaml"
+    merged = "one: &one {lr: 1}\n  two: &two {<<: *one, lr: 2}\n  three: {<<: *two, lr: 3}\n"
+    file.write_text(f"arms:\n  {merged}")
+    assert read_experiment(str(file), "s").arms["three"].settings == {"lr": 3}
+    file.write_text(f"arms:\n  {merged}  two: {{}}\n")
+    with pytest.raises(InputError, match=r"arms.yaml: not YAML: line 5: the key two occurs twice$"):
+        read_experiment(str(file), "s")
 
 
 def test_every_experiment_of_the_benchmarks_is_valid(tmp_path: Path) -> None:
