@@ -35,7 +35,7 @@ from indexing.corpus.queries import Queries
 from indexing.dense.index import Index
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits, exact_search
-from indexing.hit_sources.fused_lists import reciprocal_rank, weighted
+from indexing.hit_sources.fusion import reciprocal_rank, weighted
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions, RerankerOptions

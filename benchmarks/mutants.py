@@ -29,7 +29,7 @@ TESTS = {
     "indexing/work/work.py": ("tests/indexing/work",),
     "indexing/work/local.py": ("tests/indexing/work",),
     "indexing/store/conflicts.py": ("tests/indexing/work",),
-    "indexing/hit_sources/fused_lists.py": ("tests/indexing/hit_sources/test_fusion.py",),
+    "indexing/hit_sources/fusion.py": ("tests/indexing/hit_sources/test_fusion.py",),
     "indexing/measures/metrics.py": ("tests/indexing/measures/test_metrics.py",),
     "indexing/mining/pools.py": ("tests/indexing/mining/test_mining.py",),
     "retriever/losses/contrastive.py": ("tests/retriever/losses/test_losses.py",),

@@ -8,7 +8,6 @@ exact           the source exact:EMBEDDINGS
 index           the source index:NAME
 splade          the source splade:NAME
 fusion          fusions of sources, A+B and w*A+v*B
-fused_lists     fusion of hits, as functions on arrays
 grammar         the names of sources
 modes           short names of the usual sources
 options         the settings of a search

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from indexing.exact import Hits
-from indexing.hit_sources.fused_lists import reciprocal_rank, weighted
+from indexing.hit_sources.fusion import reciprocal_rank, weighted
 from retriever.errors import InputError
 
 Normalize = Literal["minmax", "zscore", "none"]
