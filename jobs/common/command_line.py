@@ -54,7 +54,7 @@ def parse(options: type[Options], arguments: Sequence[str], module: str = "") ->
     """
     flat = flatten(options)
     parser = _parser(options, flat, module)
-    known, unknown = parser.parse_known_intermixed_args([_with_dashes(argument) for argument in arguments])
+    known, unknown = parser.parse_known_intermixed_args(_attached([_with_dashes(each) for each in arguments], flat))
     given = vars(known)
     if unknown:
         refuse_argument(unknown[0], flat)
@@ -65,7 +65,8 @@ def parse(options: type[Options], arguments: Sequence[str], module: str = "") ->
     for name, words in given.items():
         values[name] = _value(flat[name], words)
     if missing := [option for option in flat.values() if option.is_required and option.name not in values]:
-        raise UsageError(f"{missing[0].flag} is required: {missing[0].help}")
+        explanation = expectation(missing[0], ()) if choices(missing[0].type) else missing[0].help
+        raise UsageError(f"{missing[0].flag} is required: {explanation}")
     return build(options, values)
 
 
@@ -93,7 +94,7 @@ def remedy_of(name: str, known: Mapping[str, str]) -> str:
 
 
 def _value(option: Option, words: Any) -> Any:
-    """Returns the value of an option from the words behind it. Raises UsageError if they mean none."""
+    """Returns the value of an option from the words behind it. Raises UsageError if they do not fit its type."""
     if isinstance(words, bool):  # --flag or --no-flag
         return words
     words = words if isinstance(words, list) else [words]
@@ -104,7 +105,7 @@ def _value(option: Option, words: Any) -> Any:
 
 
 def expectation(option: Option, words: Sequence[str]) -> str:
-    """Returns what an option expects, with the choice that is nearest to words that mean no value."""
+    """Returns what an option expects, with the choice that is most similar to the given words."""
     close = difflib.get_close_matches(words[-1] if words else "", choices(option.type), 1)
     return f"expected {described(option.type)}" + (f"; did you mean {close[0]}?" if close else "")
 
@@ -115,14 +116,9 @@ def read_recipe(path: str, options: type) -> dict[str, Any]:
     Raises:
         InputError: If the file is no mapping of known options; the message names the file and the key.
     """
-    import yaml
+    from jobs.common.yaml_files import read_yaml
 
-    try:
-        loaded = yaml.safe_load(Path(path).read_text())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; --config expects a YAML file") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    loaded = read_yaml(path, "--config expects a YAML file")
     if not isinstance(loaded, dict):
         raise InputError(f"{path}: expected `key: value` lines, found {type(loaded).__name__}")
     return recipe_values(loaded, options, path)
@@ -137,7 +133,7 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
         place: Where the mapping is, for messages.
 
     Raises:
-        InputError: If a key or a value is none of an option.
+        InputError: If a key is no option, or if a value does not fit its option.
     """
     flat = flatten(options)
     values: dict[str, Any] = {}
@@ -150,30 +146,51 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
             continue
         if flat[name].type is bool and not isinstance(value, bool):
             raise InputError(f"{place}: {key}: expected true or false, found {value!r}")
-        pieces = [piece for pair in value.items() for piece in pair] if isinstance(value, dict) else value
-        words = [str(piece) for piece in (pieces if isinstance(pieces, list) else [pieces])]
+        words = _words(value, flat[name])
         try:
-            values[name] = convert(flat[name].type, words)
+            values[name] = convert(flat[name].type, [_word(each, flat[name]) for each in words])
         except (ValueError, KeyError):
-            raise InputError(f"{place}: {key}: found {value!r}, {expectation(flat[name], words)}") from None
+            expected = expectation(flat[name], [str(each) for each in words])
+            quotes = "; on, off, yes and no are true and false in YAML: put a text in quotes"
+            remedy = quotes if any(isinstance(each, bool) for each in words) else ""
+            raise InputError(f"{place}: {key}: found {value!r}, {expected}{remedy}") from None
     return values
+
+
+def _words(value: Any, option: Option) -> list[Any]:
+    """Returns the single values in a value of YAML."""
+    if isinstance(value, dict) and option.is_mapping:
+        return [piece for pair in value.items() for piece in pair]
+    return value if isinstance(value, list) else [value]
+
+
+def _word(value: Any, option: Option) -> str:
+    """Returns a single value of YAML as it is written on the command line. Raises ValueError if it cannot be there."""
+    if isinstance(value, dict | list | None) or (isinstance(value, bool) and not option.is_boolean):
+        raise ValueError(value)
+    return str(value)
 
 
 def as_arguments(options: type, values: Mapping[str, Any]) -> list[str]:
     """Returns the command line that gives values to options."""
+    flat = flatten(options)
+    positional = [str(values[name]) for name, option in flat.items() if option.is_positional and name in values]
     arguments: list[str] = []
-    for name, value in values.items():
-        option = flatten(options)[name]
+    for option, value in ((flat[name], value) for name, value in values.items()):
+        if option.is_positional:
+            continue
         if isinstance(value, bool) and option.type is bool:
             arguments.append(option.flag if value else f"--no-{option.flag.removeprefix('--')}")
             continue
         words = [word for pair in value.items() for word in pair] if isinstance(value, dict) else value
         words = [str(word) for word in (words if isinstance(words, list | tuple) else [words])]
-        if option.metadata.get("repeated"):
+        if any(word.startswith("-") for word in words):
+            arguments += [f"{option.flag}={word}" for word in words]
+        elif option.metadata.get("repeated"):
             arguments += [piece for word in words for piece in (option.flag, word)]
         else:
-            arguments += words if option.is_positional else [option.flag, *words]
-    return arguments
+            arguments += [option.flag, *words]
+    return positional + arguments
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -237,7 +254,7 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
     elif option.metadata.get("repeated"):
         group.add_argument(option.flag, action="append", **settings)
     elif option.is_list:
-        group.add_argument(option.flag, nargs="*", **settings)
+        group.add_argument(option.flag, nargs="*", action="extend", **settings)
     elif option.is_positional:
         group.add_argument(option.flag, nargs="?", **settings)
     else:
@@ -245,7 +262,7 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
 
 
 def _help(option: Option) -> str:
-    """Returns the help of an option with its default, unless that is nothing: the text says then what it means."""
+    """Returns the help of an option with its default. The text itself says what None, False and an empty list mean."""
     default = option.default
     if option.is_required or default is None or default is False or (isinstance(default, Collection) and not default):
         shown = ""
@@ -276,7 +293,30 @@ def _paragraph(text: str, width: int) -> str:
 
 def _wrap(text: str, width: int) -> list[str]:
     """Returns a text in lines; a FIXED_SPACE becomes a space at which no line ends."""
-    return [line.replace(FIXED_SPACE, " ") for line in textwrap.wrap(text, width, break_on_hyphens=False)]
+    return [
+        line.replace(FIXED_SPACE, " ")
+        for line in textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+    ]
+
+
+def _attached(arguments: Sequence[str], flat: Mapping[str, Option]) -> list[str]:
+    """Returns arguments in which a value that begins with one dash is attached to its option: `--lr=-1e-3`.
+
+    argparse would take it for an option.
+    """
+    single = {
+        each.flag
+        for each in flat.values()
+        if not (each.is_positional or each.is_boolean or (each.is_list and not each.metadata.get("repeated")))
+    }
+    attached: list[str] = []
+    for argument in arguments:
+        is_value = argument.startswith("-") and not argument.startswith("--") and argument not in ("-", "-h")
+        if is_value and attached and attached[-1] in single:
+            attached[-1] += f"={argument}"
+        else:
+            attached.append(argument)
+    return attached
 
 
 def _with_dashes(argument: str) -> str:

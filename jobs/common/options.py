@@ -42,7 +42,7 @@ class Option:
         path: The attributes that lead from the job's options to its value.
         owner: The dataclass that declares it.
         type: Its type.
-        default: Its default; MISSING if it is required. Of several equal ones, each use has the same object.
+        default: Its default; MISSING if it is required.
         group: Heading under which --help lists it.
         metadata: What `retriever.options.option` declared.
     """
@@ -72,6 +72,16 @@ class Option:
     def is_list(self) -> bool:
         """Whether it takes any number of values."""
         return typing.get_origin(_without_none(self.type)) in (tuple, list, dict)
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether its values are pairs of a name and a value."""
+        return typing.get_origin(_without_none(self.type)) is dict
+
+    @property
+    def is_boolean(self) -> bool:
+        """Whether its values are true and false, with None for a default."""
+        return _without_none(self.type) is bool
 
     @property
     def help(self) -> str:
@@ -208,7 +218,7 @@ def _classes(module: str) -> list[ast.ClassDef]:
 
 
 def convert(hint: Any, words: Sequence[str]) -> Any:
-    """Returns the value that words mean for an option of a type. Raises ValueError or KeyError if they mean none."""
+    """Returns the value of a type from words of the command line. Raises ValueError or KeyError if they do not fit."""
     if (inner := _without_none(hint)) is not hint:
         return None if list(words) == ["None"] else convert(inner, words)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -242,7 +252,7 @@ def described(hint: Any) -> str:
 
 
 def choices(hint: Any) -> tuple[str, ...]:
-    """Returns the words that mean a value of a type; empty if they are not counted."""
+    """Returns the words for all values of a type; empty if the type has no fixed values."""
     hint = _without_none(hint)
     return tuple(map(str, typing.get_args(hint))) if typing.get_origin(hint) is typing.Literal else ()
 

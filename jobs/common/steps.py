@@ -11,21 +11,20 @@ import pkgutil
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jobs
 from jobs.common.command_line import as_arguments, recipe_values
 from jobs.common.options import build, flatten
-
-import yaml
+from jobs.common.yaml_files import read_yaml
 
 from indexing.hit_sources.grammar import parse
 from retriever.errors import InputError
 
 HEAD = ("store", "steps")  # the keys of a recipe
 PIPELINE = "pipeline"  # cannot be a step
-SEARCHED = {"exact": "embeddings", "splade": "index"}  # kinds of artifacts that kinds of sources search; else their own
+# Kinds of artifacts that kinds of sources search; the others search artifacts of their own name.
+SEARCHED = {"exact": "embeddings", "splade": "index"}
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,8 @@ class Step:
 
 def _searched(source: str) -> Iterator[str]:
     """Yields the keys of the artifacts that a source of hits names."""
-    with contextlib.suppress(
-        InputError
-    ):  # a mode, whose artifacts depend on the store; a wrong source: its job says so
+    # The artifacts of a mode depend on the store, and the job itself refuses a wrong source.
+    with contextlib.suppress(InputError):
         for term in parse(source).terms:
             yield f"{SEARCHED.get(term.kind.name, term.kind.name)}/{term.name or term.kind.name}"
 
@@ -110,12 +108,7 @@ def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Ste
     Raises:
         InputError: If the recipe is invalid; names the file, the number of the step and the key.
     """
-    try:
-        recipe = yaml.safe_load(Path(path).read_text())
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; --config expects a recipe of steps") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    recipe = read_yaml(path, "--config expects a recipe of steps")
     if not isinstance(recipe, dict) or not isinstance(recipe.get("steps"), list) or not recipe["steps"]:
         raise InputError(f"{path}: expected `steps:` and below it a list of `- job: {{option: value}}`")
     if unknown := [key for key in recipe if key not in HEAD]:

@@ -19,10 +19,10 @@ set needs a separate store, in which the tasks and the runs of an arm have one n
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
+from jobs.common.yaml_files import read_yaml
+
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from retriever.errors import InputError
@@ -164,12 +164,7 @@ def read_experiment(path: str, store: str) -> Experiment:
     Raises:
         InputError: If the file is invalid; names the file, the key and what is expected.
     """
-    try:
-        document = yaml.load(Path(path).read_text(), _UniqueKeys)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}; --arms expects a YAML file of arms") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    document = read_yaml(path, "--arms expects a YAML file of arms")
     if not isinstance(document, dict):
         raise InputError(f"{path}: expected `key: value` lines, found {type(document).__name__}")
     document = replace_in(document, "{store}", store.rstrip("/"))
@@ -180,20 +175,6 @@ def read_experiment(path: str, store: str) -> Experiment:
         raise InputError(f"{path}: {_problem(error)}") from None
     _check(experiment, path)
     return experiment
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """Reads YAML and refuses a key that a mapping has twice, of which YAML keeps the last."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Returns the node of a mapping. Raises YAMLError for a key that it has twice."""
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        names: list[Any] = []
-        for key, _ in node.value:
-            if key.value in names:
-                raise yaml.YAMLError(f"line {key.start_mark.line + 1}: the key {key.value} occurs twice")
-            names.append(key.value)
-        return node
 
 
 def replace_in(value: Any, old: str, new: str) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jobs.common import cli
 from jobs.common.steps import job_names
+from jobs.common.yaml_files import read_yaml
 from jobs.import_corpus import ImportCorpus
 from jobs.search import Search
 
@@ -175,6 +176,9 @@ def test_a_recipe_with_a_list_runs_a_job(world, done, tmp_path: Path) -> None:
         ("just text\n", "expected `key: value` lines, found str"),
         ("", "expected `key: value` lines, found NoneType"),
         ("store: [a\n", "not YAML"),
+        ("store: s\nk: 1\nk: 2\n", "not YAML: line 3: the key k occurs twice"),
+        ("store: s\nname: 2024-99-01\n", "not YAML: month must be in 1..12"),
+        ("store: " + 3000 * "[", "not YAML that can be read"),
         ("store: s\nplan: 5\n", "plan: expected true or false, found 5"),
         ("store: s\nk: many\n", "k: "),
         ("store: s\nk: [1, 2]\n", "k: "),
@@ -187,6 +191,16 @@ def test_a_bad_recipe_is_named_with_its_key(tmp_path: Path, refused, text: str, 
     line = refused("search", "--config", file)
     assert line.startswith(f"error: {file}: ")
     assert expected in line
+
+
+def test_a_key_may_override_one_of_a_merged_mapping(tmp_path: Path) -> None:
+    text = "one: &one {k: 1, b: 1}\ntwo: &two {<<: *one, k: 2}\nthree: {<<: *two, k: 3}\nagain: *two\n"
+    assert read_yaml(recipe(tmp_path, text), "") == {
+        "one": {"k": 1, "b": 1},
+        "two": {"k": 2, "b": 1},
+        "three": {"k": 3, "b": 1},
+        "again": {"k": 2, "b": 1},
+    }
 
 
 def test_a_recipe_that_is_not_there_is_named(tmp_path: Path, refused) -> None:

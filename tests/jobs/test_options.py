@@ -103,6 +103,10 @@ def test_values_are_built_and_replaced_by_name() -> None:
         (["--layers", "query", "value"], {"layers": ("query", "value")}),
         (["--layers"], {"layers": ()}),
         (["--normalize"], {"normalize": True}),
+        (["--lr=0.2", "--lr", "1"], {"lr": 1.0}),
+        (["--layers", "query", "--layers", "value", "key"], {"layers": ("query", "value", "key")}),
+        (["--layers=-query", "--layers=value"], {"layers": ("-query", "value")}),
+        (["--task", "-t"], {"task": "-t"}),
         (["--normalize", "False"], {"normalize": False}),
         (["--no-normalize"], {"normalize": False}),
         (["--plan", "--no-dropout"], {"plan": True, "dropout": False}),
@@ -128,6 +132,8 @@ def test_the_command_line_gives_values_and_is_written_from_them(arguments: list[
         (["--seed", "many"], "--seed many: expected a whole number"),
         (["--hidden-size", "1.5"], "--hidden-size 1.5: expected a whole number"),
         (["--seed"], "--seed: expected one value"),
+        (["--seed", "--plan"], "--seed: expected one value"),
+        (["--lr", "-1e-3x"], "--lr -1e-3x: expected a number"),
         (["--plan=yes"], "--plan: expected no value, got 'yes'"),
         (["--kind", "spare"], "--kind spare: expected dense or sparse; did you mean sparse?"),
         (["--normalize", "often"], "--normalize often: expected true or false"),
@@ -145,6 +151,21 @@ def test_a_missing_option_is_named_with_its_help() -> None:
         parse(Job, ["--store", "s"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choose(Common):
+    action: Literal["list", "show"] = option(positional=True)
+    """What to do."""
+    key: str | None = option(None, positional=True)
+
+
+def test_a_command_line_has_positional_values_in_their_order_and_first() -> None:
+    values = {"store": "s", "key": "k", "action": "show"}
+    assert as_arguments(Choose, values) == ["show", "k", "--store", "s"]
+    assert parse(Choose, as_arguments(Choose, values)) == Choose(**values)
+    with pytest.raises(UsageError, match=r"^action is required: expected list or show$"):
+        parse(Choose, ["--store", "s"])
+
+
 def test_a_recipe_has_the_same_names_and_checks() -> None:
     assert recipe_values({"hidden-size": 8, "lr": "1e-3", "seed": None, "layers": ["query"]}, Job, "r.yaml") == {
         "hidden_size": 8,
@@ -156,6 +177,14 @@ def test_a_recipe_has_the_same_names_and_checks() -> None:
         ({"hidden": 1}, "r.yaml: unknown key 'hidden'; did you mean hidden_size?"),
         ({"kind": "spare"}, "r.yaml: kind: found 'spare', expected dense or sparse; did you mean sparse?"),
         ({"dropout": "no"}, "r.yaml: dropout: expected true or false, found 'no'"),
+        (
+            {"task": False},
+            "r.yaml: task: found False, expected a text; on, off, yes and no are true and false in YAML: "
+            "put a text in quotes",
+        ),
+        ({"layers": [["a"]]}, "r.yaml: layers: found [['a']], expected values, each a text"),
+        ({"layers": ["a", None]}, "r.yaml: layers: found ['a', None], expected values, each a text"),
+        ({"layers": {"a": "b"}}, "r.yaml: layers: found {'a': 'b'}, expected values, each a text"),
     ):
         with pytest.raises(InputError) as raised:
             recipe_values(settings, Job, "r.yaml")

@@ -171,6 +171,7 @@ BAD = [
     ({"build_bm52": {}}, "step 2: unknown job 'build_bm52'; did you mean build_bm25?"),
     ({"session": {}}, "step 2: unknown job 'session'; "),
     ({"pipeline": {}}, "step 2: unknown job 'pipeline'; "),
+    ({"jobs": {}}, "step 2: unknown job 'jobs'; "),
     ({"../jobs/search": {}}, "step 2: unknown job '../jobs/search'; "),
     ({"search": {"mod": "bm25"}}, "step 2 search: unknown key 'mod'; did you mean mode?"),
     ({"search": {"mode": "words"}}, "step 2 search: mode: found 'words', expected "),
