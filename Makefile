@@ -22,7 +22,7 @@ install: $(STAMP)  ## .venv with the project (editable), faiss-cpu and the devel
 $(USER_STAMP): pyproject.toml constraints.txt install.py
 	@rm -f $@
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@test -e $(STAMP) || $(BIN)/python install.py cpu demo
+	@for file in $^; do test $(STAMP) -nt $$file || exec $(BIN)/python install.py cpu demo; done
 	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt install.py
@@ -65,5 +65,5 @@ bench:  ## the benchmarks there are, and what each one measures
 	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \
 	  "$$(sed -n '1s/^"""//p' "$$file" | sed 's/"""$$//')"; done; true
 
-demo: $(USER_STAMP)  ## the whole way on a small set: import, encode, index, search
+demo: $(USER_STAMP)  ## all steps on a small set: import, encode, index, search
 	@HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py

@@ -7,6 +7,7 @@ indexes, links, constraints and certificates from `pip config`. Where uv cannot 
 
 from __future__ import annotations
 
+import ast
 import os
 import shlex
 import subprocess
@@ -41,7 +42,7 @@ def pip_config() -> dict[str, str]:
     done = subprocess.run((*PIP, "config", "list"), cwd=ROOT, text=True, capture_output=True, check=True)
     lines = sorted(done.stdout.splitlines(), key=lambda line: line.startswith(":env:"))
     pairs = (line.partition("=") for line in lines if "=" in line)
-    return {name.rpartition(".")[2]: value.strip().strip("'\"") for name, _, value in pairs}
+    return {name.rpartition(".")[2]: str(ast.literal_eval(value)) for name, _, value in pairs}
 
 
 def uv_options(config: dict[str, str]) -> list[str]:
@@ -52,6 +53,8 @@ def uv_options(config: dict[str, str]) -> list[str]:
 
 
 def main() -> None:
+    if unknown := [word for word in sys.argv[1:] if not word.isalnum()]:
+        sys.exit(f"{__doc__.strip()}\n\nerror: {unknown[0]}: expected the name of an extra of pyproject.toml")
     started = time.monotonic()
     project = f".[{','.join(sys.argv[1:])}]" if sys.argv[1:] else "."
     print(f"installs {project} and its packages in {sys.prefix}: 3 GB, a minute or two", flush=True)
