@@ -20,6 +20,7 @@ from indexing.hit_sources.registry import find_vectors
 from indexing.store.store import Store
 from indexing.work.growth import IndexOptions
 from retriever.errors import InputError
+from retriever.options.declaring import check_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +51,9 @@ class BuildIndex(SizedWorkers):
 
 def main(options: BuildIndex) -> None:
     store = Store(options.store).require()
-    if options.shards < 1 or not 0 < options.recall <= 1:
-        raise InputError(
-            f"--shards {options.shards} --recall {options.recall}: expected at least 1, and 0 < recall <= 1"
-        )
+    check_least(options, shards=1)
+    if not 0 < options.recall <= 1:
+        raise InputError(f"--recall {options.recall}: expected more than 0, and at most 1")
     if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb * 1e9 < math.inf):
         raise InputError(f"--memory-gb {options.memory_gb}: expected a number above 0, and --factory auto")
     name = store.only("embeddings", options.embeddings)

@@ -21,7 +21,7 @@ from indexing.store.artifact import fingerprint_of
 from indexing.store.cache import file_sha256
 from indexing.store.models import commit_files, model_folder
 from indexing.store.result_files import write_folder
-from indexing.store.store import Store
+from indexing.store.store import Store, check_name
 from indexing.work.work import Target, complete_target
 from retriever.errors import InputError
 from retriever.model.files import resolve
@@ -62,8 +62,6 @@ class ConvertPrompts(Common):
 
 
 def main(options: ConvertPrompts) -> None:
-    from jobs.training.runs import check_name
-
     check_options(options)
     store = Store(options.store).require()
     check_name("prompts", options.task)

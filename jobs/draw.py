@@ -123,7 +123,7 @@ def check_options(options: Draw) -> None:
     """Raises InputError for an option that the picture needs and lacks, or that it does not use."""
     for name in NEEDED[options.picture]:
         if not getattr(options, name):
-            raise InputError(f"{options.picture}: expected --{name}; give it")
+            raise InputError(f"{options.picture}: expected --{name}")
     used = (*NEEDED[options.picture], *USED[options.picture])
     defaults = {field.name: field.default for field in fields(Draw)}
     for picture in get_args(Picture):

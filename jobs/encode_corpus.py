@@ -23,7 +23,7 @@ from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
 from indexing.embeddings.kind import VectorKind
 from indexing.hit_sources.registry import find_vectors
 from indexing.store.artifact import Artifact, sum_cuts
-from indexing.store.store import Store, artifact_key, generation
+from indexing.store.store import Store, artifact_key, check_name, generation
 from indexing.work.local import LocalRunner
 from indexing.work.numerics import pinned_gpus
 from indexing.work.ray_actors import RayActors, choose_pool
@@ -63,6 +63,7 @@ def main(options: EncodeCorpus) -> None:
             f"encodes its passages: give --encoder {spec.name}"
         )
     name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
+    check_name("embeddings", name)
     described = spec.describe("passage")
     kind = find_vectors(described).reader.kind
     encoded = is_encoded(store, name, described, options.limit)

@@ -33,6 +33,7 @@ from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
+from retriever.options.declaring import check_least
 from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
 from serve.release.live import current, discard, last_release, live_release, make_current
@@ -121,6 +122,7 @@ class ServeSearch(HttpLimits, Common):
     """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
 
 
+MAX_PORT = 65_535
 LEAST = {
     "batch": 1,
     "queue": 1,
@@ -142,9 +144,9 @@ def main(options: ServeSearch) -> None:
     store = Store(options.store).require()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
-    for name, least in LEAST.items():
-        if (value := getattr(options, name)) is not None and not value >= least:
-            raise InputError(f"--{name.replace('_', '-')} {value}: expected at least {least}")
+    check_least(options, **LEAST)
+    if not 0 <= options.port <= MAX_PORT:
+        raise InputError(f"--port {options.port}: expected 0 to {MAX_PORT}")
     if options.keep_release and options.renew:
         raise InputError("--keep-release and --renew exclude each other: --renew makes a new release")
     on_ray = bool(options.replicas or options.row_ranges)

@@ -38,12 +38,14 @@ SHOWN_HITS = 10  # hits of a query, if --k is not set
 
 @dataclass(frozen=True, kw_only=True)
 class StoreJob(Common):
+    """--limit N: list prints at most N artifacts, show N parts, and gc removes at most N items."""
+
     GROUP: ClassVar = "artifact"
 
     action: Literal["list", "show", "remove", "export", "gc"] = option(positional=True)
     """What to do; gc removes files, checkpoints, old releases and their prompts over HTTP that nothing names."""
-    key: str | None = option(None, positional=True)
-    """The artifact, as list prints it (show, remove, export). --limit N lists, shows or removes at most N."""
+    key: str | None = option(None, positional=True, metavar="KEY")
+    """The artifact, as list prints it (show, remove, export)."""
     to: str | None = None
     """Folder for the files of a model or a prompt, which keep their names (export)."""
     query_id: str | None = None
@@ -152,7 +154,9 @@ def list_artifacts(store: Store, limit: int | None) -> None:
 def export(store: Store, key: str, options: StoreJob) -> None:
     """Copies a model's or a prompt's files to a folder, for other libraries and for a server that will serve it."""
     artifact = store.open(*Key.parse(key))
-    if options.to is None or "://" in options.to:
+    if options.to is None:
+        raise InputError(f"export {key}: expected --to, the folder for its files")
+    if "://" in options.to:
         raise InputError(f"--to {options.to}: expected a folder that this machine sees")
     if not artifact.group("file"):
         raise InputError(f"{key}: expected models/NAME or prompts/TASK, whose files have names")

@@ -26,13 +26,14 @@ class FileStart:
     Attributes:
         path: The file.
         is_compressed: Whether the name ends with .gz.
-        ending: The ending of the name without .gz, for example "csv".
+        ending: The ending of the name without .gz, for example "csv"; "": none.
     """
 
     def __init__(self, path: str):
         self.path = path
         self.is_compressed = path.endswith(".gz")
-        self.ending = path.removesuffix(".gz").rpartition(".")[2]
+        _, dot, ending = path.rpartition("/")[2].removesuffix(".gz").rpartition(".")
+        self.ending = ending if dot else ""
 
     @functools.cached_property
     def line(self) -> bytes:

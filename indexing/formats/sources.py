@@ -181,7 +181,8 @@ def _unknown_ending(start: FileStart, candidates: Sequence[CorpusFormat]) -> Inp
     """Returns the error for a file that no format detects."""
     expected = known_endings(candidates)
     refuse_unreadable(start.path, expected)
-    return InputError(f"{start.path}: found the ending .{start.ending}, expected {expected}; name the format")
+    actual = f"the ending .{start.ending}" if start.ending else "no ending"
+    return InputError(f"{start.path}: found {actual}, expected {expected}; name the format")
 
 
 def _corpus_files(path: str, listing: list[str], requested: CorpusFormat | None) -> tuple[CorpusFormat, list[str]]:

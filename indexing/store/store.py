@@ -320,6 +320,13 @@ def artifact_key(kind: str, name: str = "") -> str:
     return "/".join([kind, *pieces])
 
 
+def check_name(kind: str, name: str) -> None:
+    """Raises InputError if `name` cannot be the name of an artifact, or of one with generations."""
+    if not name or "/" in name:
+        raise InputError(f"name {name!r}: expected a name without '/', as in {kind}/NAME")
+    artifact_key(kind, name)
+
+
 def generation(number: int) -> str:
     """Returns the folder name of a generation: `g0007`."""
     return f"g{number:04d}"

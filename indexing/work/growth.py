@@ -9,7 +9,7 @@ from typing import Any
 
 from indexing.store.artifact import Artifact
 from indexing.store.chain import check_lineage
-from indexing.store.store import Store, generation
+from indexing.store.store import Store, check_name, generation
 from indexing.work.tasks import Runner, ignore
 from indexing.work.work import DriverStage, SpreadStage, Target, WorkDefaults
 
@@ -31,7 +31,7 @@ class GrowingWork(WorkDefaults, ABC):
         source: The generations of the corpus or of the embeddings that it grows with.
 
     Raises:
-        InputError: If the existing generations were built from another source.
+        InputError: If the name cannot be one, or if the existing generations were built from another source.
     """
 
     config: dict[str, Any]
@@ -39,6 +39,7 @@ class GrowingWork(WorkDefaults, ABC):
     end: int
 
     def __init__(self, store: Store, kind: str, name: str, source: Sequence[Artifact]):
+        check_name(kind, name)
         self.kind, self.name, self.source = kind, name, source
         self.previous = store.generations(kind, name)
         check_lineage(self.previous, source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,14 +14,14 @@ from jobs.training.resolving import (
     loop_options,
     tune_options,
 )
-from jobs.training.runs import check_name, dev_split_of
+from jobs.training.runs import dev_split_of
 
 from indexing.corpus.queries import Queries
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.store.artifact import Artifact, Reference
 from indexing.store.models import model_folder
-from indexing.store.store import Store
+from indexing.store.store import Store, check_name
 from indexing.topics.reader import Topics
 from indexing.training.training_sets import (
     NO_NEGATIVES,
@@ -122,10 +121,6 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         adapter_bytes(read_recipe(resolve(spec.folder), encoder), tuning.lora)  # refuses layers that the backbone lacks
     check_offsets(trained_recipe(resolve(spec.folder), encoder, tuning), offsets_of(tuning))
     refresh = options.refresh_epochs
-    if options.refresh_depth < 1 or (refresh is not None and not (refresh > 0 and math.isfinite(refresh))):
-        raise InputError(
-            f"--refresh-epochs {refresh} --refresh-depth {options.refresh_depth}: expected more than 0, and at least 1"
-        )
     if refresh is not None and not tuning.negatives_per_query:
         raise InputError(
             f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "

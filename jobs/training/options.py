@@ -14,6 +14,7 @@ from jobs.training.run_options import Training
 from retriever.errors import InputError
 from retriever.options import PLURALS, TextOptions, option
 from retriever.options.categories import CategoryOptions
+from retriever.options.declaring import check_least, check_positive
 from retriever.options.flops import FlopsWeights
 from retriever.options.loop import ContrastiveOptimisation
 from retriever.options.lora import LoraOptions
@@ -104,12 +105,13 @@ class TrainRetriever(Training, MethodOptions):
     the other passages of the batch are its negatives. Without mined negatives; use a large --batch. The relevance of
     --dev-split is by category too."""
     also_train: tuple[str, ...] = ()
-    """Further training sets, each as queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL,size=N,
-    embeddings=NAME,dev=SPLIT: without negatives, the judged pairs are used; without a store, that of --store; the split
-    is train if it is left out; size is --task-size of this set; embeddings are those of its store, for --sides query;
-    dev is a split of this set: quality is then the mean over it and --dev-split. A query of weight 2 comes twice as
-    often as one of --queries, whose weight is 1. Queries of several stores in one batch have each other's passages as
-    negatives, equal texts too, unless --batches is one-task. To resume a run, leave its stores where they are."""
+    """Further training sets, each as KEY=VALUE,KEY=VALUE: for example queries=nq,negatives=bm25,weight=2. Keys:
+    queries, the query set; negatives (default: none, the judged pairs are used); split (default: train); weight: a
+    query of weight 2 comes twice as often as one of --queries, whose weight is 1; task, the name of its task; store
+    (default: that of --store); size, the --task-size of this set; embeddings of its store, for --sides query; dev, a
+    split of this set: quality is then the mean over it and --dev-split. Queries of several stores in one batch have
+    each other's passages as negatives, equal texts too, unless --batches is one-task. To resume a run, leave its stores
+    where they are."""
     task_size: int | None = None
     """Use at most N queries of each training set, drawn at random, the same ones with every --seed, so that a large set
     does not outweigh the others. Unlike --limit, which takes the first ones. Default: all."""
@@ -125,6 +127,12 @@ class TrainRetriever(Training, MethodOptions):
     losses: LossOptions = field(default_factory=LossOptions)
     texts: TextOptions = field(default_factory=TextOptions)
     loop: ContrastiveOptimisation = field(default_factory=ContrastiveOptimisation)
+
+    def __post_init__(self) -> None:
+        """Raises InputError if an option is out of range, or if options contradict each other."""
+        super().__post_init__()
+        check_least(self, task_size=1, refresh_depth=1)
+        check_positive(self, "refresh_epochs")
 
     def as_run(self, task: str) -> Self:
         """Returns the options of one run of a sweep."""
@@ -237,6 +245,7 @@ class TrainReranker(Training):
     """Name of the mined negatives of the dev split's queries. Default: --negatives."""
     pairs: PairOptions = field(default_factory=PairOptions)
     dev_passages: int = option(20, group="quality during training")
+    """Passages that are re-ranked for each query of the dev split: its relevant ones, and mined negatives."""
 
     @property
     def rows_per_step(self) -> int:

@@ -9,14 +9,14 @@ from typing import Any
 
 from jobs.common.workers import say_line
 from jobs.training.options import PretrainRip
-from jobs.training.runs import check_name, describe_best, dev_split_of, draw, make, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw, make, plan_complete
 
 import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
 from indexing.store.models import resolve_model, stored_model
-from indexing.store.store import Store
+from indexing.store.store import Store, check_name
 from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs, training_rows
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jobs.training.options import TrainReranker
-from jobs.training.runs import check_name, describe_best, dev_split_of, draw, make, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw, make, plan_complete
 
 from indexing.corpus.queries import Queries
 from indexing.mining.negatives import mined_corpus, training_data
 from indexing.store.artifact import Artifact
 from indexing.store.models import resolve_model, stored_model
-from indexing.store.store import Store
+from indexing.store.store import Store, check_name
 from indexing.training.order import count_lists, read_lists
 from indexing.training.reranking import CrossMaker, open_dev_data
 from retriever.errors import InputError
@@ -31,7 +31,7 @@ class Opened:
     """Opened and checked artifacts that the options name.
 
     Attributes:
-        asked: Number of queries of the split.
+        split_queries: Number of queries of the split.
         queries: Number of those queries that have negatives and a positive.
         weights: Size of the backbone's weights in bytes.
         longest: The largest length limit that the backbone allows; None: any.
@@ -41,7 +41,7 @@ class Opened:
         config: The configuration that enters the model's fingerprint.
     """
 
-    asked: int
+    split_queries: int
     queries: int
     weights: int
     longest: int | None
@@ -61,7 +61,7 @@ def train_reranker(options: TrainReranker) -> None:
         if not plan_complete(options, store, "models", name, opened.inputs, opened.config):
             plan(options, opened)
         return
-    counts = {"queries": opened.queries, "asked": opened.asked}
+    counts = {"queries": opened.queries, "asked": opened.split_queries}
 
     def prepare(on_ray: bool) -> tuple[CrossMaker, LoopOptions, dict[str, Any]]:
         """Adds the lists whose order the model is compared with; reading them opens the candidates."""
@@ -168,7 +168,7 @@ def plan(options: TrainReranker, opened: Opened) -> None:
     steps, weights = opened.loop.steps, opened.weights
     pairs = steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
     mined = opened.inputs["negatives"].key
-    say(f"queries   {opened.queries:,} of the {opened.asked:,} of {options.split}, with negatives in {mined}")
+    say(f"queries   {opened.queries:,} of the {opened.split_queries:,} of {options.split}, with negatives in {mined}")
     say(f"steps     {steps:,} of {options.pairs.batch} queries on {options.workers} workers")
     say(f"pairs     {pairs:,}, at most {pairs * options.pairs.max_length:,} tokens forward and backward")
     checkpoint = options.checkpoint_bytes(weights)

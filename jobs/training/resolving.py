@@ -88,6 +88,11 @@ def check_prompt(options: TrainRetriever) -> None:
         raise InputError(f"--train {train} --prompt {prompt}: expected --prompt {expected}")
     if options.prompts.position_offset and train != "prompts":
         raise InputError(f"--train {train} --position-offset: {trains_none} after which a text could start")
+    if options.weights.projection is not None and (train != "all" or sides == "query"):
+        raise InputError(
+            f"--projection {options.weights.projection} --train {train} --sides {sides}: the new layer is trained with "
+            "all weights, and changes the vectors of both sides: expected --train all, and not --sides query"
+        )
     if options.embeddings is not None and sides != "query":
         raise InputError(
             f"--embeddings {options.embeddings} --sides {sides}: stored vectors of passages are for --sides query, "
@@ -181,8 +186,9 @@ def refuse(options: TrainRetriever, names: Iterable[str], reason: str) -> None:
         declared = flatten(type(options))[name]
         value = declared.value(options)
         if value != declared.default:
-            given = f"--no-{name.replace('_', '-')}" if value is False else f"{declared.flag} {value}"
-            raise InputError(f"{given}: {reason}")
+            words = " ".join(value) if isinstance(value, tuple) else value
+            shown = f"--no-{declared.flag.removeprefix('--')}" if value is False else f"{declared.flag} {words}"
+            raise InputError(f"{shown}: {reason}")
 
 
 def category_options(options: TrainRetriever) -> CategoryOptions | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.training.opening import Opened, open_all
 from jobs.training.options import TrainRetriever
-from jobs.training.runs import QUALITY, check_name, describe_best, make, plan_complete
+from jobs.training.runs import QUALITY, describe_best, make, plan_complete
 from jobs.training.runs import draw as draw_curves
 from jobs.training.serving import serving_warnings
 from jobs.training.sweep_grid import Run, parse_grid
@@ -23,7 +23,7 @@ import torch
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.store.artifact import Artifact, Reference
 from indexing.store.models import commit_files, model_folder
-from indexing.store.store import Store
+from indexing.store.store import Store, check_name
 from indexing.training.training_sets import SetName
 from indexing.work.local import LocalRunner
 from indexing.work.work import complete_artifact, run_work

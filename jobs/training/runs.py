@@ -229,10 +229,3 @@ def note_checkpoint(draft: Draft, last: Checkpoints) -> Iterator[None]:
 def describe_best(notes: dict[str, Any]) -> str:
     """Returns the best quality of a training run as the end of a phrase, "" if it was not measured."""
     return "" if notes["best"] is None else f", {QUALITY} {notes['best']:.4f} at step {notes['best_step']:,}"
-
-
-def check_name(kind: str, name: str) -> None:
-    """Raises InputError if `name` cannot be the name of an artifact without generations."""
-    if not name or "/" in name:
-        raise InputError(f"name {name!r}: expected one, and without '/', for {kind}/NAME")
-    artifact_key(kind, name)

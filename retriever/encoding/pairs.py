@@ -141,7 +141,9 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
         raise InputError(f"{folder}: {labels} labels ({names}): say with positive_label which one means relevant")
     positions = positions_of(config)
     if options.max_length is not None and positions is not None and options.max_length > positions:
-        raise InputError(f"max_length={options.max_length} is more than the {positions} positions of {folder.name}")
+        raise InputError(
+            f"parameter max_length {options.max_length}: more than the {positions} positions of {folder.name}"
+        )
     tokenizer_file = folder / "tokenizer_config.json"
     limit = count(settings, "max_seq_length", file)
     limit = limit or count(read_object(tokenizer_file), "model_max_length", tokenizer_file) or 512

@@ -163,11 +163,12 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     if chosen == SPLADE:
         _check_sparse_options(options)
         head = []
-    elif options.query_terms or options.passage_terms:
-        raise InputError(
-            f"query_terms={options.query_terms} passage_terms={options.passage_terms}: are for "
-            f"pooling=splade, and pooling is {chosen}"
-        )
+    for name in ("query_terms", "passage_terms") if chosen != SPLADE else ():
+        if (terms := getattr(options, name)) is not None:
+            raise InputError(
+                f"parameter {name} {terms}: is for parameter pooling {SPLADE}, and the pooling is {chosen}: leave it "
+                "out"
+            )
     if options.normalize is not None:
         while head and head[-1] == "normalize":
             head.pop()
@@ -176,7 +177,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     dim = next((step.size for step in reversed(head) if isinstance(step, Dense)), hidden)
     if options.dimension is not None:
         if options.dimension > dim:
-            raise InputError(f"dimension={options.dimension} is more than the {dim} that {folder.name} makes")
+            raise InputError(f"parameter dimension {options.dimension}: more than the {dim} that {folder.name} makes")
         dim = options.dimension
     most = count(read_object(folder / _ENCODER_CONFIG), "max_active_dims", folder / _ENCODER_CONFIG)
     query_terms = passage_terms = None
@@ -448,7 +449,7 @@ def _lengths(
     for name, key in (("query_length", "query_length"), ("passage_length", "document_length")):
         chosen = getattr(options, name)
         if chosen is not None and positions is not None and chosen > positions:
-            raise InputError(f"{name}={chosen} is more than the {positions} positions of {backbone.name}")
+            raise InputError(f"parameter {name} {chosen}: more than the {positions} positions of {backbone.name}")
         length = count(settings, key, file)
         if length is not None and positions is not None and length > positions:
             raise InputError(f"{file}: {key}={length} is more than the {positions} positions of {backbone.name}")

@@ -36,7 +36,7 @@ def option(
         metavar: Stands for the value in --help, for example FILE; default: that of the type.
         hidden: Leave the option out of --help.
         positional: The value is given without a name.
-        repeated: Each value of a tuple is given by an option of its own.
+        repeated: The option is given once for each value of a tuple: --query A --query B.
     """
     settings = {
         "flag": flag,
@@ -64,7 +64,7 @@ def check_least(options: object, **least: float) -> None:
     for name, smallest in least.items():
         value = getattr(options, name)
         if value is not None and not smallest <= value < math.inf:
-            raise InputError(f"parameter {_name(options, name)} {value}: expected at least {smallest}")
+            raise InputError(f"parameter {_name(options, name)} {value}: expected at least {smallest}{_finite(value)}")
 
 
 def _name(options: object, field_name: str) -> str:
@@ -73,12 +73,17 @@ def _name(options: object, field_name: str) -> str:
     return str(fields[field_name].metadata.get("flag") or field_name).replace("-", "_")
 
 
+def _finite(value: float) -> str:
+    """Returns the rest of a message about a number that is not finite."""
+    return "" if math.isfinite(value) else ", and a finite number"
+
+
 def check_positive(options: object, *names: str) -> None:
     """Raises InputError for a field with a number that is not above 0, or not finite; None is allowed."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
-            raise InputError(f"parameter {_name(options, name)} {value}: expected more than 0")
+            raise InputError(f"parameter {_name(options, name)} {value}: expected more than 0{_finite(value)}")
 
 
 def check_share(options: object, *names: str) -> None:

@@ -22,10 +22,11 @@ class OptimisationOptions:
 
     lr: float | None = None
     """Peak learning rate, reached after linear warm-up and decayed linearly to 0. Default: 7e-3 for prompts (DPTDR),
-    1e-3 for the networks of synthesised ones (HYPER), of those of tasks (per-task) and of topics, 4e-4 for LoRA (Hu et
-    al. 2021, RoBERTa), 2e-5 for fine-tuning and for a re-ranker, 1e-4 for pretraining (DPTDR), 1e-3 with --optimizer
-    adafactor. Networks of prompts that are trained with the backbone have 1e-3, regardless of it. A prompt that is
-    trained for a few hundred steps may need a larger rate (0.1 in docs/measurements.md): compare some with --sweep."""
+    1e-3 for the networks that compute synthesised prompts (HYPER), prompts per task and prompts of topics, 4e-4 for
+    LoRA (Hu et al. 2021, RoBERTa), 2e-5 for fine-tuning and for a re-ranker, 1e-4 for pretraining (DPTDR), 1e-3 with
+    --optimizer adafactor. A network of prompts that is trained together with the backbone always has 1e-3. A prompt
+    that is trained for a few hundred steps may need a larger rate (0.1 in docs/measurements.md): train_retriever
+    --sweep compares several."""
     warm_up: float | None = None
     """Fraction of the steps in which the learning rate rises. Default: 0.1, or 0.04 with sparse vectors (naver/splade:
     6,000 of 150,000 steps)."""
@@ -60,11 +61,9 @@ class OptimisationOptions:
         check_least(self, evaluate_every=0, patience=0)
         check_positive(self, "lr", "clip")
         check_share(self, "warm_up")
-        if self.zero not in (None, 0, 1, 2, 3) or (self.offload and not self.zero):
-            raise InputError(
-                f"parameter zero {self.zero}, parameter offload {self.offload}: expected a stage, 0 to 3; 1 to 3 to "
-                "offload"
-            )
+        check_choices(self, zero=(None, 0, 1, 2, 3))
+        if self.offload and not self.zero:
+            raise InputError("parameter offload: expected parameter zero 1 to 3")
         check_optimizer(self.optimizer)
         check_sharding([self.optimizer], self.zero)
 

@@ -163,7 +163,7 @@ def check_length(folder: Path, max_length: int) -> PairTokenizer:
     check_files(folder, config)
     positions = positions_of(config)
     if positions is not None and max_length > positions:
-        raise InputError(f"max_length={max_length} is more than the {positions} positions of {folder}")
+        raise InputError(f"parameter max_length {max_length}: more than the {positions} positions of {folder}")
     return PairTokenizer(folder, max_length, vocabulary=vocabulary_of(config))
 
 

@@ -129,8 +129,8 @@ def test_bad_encoders_and_stores_are_named(world, refused, tmp_path: Path, no_wo
     assert f"{tmp_path}/none: no such folder" in refused(*at, tmp_path / "none")
     (tmp_path / "hollow").mkdir()
     assert f"{tmp_path}/hollow: no config.json" in refused(*at, tmp_path / "hollow")
-    assert "dimension=33 is more than the 32" in refused(*command(world, "--dimension", 33))
-    assert "passage_length=65 is more than the 64 positions" in refused(*command(world, "--passage-length", 65))
+    assert "--dimension 33: more than the 32" in refused(*command(world, "--dimension", 33))
+    assert "--passage-length 65: more than the 64 positions" in refused(*command(world, "--passage-length", 65))
     assert "--passage-length 0: expected at least 1" in refused(*command(world, "--passage-length", 0))
     assert "name 'a b'" in refused(*command(world, "--name", "a b"))
     assert files_of(world.store) == before

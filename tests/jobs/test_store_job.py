@@ -142,7 +142,9 @@ def test_a_models_files_are_copied_out(world, done, refused, tmp_path: Path) -> 
     done("store", "export", "prompts/legal", "--to", to, *at)
     assert [(file.name, file.is_symlink(), file.read_text()) for file in to.iterdir()] == [("prompt.json", False, "{}")]
     assert f"--to {to}: is there and is no empty folder" in refused("store", "export", "prompts/legal", "--to", to, *at)
-    assert "--to None: expected a folder" in refused("store", "export", "prompts/legal", *at)
+    assert "export prompts/legal: expected --to, the folder for its files" in refused(
+        "store", "export", "prompts/legal", *at
+    )
     other = refused("store", "export", "corpus/g0000", "--to", tmp_path / "other", *at)
     assert "corpus/g0000: expected models/NAME or prompts/TASK" in other
     (tmp_path / "file").write_text("")

@@ -128,7 +128,7 @@ def test_training_rows_are_not_deleted_and_within_the_limit(world) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--max-length", 65), "max_length=65 is more than the 64 positions"),
+        (("--max-length", 65), "--max-length 65: more than the 64 positions"),
         (("--batch", 1), "--batch 1: the pairs of one passage have no negatives"),
         (("--backbone", "models/nothing"), "models/nothing: there is no such artifact"),
         (("--objective", "condenser", "--pooling", "mean"), "condenser trains a backbone's first token"),

@@ -214,7 +214,7 @@ def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store
     line = refused(*command(world, "x", *more, *MORE, "--basic-prompts", 3))
     assert "--basic-prompts 3: is for prompts that are computed from each query" in line
     line = refused(*command(world, "x", *more, "--also-train", "queries=more,task=a/b"))
-    assert "name 'x-a/b': expected one, and without '/'" in line
+    assert "name 'x-a/b': expected a name without '/'" in line
     done(*command(world, "x-more", "--length", 4, "--steps", 1))
     line = refused(*command(world, "x", *more, *MORE))
     assert "prompts/x-more exists, and training makes a prompt of this name: give another --task" in line

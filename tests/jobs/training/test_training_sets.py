@@ -129,7 +129,7 @@ def test_sizes_of_tasks_are_capped(world, several: Store, done: Done, refused: D
     done(*command(base, world, "capped", "--steps", 1))
     config = several.open("prompts", "capped").config
     assert (config["task_size"], config["also_train"][0]["size"]) == (3, 2)
-    assert "size 0 of a training set: expected at least 1" in refused(*command(base, world, "x", "--task-size", 0))
+    assert "--task-size 0: expected at least 1" in refused(*command(base, world, "x", "--task-size", 0))
 
 
 def test_negatives_of_a_further_set_are_used(world, several: Store, done: Done, refused: Done) -> None:

@@ -146,7 +146,7 @@ def test_options_of_vectors_and_of_the_gradient_are_passed_on(world, mined: Stor
     line = refused(*command(world, "--task", "u", "--clip", "0"))
     assert "--clip 0.0: expected more than 0" in line
     line = refused(*command(world, "--task", "u", "--dimension", 33))
-    assert line.startswith("error: dimension=33 is more than the 32 that ")
+    assert line.startswith("error: --dimension 33: more than the 32 that ")
 
 
 def test_a_prompt_whose_texts_start_after_it_flows_through_search(
@@ -211,7 +211,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--split", "nothing"), "no split 'nothing' with qrels"),
         (("--dev-split", "nothing"), "no split 'nothing' with qrels"),
         (("--backbone", "models/nothing"), "models/nothing: there is no such artifact"),
-        (("--query-length", 65), "query_length=65 is more than the 64 positions"),
+        (("--query-length", 65), "--query-length 65: more than the 64 positions"),
         (("--length", 0), "--length 0: expected at least 1"),
         (("--steps", 0), "--steps 0: expected at least 1"),
         (("--lr", "-1"), "--lr -1.0: expected more than 0"),
@@ -223,8 +223,8 @@ def test_plan(world, mined: Store, done: Done) -> None:
         (("--epochs", "inf"), "--epochs inf: expected more than 0"),
         (("--refresh-epochs", "inf"), "--refresh-epochs inf"),
         (("--weight-decay", "nan"), "--weight-decay nan: expected at least 0"),
-        (("--task", ""), "name '': expected one"),
-        (("--task", "x/y"), "name 'x/y': expected one, and without '/', for prompts/NAME"),
+        (("--task", ""), "name '': expected a name"),
+        (("--task", "x/y"), "name 'x/y': expected a name without '/', as in prompts/NAME"),
         (("--task", ".."), "name '..': use letters"),
         (("--side", "query", "--untied"), "only one side has a prompt"),
         (("--dev-split", "test", "--dev-limit", 0), "--dev-limit 0: expected at least 1"),

@@ -195,14 +195,14 @@ def test_lengths(tiny: Tiny) -> None:
     encoder = Encoder(folder, options(query_length=5, passage_length=61))
     assert encoder.tokenize(["bank " * 90], side="query").lengths.tolist() == [5]
     assert encoder.tokenize(["bank " * 90], side="passage").lengths.tolist() == [61]
-    with pytest.raises(InputError, match="62 is more than the 61 positions"):
+    with pytest.raises(InputError, match="62: more than the 61 positions"):
         Encoder(folder, options(passage_length=62))
     with pytest.raises(InputError, match="no room"):
         Encoder(folder, options(query_length=2))
     # RoBERTa numbers positions from the padding token's on: 42 of them leave room for 41 tokens.
     roberta = str(tiny("roberta"))
     assert Encoder(roberta, FLOAT32).encode(["bank " * 90]).shape == (1, 32)
-    with pytest.raises(InputError, match="42 is more than the 41 positions"):
+    with pytest.raises(InputError, match="42: more than the 41 positions"):
         Encoder(roberta, options(query_length=42))
 
 

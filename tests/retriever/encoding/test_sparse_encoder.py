@@ -213,7 +213,7 @@ def test_a_backbone_without_a_head_is_refused(tiny: Tiny, kind: str, message: st
         ({"dimension": 8}, "have no leading dimensions"),
         ({"compile": "always"}, "SPLADE's head is not compiled"),
         ({"pooling": "mean"}, "makes dense vectors (pooling=mean); expected a SPLADE model"),
-        ({"pooling": "mean", "query_terms": 4}, "query_terms=4 passage_terms=None: are for pooling=splade"),
+        ({"pooling": "mean", "query_terms": 4}, "parameter query_terms 4: is for parameter pooling splade"),
         ({"passage_terms": 0}, "parameter passage_terms 0: expected at least 1"),
     ],
 )

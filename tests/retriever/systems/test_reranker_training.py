@@ -314,7 +314,7 @@ def test_bad_options(changes: dict, message: str) -> None:
 
 
 def test_bad_backbones(backbone: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="max_length=65 is more than the 64 positions"):
+    with pytest.raises(InputError, match="parameter max_length 65: more than the 64 positions"):
         cross_system(backbone, max_length=65)
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"config\.json and weights are expected"):
