@@ -41,23 +41,23 @@ class ImportCorpus(Workers):
     NAMED_BY: ClassVar = ("source",)
 
     source: str | None = None
-    """A folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Titles in
+    """Folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Titles in
     para.title.txt (RocketQA's: id<TAB>title) beside MS MARCO's collection.tsv are joined."""
     format: FormatName = "auto"
-    """The format of the source; auto recognises it by file names and the first line."""
+    """Format of the source; auto detects it from the file names and the first line."""
     append: bool = False
     """Add the source to the existing corpus as a new generation."""
     delete: str | None = option(None, metavar="FILE")
-    """A file of ids, one per line, that a new generation deletes."""
+    """File of ids, one per line, that a new generation deletes."""
     COLUMNS: ClassVar = Heading("columns")
     id: str | None = None
-    """The column with the id of a passage; without it, a known name such as id, else a hash of title and text ("")."""
+    """Column with the id of a passage; default: a known name such as id, otherwise a hash of title and text ("")."""
     title: str | None = None
-    """The column with the title; without it, the column called title, else no titles ("")."""
+    """Column with the title; default: the column named title, otherwise no titles ("")."""
     text: str | None = None
-    """The column with the text; without it, the one called text, contents, content, passage or body."""
+    """Column with the text; default: the column named text, contents, content, passage or body."""
     metadata: tuple[str, ...] | None = None
-    """The columns to keep as metadata; without it, all that are not id, title or text."""
+    """Columns to keep as metadata; default: all other columns."""
     filters: dict[str, str] = field(default_factory=dict)
     """Metadata fields to filter by, with their types: year int64 lang string (also float64, bool, timestamp).
     A field that no passage of a new corpus has is refused; passages added with --append may all lack it."""
@@ -71,15 +71,15 @@ class ImportCorpus(Workers):
     """Seed of the draw of --hold-out."""
     PARTS: ClassVar = Heading("parts")
     part_size: int = 10_000
-    """Passages per part at most (KILT: pages), and at most 256 MiB of raw text; the first parts are smaller, from 512
-    passages on. A part is the unit of work, retry and encoding."""
+    """Maximum number of passages per part (KILT: pages); a part has at most 256 MiB of raw text. The first parts are
+    smaller, from 512 passages on. A part is the unit of work, retry and encoding."""
 
 
 def main(options: ImportCorpus) -> None:
     store = Store(options.store)
     names = PassageNames(options.id, options.title, options.text, options.metadata)
     if not options.source and options.delete is None:
-        raise InputError("--source PATH (or --delete IDS_FILE): expected what to import")
+        raise InputError("import_corpus: expected --source PATH, --delete IDS_FILE or both")
     if options.source is None and names != PassageNames():
         raise InputError("--id, --title, --text, --metadata: expected --source PATH, whose columns they name")
     if options.source is not None and options.delete is not None and not options.append:

@@ -1,4 +1,4 @@
-"""Run a chain of jobs, from raw files to figures; run again, it goes on at the first step that is not done.
+"""Run a chain of jobs, from raw files to figures. A repeated call resumes at the first step that is not complete.
 
     python jobs/pipeline.py --config jobs/recipes/pipeline-squad.yaml
     python jobs/pipeline.py --config jobs/recipes/pipeline-squad.yaml --plan
@@ -11,8 +11,8 @@ A recipe names the store and a list of steps, each a job with that job's own opt
       - import_corpus: {source: examples/squad}
       - build_bm25: {}
 
-Every step is checked before the first one runs. That a chain goes on is its jobs' doing: each finds what is committed.
-So all of them run in this process, as their tests run them: Ray, torch and the rest start once, and not for each step.
+The options of every step are checked before the first one runs. Each job finds what an earlier run has committed, so
+the steps that are complete take seconds. All steps run in this process, so Ray and torch start once.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ class Pipeline(Common):
     GROUP: ClassVar = "steps"
 
     store: str = ""
-    """Instead of the recipe's."""
+    """Replaces the store of the recipe: a local folder or s3://bucket/prefix."""
     config: str = option(metavar="FILE")
-    """A YAML file of steps."""
+    """YAML file with the steps."""
     only: str | None = None
-    """Run this step alone: its number, or what one step only is called: its job, its name, or both as headers show."""
+    """Run this step alone. Give its number, its job, the name of what it makes, or job and name, as the lines `==` show
+    them; several steps must not have it in common."""
     until: str | None = None
     """Run the steps up to this one."""
 
@@ -63,7 +64,7 @@ def main(options: Pipeline) -> None:
 
 
 def choose(steps: Sequence[Step], only: str | None, until: str | None) -> Sequence[Step]:
-    """The steps to run. Raises InputError for a step that there is not, or not once."""
+    """Returns the steps to run. Raises InputError if --only or --until names no step, or several."""
     if only is not None and until is not None:
         raise InputError("--only and --until: expected one of them")
     if only is not None:
@@ -72,11 +73,11 @@ def choose(steps: Sequence[Step], only: str | None, until: str | None) -> Sequen
 
 
 def perform(step: Step) -> None:
-    """Call the step's job. Raises InputError with the job's own line behind the step's place."""
+    """Runs the job of a step. Raises InputError with the place of the step and the job's own message."""
     try:
         with full_disk(Path(step.options.store)):
             step.main(step.options)
-    except SystemExit as end:  # it has told why
+    except SystemExit as end:  # the job has printed the reason
         if end.code:
             raise InputError(f"step {step.place}: ended with status {end.code}") from None
     except Exception as error:
@@ -88,7 +89,7 @@ def perform(step: Step) -> None:
 
 
 def plan(step: Step, steps: Sequence[Step]) -> None:
-    """Print the step as a command, and what its job would do; or which step has to come first, and why."""
+    """Prints a step as a command, and what its job would do; or which step has to run first, and why."""
     say(f"$ {step.command}")
     try:
         perform(dataclasses.replace(step, options=dataclasses.replace(step.options, plan=True)))

@@ -17,9 +17,9 @@ class SizedWorkers(Workers):
     GROUP: ClassVar = "workers"
 
     cpus: int | None = None
-    """Cores of a worker that uses several. Default: all of this machine; on a cluster they are chosen when it
-    has a node: all of the smallest node, at most 4 with a GPU; of an encoder on the CPU about 4 (packed batches of
-    BERT-family models), or as few as memory allows."""
+    """CPU cores per worker, for work that uses several. Default: all cores of this machine. On a cluster: all cores of
+    its smallest node, at most 4 for a worker with a GPU; for an encoder on the CPU about 4 with packed batches of
+    BERT-family models, otherwise the smallest number with which the encoders of a node fit into its memory."""
 
     def worker_request(self) -> WorkerRequest:
         """See ClusterJob."""

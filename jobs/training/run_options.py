@@ -32,8 +32,7 @@ class Training(ClusterJob):
     dev_limit: int | None = option(500, group="quality during training")
     """Use the first N queries of the dev split."""
     dev_passages: int = option(2000, group="quality during training")
-    """Passages that the dev queries are measured with: their relevant ones, and random others; those that a re-ranker
-    orders are mined."""
+    """Number of passages in which the queries of the dev split are searched: their relevant ones, and random others."""
     curves: str | None = option(None, group="quality during training")
     """Write TensorBoard events to this folder during training, and a picture at the end."""
     workers: int = option(1, group="workers")
