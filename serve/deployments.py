@@ -110,9 +110,20 @@ def open_front(store: Store, leaves: Sequence[Any], args: Application, device: s
 
 
 async def announce() -> None:
-    """Has every ingress serve the release that is live now. The successor of a lost one opens it when it starts."""
-    response = ray_serve.get_deployment_handle("ingress").broadcast("refresh")
-    for result in await response.results_async(timeout_s=PREPARE_S, return_exceptions=True):
+    """Has every ingress serve the release that is live now. The successor of a lost one opens it when it starts.
+
+    Raises:
+        LostError: If an ingress does not serve it after PREPARE_S; it continues to open it.
+        StoreError: If an ingress cannot open it; it tries again every LOOK seconds.
+    """
+    results: list[Any] = []
+    try:
+        with contextlib.suppress(LostError), as_raised():
+            response = ray_serve.get_deployment_handle("ingress").broadcast("refresh")
+            results = await response.results_async(timeout_s=PREPARE_S, return_exceptions=True)
+    except TimeoutError as error:
+        raise LostError(f"a replica does not serve the new release after {PREPARE_S:g} s") from error
+    for result in results:
         if isinstance(result, Exception):
             with contextlib.suppress(LostError), as_raised():
                 raise result
