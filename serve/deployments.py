@@ -164,7 +164,7 @@ class Ingress:
         if not tokens and not settings.without_tokens:
             raise InputError(
                 "this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
-                "there; `without_tokens: true` where nobody else reaches the port"
+                "there; set `without_tokens: true` only if no other machine reaches the port"
             )
         self.changes = Changes(service, announce)
         await self.changes.refresh()
@@ -257,13 +257,13 @@ def run_application(
     loopback = is_loopback(host)
     if loopback and not _on_head():
         raise InputError(
-            f"--host {host}: on a loopback address the cluster's head answers, and this is another node: "
+            f"parameter host {host}: on a loopback address the cluster's head answers, and this is another node: "
             "run the job on the head, or give an address that others reach, with tokens"
         )
     if loopback and _haproxy_serves_several_nodes():
         raise InputError(
-            f"--host {host}: HAProxy, which the nodes of this cluster run, does not reach replicas of other nodes from "
-            "a loopback address: give an address that they reach, with tokens"
+            f"parameter host {host}: HAProxy, which the nodes of this cluster run, does not reach replicas of other "
+            "nodes from a loopback address: give an address that they reach, with tokens"
         )
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
