@@ -189,17 +189,17 @@ def _threads(args: Application, cpus: float) -> int:
     return args.threads or max(1, int(cpus))
 
 
-def build(given: Application | Mapping[str, Any]) -> Any:
+def build(arguments: Application | Mapping[str, Any]) -> Any:
     """Returns the Ray Serve application that serves the live release of a store.
 
     Args:
-        given: The arguments; `serve run` and `serve deploy` pass a mapping.
+        arguments: The arguments; `serve run` and `serve deploy` pass a mapping.
 
     Raises:
         InputError: If the store has no live release.
         ValidationError: Of pydantic, if an argument is unknown or its value is not valid.
     """
-    args = Application.model_validate(given)
+    args = Application.model_validate(arguments)
     store = Store(args.store).require()
     live = current(store)
     if live is None:

@@ -181,7 +181,7 @@ class Engine:
     def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
         took: dict[str, float] = {}
         states = [QueryState() for _ in queries]
-        # All are partial, or none is.
+        # Either all queries of a batch allow partial answers, or all require complete ones.
         ends = (min if queries[0].partial else max)(query.deadline for query in queries)
         reserve_s = min(REST_S, max(0.0, ends - time.time()) / 4) if queries[0].partial else 0.0
         with _timed(took, "encode"):

@@ -36,7 +36,7 @@ TRIES = 20  # attempts to make a release live while other servers do the same
 MOST_CHANGES = 8  # changes of the release at once, running or waiting
 
 
-async def nobody() -> None:
+async def no_announcement() -> None:
     """Announces nothing, for a service whose store no other process serves."""
 
 
@@ -50,7 +50,7 @@ class Changes:
         announce: Tells other servers of the store that another release is live.
     """
 
-    def __init__(self, service: Service, announce: Callable[[], Awaitable[None]] = nobody):
+    def __init__(self, service: Service, announce: Callable[[], Awaitable[None]] = no_announcement):
         self.service, self.announce = service, announce
         self.uploads = Uploads()
         self._lock = asyncio.Lock()
