@@ -227,7 +227,7 @@ def build_app(
             "tasks": sorted(live.tasks),
             "newer": service.newer,
         }
-        return as_json({**known, **await asyncio.to_thread(service.about, live)})
+        return as_json({**known, **await service.about(live)})
 
     @app.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz() -> Response:

@@ -156,9 +156,12 @@ class Service:
         """The artifacts of the store that are newer than the live release, as of the last look; None: not known."""
         return None if self.live is None else self.staleness.newer(self.live.release)
 
-    def about(self, live: Opened) -> dict[str, Any]:
+    async def about(self, live: Opened) -> dict[str, Any]:
         """Returns further fields of `/v1/info`."""
-        known = {} if live.release.encoder is None else self.engine.encoder.describe(live.release.id)
+        if live.release.encoder is None:
+            return {"shards": self.num_leaves}
+        with self._held(live):
+            known = await asyncio.to_thread(self.engine.encoder.describe, live.release.id)
         return {**known, "shards": self.num_leaves}
 
     def readiness(self) -> dict[str, Any]:
