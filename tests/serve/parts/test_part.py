@@ -1,4 +1,4 @@
-"""A part that is asked for releases while others are opened and closed."""
+"""A part that answers requests while releases are opened and closed."""
 
 from __future__ import annotations
 
