@@ -13,6 +13,7 @@ from __future__ import annotations
 from jobs.common.cli import Common, run, say
 
 import asyncio
+import contextlib
 import math
 import os
 import shutil
@@ -385,12 +386,7 @@ async def serve(
         if live_id != release.id:
             service.forget(release.id)
     service.open(live_id)
-    try:
-        await run_server(service, tokens, options.host, options.port, announce, options)
-    except InputError as error:
-        if str(error).startswith("max_connections"):
-            raise InputError(f"--max-connections: {error}") from None
-        raise
+    await run_server(service, tokens, options.host, options.port, announce, options)
 
 
 def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
@@ -443,14 +439,9 @@ def unshared_ports() -> dict[str, str]:
     another service would answer some of them.
     """
     names = ("HAPROXY_STATS", "HAPROXY_METRICS", "FALLBACK_PROXY_HTTP")
-    return {f"RAY_SERVE_{name}_PORT": str(free_port()) for name in names}
-
-
-def free_port() -> int:
-    """Returns a port that nothing uses at the moment."""
-    with socket.create_server(("", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+    with contextlib.ExitStack() as stack:  # the sockets are open at the same time, so their ports differ
+        sockets = [stack.enter_context(socket.create_server(("", 0))) for _ in names]
+        return {f"RAY_SERVE_{name}_PORT": str(free.getsockname()[1]) for name, free in zip(names, sockets, strict=True)}
 
 
 def announce(address: str) -> None:

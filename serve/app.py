@@ -53,11 +53,11 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         401: "No token, or an unknown one",
         403: "The token does not allow this",
         404: "No such task",
-        408: "The request did not come in time",
-        409: "Others changed the same at the same time",
+        408: "The head or the body of the request did not arrive in time",
+        409: "Other servers changed the live release at the same time",
         413: "The body is too large",
         414: "The URL is too long",
-        422: "Not as the schema says",
+        422: "The request does not match the schema",
         429: "Too many requests: Retry-After",
         431: "The headers are too large",
         503: "Late, incomplete, not ready, or files of the service cannot be read: Retry-After",
@@ -227,7 +227,7 @@ def build_app(
             "tasks": sorted(live.tasks),
             "newer": service.newer,
         }
-        return as_json({**known, **await asyncio.to_thread(service.about, live)})
+        return as_json({**known, **await service.about(live)})
 
     @app.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz() -> Response:

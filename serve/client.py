@@ -28,11 +28,11 @@ PROXY_FAILURES = (500, 502, 503, 504)
 
 
 class ServerError(Exception):
-    """The server's refusal.
+    """An error response of the server, or none at all.
 
     Attributes:
-        status: Of HTTP; 0: the server did not answer; 503 also if a proxy answered that it reaches no replica.
-        retry_after: Seconds after which to try again; None: the server did not say so.
+        status: HTTP status; 0: no response; 503 also if a proxy answers that it reaches no replica.
+        retry_after: Seconds after which to try again; None: the response has no Retry-After.
     """
 
     def __init__(self, status: int, message: str, retry_after: float | None = None):
@@ -45,9 +45,15 @@ class LostReplicaError(ServerError):
 
 
 class Client:
-    """url: of the server. token: a bearer token, where it wants one. timeout: seconds.
+    """Sends requests to one server. Its methods raise ServerError.
 
-    Raises ValueError for what is no URL of http; its methods raise ServerError.
+    Args:
+        url: URL of the server.
+        token: Bearer token, if the server has tokens.
+        timeout: Seconds to wait for the server, for each read.
+
+    Raises:
+        ValueError: If the URL is not one of HTTP.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8000", *, token: str | None = None, timeout: float = 60.0):
@@ -57,39 +63,51 @@ class Client:
         self._token = token
 
     def search(self, query: str, *, task: str = "default", k: int = 10, **options: Any) -> list[FoundPassage]:
-        """The k best passages. options: mode or source, filter, rerank, timeout_ms, allow_partial, as `POST /v1/search`
-        has them."""
+        """Returns the top k passages of a query.
+
+        Args:
+            query: The query.
+            task: Name of the task.
+            k: Number of passages.
+            options: Other fields of `POST /v1/search`: mode or source, filter, rerank, timeout_ms, allow_partial.
+        """
         [hits] = self.search_all([query], task=task, k=k, **options)
         return hits
 
     def search_all(
         self, queries: Sequence[str], *, task: str = "default", k: int = 10, **options: Any
     ) -> list[list[FoundPassage]]:
-        """The k best passages of each question, in order."""
+        """Returns the top k passages of each query, in order. Takes the arguments of `search`."""
         answer = self._post("/v1/search", {"queries": list(queries), "task": task, "k": k, **options})
         return [[FoundPassage(**hit) for hit in result["hits"]] for result in answer["results"]]
 
     def embed(
         self, texts: Sequence[str], *, task: str = "default", input_type: Literal["query", "passage"] = "query"
     ) -> np.ndarray:
-        """Vectors of texts by a task's prompt: float32 [n, dim]."""
+        """Returns the vectors of texts with a task's prompt, float32 [n, dim]."""
         body = {"model": task, "input": list(texts), "input_type": input_type, "encoding_format": "base64"}
         rows = [base64.b64decode(row["embedding"]) for row in self._post("/v1/embeddings", body)["data"]]
         return np.stack([np.frombuffer(row, "<f4") for row in rows])
 
     def rerank(self, query: str, documents: Sequence[str]) -> np.ndarray:
-        """The probability that each document answers: float32 [n]."""
+        """Returns the probability of each document that it answers the query, float32 [n]."""
         scores = np.empty(len(documents), np.float32)
         for result in self._post("/v1/rerank", {"query": query, "documents": list(documents)})["results"]:
             scores[result["index"]] = result["relevance_score"]
         return scores
 
     def tasks(self) -> list[dict[str, Any]]:
-        """The tasks that are being served."""
+        """Returns the tasks of the live release."""
         return list(self._call("GET", "/v1/tasks")["tasks"])
 
     def put_task(self, name: str, folder: str | Path, *, index: str | None = None) -> dict[str, Any]:
-        """Serve the prompt in a folder (prompt.safetensors and prompt.json) under a name; takes an administrator."""
+        """Serves a prompt as a task, and returns the task. Needs an administrator's token.
+
+        Args:
+            name: Name of the task.
+            folder: Folder with prompt.safetensors and prompt.json.
+            index: Index that the task searches, or embeddings; None: as the backbone's own task.
+        """
         boundary = uuid.uuid4().hex
         pieces = []
         for field, file in (("prompt", PROMPT_WEIGHTS), ("settings", PROMPT_SETTINGS)):
@@ -102,29 +120,43 @@ class Client:
         return self._call("PUT", _task(name), body, f"multipart/form-data; boundary={boundary}")
 
     def drop_task(self, name: str) -> None:
-        """Serve a task no longer; takes an administrator."""
-        self._call("DELETE", _task(name))
+        """Stops serving a task. Needs an administrator's token."""
+        try:
+            self._send("DELETE", _task(name))
+        except LostReplicaError:
+            try:
+                self._send("DELETE", _task(name))
+            except ServerError as error:
+                if error.status != 404:  # 404: the lost replica has deleted it
+                    raise
 
     def switch(self, release: str | None = None) -> str:
-        """Go back to an earlier release, or (None) on to what the store holds now; its id. Takes an administrator."""
+        """Makes another release live, and returns its id. Needs an administrator's token.
+
+        Args:
+            release: Id of an earlier release; None: a new release of the artifacts that the store holds now.
+        """
         body = json.dumps({"release": release}).encode()
         return str(self._call("PUT", "/v1/release", body, "application/json")["release"])
 
     def info(self) -> dict[str, Any]:
-        """What the server says of itself."""
+        """Returns the live release, as `GET /v1/info` does."""
         return self._call("GET", "/v1/info")
 
     def _post(self, path: str, body: Any) -> dict[str, Any]:
         return self._call("POST", path, json.dumps(body).encode(), "application/json")
 
     def _call(self, method: str, path: str, body: bytes | None = None, kind: str | None = None) -> dict[str, Any]:
-        """Returns the answer to a request. It is sent once more if its replica is lost: all can be repeated."""
+        """Returns the response to a request, which must be one that can be repeated.
+
+        It is sent once more if its replica is lost.
+        """
         try:
             return self._send(method, path, body, kind)
         except LostReplicaError:
             return self._send(method, path, body, kind)
 
-    def _send(self, method: str, path: str, body: bytes | None, kind: str | None) -> dict[str, Any]:
+    def _send(self, method: str, path: str, body: bytes | None = None, kind: str | None = None) -> dict[str, Any]:
         headers = {"Content-Type": kind} if kind else {}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"

@@ -110,9 +110,20 @@ def open_front(store: Store, leaves: Sequence[Any], args: Application, device: s
 
 
 async def announce() -> None:
-    """Has every ingress serve the release that is live now. The successor of a lost one opens it when it starts."""
-    response = ray_serve.get_deployment_handle("ingress").broadcast("refresh")
-    for result in await response.results_async(timeout_s=PREPARE_S, return_exceptions=True):
+    """Has every ingress serve the release that is live now. The successor of a lost one opens it when it starts.
+
+    Raises:
+        LostError: If an ingress does not serve it after PREPARE_S; it continues to open it.
+        StoreError: If an ingress cannot open it; it tries again every LOOK seconds.
+    """
+    results: list[Any] = []
+    try:
+        with contextlib.suppress(LostError), as_raised():
+            response = ray_serve.get_deployment_handle("ingress").broadcast("refresh")
+            results = await response.results_async(timeout_s=PREPARE_S, return_exceptions=True)
+    except TimeoutError as error:
+        raise LostError(f"a replica does not serve the new release after {PREPARE_S:g} s") from error
+    for result in results:
         if isinstance(result, Exception):
             with contextlib.suppress(LostError), as_raised():
                 raise result
@@ -153,7 +164,7 @@ class Ingress:
         if not tokens and not settings.without_tokens:
             raise InputError(
                 "this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
-                "there; `without_tokens: true` where nobody else reaches the port"
+                "there; set `without_tokens: true` only if no other machine reaches the port"
             )
         self.changes = Changes(service, announce)
         await self.changes.refresh()
@@ -178,17 +189,17 @@ def _threads(args: Application, cpus: float) -> int:
     return args.threads or max(1, int(cpus))
 
 
-def build(given: Application | Mapping[str, Any]) -> Any:
+def build(arguments: Application | Mapping[str, Any]) -> Any:
     """Returns the Ray Serve application that serves the live release of a store.
 
     Args:
-        given: The arguments; `serve run` and `serve deploy` pass a mapping.
+        arguments: The arguments; `serve run` and `serve deploy` pass a mapping.
 
     Raises:
         InputError: If the store has no live release.
         ValidationError: Of pydantic, if an argument is unknown or its value is not valid.
     """
-    args = Application.model_validate(given)
+    args = Application.model_validate(arguments)
     store = Store(args.store).require()
     live = current(store)
     if live is None:
@@ -246,13 +257,13 @@ def run_application(
     loopback = is_loopback(host)
     if loopback and not _on_head():
         raise InputError(
-            f"--host {host}: on a loopback address the cluster's head answers, and this is another node: "
+            f"parameter host {host}: on a loopback address the cluster's head answers, and this is another node: "
             "run the job on the head, or give an address that others reach, with tokens"
         )
     if loopback and _haproxy_serves_several_nodes():
         raise InputError(
-            f"--host {host}: HAProxy, which the nodes of this cluster run, does not reach replicas of other nodes from "
-            "a loopback address: give an address that they reach, with tokens"
+            f"parameter host {host}: HAProxy, which the nodes of this cluster run, does not reach replicas of other "
+            "nodes from a loopback address: give an address that they reach, with tokens"
         )
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):

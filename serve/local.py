@@ -140,5 +140,5 @@ def listen(host: str, port: int) -> socket.socket:
         listening.listen(1024)
     except (OSError, OverflowError) as error:
         listening.close()
-        raise InputError(f"--host {host} --port {port}: {error}") from error
+        raise InputError(f"parameter host {host}, parameter port {port}: {error}") from error
     return listening

@@ -29,7 +29,6 @@ from serve.http.routes import as_json, closest
 
 log = logging.getLogger("riptide.serve")
 
-
 ERRORS: dict[type[Exception], tuple[int, str]] = {
     InputError: (400, "invalid_request_error"),
     UnknownTaskError: (404, "not_found_error"),
@@ -43,10 +42,10 @@ ERRORS: dict[type[Exception], tuple[int, str]] = {
     StoreError: (503, "store_error"),
 }
 MESSAGES = {
-    ExpiredError: "the time that the request was given has passed",
-    IncompleteError: "not every shard answered; allow_partial takes what there is",
+    ExpiredError: "the time of the request (timeout_ms) has passed",
+    IncompleteError: "not all shards answered; with allow_partial, the response has the hits of the others",
     LostError: "a part of the service does not answer at the moment",
-    NotReadyError: "no release is being served at the moment",
+    NotReadyError: "no release is served at the moment",
 }
 
 

@@ -53,13 +53,13 @@ class Tokens:
             }
             origin = " and ".join(VARIABLES.values())
         else:
-            origin = file
+            origin = f"parameter tokens {file}"
             try:
                 document = json.loads(Path(file).read_text(encoding="utf-8"))
             except FileNotFoundError:
-                raise InputError(f"--tokens {file}: no such file") from None
+                raise InputError(f"{origin}: no such file") from None
             except (OSError, ValueError):
-                raise InputError(f"--tokens {file}: cannot be read as JSON") from None
+                raise InputError(f"{origin}: cannot be read as JSON") from None
             lists = (
                 isinstance(document, dict)
                 and set(document) <= set(VARIABLES)
@@ -69,10 +69,10 @@ class Tokens:
                 )
             )
             if not lists or not any(document.values()):
-                raise InputError(f'--tokens {file}: expected {{"user": ["…"], "admin": ["…"]}}')
+                raise InputError(f'{origin}: expected {{"user": ["…"], "admin": ["…"]}}')
             roles = document
         if any(len(token) < LEAST_CHARACTERS or not token.isascii() for tokens in roles.values() for token in tokens):
-            raise InputError(f"{origin}: expected tokens of {LEAST_CHARACTERS} ASCII characters at least")
+            raise InputError(f"{origin}: expected tokens of at least {LEAST_CHARACTERS} ASCII characters")
         return cls(**{role: frozenset(map(digest, tokens)) for role, tokens in roles.items()})
 
     def __bool__(self) -> bool:
@@ -96,7 +96,8 @@ def check_binding(host: str, tokens: Tokens) -> None:
     """Raises InputError for an address that other machines reach, if there are no tokens."""
     if not is_loopback(host) and not tokens:
         raise InputError(
-            f"--host {host}: others reach it, and there are no tokens: give --tokens FILE, or keep to 127.0.0.1"
+            f"parameter host {host}: other machines reach it, and there are no tokens: set parameter tokens, or use "
+            "127.0.0.1"
         )
 
 

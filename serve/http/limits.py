@@ -62,8 +62,8 @@ def allowed_connections(wanted: int | None) -> int:
     room = (soft - reserved) // 2
     if wanted is not None or room < 1:
         raise InputError(
-            f"max_connections {connections}: {needed:,} open files are needed, the process may open {soft:,}: raise "
-            "the limit (ulimit -n) or allow fewer connections"
+            f"parameter max_connections {connections}: {needed:,} open files are needed, the process may open "
+            f"{soft:,}: raise the limit (ulimit -n) or allow fewer connections"
         )
     return room
 

@@ -181,7 +181,7 @@ class Engine:
     def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
         took: dict[str, float] = {}
         states = [QueryState() for _ in queries]
-        # All are partial, or none is.
+        # Either all queries of a batch allow partial answers, or all require complete ones.
         ends = (min if queries[0].partial else max)(query.deadline for query in queries)
         reserve_s = min(REST_S, max(0.0, ends - time.time()) / 4) if queries[0].partial else 0.0
         with _timed(took, "encode"):
@@ -215,7 +215,12 @@ class Engine:
         groups = list(by_key.values())
         dense = [group for group in groups if group.source.kind.queries == "vectors"]
         numbers = dict.fromkeys(number for group in dense for number, _ in group.members)
-        vectors = self._vectors(release, {number: queries[number] for number in numbers}, states, ends)
+        vectors = dict[tuple[str, str], np.ndarray]()
+        try:
+            vectors = self._vectors(release, {number: queries[number] for number in numbers}, states, ends)
+        except Exception as error:  # queries of the batch without dense sources need not fail
+            for number in numbers:
+                states[number].refused = error
         for group in groups:
             kind, target = group.source.kind, group.source.target
             group.members = [(number, label) for number, label in group.members if states[number].refused is None]

@@ -104,6 +104,18 @@ class PartControl(Protocol):
     def read(self, release_id: str, budget: int | None, seconds: float) -> int: ...
 
 
+class _OpenRelease(NamedTuple):
+    """An open release in a part.
+
+    Attributes:
+        content: What `_open` of the part has returned.
+        files: The files that its requests read.
+    """
+
+    content: Any
+    files: PartFiles
+
+
 class Part:
     """Base class of the parts: opens releases by id, and answers requests for each of them.
 
@@ -116,8 +128,7 @@ class Part:
 
     def __init__(self, store: Store):
         self.store = store
-        self._opened: dict[str, Any] = {}
-        self._files: dict[str, PartFiles] = {}
+        self._opened: dict[str, _OpenRelease] = {}
         self._damaged: dict[str, StoreError] = {}
         self._read: set[Path] = set()  # files whose pages were read into memory
         self._preparing = threading.Lock()
@@ -128,16 +139,12 @@ class Part:
         Raises:
             InputError: If an artifact is missing, or has another fingerprint than in the release.
         """
-        with self._preparing:
-            if release_id not in self._opened:
-                artifacts = Opened(self.store, Release.load(self.store, release_id))
-                self._files[release_id] = PartFiles(self.store, self._used_files(artifacts))
-                self._opened[release_id] = self._open(artifacts)
+        self._open_release(release_id)
 
     def retire(self, release_id: str) -> None:
         """Closes a release."""
         with self._preparing:
-            for table in (self._opened, self._files, self._damaged):
+            for table in (self._opened, self._damaged):
                 table.pop(release_id, None)
             self._forget(release_id)
 
@@ -154,7 +161,8 @@ class Part:
             Bytes read.
         """
         self._of(release_id)
-        return self._files[release_id].read(free_memory() // 2 if budget is None else budget, seconds, self._read)
+        files = self._open_release(release_id).files
+        return files.read(free_memory() // 2 if budget is None else budget, seconds, self._read)
 
     @converted
     def check(self, release_id: str) -> None:
@@ -163,10 +171,9 @@ class Part:
         Raises:
             StoreError: If a file is missing or damaged. Other failures of the request are raised as they are.
         """
-        if release_id not in self._opened:
-            self.prepare(release_id)
+        files = self._open_release(release_id).files
         try:
-            self._files[release_id].check()
+            files.check()
         except CorruptError as error:
             self._damaged[release_id] = store_error(self.name, error)
             raise
@@ -174,11 +181,21 @@ class Part:
         self._try(release_id)
 
     def _of(self, release_id: str) -> Any:
-        if release_id not in self._opened:
-            self.prepare(release_id)  # this replica started after the release was prepared
+        release = self._open_release(release_id)
         if damaged := self._damaged.get(release_id):
             raise StoreError(*damaged.args)
-        return self._opened[release_id]
+        return release.content
+
+    def _open_release(self, release_id: str) -> _OpenRelease:
+        """Returns an open release; opens it if this replica started after `prepare`, or has closed it since."""
+        if (release := self._opened.get(release_id)) is not None:
+            return release  # without the lock, which is held as long as another release is being opened
+        with self._preparing:
+            if release_id not in self._opened:
+                artifacts = Opened(self.store, Release.load(self.store, release_id))
+                files = PartFiles(self.store, self._used_files(artifacts))
+                self._opened[release_id] = _OpenRelease(self._open(artifacts), files)
+            return self._opened[release_id]
 
     def _open(self, artifacts: Opened) -> Any:
         raise NotImplementedError

@@ -18,9 +18,7 @@ from indexing.hit_sources.modes import dense_names, has_dense, index_over
 from indexing.hit_sources.registry import open_source
 from indexing.lucene.bm25 import Bm25
 from indexing.store.artifact import Artifact
-from indexing.store.retention import (
-    GIVEN,
-)
+from indexing.store.retention import GIVEN
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions

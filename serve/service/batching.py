@@ -157,9 +157,9 @@ class Batcher(Generic[Item, Result]):
                 task.add_done_callback(partial(self._end, batch, weight))
 
     def _work(self, batch: list[_Entry]) -> tuple[float, float, Sequence[Result | Exception]]:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         results = self.run([entry.item for entry in batch])  # type: ignore[misc]
-        return begun, time.perf_counter() - begun, results
+        return start, time.perf_counter() - start, results
 
     def _end(
         self, batch: list[_Entry], weight: int, done: asyncio.Future[tuple[float, float, Sequence[Result | Exception]]]
@@ -169,7 +169,7 @@ class Batcher(Generic[Item, Result]):
         if error is not None:
             _fail(batch, error)
         else:
-            begun, seconds, results = done.result()
+            start, seconds, results = done.result()
             self.batches += 1
             self.items += len(batch)
             self._rate += 0.2 * (self.workers * weight / max(seconds, 1e-6) - self._rate)
@@ -177,7 +177,7 @@ class Batcher(Generic[Item, Result]):
                 if isinstance(result, Exception):
                     _fail([entry], result)
                 elif not entry.future.done():
-                    entry.future.set_result((result, begun - entry.entered))
+                    entry.future.set_result((result, start - entry.entered))
         for entry in batch:
             self.watch(entry.item, -1)  # type: ignore[arg-type]
         self._start()

@@ -36,7 +36,7 @@ TRIES = 20  # attempts to make a release live while other servers do the same
 MOST_CHANGES = 8  # changes of the release at once, running or waiting
 
 
-async def nobody() -> None:
+async def no_announcement() -> None:
     """Announces nothing, for a service whose store no other process serves."""
 
 
@@ -50,7 +50,7 @@ class Changes:
         announce: Tells other servers of the store that another release is live.
     """
 
-    def __init__(self, service: Service, announce: Callable[[], Awaitable[None]] = nobody):
+    def __init__(self, service: Service, announce: Callable[[], Awaitable[None]] = no_announcement):
         self.service, self.announce = service, announce
         self.uploads = Uploads()
         self._lock = asyncio.Lock()
@@ -75,15 +75,15 @@ class Changes:
 
         Raises:
             StoreError: If the release cannot be read.
-            InputError: If a part cannot use it.
+            InputError: If a part cannot use a prompt of it.
         """
         service = self.service
-        tagged = await service.aside(current, service.store)
+        tagged = await service.from_store(current, service.store)
         if tagged is None or (service.live is not None and tagged[0] == service.live.release.id):
             return
         async with self._lock:
-            if tagged := await service.aside(current, service.store):  # another release may have become live since
-                await service.adopt(await service.aside(Release.load, service.store, tagged[0]))
+            if tagged := await service.from_store(current, service.store):  # may name another release by now
+                await service.adopt(await service.from_store(Release.load, service.store, tagged[0]))
 
     async def put_task(self, name: str, weights: BinaryIO, settings: BinaryIO, index: str | None) -> None:
         """Serves a prompt under a name; returns when every part has it.

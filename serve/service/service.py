@@ -156,9 +156,12 @@ class Service:
         """The artifacts of the store that are newer than the live release, as of the last look; None: not known."""
         return None if self.live is None else self.staleness.newer(self.live.release)
 
-    def about(self, live: Opened) -> dict[str, Any]:
+    async def about(self, live: Opened) -> dict[str, Any]:
         """Returns further fields of `/v1/info`."""
-        known = {} if live.release.encoder is None else self.engine.encoder.describe(live.release.id)
+        if live.release.encoder is None:
+            return {"shards": self.num_leaves}
+        with self._held(live):
+            known = await asyncio.to_thread(self.engine.encoder.describe, live.release.id)
         return {**known, "shards": self.num_leaves}
 
     def readiness(self) -> dict[str, Any]:
@@ -303,7 +306,7 @@ class Service:
         if before is not None:
             self.outdate(before.release.id)
         else:
-            self._let_go()
+            self._close_unused()
             self.on_live()
 
     def _part_failed(self, part: str, error: Exception) -> None:
@@ -333,10 +336,11 @@ class Service:
         """Closes a release that is not live, as soon as no request uses it and its linger time has passed."""
         self._old[release_id] = time.monotonic() + self._linger
         if self._linger:
-            asyncio.get_running_loop().call_later(self._linger + 0.1, self._let_go)
-        self._let_go()
+            asyncio.get_running_loop().call_later(self._linger + 0.1, self._close_unused)
+        self._close_unused()
 
-    def _let_go(self) -> None:
+    def _close_unused(self) -> None:
+        """Closes the releases that are not live, that no request uses, and whose linger time has passed."""
         now = time.monotonic()
         for release_id in [old for old, until in self._old.items() if until <= now and not self._users[old]]:
             del self._old[release_id]
@@ -347,10 +351,10 @@ class Service:
         try:
             self.forget(release_id)
         except Exception:
-            log.exception("release %s could not be let go of", release_id)
+            log.exception("release %s could not be closed", release_id)
 
     def now(self) -> Opened:
-        """Returns the live release. Raises NotReadyError if there is none, or if the service ends."""
+        """Returns the live release. Raises NotReadyError before the first one, and while the service ends."""
         if self.live is None or self.draining:
             raise NotReadyError
         return self.live
@@ -374,7 +378,7 @@ class Service:
         self._users[release_id] += change
         if not self._users[release_id]:
             del self._users[release_id]
-            self._let_go()
+            self._close_unused()
 
     async def aside(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a function that reads files or opens models, in the thread for that."""

@@ -18,6 +18,7 @@ from ray.exceptions import RayTaskError
 from ready_client import serving
 from serving import query_texts, task_files
 
+from indexing.hit_sources.options import Mode
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.deployments import Application, open_front
@@ -25,10 +26,11 @@ from serve.errors import OverloadedError, StoreError, without_places
 from serve.local import open_local
 from serve.parts.engine import Engine
 from serve.parts.part import Part
-from serve.parts.queries import Answer
+from serve.parts.queries import Answer, Query
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
 from serve.release.live import current
 from serve.release.release import Release
+from serve.release.tasks import search_of_mode
 from serve.remote import ask_remote
 from serve.service.service import Service
 from serve.service.warm_up import Sample, WarmUpLimits
@@ -76,6 +78,38 @@ FILES = {
     "BM25": ("bm25/bm25/g0001/*.cfs", BM25, {"query": "bafa", "mode": "bm25"}),
     "passages": ("corpus/g0000/part-*.arrow", PASSAGES, {"query": "bafa"}),
 }
+
+
+def test_an_encoder_that_fails_fails_only_the_queries_of_a_batch_that_need_it(
+    service: Service, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    assert service.live is not None
+    release, [task] = service.live.release, service.live.release.tasks
+    modes: tuple[Mode, ...] = ("dense", "bm25", "hybrid")
+    queries = [Query(release, "bafa", task, 3, search_of_mode(task, mode), time.time() + 60) for mode in modes]
+    expected = service.engine.search(queries)[1].hits
+    monkeypatch.setattr(service.engine.encoder, "encode", fail)
+    dense, bm25, hybrid = service.engine.search(queries)
+    assert (bm25.error, bm25.hits) == (None, expected)
+    assert [str(answer.error) for answer in (dense, hybrid)] == ["out of memory"] * 2
+
+
+def test_a_release_stays_open_while_its_encoder_is_described(
+    service: Service, client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a release that is closed at that moment would be opened again, and never closed."""
+    users, describe = list[int](), service.engine.encoder.describe
+
+    def note_users(release_id: str) -> dict[str, Any]:
+        users.append(service._users[release_id])
+        return describe(release_id)
+
+    monkeypatch.setattr(service.engine.encoder, "describe", note_users)
+    assert client.get("/v1/info").json()["dim"] == 32
+    assert users == [1]
 
 
 @pytest.mark.parametrize("kind", FILES)

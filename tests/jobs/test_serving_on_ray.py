@@ -107,7 +107,7 @@ def test_a_replica_that_does_not_start_is_one_line(store: Store, ray_of_a_gpu: N
     """For example if its node lacks the file of tokens."""
     application = Application(store=store.url, tokens=str(tmp_path / "tokens.json"), cpus=0, threads=1, warm_up_s=0)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    reason = r"^a replica does not start on its node: --tokens .*tokens.json: no such file$"
+    reason = r"^a replica does not start on its node: parameter tokens .*tokens.json: no such file$"
     try:
         with pytest.raises(InputError, match=reason):
             run_application(application, "127.0.0.1", port("127.0.0.1"), print)

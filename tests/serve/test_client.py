@@ -26,6 +26,8 @@ class Proxy(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(content)
 
+    do_DELETE = do_GET
+
     def log_message(self, *_: object) -> None:
         pass
 
@@ -33,6 +35,7 @@ class Proxy(BaseHTTPRequestHandler):
 LOST = (500, "text/plain", b"Internal Server Error")
 CLOSED = (0, "", b"")
 CUT = (200, "application/json", b"")  # of a longer answer
+MISSING = (404, "application/json", b'{"error": {"message": "no task \'law\'"}}')
 ANSWER = (200, "application/json", b'{"release": "r"}')
 
 
@@ -50,6 +53,14 @@ def test_a_request_whose_replica_is_lost_is_sent_once_more(
 ) -> None:
     monkeypatch.setattr(Proxy, "answers", [lost, ANSWER])
     assert client.info() == {"release": "r"}
+
+
+def test_a_task_that_a_lost_replica_has_deleted_is_deleted(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Proxy, "answers", [CLOSED, MISSING])
+    client.drop_task("law")
+    monkeypatch.setattr(Proxy, "answers", [MISSING])
+    with pytest.raises(ServerError, match=r"^404: no task 'law'$"):
+        client.drop_task("law")
 
 
 def test_the_500_of_a_proxy_is_503(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:

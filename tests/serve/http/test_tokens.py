@@ -54,7 +54,7 @@ def test_tokens_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch:
         ("{}", "expected {"),
         ('{"user": "abc"}', "expected {"),
         ('{"users": ["0123456789abcdef"]}', "expected {"),
-        ('{"user": ["secret"]}', "16 ASCII characters at least"),
+        ('{"user": ["secret"]}', "at least 16 ASCII characters"),
     ],
 )
 def test_a_file_that_is_none_is_refused_without_telling_a_token(tmp_path: Path, content: str, told: str) -> None:

@@ -1,0 +1,85 @@
+"""A part that answers requests while releases are opened and closed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from indexing.store.store import Store
+from serve.parts import part as part_module
+from serve.parts.part import Part
+
+RELEASE = "0123456789abcdef"
+SECONDS = 1.0
+
+
+class Numbers(Part):
+    """A part whose releases are open at once, and hold a number."""
+
+    name = "numbers"
+
+    def _open(self, artifacts: Any) -> int:
+        return 5
+
+    def answer(self, release_id: str) -> int:
+        number: int = self._of(release_id)
+        return number
+
+
+@pytest.fixture
+def part(monkeypatch: pytest.MonkeyPatch) -> Iterator[Numbers]:
+    monkeypatch.setattr(part_module, "Release", SimpleNamespace(load=lambda store, id: id))
+    monkeypatch.setattr(part_module, "Opened", lambda store, release: None)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield Numbers(Store("/none"))
+    sys.setswitchinterval(before)
+
+
+def test_a_release_may_be_closed_at_any_moment_of_a_request_or_a_check(part: Numbers) -> None:
+    """With row ranges, one front may close the previous release in a leaf while another front still uses it."""
+    end = time.monotonic() + SECONDS
+
+    def close() -> None:
+        while time.monotonic() < end:
+            part.retire(RELEASE)
+
+    def use() -> int:
+        count = 0
+        while time.monotonic() < end:
+            assert part.answer(RELEASE) == 5
+            part.check(RELEASE)
+            part.read(RELEASE, 0, 0.0)
+            count += 1
+        return count
+
+    with ThreadPoolExecutor(3) as threads:
+        closing, *users = threads.submit(close), threads.submit(use), threads.submit(use)
+        assert min(user.result() for user in users) > 0
+        closing.result()
+
+
+def test_a_check_does_not_wait_until_another_release_is_open(part: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
+    part.prepare(RELEASE)
+    began, done = threading.Event(), threading.Event()
+
+    def slow_open(artifacts: Any) -> int:
+        began.set()
+        assert done.wait(60)
+        return 6
+
+    monkeypatch.setattr(part, "_open", slow_open)
+    opening = threading.Thread(target=part.prepare, args=("fedcba9876543210",))
+    opening.start()
+    assert began.wait(60)
+    part.check(RELEASE)
+    assert part.answer(RELEASE) == 5
+    done.set()
+    opening.join()
