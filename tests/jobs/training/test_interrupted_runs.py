@@ -217,7 +217,7 @@ def test_ended_and_started_again(
     """kill -9 to the job after a checkpoint, or Ctrl-C to its process group; a private Ray goes down with it."""
     if workers > 1:
         request.getfixturevalue("local_ray")
-    steps = 400  # many more than are made until the signal arrives, also on a busy machine
+    steps = 800  # many more than are made until the signal arrives, also on a busy machine
     more = ("--steps", steps, "--workers", workers, "--checkpoint-every", 5)
     done(*command(form, world, "whole", *more))
     process = start(*command(form, world, "cut", *more)).process
