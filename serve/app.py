@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,7 +77,34 @@ def build_app(
             it.
         exporter: Exports the metrics; None: `/metrics` does.
     """
+    service = changes.service
+    metrics = Metrics(service, exporter or PrometheusExporter(), connections)
+    app = FastAPI(
+        title="riptide",
+        version="1",
+        lifespan=_lifespan(changes, metrics),
+        docs_url="/docs",
+        redoc_url=None,
+        responses=RESPONSES,
+        dependencies=[Depends(HTTPBearer(auto_error=False))] if tokens else [],  # for OpenAPI alone: Guard checks
+    )
+    add_errors(app)
+    for routes in (
+        search_routes(service, metrics),
+        model_routes(service, metrics),
+        release_routes(changes),
+        task_routes(changes),
+        monitoring_routes(service, metrics),
+        page_routes(),
+    ):
+        app.include_router(routes)
+    # Guard runs before FastAPI's own layers. The object stays a FastAPI, as Ray Serve names requests by its routes.
+    app.middleware_stack = Guard(app.build_middleware_stack(), tokens=tokens, answered=metrics.answered)
+    return app
 
+
+def _lifespan(changes: Changes, metrics: Metrics) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
+    """Returns the context in which the application serves: its background loops, and the end of its service."""
     service = changes.service
 
     @contextlib.asynccontextmanager
@@ -91,18 +118,12 @@ def build_app(
         changes.uploads.close()
         service.close()
 
-    app = FastAPI(
-        title="riptide",
-        version="1",
-        lifespan=lifespan,
-        docs_url="/docs",
-        redoc_url=None,
-        responses=RESPONSES,
-        dependencies=[Depends(HTTPBearer(auto_error=False))] if tokens else [],  # for OpenAPI alone: Guard checks
-    )
-    metrics = Metrics(service, exporter or PrometheusExporter(), connections)
-    add_errors(app)
-    json_routes, upload_routes = APIRouter(route_class=JsonRoute), APIRouter(route_class=UploadRoute)
+    return lifespan
+
+
+def search_routes(service: Service, metrics: Metrics) -> APIRouter:
+    """Returns the route that searches."""
+    json_routes = APIRouter(route_class=JsonRoute)
 
     @json_routes.post("/v1/search", response_model=SearchResponse)
     async def search(request: SearchRequest, http: Request) -> Response:
@@ -127,6 +148,13 @@ def build_app(
             "took_ms": {**took, "total": round(1000 * (time.perf_counter() - start), 3)},
         }
         return as_json_list(document, "results", [answer.json for answer, _ in answers])
+
+    return json_routes
+
+
+def model_routes(service: Service, metrics: Metrics) -> APIRouter:
+    """Returns the routes that run a model on the texts of the request alone: embeddings and re-ranking."""
+    json_routes = APIRouter(route_class=JsonRoute)
 
     @json_routes.post("/v1/embeddings", response_model=EmbeddingsResponse)
     async def embeddings(request: EmbeddingsRequest, http: Request) -> Response:
@@ -163,20 +191,56 @@ def build_app(
         model = public_name(live.release.reranker or "")
         return as_json({"request_id": http.state.request_id, "model": model, "results": results})
 
+    return json_routes
+
+
+def release_routes(changes: Changes) -> APIRouter:
+    """Returns the routes that show and switch the live release."""
+    service = changes.service
+    routes, json_routes = APIRouter(), APIRouter(route_class=JsonRoute)
+
     @json_routes.put("/v1/release", response_model=TasksResponse)
     async def put_release(request: ReleaseRequest, http: Request) -> Response:
         """Makes a new release of the store's artifacts live, or an earlier release; no request fails meanwhile."""
         await changes.switch(request.release)
         return _tasks(_live(service))
 
-    app.include_router(json_routes)
+    routes.include_router(json_routes)
 
-    @app.get("/v1/tasks", response_model=TasksResponse)
+    @routes.get("/v1/info", response_model=InfoResponse)
+    async def info() -> Response:
+        """Returns the live release (encoder, modes, filters, tasks, number of passages), and what is newer."""
+        live = _live(service)
+        corpus, release = live.corpus, live.release
+        known = {
+            "release": release.id,
+            "encoder": public_name(release.encoder) if release.encoder else None,
+            "dim": None,
+            "similarity": None,
+            "numerics": None,
+            "passages": corpus.num_rows - len(corpus.deleted),
+            "reranker": public_name(release.reranker) if release.reranker else None,
+            "modes": modes_of(*release.tasks),
+            "filters": {name: str(kind) for name, kind in live.columns.items()},
+            "tasks": sorted(live.tasks),
+            "newer": service.newer,
+        }
+        return as_json({**known, **await service.about(live)})
+
+    return routes
+
+
+def task_routes(changes: Changes) -> APIRouter:
+    """Returns the routes that list, put and delete tasks."""
+    service = changes.service
+    routes, upload_routes = APIRouter(), APIRouter(route_class=UploadRoute)
+
+    @routes.get("/v1/tasks", response_model=TasksResponse)
     async def tasks() -> Response:
         """Returns the tasks of the live release."""
         return _tasks(_live(service))
 
-    @app.get("/v1/tasks/{name}", response_model=TaskOut)
+    @routes.get("/v1/tasks/{name}", response_model=TaskOut)
     async def get_task(name: Name) -> Response:
         """Returns one task of the live release."""
         live = _live(service)
@@ -201,63 +265,55 @@ def build_app(
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")
         return as_json(_task(live, live.tasks[name]))
 
-    app.include_router(upload_routes)
+    routes.include_router(upload_routes)
 
-    @app.delete("/v1/tasks/{name}", response_model=TasksResponse)
+    @routes.delete("/v1/tasks/{name}", response_model=TasksResponse)
     async def delete_task(name: Name) -> Response:
         """Stops serving a task, and returns the remaining ones."""
         await changes.drop_task(name)
         return _tasks(_live(service))
 
-    @app.get("/v1/info", response_model=InfoResponse)
-    async def info() -> Response:
-        """Returns the live release (encoder, modes, filters, tasks, number of passages), and what is newer."""
-        live = _live(service)
-        corpus, release = live.corpus, live.release
-        known = {
-            "release": release.id,
-            "encoder": public_name(release.encoder) if release.encoder else None,
-            "dim": None,
-            "similarity": None,
-            "numerics": None,
-            "passages": corpus.num_rows - len(corpus.deleted),
-            "reranker": public_name(release.reranker) if release.reranker else None,
-            "modes": modes_of(*release.tasks),
-            "filters": {name: str(kind) for name, kind in live.columns.items()},
-            "tasks": sorted(live.tasks),
-            "newer": service.newer,
-        }
-        return as_json({**known, **await service.about(live)})
+    return routes
 
-    @app.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
+
+def monitoring_routes(service: Service, metrics: Metrics) -> APIRouter:
+    """Returns the routes of monitoring: health, readiness and metrics."""
+    routes = APIRouter()
+
+    @routes.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz() -> Response:
         return as_json({"status": "ok"})
 
-    @app.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
+    @routes.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
     async def readyz() -> Response:
         state = service.readiness()
         return as_json(state, 200 if state["ready"] else 503)
 
-    @app.get("/metrics", include_in_schema=False)
+    @routes.get("/metrics", include_in_schema=False)
     async def read_metrics() -> Response:
         if (text := metrics.text()) is None:
             raise HTTPException(404, "on Ray Serve, each node's Ray exports the metrics: scrape its MetricsExportPort")
         return Response(text, media_type="text/plain; version=0.0.4")
 
-    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    return routes
+
+
+def page_routes() -> APIRouter:
+    """Returns the routes of the page to try searches."""
+    routes = APIRouter()
+
+    @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> Response:
         return FileResponse(PAGE / "index.html")
 
-    @app.get("/page/{name}", include_in_schema=False)
+    @routes.get("/page/{name}", include_in_schema=False)
     async def page_file(name: str) -> Response:
         files = {file.name: file for file in PAGE.iterdir()}
         if name not in files:
             raise HTTPException(404)
         return FileResponse(files[name])
 
-    # Guard runs before FastAPI's own layers. The object stays a FastAPI, as Ray Serve names requests by its routes.
-    app.middleware_stack = Guard(app.build_middleware_stack(), tokens=tokens, answered=metrics.answered)
-    return app
+    return routes
 
 
 def _live(service: Service) -> Opened:
