@@ -21,7 +21,7 @@ from indexing.store.models import model_folder
 from indexing.store.store import Store
 from indexing.topics.reader import Topics
 from indexing.training.dev import dev_set
-from indexing.training.training_sets import SetName, open_sets
+from indexing.training.training_sets import OpenSets, SetCorpus, SetName, open_sets
 from indexing.training.training_topics import training_topics
 from retriever.errors import InputError
 from retriever.model.files import resolve
@@ -30,7 +30,7 @@ from retriever.prompts.prompts import load_prompt
 from retriever.systems.dual import DualSystem
 from retriever.topics.model import TopicModel
 from retriever.topics.training import TrainingTopics
-from retriever.training.dev import DevSets
+from retriever.training.dev import DevSet, DevSets
 from retriever.training.mixture_schedule import Batches
 from retriever.training.reranker_data import TrainingData
 from retriever.training.system import Evaluate, Refresh
@@ -105,43 +105,40 @@ class TuneMaker:
         """Makes the system of a worker; see Maker."""
         if self.backbone.describe("query") != self.described:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
-        tuning = self.tuning
-        categories_field = None if tuning.categories is None else tuning.categories.field
-        training = open_sets(
-            self.store,
-            self.sets,
-            limit=self.limit,
-            batches=self.batches,
-            weighted=tuning.draw_positive == "weighted",
-            teacher=tuning.distills,
-            categories_field=categories_field,
-        )
+        training = open_tuning_sets(self.store, self.sets, self.tuning, limit=self.limit, batches=self.batches)
         training.check(self.fingerprints)
-        data = training.data
         start = None if self.start is None else load_prompt(model_folder(open_prompt(self.store, self.start)))
-        vectors = None
-        readers: list[ReadVectors] = []
-        if self.embeddings is not None:
-            reader = find_vectors(self.described).reader
-            for each, embeddings in zip(training.corpora, self.embeddings, strict=True):
-                of = Store(each.store) if each.store else self.store
-                readers.append(reader.open(of, embeddings, each.corpus).open_vectors())
-            vectors = joined_vectors(readers, [each.corpus.num_rows for each in training.corpora])
+        readers = self._vector_readers(training.corpora)
         system = DualSystem(
             resolve(self.backbone.folder),
             self.backbone.options,
             self.tuning,
-            data,
+            training.data,
             device=device,
             dtype=dtype,
             checkpointing=self.checkpointing,
             start=start,
-            vectors=vectors,
-            numbers=self._open_topics(data),
+            vectors=joined_vectors(readers, [each.corpus.num_rows for each in training.corpora]) if readers else None,
+            numbers=self._open_topics(training.data),
         )
         refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
         if self.dev_split is None:
             return system, None, refresh
+        dev_sets = DevSets(self._dev_sets(system, training, readers))
+        return system, lambda: dev_sets.mrr(system, rank, world), refresh
+
+    def _vector_readers(self, corpora: Sequence[SetCorpus]) -> list[ReadVectors]:
+        """Opens the stored vectors of each corpus; none if the trained model encodes the passages."""
+        if self.embeddings is None:
+            return []
+        reader = find_vectors(self.described).reader
+        return [
+            reader.open(Store(each.store) if each.store else self.store, name, each.corpus).open_vectors()
+            for each, name in zip(corpora, self.embeddings, strict=True)
+        ]
+
+    def _dev_sets(self, system: DualSystem, training: OpenSets, readers: Sequence[ReadVectors]) -> list[DevSet]:
+        """Opens the dev split of each training set that has one, and checks that the system can encode its queries."""
 
         def compose(titles: Sequence[str], texts: Sequence[str]) -> list[str]:
             return system.tokenizer.compose(titles, texts, system.encoder.title)
@@ -157,15 +154,14 @@ class TuneMaker:
                     self.dev_passages,
                     compose,
                     vectors=readers[place] if readers else None,
-                    categories_field=categories_field,
+                    categories_field=categories_field_of(self.tuning),
                     numbers=None if system.numbers is None else system.numbers.passages,
                 )
                 system.check_queries(dev.queries)
                 if system.numbers is not None:
                     system.numbers.infer(dev.queries, "query")  # names a query without a known word before any step
                 dev_sets.append(dev)
-        dev_splits = DevSets(dev_sets)
-        return system, lambda: dev_splits.mrr(system, rank, world), refresh
+        return dev_sets
 
     def open_model(self) -> TopicModel:
         """Returns the topics whose prompts are trained."""
@@ -245,6 +241,26 @@ class RefreshedNegatives:
         data = self.system.data
         assert data is not None
         self.system.data = replace(data, negatives=[rows[rows >= 0] for rows in mined.numpy()])
+
+
+def categories_field_of(tuning: TuneOptions) -> str | None:
+    """Returns the metadata field with the categories that training uses; None: it uses none."""
+    return None if tuning.categories is None else tuning.categories.field
+
+
+def open_tuning_sets(
+    store: Store, sets: Sequence[SetName], tuning: TuneOptions, *, limit: int | None, batches: Batches
+) -> OpenSets:
+    """Opens training sets with what the trained system reads of them; see `open_sets`."""
+    return open_sets(
+        store,
+        sets,
+        limit=limit,
+        batches=batches,
+        weighted=tuning.draw_positive == "weighted",
+        teacher=tuning.distills,
+        categories_field=categories_field_of(tuning),
+    )
 
 
 def open_prompt(store: Store, name: str) -> Artifact:

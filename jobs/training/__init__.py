@@ -7,6 +7,7 @@ retriever       trains a retriever, or each run of a sweep
 reranker        trains a cross-encoder
 pretraining     pretrains a backbone, or a prompt over one
 opening         opens the artifacts of a training run, and checks that all of them fit
+start_prompt    the prompt of --init, from which training starts
 runs            the course of all training jobs: workers, checkpoints, progress, curves
 serving         warnings about artifacts that one server cannot serve together with a new prompt
 sweep_grid      the options of each run of a sweep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -15,12 +15,12 @@ from jobs.training.resolving import (
     tune_options,
 )
 from jobs.training.runs import dev_split_of
+from jobs.training.start_prompt import check_start, open_start
 
 from indexing.corpus.queries import Queries
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.store.artifact import Artifact, Reference
-from indexing.store.models import model_folder
 from indexing.store.store import Store, check_name
 from indexing.topics.reader import Topics
 from indexing.training.training_sets import (
@@ -28,21 +28,20 @@ from indexing.training.training_sets import (
     OpenSets,
     SetCorpus,
     SetName,
-    open_sets,
     parse_set,
     resolve_stores,
 )
 from indexing.training.training_topics import agreement, training_topics
-from indexing.training.tuning import TuneMaker, open_prompt, passage_embeddings
+from indexing.training.tuning import TuneMaker, open_tuning_sets, passage_embeddings
 from retriever.errors import InputError
 from retriever.model.files import resolve
 from retriever.model.recipe import read_recipe
-from retriever.options import SIDES, EncoderOptions
+from retriever.options import EncoderOptions, Pooling
 from retriever.options.loop import LoopOptions
 from retriever.options.synthesis import SynthesisOptions
 from retriever.options.topics import TopicOptions
-from retriever.options.tuning import offsets_of
-from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_offsets, load_prompt
+from retriever.options.tuning import TuneOptions, offsets_of
+from retriever.prompts.prompts import check_offsets
 from retriever.systems.encoders import trained_recipe
 from retriever.systems.lora import adapter_bytes
 
@@ -70,87 +69,34 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     Raises:
         InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
     """
-    if options.weights.sides != "tied" and (options.loop.zero or 0) >= 2:
-        raise InputError(
-            f"--zero {options.loop.zero} --sides {options.weights.sides}: in stages 2 and 3 queries and passages must "
-            "train the same weights: give 0 or 1"
-        )
+    check_zero(options)
     check_name(options.kind, options.task)
-    start = options.init
-    if start is not None and options.train != "prompts":
-        trained = "LoRA" if options.train == "lora" else "fine-tuning"
-        raise InputError(f"--init {options.init} --train {options.train}: {trained} starts from the backbone alone")
-    init_inputs: dict[str, Artifact | Reference] = {}
-    initial = None
-    if start is not None:
-        artifact = open_prompt(store, start)
-        initial = load_prompt(model_folder(artifact))
-        is_foreign = "/prompts/" in start
-        start = artifact.url if is_foreign else artifact.key
-        init_inputs["init"] = Reference(artifact.url, artifact.fingerprint) if is_foreign else artifact
-    tuning = tune_options(options, None if initial is None or initial.synthesis is None else initial.synthesis.options)
-    spec = EncoderSpec(store, options.backbone, EncoderOptions())
-    if spec.is_untied:
-        raise InputError(
-            f"--backbone {options.backbone}: has an encoder of each side, or of queries only; expected "
-            "one model for both sides, for example the one that it was trained from"
-        )
-    encoder = encoder_options(options, spec.folder)
-    spec = replace(spec, options=encoder)
+    start = None if options.init is None else open_start(store, options, options.init)
+    tuning = tune_options(
+        options, None if start is None or start.prompt.synthesis is None else start.prompt.synthesis.options
+    )
+    spec = open_backbone(store, options)
     described = spec.describe("query")
     queries = Queries.open(store, options.queries)
     sets = training_sets(store, options, queries)
-    weighted = tuning.draw_positive == "weighted"
-    training = open_sets(
-        store,
-        sets,
-        limit=options.limit,
-        batches=options.batches,
-        weighted=weighted,
-        teacher=tuning.distills,
-        categories_field=None if tuning.categories is None else tuning.categories.field,
-    )
-    data, corpus = training.data, training.corpus
+    training = open_tuning_sets(store, sets, tuning, limit=options.limit, batches=options.batches)
     dev_split_of(options, queries)
-    if tuning.learn_temperature and options.loop.zero == 3:
-        raise InputError(
-            "--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
-            "on several workers; give --zero 0 to 2"
-        )
-    if tuning.lora is not None:
-        adapter_bytes(read_recipe(resolve(spec.folder), encoder), tuning.lora)  # refuses layers that the backbone lacks
-    check_offsets(trained_recipe(resolve(spec.folder), encoder, tuning), offsets_of(tuning))
-    refresh = options.refresh_epochs
-    if refresh is not None and not tuning.negatives_per_query:
-        raise InputError(
-            f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "
-            "--negatives-per-query too, at least 1"
-        )
-    loop = loop_options(options, tuning, described["pooling"], len(data.queries))
-    tuning = replace(tuning, flops=flops_options(options, described["pooling"], loop.steps))
-    tasks = sorted({name.task or name.queries for name in sets})
-    if tuning.parametrisation == "per-task":
-        tuning = replace(tuning, synthesis=synthesis_of_tasks(options, tuning.synthesis, tasks))
-    elif tuning.synthesis is not None:
-        divergence = divergence_options(options, tuning.synthesis.attention, len(tasks))
-        tuning = replace(tuning, divergence=divergence)
-    if initial is not None:
-        check_start(options, initial, described, tuning.length)
+    check_tuning(options, tuning, spec)
+    num_queries = len(training.data.queries)
+    loop = loop_options(options, tuning, described["pooling"], num_queries)
+    tuning = with_regularisers(options, tuning, described["pooling"], loop.steps, sets)
+    if start is not None:
+        check_start(options, start.prompt, described, tuning.length)
     topics, topic_agreement = None, None
     if tuning.topics is not None:
         topics, topic_agreement = open_topics(store, options, training, tuning.topics)
     stored = stored_passages(store, spec, training.corpora) if tuning.sides == "query" else None
-    vectors: dict[str, Artifact | Reference] = {}
-    for each, embeddings in zip(training.corpora, stored or (), strict=stored is not None):
-        for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):
-            role = f"embeddings/{number}" if each.number == 1 else f"embeddings:{each.number}/{number}"
-            vectors[role] = Reference(artifact.url, artifact.fingerprint) if each.store else artifact
     maker = TuneMaker(
         store=store,
         backbone=spec,
         described=described,
         tuning=tuning,
-        corpus=corpus,
+        corpus=training.corpus,
         sets=sets,
         fingerprints=training.fingerprints(),
         batches=options.batches,
@@ -159,14 +105,100 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
         dev_limit=options.dev_limit,
         dev_passages=options.dev_passages,
         checkpointing=options.checkpointing,
-        start=start,
+        start=None if start is None else start.name,
         refresh_depth=options.refresh_depth if loop.refresh_every else 0,
         embeddings=None if stored is None else tuple(each.name for each in stored),
         topics=None if topics is None else (topics.name, topics.fingerprint),
     )
+    inputs = {"corpus": training.corpus.generations[-1], **training.inputs, **spec.inputs()}
+    inputs |= {} if start is None else {"init": start.artifact}
+    inputs |= {} if stored is None else vector_inputs(training.corpora, stored)
+    inputs |= {} if topics is None else {"topics": topics.generations[0]}
+    return Opened(num_queries, spec, maker, loop, inputs, configuration(options, maker, loop), topic_agreement)
+
+
+def check_zero(options: TrainRetriever) -> None:
+    """Raises InputError if DeepSpeed's stages 2 and 3 would divide different weights of queries and passages."""
+    if options.weights.sides != "tied" and (options.loop.zero or 0) >= 2:
+        raise InputError(
+            f"--zero {options.loop.zero} --sides {options.weights.sides}: in stages 2 and 3 queries and passages must "
+            "train the same weights: give 0 or 1"
+        )
+
+
+def open_backbone(store: Store, options: TrainRetriever) -> EncoderSpec:
+    """Returns the backbone, with the options that turn its texts into vectors.
+
+    Raises:
+        InputError: If it has two models, one for each side.
+    """
+    spec = EncoderSpec(store, options.backbone, EncoderOptions())
+    if spec.is_untied:
+        raise InputError(
+            f"--backbone {options.backbone}: has an encoder of each side, or of queries only; expected "
+            "one model for both sides, for example the one that it was trained from"
+        )
+    return replace(spec, options=encoder_options(options, spec.folder))
+
+
+def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec) -> None:
+    """Raises InputError if the backbone or the training loop cannot train the weights as the options say."""
+    if tuning.learn_temperature and options.loop.zero == 3:
+        raise InputError(
+            "--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
+            "on several workers; give --zero 0 to 2"
+        )
+    folder = resolve(spec.folder)
+    if tuning.lora is not None:
+        adapter_bytes(read_recipe(folder, spec.options), tuning.lora)  # refuses layers that the backbone lacks
+    check_offsets(trained_recipe(folder, spec.options, tuning), offsets_of(tuning))
+    refresh = options.refresh_epochs
+    if refresh is not None and not tuning.negatives_per_query:
+        raise InputError(
+            f"--refresh-epochs {refresh}: training uses none of the negatives that it mines; give "
+            "--negatives-per-query too, at least 1"
+        )
+
+
+def with_regularisers(
+    options: TrainRetriever, tuning: TuneOptions, pooling: Pooling, steps: int, sets: Sequence[SetName]
+) -> TuneOptions:
+    """Returns the options of the trained system with its regularisers, and with a prompt for each task of the sets.
+
+    Args:
+        options: The options of the job.
+        tuning: The options without them.
+        pooling: The pooling of the backbone.
+        steps: The number of steps of the training.
+        sets: The training sets.
+
+    Raises:
+        InputError: If options contradict each other or do not fit the tasks.
+    """
+    tuning = replace(tuning, flops=flops_options(options, pooling, steps))
+    tasks = sorted({name.task or name.queries for name in sets})
+    if tuning.parametrisation == "per-task":
+        return replace(tuning, synthesis=synthesis_of_tasks(options, tuning.synthesis, tasks))
+    if tuning.synthesis is not None:
+        return replace(tuning, divergence=divergence_options(options, tuning.synthesis.attention, len(tasks)))
+    return tuning
+
+
+def vector_inputs(corpora: Sequence[SetCorpus], stored: Sequence[EmbeddingsReader]) -> dict[str, Artifact | Reference]:
+    """Returns the embeddings of each corpus by role, a generation for each one of the corpus."""
+    inputs: dict[str, Artifact | Reference] = {}
+    for each, embeddings in zip(corpora, stored, strict=True):
+        for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):
+            role = f"embeddings/{number}" if each.number == 1 else f"embeddings:{each.number}/{number}"
+            inputs[role] = Reference(artifact.url, artifact.fingerprint) if each.store else artifact
+    return inputs
+
+
+def configuration(options: TrainRetriever, maker: TuneMaker, loop: LoopOptions) -> dict[str, Any]:
+    """Returns the configuration of the artifact: what shapes the trained weights, besides the inputs."""
     config: dict[str, Any] = {
-        "backbone": described,
-        "tuning": tuning.stored(),
+        "backbone": maker.described,
+        "tuning": maker.tuning.stored(),
         "loop": loop.shaping(),
         "split": options.split,
         "limit": options.limit,
@@ -177,14 +209,11 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     }
     if options.also_train:
         # The location of a store is not part of the configuration: the inputs identify its content.
-        described_sets = [described_set(name) for name in sets[1:]]
-        config["also_train"], config["batches"] = described_sets, options.batches
+        config["also_train"] = [described_set(name) for name in maker.sets[1:]]
+        config["batches"] = options.batches
     if options.task_size is not None:
         config["task_size"] = options.task_size
-    inputs = {"corpus": corpus.generations[-1], **training.inputs, **spec.inputs(), **init_inputs, **vectors}
-    if topics is not None:
-        inputs["topics"] = topics.generations[0]
-    return Opened(len(data.queries), spec, maker, loop, inputs, config, topic_agreement)
+    return config
 
 
 def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: TopicOptions) -> tuple[Topics, float]:
@@ -236,64 +265,6 @@ def synthesis_of_tasks(
     for task in tasks:
         check_name("prompts", f"{options.task}-{task}")
     return replace(synthesis, prompts=len(tasks))
-
-
-def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[str, Any], length: int) -> None:
-    """Checks that training can start from the prompt of --init, before the backbone is loaded.
-
-    Args:
-        options: The options of the job.
-        prompt: The prompt of --init.
-        described: The description of the backbone.
-        length: Tokens of the trained prompt.
-
-    Raises:
-        InputError: If the prompt is for another backbone, or does not fit the options.
-    """
-    init = f"--init {options.init}"
-    try:
-        check_initial_prompt(prompt, described)
-    except InputError as error:
-        raise InputError(f"{init} --backbone {options.backbone}: {error}") from None
-    if prompt.topics is not None:
-        raise InputError(f"{init}: its prompts are those of topics, from which training cannot start; give another one")
-    if options.prompt == "topics":
-        raise InputError(
-            f"{init} --prompt topics: the prompts of topics are made from their words; leave out --init, or give "
-            "--prompt matrix"
-        )
-    if (prompt.synthesis is not None) != (options.prompt == "synthesised"):
-        kind, expected = (
-            ("computed from each query", "synthesised") if prompt.synthesis else ("the same for all queries", "matrix")
-        )
-        raise InputError(
-            f"{init} --prompt {options.prompt or 'matrix'}: its prompt is {kind}; give --prompt "
-            f"{expected}, or another prompt"
-        )
-    if prompt.synthesis is not None:
-        return
-    if options.prompt in ("mlp", "per-task"):
-        raise InputError(
-            f"{init} --prompt {options.prompt}: the parameters of the network cannot be found from the prompt that it "
-            "computes; give --prompt matrix"
-        )
-    for side in SIDES if options.weights.sides == "untied" else SIDES[:1]:
-        matrix = prompt.of(side)
-        if matrix is None:
-            raise InputError(
-                f"{init} --sides {options.weights.sides}: it has no prompt for the {side} side, which training "
-                "starts from; give another prompt, or other --sides"
-            )
-        if matrix.shape[3] != length:
-            raise InputError(
-                f"{init} --length {length}: its prompt of the {side} side has {matrix.shape[3]} "
-                f"tokens; give --length {matrix.shape[3]}, or another prompt"
-            )
-    if prompt.position_offset and not options.prompts.position_offset:
-        raise InputError(
-            f"{init} --no-position-offset: it was trained with texts whose positions start after the "
-            "prompt; give --position-offset"
-        )
 
 
 def described_set(name: SetName) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from jobs.common.options import build
 from jobs.common.options import replace as replace_options
-from jobs.training.opening import check_start
 from jobs.training.options import TrainRetriever
+from jobs.training.start_prompt import check_start
 
 import pytest
 import torch

@@ -1,0 +1,103 @@
+"""Opens the prompt of --init, and checks that training can start from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.training.options import TrainRetriever
+
+from indexing.store.artifact import Artifact, Reference
+from indexing.store.models import model_folder
+from indexing.store.store import Store
+from indexing.training.tuning import open_prompt
+from retriever.errors import InputError
+from retriever.options import SIDES
+from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, load_prompt
+
+
+@dataclass(frozen=True)
+class StartPrompt:
+    """The prompt of --init.
+
+    name: the name by which the nodes open it; artifact: its artifact, or a reference to one of another store.
+    """
+
+    prompt: TaskPrompt
+    name: str
+    artifact: Artifact | Reference
+
+
+def open_start(store: Store, options: TrainRetriever, name: str) -> StartPrompt:
+    """Opens the prompt of --init, of this store or of another one.
+
+    Raises:
+        InputError: If there is no such prompt, or if training with these options starts from the backbone alone.
+    """
+    if options.train != "prompts":
+        trained = "LoRA" if options.train == "lora" else "fine-tuning"
+        raise InputError(f"--init {name} --train {options.train}: {trained} starts from the backbone alone")
+    artifact = open_prompt(store, name)
+    prompt = load_prompt(model_folder(artifact))
+    if "/prompts/" in name:  # of another store
+        return StartPrompt(prompt, artifact.url, Reference(artifact.url, artifact.fingerprint))
+    return StartPrompt(prompt, artifact.key, artifact)
+
+
+def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[str, Any], length: int) -> None:
+    """Checks that training can start from the prompt of --init, before the backbone is loaded.
+
+    Args:
+        options: The options of the job.
+        prompt: The prompt of --init.
+        described: The description of the backbone.
+        length: Tokens of the trained prompt.
+
+    Raises:
+        InputError: If the prompt is for another backbone, or does not fit the options.
+    """
+    init = f"--init {options.init}"
+    try:
+        check_initial_prompt(prompt, described)
+    except InputError as error:
+        raise InputError(f"{init} --backbone {options.backbone}: {error}") from None
+    if prompt.topics is not None:
+        raise InputError(f"{init}: its prompts are those of topics, from which training cannot start; give another one")
+    if options.prompt == "topics":
+        raise InputError(
+            f"{init} --prompt topics: the prompts of topics are made from their words; leave out --init, or give "
+            "--prompt matrix"
+        )
+    if (prompt.synthesis is not None) != (options.prompt == "synthesised"):
+        kind, expected = (
+            ("computed from each query", "synthesised") if prompt.synthesis else ("the same for all queries", "matrix")
+        )
+        raise InputError(
+            f"{init} --prompt {options.prompt or 'matrix'}: its prompt is {kind}; give --prompt "
+            f"{expected}, or another prompt"
+        )
+    if prompt.synthesis is not None:
+        return
+    if options.prompt in ("mlp", "per-task"):
+        raise InputError(
+            f"{init} --prompt {options.prompt}: the parameters of the network cannot be found from the prompt that it "
+            "computes; give --prompt matrix"
+        )
+    for side in SIDES if options.weights.sides == "untied" else SIDES[:1]:
+        matrix = prompt.of(side)
+        if matrix is None:
+            raise InputError(
+                f"{init} --sides {options.weights.sides}: it has no prompt for the {side} side, which training "
+                "starts from; give another prompt, or other --sides"
+            )
+        if matrix.shape[3] != length:
+            raise InputError(
+                f"{init} --length {length}: its prompt of the {side} side has {matrix.shape[3]} "
+                f"tokens; give --length {matrix.shape[3]}, or another prompt"
+            )
+    if prompt.position_offset and not options.prompts.position_offset:
+        raise InputError(
+            f"{init} --no-position-offset: it was trained with texts whose positions start after the "
+            "prompt; give --position-offset"
+        )
