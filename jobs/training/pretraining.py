@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from jobs.common.cli import human, say
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from jobs.common.workers import say_line
@@ -15,8 +17,10 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
+from indexing.store.artifact import Artifact, Reference
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store, check_name
+from indexing.training.dev import DevSplit
 from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs, training_rows
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks
@@ -32,16 +36,75 @@ from retriever.systems.cross import check_length
 from retriever.systems.rip import encoder_options, fit_batch
 
 
+@dataclass(frozen=True)
+class Opened:
+    """Opened and checked artifacts that the options name.
+
+    kind, name: those of the artifact that training makes; loop: its number of steps is that without ineligible
+    passages, which `prepare` counts; head: the files of the head in the backbone's folder, None if training has or
+    finds none.
+    """
+
+    corpus: Corpus
+    folder: Path
+    described: dict[str, Any]
+    rip: RipOptions
+    loop: LoopOptions
+    head: dict[str, str] | None
+    kind: str
+    name: str
+    dev: DevSplit | None
+    inputs: dict[str, Artifact | Reference]
+    config: dict[str, Any]
+
+
 def pretrain(options: PretrainRip) -> None:
     """Runs the job."""
     store = Store(options.store).require()
+    opened = open_all(store, options)
+    corpus, kind, name, inputs, config = opened.corpus, opened.kind, opened.name, opened.inputs, opened.config
+    if options.plan:
+        if not plan_complete(options, store, kind, name, inputs, config):
+            weights = sum(file.stat().st_size for file in weight_files(opened.folder))
+            plan(options, opened.rip, count_eligible(corpus, opened.rip, options.limit, LocalRunner()), weights)
+            say_head(options, opened.head)
+        return
+    artifact = make(
+        options,
+        store,
+        kind,
+        name,
+        inputs=inputs,
+        config=config,
+        prepare=partial(prepare, store, options, opened),
+        longest=positions_of(load_config(opened.folder)),
+    )
+    notes = artifact.notes
+    say(
+        f"{artifact.url}: {notes['steps']:,} steps of {notes['batch']:,} passages over {notes['passages']:,} eligible "
+        f"of {num_passages(options, corpus):,} passages, last loss {notes['loss']:.4f}{describe_best(notes)}, "
+        f"{notes['numerics']}"
+    )
+    draw(options, artifact)
+
+
+def num_passages(options: PretrainRip, corpus: Corpus) -> int:
+    """Returns the number of passages among which the eligible ones are found."""
+    return min(corpus.num_rows, options.limit or corpus.num_rows)
+
+
+def open_all(store: Store, options: PretrainRip) -> Opened:
+    """Opens and checks the artifacts that the options name.
+
+    Raises:
+        InputError: If an artifact is missing, or cannot be used for training.
+    """
     corpus = Corpus.open(store)
     folder = resolve(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
     check_length(folder, options.pretraining.max_length)
     # The number of eligible passages is not known yet; `prepare` counts the steps again.
-    num_passages = min(corpus.num_rows, options.limit or corpus.num_rows)
-    steps = options.count_steps(num_passages, options.pretraining.batch)
+    steps = options.count_steps(num_passages(options, corpus), options.pretraining.batch)
     loop = options.loop_options(steps, lr=1e-4)
     chosen = {name: value for name, value in vars(options.pretraining).items() if value is not None}
     defaults = {"unit": options.pretraining.default_unit, "mask": options.pretraining.default_mask}
@@ -50,21 +113,8 @@ def pretrain(options: PretrainRip) -> None:
     kind = "prompts" if rip.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.pretraining.objective}"
     check_name(kind, name)
-    shaping = {key: value for key, value in loop.shaping().items() if key != "steps"}
-    unset = "temperature" if rip.temperature is None else None  # earlier artifacts keep their fingerprints
-    config = {
-        "backbone": described,
-        "rip": {key: value for key, value in asdict(rip).items() if key not in ("steps", unset)},
-        "loop": shaping,
-        "epochs": None if options.steps is not None else options.epochs,
-        "steps": options.steps,
-        "limit": options.limit,
-        "cpus": options.cpus,
-        "dtype": options.dtype,
-    }
-    if rip.has_head:
-        config["head"] = head
-    inputs = {"corpus": corpus.generations[-1]}
+    config = configuration(options, described, rip, loop, head)
+    inputs: dict[str, Artifact | Reference] = {"corpus": corpus.generations[-1]}
     if options.queries is not None and options.dev_split is None:
         raise InputError(f"--queries {options.queries}: expected --dev-split too; only the measurement uses queries")
     dev = None
@@ -74,53 +124,72 @@ def pretrain(options: PretrainRip) -> None:
         inputs["queries"], config["dev"] = queries.artifact, options.dev_config()
     if backbone := stored_model(store, options.backbone):
         inputs["backbone"] = backbone
-    if options.plan:
-        if not plan_complete(options, store, kind, name, inputs, config):
-            weights = sum(file.stat().st_size for file in weight_files(folder))
-            plan(options, rip, count_eligible(corpus, rip, options.limit, LocalRunner()), weights)
-            say_head(options, head)
-        return
+    return Opened(corpus, folder, described, rip, loop, head, kind, name, dev, inputs, config)
 
-    def prepare(on_ray: bool) -> tuple[RipMaker, LoopOptions, dict[str, Any]]:
-        """Finds the passages to train on, which decide the number of steps."""
-        runner = RayTasks(options.worker_request(), say_line) if on_ray else LocalRunner()
-        rows = training_rows(corpus, rip, options.limit, runner)
-        fitted = fit(options, rip, len(rows))
-        say_head(options, head)
-        exact = replace(loop, steps=options.count_steps(len(rows), fitted.batch))
-        maker = RipMaker(
-            store=store,
-            backbone=options.backbone,
-            described=described,
-            rows=share(rows) if on_ray else rows,
-            options=fitted,
-            checkpointing=options.checkpointing,
-            head=head,
-            dev=dev,
-        )
-        encoder = (
-            encoder_options(rip)
-            if kind == "prompts"
-            else EncoderOptions(pooling=rip.pooling, normalize=not rip.has_masks)
-        )
-        facts = {
-            "backbone": options.backbone,
-            "passages": len(rows),
-            "batch": fitted.batch,
-            "options": encoder.stored(),
-        }
-        if rip.has_head:
-            facts["head"] = "new" if head is None else "the backbone's"
-        return maker, exact, facts
 
-    longest = positions_of(load_config(folder))
-    artifact = make(options, store, kind, name, inputs=inputs, config=config, prepare=prepare, longest=longest)
-    notes = artifact.notes
-    say(
-        f"{artifact.url}: {notes['steps']:,} steps of {notes['batch']:,} passages over {notes['passages']:,} eligible "
-        f"of {num_passages:,} passages, last loss {notes['loss']:.4f}{describe_best(notes)}, {notes['numerics']}"
+def configuration(
+    options: PretrainRip, described: dict[str, Any], rip: RipOptions, loop: LoopOptions, head: dict[str, str] | None
+) -> dict[str, Any]:
+    """Returns the configuration of the artifact without its dev split."""
+    unset = "temperature" if rip.temperature is None else None  # earlier artifacts keep their fingerprints
+    config = {
+        "backbone": described,
+        "rip": {key: value for key, value in asdict(rip).items() if key not in ("steps", unset)},
+        "loop": {key: value for key, value in loop.shaping().items() if key != "steps"},
+        "epochs": None if options.steps is not None else options.epochs,
+        "steps": options.steps,
+        "limit": options.limit,
+        "cpus": options.cpus,
+        "dtype": options.dtype,
+    }
+    if rip.has_head:
+        config["head"] = head
+    return config
+
+
+def prepare(
+    store: Store, options: PretrainRip, opened: Opened, on_ray: bool
+) -> tuple[RipMaker, LoopOptions, dict[str, Any]]:
+    """Finds the passages to train on, which decide the number of steps.
+
+    Args:
+        store: The store.
+        options: The options of the job.
+        opened: The artifacts of the run.
+        on_ray: Whether Ray's workers read the passages.
+
+    Returns:
+        The Maker, the options of the loop, and notes for the artifact.
+    """
+    rip, head = opened.rip, opened.head
+    runner = RayTasks(options.worker_request(), say_line) if on_ray else LocalRunner()
+    rows = training_rows(opened.corpus, rip, options.limit, runner)
+    fitted = fit(options, rip, len(rows))
+    say_head(options, head)
+    maker = RipMaker(
+        store=store,
+        backbone=options.backbone,
+        described=opened.described,
+        rows=share(rows) if on_ray else rows,
+        options=fitted,
+        checkpointing=options.checkpointing,
+        head=head,
+        dev=opened.dev,
     )
-    draw(options, artifact)
+    encoder = (
+        encoder_options(rip)
+        if opened.kind == "prompts"
+        else EncoderOptions(pooling=rip.pooling, normalize=not rip.has_masks)
+    )
+    facts = {
+        "backbone": options.backbone,
+        "passages": len(rows),
+        "batch": fitted.batch,
+        "options": encoder.stored(),
+    }
+    if rip.has_head:
+        facts["head"] = "new" if head is None else "the backbone's"
+    return maker, replace(opened.loop, steps=options.count_steps(len(rows), fitted.batch)), facts
 
 
 def share(rows: np.ndarray) -> Any:

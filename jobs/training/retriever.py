@@ -249,29 +249,8 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
     weights = sum(file.stat().st_size for file in weight_files(resolve(opened.spec.folder)))
     loop, passages = opened.loop, options.rows_per_step * (1 + opened.maker.tuning.negatives_per_query)
-    encoder = opened.spec.options
-    recipe = trained_recipe(resolve(opened.spec.folder), encoder, opened.maker.tuning)
-    synthesis = opened.maker.tuning.synthesis
-    topics = opened.maker.tuning.topics
-    of_topics = (0, 0) if topics is None else topic_bytes(recipe, opened, topics.hidden)
-    of_synthesis = (0, 0) if synthesis is None else synthesis_bytes(recipe, opened.spec.folder, synthesis)
-    if options.train == "prompts" and synthesis is not None:
-        size, written = of_synthesis
-        if opened.maker.tuning.parametrisation == "per-task":
-            written = (synthesis.prompts + 1) * synthesis.length * prompt_bytes(opened.spec.folder)
-    elif options.train == "prompts" and topics is not None:
-        size, written = of_topics
-    elif options.train == "prompts":
-        written = size = opened.maker.tuning.length * prompt_bytes(opened.spec.folder)
-    else:
-        written = size = encoder_bytes(recipe)
-    if (lora := opened.maker.tuning.lora) is not None:
-        size = adapter_bytes(recipe, lora)
-        written += size
-    copies = 2 if options.weights.sides == "untied" else 1
-    size, written = copies * size, copies * written
-    if options.train == "all":
-        size, written = size + of_synthesis[0] + of_topics[0], written + of_synthesis[1] + of_topics[1]
+    encoder, topics = opened.spec.options, opened.maker.tuning.topics
+    size, written = trained_bytes(options, opened)
     sets = opened.maker.sets
     say(f"queries   {opened.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
     under_topics = 0
@@ -301,6 +280,33 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     say(f"trains    {human(size)}, over a backbone of {human(weights)}")
     checkpoint = human(options.checkpoint_bytes(size))
     say(f"writes    {human(written)}, and a checkpoint of {checkpoint} every {options.loop.checkpoint_every} steps")
+
+
+def trained_bytes(options: TrainRetriever, opened: Opened) -> tuple[int, int]:
+    """Returns the bytes of the trained weights, and of the written ones, in float32. Loads no weights."""
+    tuning = opened.maker.tuning
+    recipe = trained_recipe(resolve(opened.spec.folder), opened.spec.options, tuning)
+    synthesis, topics = tuning.synthesis, tuning.topics
+    of_topics = (0, 0) if topics is None else topic_bytes(recipe, opened, topics.hidden)
+    of_synthesis = (0, 0) if synthesis is None else synthesis_bytes(recipe, opened.spec.folder, synthesis)
+    if options.train == "prompts" and synthesis is not None:
+        size, written = of_synthesis
+        if tuning.parametrisation == "per-task":
+            written = (synthesis.prompts + 1) * synthesis.length * prompt_bytes(opened.spec.folder)
+    elif options.train == "prompts" and topics is not None:
+        size, written = of_topics
+    elif options.train == "prompts":
+        written = size = tuning.length * prompt_bytes(opened.spec.folder)
+    else:
+        written = size = encoder_bytes(recipe)
+    if (lora := tuning.lora) is not None:
+        size = adapter_bytes(recipe, lora)
+        written += size
+    copies = 2 if options.weights.sides == "untied" else 1
+    size, written = copies * size, copies * written
+    if options.train == "all":
+        size, written = size + of_synthesis[0] + of_topics[0], written + of_synthesis[1] + of_topics[1]
+    return size, written
 
 
 def describe_set(name: SetName, *, several: bool) -> str:
