@@ -23,20 +23,21 @@ from jobs.common.cli import run, say, say_complete, say_stages
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.evaluation.categories import RANDOM, CategoryMeasure, category_measure
-from jobs.evaluation.embeddings import measure_embeddings, open_embeddings
-from jobs.evaluation.measures import PAGE_R_PRECISION, Measure, check_metrics, measure_of, needs_judgements
+from jobs.evaluation.embeddings import MeasureWork, measure_embeddings, open_embeddings
+from jobs.evaluation.measures import Measure, check_metrics, measure_of
 from jobs.evaluation.options import Evaluate
 from jobs.evaluation.rates import measure_rates
+from jobs.evaluation.runs import MeasuredQueries, Run, check_passages, load_checked, measured_queries
 from jobs.evaluation.searches import make_run, open_searches
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import ALL, Queries
@@ -44,7 +45,6 @@ from indexing.measures.hits import ranked_hits
 from indexing.measures.lengths import PassageLength, median_length
 from indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
 from indexing.measures.metrics import holm, paired_test
-from indexing.search.runs import falling, read_run, read_trec
 from indexing.store.artifact import fingerprint_of
 from indexing.store.result_files import whole_file
 from indexing.store.store import Store
@@ -52,20 +52,57 @@ from indexing.work.work import check_targets, complete_artifact
 from retriever.errors import InputError
 from retriever.options.categories import FIELD
 
+if TYPE_CHECKING:
+    from indexing.search.retrieval import SearchQueries
+
 METRICS = ("nDCG@10", "R@100", "RR@10")
-SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
 NAME_LENGTH = 60  # characters of the runs' names in the name of the file
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run that is measured: a TREC file, or a run of the store."""
-
-    name: str
-    is_file: bool
-
-
 def main(options: Evaluate) -> None:
+    check_options(options)
+    by_category = options.relevance == "category"
+    named = options.metrics if options.metrics is not None else CATEGORY_METRICS if by_category else METRICS
+    metrics = [metric for word in named for metric in word.split()] if options.run or options.source else []
+    check_metrics(metrics, by_category=by_category)
+    store = Store(options.store).require()
+    queries = Queries.open(store, options.queries)
+    measured = measured_queries(queries, options, [] if by_category else metrics)
+    searches = open_searches(store, options, metrics)
+    runs = [Run(name, Path(name).is_file()) for name in options.run]
+    runs += [Run(search.name, is_file=False) for search in searches]
+    works = {name: open_embeddings(store, name, queries, options) for name in options.embeddings}
+    measure_category = None
+    if by_category and metrics:  # before a search, which may take long
+        qrels = None if options.split == ALL else measured.qrels
+        field = options.categories_field or FIELD
+        measure_category = category_measure(store, queries, qrels, measured.ids, metrics, field)
+    if options.plan:
+        say_plan(store, options, measured, searches, runs, metrics, works)
+        return
+    for search in searches:
+        make_run(store, search, options)
+    path = options.json or default_path(store, queries, options, runs, metrics)
+    if options.rate_queries is not None and not options.overwrite and Path(path).exists():
+        raise InputError(
+            f"{path}: the file exists, and a rate differs from call to call: give --overwrite to replace it, or "
+            "another --json"
+        )
+    num_queries = len(set(measured.ids))
+    document: dict[str, Any] = {"queries": queries.artifact.key, "split": options.split, "num_queries": num_queries}
+    if runs:
+        document |= measure_runs(store, measured, options, runs, metrics, measure_category)
+    if works:
+        document["embeddings"] = measure_embeddings(store, works, options)
+    if options.rate_queries is not None:
+        document["rates"] = measure_rates(searches, options.rate_queries, options.rate_batch)
+    with whole_file(path, overwrite=options.overwrite) as file:
+        file.write_text(json.dumps(document, indent=1) + "\n")
+    say(f"{num_queries:,} queries of {queries.artifact.key} {options.split}; figures in {path}")
+
+
+def check_options(options: Evaluate) -> None:
+    """Raises InputError if options contradict each other, or name nothing to measure."""
     if not options.run and not options.source and not options.embeddings:
         raise InputError("no --run, no --source and no --embeddings: expected something to measure; name at least one")
     for option in ("encoder", "task"):
@@ -79,67 +116,6 @@ def main(options: Evaluate) -> None:
             f"--median-length {options.median_length}: expected at least 1, and --run or --source: it is the "
             "number of passages per query of a run; correct it or name a run"
         )
-    check_rate_options(options)
-    if options.categories_field is not None and options.relevance != "category":
-        raise InputError(
-            f"--categories-field {options.categories_field}: is for relevance by category: give --relevance category, "
-            "or leave it out"
-        )
-    by_category = options.relevance == "category"
-    named = options.metrics if options.metrics is not None else CATEGORY_METRICS if by_category else METRICS
-    metrics = [metric for word in named for metric in word.split()] if options.run or options.source else []
-    check_metrics(metrics, by_category=by_category)
-    store = Store(options.store).require()
-    queries = Queries.open(store, options.queries)
-    qrels = judgements(queries, options.split, [] if by_category else metrics)
-    searches = open_searches(store, options, metrics)
-    runs = [Run(name, Path(name).is_file()) for name in options.run]
-    runs += [Run(search.name, is_file=False) for search in searches]
-    works = {name: open_embeddings(store, name, queries, options) for name in options.embeddings}
-    judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
-    ids = queries.split(options.split, options.limit).ids
-    qrels = qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string())))
-    measure_category = None
-    if by_category and metrics:  # before a search, which may take long
-        measure_category = category_measure(
-            store, queries, None if options.split == ALL else qrels, ids, metrics, options.categories_field or FIELD
-        )
-    if options.plan:
-        for search in searches:
-            check_targets(store, search)
-            say(f"source {search.source}: run {search.name}")
-            if artifact := complete_artifact(store, search):
-                say_complete(artifact.url)
-            else:
-                say_stages(search)
-        if runs:
-            names = metrics + ([f"median length of {options.median_length}"] if options.median_length else [])
-            say(f"{len(runs)} runs x {len(ids):,} queries, {len(qrels):,} judgements: {', '.join(names)}")
-        for name, work in works.items():
-            say(f"embeddings {name}: {len(work.texts):,} queries to encode, {work.describe()}")
-        return
-    for search in searches:
-        make_run(store, search, options)
-    path = options.json or default_path(store, queries, options, runs, metrics)
-    if options.rate_queries is not None and not options.overwrite and Path(path).exists():
-        raise InputError(
-            f"{path}: the file exists, and a rate differs from call to call: give --overwrite to replace it, or "
-            "another --json"
-        )
-    document: dict[str, Any] = {"queries": queries.artifact.key, "split": options.split, "num_queries": len(set(ids))}
-    if runs:
-        document |= measure_runs(store, queries, qrels, options, runs, metrics, ids, judged, measure_category)
-    if works:
-        document["embeddings"] = measure_embeddings(store, works, options)
-    if options.rate_queries is not None:
-        document["rates"] = measure_rates(searches, options.rate_queries, options.rate_batch)
-    with whole_file(path, overwrite=options.overwrite) as file:
-        file.write_text(json.dumps(document, indent=1) + "\n")
-    say(f"{len(set(ids)):,} queries of {queries.artifact.key} {options.split}; figures in {path}")
-
-
-def check_rate_options(options: Evaluate) -> None:
-    """Raises InputError if a rate cannot be measured as the options say."""
     if options.rate_queries is not None and (options.rate_queries < 1 or not options.source):
         raise InputError(
             f"--rate-queries {options.rate_queries}: expected at least 1, and --source: the rate of a search is "
@@ -147,30 +123,53 @@ def check_rate_options(options: Evaluate) -> None:
         )
     if options.rate_batch < 1:
         raise InputError(f"--rate-batch {options.rate_batch}: expected at least 1")
+    if options.categories_field is not None and options.relevance != "category":
+        raise InputError(
+            f"--categories-field {options.categories_field}: is for relevance by category: give --relevance category, "
+            "or leave it out"
+        )
+
+
+def say_plan(
+    store: Store,
+    options: Evaluate,
+    measured: MeasuredQueries,
+    searches: Sequence[SearchQueries],
+    runs: Sequence[Run],
+    metrics: list[str],
+    works: Mapping[str, MeasureWork],
+) -> None:
+    """Prints what an evaluation searches and measures."""
+    for search in searches:
+        check_targets(store, search)
+        say(f"source {search.source}: run {search.name}")
+        if artifact := complete_artifact(store, search):
+            say_complete(artifact.url)
+        else:
+            say_stages(search)
+    if runs:
+        names = metrics + ([f"median length of {options.median_length}"] if options.median_length else [])
+        say(f"{len(runs)} runs x {len(measured.ids):,} queries, {len(measured.qrels):,} judgements: {', '.join(names)}")
+    for name, work in works.items():
+        say(f"embeddings {name}: {len(work.texts):,} queries to encode, {work.describe()}")
 
 
 def measure_runs(
     store: Store,
-    queries: Queries,
-    qrels: pa.Table,
+    measured: MeasuredQueries,
     options: Evaluate,
     runs: list[Run],
     metrics: list[str],
-    ids: list[str],
-    judged: set[str],
     measure_category: CategoryMeasure | None,
 ) -> dict[str, Any]:
     """Measures the runs, prints warnings and the table, and returns the figures for the JSON file.
 
     Args:
         store: The store.
-        queries: The query set.
-        qrels: The judgements of the queries that are measured.
+        measured: The queries.
         options: The options of the job.
         runs: The runs, the first of which the others are compared with.
         metrics: Names of metrics.
-        ids: The queries that are measured.
-        judged: Ids of all queries that the split judges.
         measure_category: Measures runs by category; None: they are measured by judgements.
     """
     measure: Measure
@@ -179,18 +178,13 @@ def measure_runs(
         measure = measure_category
         expected[RANDOM] = measure_category.of_random_ranking()
     else:
-        measure = measure_of(store, queries, qrels, ids, metrics)
+        measure = measure_of(store, measured.queries, measured.qrels, measured.ids, metrics)
     values: dict[str, dict[str, np.ndarray]] = {}
     lengths: dict[str, PassageLength] = {}
-    for measured in runs:
-        name, is_file = measured.name, measured.is_file
-        table = load(store, name, queries, options.split, is_file=is_file)
-        where = f"{queries.artifact.key} {options.split}"
-        noun = "queries" if options.split == ALL else "judged queries"
-        for warning in check_queries(table, name, judged, set(ids), where, is_file=is_file, noun=noun):
-            say(f"warning: {warning}")
+    for each in runs:
+        name, table = each.name, load_checked(store, each, measured, options.split)
         if options.median_length is not None:
-            lengths[name] = measure_length(store, table, name, ids, options.median_length)
+            lengths[name] = measure_length(store, table, name, measured.ids, options.median_length)
         values[name] = measure(table)
         without_hits = metrics and not any(metric_values.any() for metric_values in values[name].values())
         if without_hits and (hint := check_passages(store, table)):
@@ -208,7 +202,7 @@ def measure_runs(
     document: dict[str, Any] = {
         "mean": {name: {m: float(v.mean()) for m, v in run_values.items()} for name, run_values in values.items()},
         "p_against_first": p_values,
-        "query_ids": sorted(set(ids)),
+        "query_ids": sorted(set(measured.ids)),
         "per_query": {name: {m: v.tolist() for m, v in run_values.items()} for name, run_values in values.items()},
     }
     if expected:
@@ -235,23 +229,6 @@ def measure_length(store: Store, run: pa.Table, name: str, ids: list[str], depth
             "are left out of the median length"
         )
     return length
-
-
-def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
-    """Returns the judgements of a split; none for "all", which only Answer@K and PageRprec can measure.
-
-    Raises:
-        InputError: If the split is missing, or if a metric needs judgements that it lacks.
-    """
-    if split != ALL:
-        return queries.qrels(split)
-    if others := [name for name in metrics if needs_judgements(name)]:
-        have = ", ".join(queries.splits) or "none"
-        raise InputError(
-            f"--split {ALL} --metrics {others[0]}: the split {ALL} has no judgements, expected Answer@K or "
-            f"{PAGE_R_PRECISION} alone; give such metrics, or a split with judgements ({have})"
-        )
-    return pa.table({"query_id": pa.array([], pa.string())})
 
 
 def default_path(store: Store, queries: Queries, options: Evaluate, runs: list[Run], metrics: list[str]) -> str:
@@ -287,95 +264,6 @@ def default_path(store: Store, queries: Queries, options: Evaluate, runs: list[R
     parts = [*(Path(run.name).stem if run.is_file else run.name for run in runs), *options.embeddings]
     names = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts))[:NAME_LENGTH]
     return f"results/evaluation-{options.split}-{names}-{digits}.json"
-
-
-def check_queries(
-    table: pa.Table,
-    name: str,
-    judged: set[str],
-    measured: set[str],
-    where: str,
-    *,
-    is_file: bool,
-    noun: str = "judged queries",
-) -> list[str]:
-    """Checks that the queries of a run are those that are judged.
-
-    Args:
-        table: The run.
-        name: Its name or file.
-        judged: Ids of all queries that the split judges.
-        measured: Ids of those that are measured, fewer than `judged` with a limit.
-        where: The query set and its split, for messages.
-        is_file: Whether the run is a TREC file. A run of the store is known to be of these queries.
-        noun: What `judged` are, for messages.
-
-    Returns:
-        One-line warnings: one if the run has queries without judgements, another if it lacks measured queries.
-
-    Raises:
-        InputError: If no query of a file is judged.
-    """
-    run_ids = set(table["query_id"].unique().to_pylist())
-    warnings = []
-    if is_file and not run_ids & judged:
-        raise InputError(
-            f"{name}: none of its {len(run_ids):,} queries (such as {min(run_ids)!r}) is judged in {where} "
-            f"({len(judged):,} queries, such as {min(judged)!r}): name the queries of this run with "
-            "--queries and --split, or give a run of these"
-        )
-    if is_file and (others := run_ids - judged):
-        warnings.append(
-            f"{name}: {len(others):,} of its {len(run_ids):,} queries are not judged in {where}, and do not count"
-        )
-    if missing := measured - run_ids:
-        warnings.append(
-            f"{name}: {len(missing):,} of the {len(measured):,} {noun} are missing from the run, and count as 0"
-        )
-    return warnings
-
-
-def check_passages(store: Store, table: pa.Table) -> str | None:
-    """Returns a warning if none of the first passages of a run is in the corpus."""
-    ids = table["id"].slice(0, SAMPLE).to_pylist()
-    if not ids or (Corpus.open(store).rows_of(ids) >= 0).any():
-        return None
-    return (
-        f"no relevant hit, and none of its first {len(ids):,} passages (such as {ids[0]!r}) is in the corpus of "
-        f"{store.url}: is it a run over another corpus?"
-    )
-
-
-def load(store: Store, name: str, queries: Queries, split: str, *, is_file: bool = False) -> pa.Table:
-    """Returns a run of the store, or a TREC file, as columns query_id, id, score.
-
-    Args:
-        store: The store.
-        name: Name of the run, or of the file.
-        queries: The query set.
-        split: The split of the queries.
-        is_file: Whether the run is a TREC file.
-
-    Raises:
-        InputError: If the run in the store is over other queries.
-    """
-    if is_file:
-        return read_trec(name)
-    artifact = store.open("runs", store.only("runs", name))
-    run_queries = artifact.inputs["queries"]
-    if run_queries["fingerprint"] != queries.artifact.fingerprint or artifact.config["split"] not in (split, ALL):
-        raise InputError(
-            f"{artifact.url} is a run of {run_queries['artifact']} {artifact.config['split']}, not of "
-            f"{queries.artifact.key} "
-            f"{split}: name those with --queries and --split, or search these"
-        )
-    blocks = []
-    for block in read_run(artifact):
-        # The ranks of the run decide. Equal scores are made strictly decreasing, because the metrics would otherwise
-        # order them in their own way.
-        same = np.concatenate([[False], pc.equal(block["query_id"][1:], block["query_id"][:-1]).to_numpy()])
-        blocks.append(block.set_column(3, "score", pa.array(falling(block["score"].to_numpy(), same.astype(np.int8)))))
-    return pa.concat_tables(blocks)
 
 
 def format_table(values: dict[str, Any], p_values: dict[str, Any], metrics: list[str]) -> str:

@@ -5,5 +5,6 @@ embeddings    embeddings that an evaluation measures
 measures      the metrics of a run
 options       options of `evaluate`
 rates         the rates of the sources
+runs          the measured queries, the runs, and whether they fit each other
 searches      the searches of the sources that have no run yet
 """

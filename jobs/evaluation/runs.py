@@ -1,0 +1,169 @@
+"""The queries and the runs of an evaluation: reads them, and checks that they are of each other and of the corpus."""
+
+from __future__ import annotations
+
+from jobs.common.cli import say
+
+from dataclasses import dataclass
+
+from jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
+from jobs.evaluation.options import Evaluate
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import ALL, Queries
+from indexing.search.runs import falling, read_run, read_trec
+from indexing.store.store import Store
+from retriever.errors import InputError
+
+SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is measured: a TREC file, or a run of the store."""
+
+    name: str
+    is_file: bool
+
+
+@dataclass(frozen=True)
+class MeasuredQueries:
+    """The queries that are measured.
+
+    queries: the query set; ids: the measured queries; judged: all queries that the split judges, more than `ids` with a
+    limit; qrels: the judgements of the measured queries.
+    """
+
+    queries: Queries
+    ids: list[str]
+    judged: set[str]
+    qrels: pa.Table
+
+
+def measured_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> MeasuredQueries:
+    """Returns the queries of --split, at most --limit, with their judgements. Raises InputError as `judgements`."""
+    qrels = judgements(queries, options.split, metrics)
+    judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
+    ids = queries.split(options.split, options.limit).ids
+    return MeasuredQueries(queries, ids, judged, qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string()))))
+
+
+def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
+    """Returns the judgements of a split; none for "all", which only Answer@K and PageRprec can measure.
+
+    Raises:
+        InputError: If the split is missing, or if a metric needs judgements that it lacks.
+    """
+    if split != ALL:
+        return queries.qrels(split)
+    if others := [name for name in metrics if needs_judgements(name)]:
+        have = ", ".join(queries.splits) or "none"
+        raise InputError(
+            f"--split {ALL} --metrics {others[0]}: the split {ALL} has no judgements, expected Answer@K or "
+            f"{PAGE_R_PRECISION} alone; give such metrics, or a split with judgements ({have})"
+        )
+    return pa.table({"query_id": pa.array([], pa.string())})
+
+
+def load_checked(store: Store, run: Run, measured: MeasuredQueries, split: str) -> pa.Table:
+    """Returns a run as `load` does, after warnings about queries that it lacks or that the split does not judge."""
+    table = load(store, run.name, measured.queries, split, is_file=run.is_file)
+    where = f"{measured.queries.artifact.key} {split}"
+    noun = "queries" if split == ALL else "judged queries"
+    warnings = check_queries(table, run.name, measured.judged, set(measured.ids), where, is_file=run.is_file, noun=noun)
+    for warning in warnings:
+        say(f"warning: {warning}")
+    return table
+
+
+def load(store: Store, name: str, queries: Queries, split: str, *, is_file: bool = False) -> pa.Table:
+    """Returns a run of the store, or a TREC file, as columns query_id, id, score.
+
+    Args:
+        store: The store.
+        name: Name of the run, or of the file.
+        queries: The query set.
+        split: The split of the queries.
+        is_file: Whether the run is a TREC file.
+
+    Raises:
+        InputError: If the run in the store is over other queries.
+    """
+    if is_file:
+        return read_trec(name)
+    artifact = store.open("runs", store.only("runs", name))
+    run_queries = artifact.inputs["queries"]
+    if run_queries["fingerprint"] != queries.artifact.fingerprint or artifact.config["split"] not in (split, ALL):
+        raise InputError(
+            f"{artifact.url} is a run of {run_queries['artifact']} {artifact.config['split']}, not of "
+            f"{queries.artifact.key} "
+            f"{split}: name those with --queries and --split, or search these"
+        )
+    blocks = []
+    for block in read_run(artifact):
+        # The ranks of the run decide. Equal scores are made strictly decreasing, because the metrics would otherwise
+        # order them in their own way.
+        same = np.concatenate([[False], pc.equal(block["query_id"][1:], block["query_id"][:-1]).to_numpy()])
+        blocks.append(block.set_column(3, "score", pa.array(falling(block["score"].to_numpy(), same.astype(np.int8)))))
+    return pa.concat_tables(blocks)
+
+
+def check_queries(
+    table: pa.Table,
+    name: str,
+    judged: set[str],
+    measured: set[str],
+    where: str,
+    *,
+    is_file: bool,
+    noun: str = "judged queries",
+) -> list[str]:
+    """Checks that the queries of a run are those that are judged.
+
+    Args:
+        table: The run.
+        name: Its name or file.
+        judged: Ids of all queries that the split judges.
+        measured: Ids of those that are measured, fewer than `judged` with a limit.
+        where: The query set and its split, for messages.
+        is_file: Whether the run is a TREC file. A run of the store is known to be of these queries.
+        noun: What `judged` are, for messages.
+
+    Returns:
+        One-line warnings: one if the run has queries without judgements, another if it lacks measured queries.
+
+    Raises:
+        InputError: If no query of a file is judged.
+    """
+    run_ids = set(table["query_id"].unique().to_pylist())
+    warnings = []
+    if is_file and not run_ids & judged:
+        raise InputError(
+            f"{name}: none of its {len(run_ids):,} queries (such as {min(run_ids)!r}) is judged in {where} "
+            f"({len(judged):,} queries, such as {min(judged)!r}): name the queries of this run with "
+            "--queries and --split, or give a run of these"
+        )
+    if is_file and (others := run_ids - judged):
+        warnings.append(
+            f"{name}: {len(others):,} of its {len(run_ids):,} queries are not judged in {where}, and do not count"
+        )
+    if missing := measured - run_ids:
+        warnings.append(
+            f"{name}: {len(missing):,} of the {len(measured):,} {noun} are missing from the run, and count as 0"
+        )
+    return warnings
+
+
+def check_passages(store: Store, table: pa.Table) -> str | None:
+    """Returns a warning if none of the first passages of a run is in the corpus."""
+    ids = table["id"].slice(0, SAMPLE).to_pylist()
+    if not ids or (Corpus.open(store).rows_of(ids) >= 0).any():
+        return None
+    return (
+        f"no relevant hit, and none of its first {len(ids):,} passages (such as {ids[0]!r}) is in the corpus of "
+        f"{store.url}: is it a run over another corpus?"
+    )
