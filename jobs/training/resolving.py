@@ -13,7 +13,8 @@ from jobs.training.options import Prompt, Train, TrainRetriever
 from indexing.training.training_sets import NO_NEGATIVES, parse_set
 from retriever.errors import InputError
 from retriever.model.files import resolve
-from retriever.model.recipe import SPLADE, read_recipe
+from retriever.model.modules import SPLADE
+from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
 from retriever.options.categories import CategoryOptions
 from retriever.options.flops import FlopsOptions

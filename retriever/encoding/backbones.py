@@ -12,7 +12,8 @@ from retriever.encoding.language_model import empty_masked_model, load_masked_mo
 from retriever.encoding.sparse_model import SpladePooled
 from retriever.forward.pooling import Pooled
 from retriever.model.configuration import load_config
-from retriever.model.recipe import Dense, Recipe
+from retriever.model.modules import Dense
+from retriever.model.recipe import Recipe
 from retriever.model.weights import load_model
 
 _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}

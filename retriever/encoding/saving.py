@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from retriever.forward.pooling import Head
-from retriever.model.recipe import Dense, Recipe
+from retriever.model.modules import Dense
+from retriever.model.recipe import Recipe
 from retriever.model.vocabulary import end_texts, load_tokenizer
 
 _POOLING = {"cls": "cls", "mean": "mean", "last": "lasttoken"}

@@ -12,7 +12,7 @@ from retriever.encoding.encoder import Encoder
 from retriever.encoding.sparse_vectors import SparseVectors, concatenate, from_dense
 from retriever.errors import InputError, TextsError
 from retriever.forward.batching import Tokens
-from retriever.model.recipe import SPLADE
+from retriever.model.modules import SPLADE
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
 from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.query_words import unusable_texts

@@ -11,7 +11,8 @@ from torch import nn
 
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptRows
-from retriever.model.recipe import Dense, Recipe
+from retriever.model.modules import Dense
+from retriever.model.recipe import Recipe
 from retriever.model.weights import load_tensors
 
 

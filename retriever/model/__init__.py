@@ -2,6 +2,7 @@
 
 files           finds a model folder, names the files that matter, and hashes them
 recipe          how a text becomes a vector: the options and the settings of a folder
+modules         the modules of a folder in the layout of sentence-transformers
 documents       JSON files with checked types
 configuration   config.json: no field that loads code, kernels or other files
 arguments       the arguments that sentence-transformers' files may pass on to transformers

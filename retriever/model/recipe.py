@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,29 +12,13 @@ from typing import Any
 from retriever.errors import InputError
 from retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from retriever.model.configuration import load_config
-from retriever.model.documents import count, field, inner_path, read_document, read_object, shown
+from retriever.model.documents import count, field, read_object, shown
 from retriever.model.files import resolve, sha256_of, tokenizer_files, weight_files
+from retriever.model.modules import ENCODER_CONFIG, SPLADE, Dense, check_splade, read_modules
 from retriever.model.vocabulary import check_vocabulary
 from retriever.model.weights import check_files
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
 
-_TRANSFORMER_CONFIGS = [
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-]
-_POOLING_NAMES: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
-_OLD_POOLING_KEYS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-SPLADE: Pooling = "splade"
-_ENCODER_CONFIG = "config_sentence_transformers.json"
-_SPLADE_MODULES = ("MLMTransformer", "SpladePooling")
-_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 # Model types whose positions begin after the padding token's id.
 OFFSET_POSITIONS = frozenset(
     {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "data2vec-text", "esm"}
@@ -49,20 +34,6 @@ _IDLE_CONFIG_KEYS = {
     "gradient_checkpointing",
     "_attn_implementation_autoset",
 }
-
-
-@dataclass(frozen=True)
-class Dense:
-    """A linear layer after pooling.
-
-    folder: relative to the model's; None: the layer is new, and training gives it weights. activation: a class of
-    torch.nn. size: numbers of its output.
-    """
-
-    folder: str | None
-    activation: str
-    size: int
-    bias: bool
 
 
 @dataclass(frozen=True)
@@ -122,77 +93,35 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         InputError: For damaged or missing files, an unsupported module, pooling or setting, and lengths that the
             backbone has no positions for.
     """
-    modules = _read_modules(folder)
-    is_splade = _is_splade(folder, modules)
-    backbone, file = folder, folder / _TRANSFORMER_CONFIGS[0]
-    settings: dict[str, Any] = {}
-    pooling: str = "mean"
-    head: list[Dense | str] = []
-    for position, (kind, path) in enumerate(modules):
-        if is_splade:
-            if position == 0:
-                backbone = folder / path if path else folder
-                file, settings = _transformer_settings(backbone, kind, is_splade=True)
-            continue
-        if (kind == "Transformer") != (position == 0) or (kind == "Pooling") != (position == 1):
-            kinds = ", ".join(kind for kind, _ in modules)
-            raise InputError(
-                f"{folder / 'modules.json'}: expected Transformer, Pooling, then Dense or Normalize, got {kinds}: "
-                "not supported"
-            )
-        if kind == "Transformer":
-            backbone = folder / path if path else folder
-            file, settings = _transformer_settings(backbone)
-        elif kind == "Pooling":
-            pooling = _read_pooling(folder / path / "config.json")
-        elif kind == "Dense":
-            head.append(_read_dense(folder, path))
-        else:
-            head.append("normalize")
+    modules = read_modules(folder)
+    backbone, file, settings = modules.backbone, modules.settings_file, modules.settings
     config_args = config_arguments(settings, file)
     tokenizer_args = tokenizer_arguments(settings, file)
     check_model_arguments(settings, file, trust_remote_code=trust_remote_code)
     config = load_config(backbone, trust_remote_code=trust_remote_code, **config_args)
     check_files(backbone, config)
     check_vocabulary(backbone)
-    hidden = int(config.hidden_size)
-    chosen: Pooling = options.pooling or (SPLADE if is_splade else _POOLING_NAMES[pooling])
-    vocabulary = vocabulary_of(config)
-    if is_splade:
-        _check_splade(folder / modules[1][1] / "config.json", vocabulary)
-    if chosen == SPLADE:
-        _check_sparse_options(options)
-        head = []
-    for name in ("query_terms", "passage_terms") if chosen != SPLADE else ():
-        if (terms := getattr(options, name)) is not None:
-            raise InputError(
-                f"parameter {name} {terms}: is for parameter pooling {SPLADE}, and the pooling is {chosen}: leave it "
-                "out"
-            )
-    if options.normalize is not None:
-        while head and head[-1] == "normalize":
-            head.pop()
-        if options.normalize:
-            head.append("normalize")
-    dim = next((step.size for step in reversed(head) if isinstance(step, Dense)), hidden)
-    if options.dimension is not None:
-        if options.dimension > dim:
-            raise InputError(f"parameter dimension {options.dimension}: more than the {dim} that {folder.name} makes")
-        dim = options.dimension
-    most = count(read_object(folder / _ENCODER_CONFIG), "max_active_dims", folder / _ENCODER_CONFIG)
+    hidden, vocabulary = int(config.hidden_size), vocabulary_of(config)
+    if modules.splade_file is not None:
+        check_splade(modules.splade_file, vocabulary)
+    pooling = options.pooling or modules.pooling
+    head = _head(modules.head, pooling, options)
+    dim = _dense_dim(folder, head, hidden, options)
+    most_terms = count(read_object(folder / ENCODER_CONFIG), "max_active_dims", folder / ENCODER_CONFIG)
     query_terms = passage_terms = None
-    if chosen == SPLADE:
+    if pooling == SPLADE:
         if vocabulary is None:
             raise InputError(f"{backbone / 'config.json'}: vocab_size: expected an integer, whose words get weights")
-        dim, query_terms, passage_terms = vocabulary, options.query_terms or most, options.passage_terms or most
+        dim = vocabulary
+        query_terms, passage_terms = options.query_terms or most_terms, options.passage_terms or most_terms
     query_length, passage_length, padding_side = _lengths(backbone, config, file, settings, tokenizer_args, options)
-    query_prefix, passage_prefix, others = _read_prefixes(folder / _ENCODER_CONFIG)
+    query_prefix, passage_prefix, others = _read_prefixes(folder / ENCODER_CONFIG)
     return Recipe(
         folder=folder,
         backbone=backbone,
         model_type=config.model_type,
-        pooling=chosen,
-        head=tuple(head),
+        pooling=pooling,
+        head=head,
         query_prefix=query_prefix if options.query_prefix is None else options.query_prefix,
         passage_prefix=passage_prefix if options.passage_prefix is None else options.passage_prefix,
         unused_prompts=() if query_prefix or options.query_prefix is not None else others,
@@ -211,6 +140,40 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         query_terms=query_terms,
         passage_terms=passage_terms,
     )
+
+
+def _head(head: Sequence[Dense | str], pooling: Pooling, options: EncoderOptions) -> tuple[Dense | str, ...]:
+    """Returns the steps after pooling, which are those of the folder unless the options differ.
+
+    Raises:
+        InputError: If options do not fit the pooling.
+    """
+    if pooling == SPLADE:
+        _check_sparse_options(options)
+        return ()
+    for name in ("query_terms", "passage_terms"):
+        if (terms := getattr(options, name)) is not None:
+            raise InputError(
+                f"parameter {name} {terms}: is for parameter pooling {SPLADE}, and the pooling is {pooling}: leave it "
+                "out"
+            )
+    steps = list(head)
+    if options.normalize is not None:
+        while steps and steps[-1] == "normalize":
+            steps.pop()
+        if options.normalize:
+            steps.append("normalize")
+    return tuple(steps)
+
+
+def _dense_dim(folder: Path, head: Sequence[Dense | str], hidden: int, options: EncoderOptions) -> int:
+    """Returns the length of a dense vector. Raises InputError if the options ask for more numbers than it has."""
+    dim = next((step.size for step in reversed(head) if isinstance(step, Dense)), hidden)
+    if options.dimension is None:
+        return dim
+    if options.dimension > dim:
+        raise InputError(f"parameter dimension {options.dimension}: more than the {dim} that {folder.name} makes")
+    return options.dimension
 
 
 def with_projection(recipe: Recipe, size: int) -> Recipe:
@@ -284,63 +247,6 @@ def fingerprint_of(config: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(config, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
 
 
-def _read_modules(folder: Path) -> list[tuple[str, str]]:
-    """(kind, folder) of each sentence-transformers module; empty for a plain Hugging Face folder."""
-    file = folder / "modules.json"
-    if not file.exists() and not file.is_symlink():
-        for name in (_ENCODER_CONFIG, "1_Pooling"):
-            if (folder / name).exists():
-                raise InputError(
-                    f"{file}: no such file, but {name} is there: the model folder is incomplete; copy it again"
-                )
-        return []
-    modules = []
-    for entry in read_document(file, list):
-        if not isinstance(entry, dict) or not isinstance(entry.get("type"), str) or "path" not in entry:
-            raise InputError(f"{file}: expected modules with type and path, got {shown(entry)}")
-        package, _, kind = entry["type"].rpartition(".")
-        if not package.startswith("sentence_transformers") or kind not in (
-            "Transformer",
-            "Pooling",
-            "Dense",
-            "Normalize",
-            *_SPLADE_MODULES,
-        ):
-            raise InputError(
-                f"{file}: module {entry['type']} is not supported (Transformer, Pooling, Dense, "
-                "Normalize, MLMTransformer and SpladePooling of sentence-transformers are)"
-            )
-        modules.append((kind, inner_path(entry["path"], "path", file)))
-    if len(modules) < 2:
-        raise InputError(f"{file}: expected a Transformer and a Pooling module, got {len(modules)} module(s)")
-    return modules
-
-
-def _is_splade(folder: Path, modules: list[tuple[str, str]]) -> bool:
-    """Whether modules are those of a SPLADE model. Raises InputError if only some of them are."""
-    kinds = [kind for kind, _ in modules]
-    if not set(kinds) & set(_SPLADE_MODULES):
-        return False
-    if len(kinds) != 2 or kinds[0] not in ("Transformer", "MLMTransformer") or kinds[1] != "SpladePooling":
-        raise InputError(
-            f"{folder / 'modules.json'}: expected MLMTransformer (or Transformer), then SpladePooling, got "
-            f"{', '.join(kinds)}: not supported"
-        )
-    return True
-
-
-def _check_splade(file: Path, vocabulary: int | None) -> None:
-    """Raises InputError unless the settings of SpladePooling are those of SPLADE v2."""
-    config = read_object(file, required=True)
-    for name, expected in (("pooling_strategy", "max"), ("activation_function", "relu")):
-        if (value := field(config, name, str, file, expected)) != expected:
-            raise InputError(f"{file}: {name}={value} is not supported ({expected} is)")
-    for name in ("embedding_dimension", "word_embedding_dimension"):
-        size = count(config, name, file)
-        if size is not None and size != vocabulary:
-            raise InputError(f"{file}: {name} is {size}, and the model has {vocabulary} words: copy the folder again")
-
-
 def _check_sparse_options(options: EncoderOptions) -> None:
     """Raises InputError for options that have no meaning for weights of words."""
     if options.normalize or options.dimension is not None:
@@ -350,72 +256,6 @@ def _check_sparse_options(options: EncoderOptions) -> None:
         )
     if options.compile == "always":
         raise InputError("pooling=splade compile=always: SPLADE's head is not compiled: use compile=auto")
-
-
-def _transformer_settings(
-    backbone: Path, kind: str = "Transformer", *, is_splade: bool = False
-) -> tuple[Path, dict[str, Any]]:
-    """The file with sentence-transformers' settings of a backbone, and its content; empty if there is no such file.
-
-    kind: its module. With SpladePooling, a Transformer has the task fill-mask, which is the default of MLMTransformer.
-    """
-    file, settings = backbone / _TRANSFORMER_CONFIGS[0], {}
-    for name in _TRANSFORMER_CONFIGS:
-        if content := read_object(backbone / name):
-            file, settings = backbone / name, content
-            break
-    task = settings.get("transformer_task", "fill-mask" if kind == "MLMTransformer" else "feature-extraction")
-    is_masked = is_splade and task == "fill-mask"
-    output = "logits" if is_masked else "last_hidden_state"
-    default = {"method": "forward", "method_output_name": output}
-    text = field(settings, "modality_config", dict, file, {}).get("text", default)
-    refused = {
-        "transformer_task": is_splade != is_masked or (not is_splade and task != "feature-extraction"),
-        "query_expansion": bool(settings.get("query_expansion")),
-        "processing_kwargs": bool(settings.get("processing_kwargs")),
-        "modality_config": text != default,
-    }
-    for key, is_refused in refused.items():
-        if is_refused:
-            raise InputError(f"{file}: {key}={settings.get(key, task)} is not supported")
-    return file, settings
-
-
-def _read_pooling(file: Path) -> str:
-    config = read_object(file, required=True)
-    modes: Any = config.get("pooling_mode")
-    modes = modes or [mode for key, mode in _OLD_POOLING_KEYS.items() if field(config, key, bool, file)] or ["mean"]
-    modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or not all(isinstance(mode, str) for mode in modes):
-        raise InputError(f"{file}: pooling_mode: expected a name or a list of names, got {shown(modes)}")
-    known = {"pooling_mode", *_OLD_POOLING_KEYS}
-    if unknown := [
-        key for key, value in config.items() if key.startswith("pooling_mode") and value and key not in known
-    ]:
-        raise InputError(f"{file}: {unknown[0]}: unknown pooling mode (cls, mean and lasttoken are supported)")
-    if len(modes) != 1 or modes[0] not in _POOLING_NAMES:
-        raise InputError(f"{file}: pooling {' + '.join(modes)} is not supported (cls, mean and lasttoken are)")
-    if field(config, "include_prompt", bool, file) is False:
-        raise InputError(f"{file}: include_prompt=false (pooling that leaves the prefix out) is not supported")
-    return modes[0]
-
-
-def _read_dense(folder: Path, path: str) -> Dense:
-    file = folder / path / "config.json"
-    config = read_object(file, required=True)
-    name = field(config, "activation_function", str, file, "torch.nn.modules.activation.Tanh")
-    package, _, activation = name.rpartition(".")
-    if not package.startswith("torch.nn") or activation not in _ACTIVATIONS:
-        raise InputError(f"{file}: activation {package}.{activation} is not supported ({', '.join(_ACTIVATIONS)} are)")
-    ends = [field(config, f"module_{end}_name", str, file) or "sentence_embedding" for end in ("input", "output")]
-    if set(ends) != {"sentence_embedding"} or config.get("use_residual"):
-        raise InputError(f"{file}: only a plain layer over the sentence embedding is supported, got {shown(config)}")
-    size = count(config, "out_features", file)
-    if size is None:
-        raise InputError(f"{file}: out_features: expected an integer of at least 1, got none")
-    if not weight_files(folder / path):
-        raise InputError(f"{folder / path}: no model.safetensors and no pytorch_model.bin")
-    return Dense(path, activation, size, field(config, "bias", bool, file, True))
 
 
 def _read_prefixes(file: Path) -> tuple[str, str, tuple[str, ...]]:
