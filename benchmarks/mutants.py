@@ -32,6 +32,7 @@ TESTS = {
     "indexing/hit_sources/fusion.py": ("tests/indexing/hit_sources/test_fusion.py",),
     "indexing/measures/metrics.py": ("tests/indexing/measures/test_metrics.py",),
     "indexing/mining/pools.py": ("tests/indexing/mining/test_mining.py",),
+    "indexing/mining/sampling.py": ("tests/indexing/mining/test_mining.py",),
     "retriever/losses/contrastive.py": ("tests/retriever/losses/test_losses.py",),
     "retriever/losses/distillation.py": ("tests/retriever/losses/test_distillation_losses.py",),
 }

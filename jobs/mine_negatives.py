@@ -32,8 +32,8 @@ from indexing.mining.denoising import (
     score_candidates,
 )
 from indexing.mining.exports import export_sentence_transformers, export_tevatron
-from indexing.mining.pools import short
 from indexing.mining.report import Statistics, read_examples, write_report
+from indexing.mining.sampling import short
 from indexing.search.rescoring import open_reranker
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store, artifact_key

@@ -1,6 +1,7 @@
 """Hard negatives: pooled from several sources, denoised by a re-ranker, and sampled.
 
-pools        pooling, seeded order, denoising and sampling as functions on tables
+pools        pooling, seeded order, denoising and margins as functions on tables
+sampling     samples negatives from a pool
 candidates   the work that pools the hits of all sources
 copies       passages with the title and text of another one
 denoising    the works that score a pool and sample negatives from it

@@ -2,7 +2,7 @@
 
 scores/NAME/g0000    part-*.parquet   the pairs of the pool's part that a re-ranker scored; for margins and for teacher
                                       scores also those of the queries and their positives
-negatives/NAME       part-*.parquet   the sampled negatives, a row for each query (mining.sample)
+negatives/NAME       part-*.parquet   the sampled negatives, a row for each query (sampling.sample)
 
 A later generation of scores holds only pairs that no earlier one has, so no pair is scored twice. Each part records the
 options that it was scored for, so that an abandoned generation can be completed with other options.
@@ -24,6 +24,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
 from indexing.hit_sources.grammar import label
 from indexing.mining import pools as mining
+from indexing.mining import sampling
 from indexing.mining.candidates import MiningQueries, PoolCandidates
 from indexing.mining.copies import read_copies
 from indexing.search.rescoring import (
@@ -556,7 +557,7 @@ def draw_part(
     name, queries = item
     table = read_part(candidates, name)
     known = probabilities(table, name, scores) if scores else None
-    drawn = mining.sample(
+    drawn = sampling.sample(
         table,
         known,
         query_ids=queries.ids,

@@ -1,6 +1,6 @@
 """Export mined negatives as training files of other programs: Tevatron's JSON lines, sentence-transformers' Parquet.
 
-Both exports read the tables that `mining.sample` makes, part by part, and hold one block of queries at a time.
+Both exports read the tables that `sampling.sample` makes, part by part, and hold one block of queries at a time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def export_tevatron(
     Tevatron's trainer stops at one.
 
     Args:
-        tables: Tables of negatives from `mining.sample`.
+        tables: Tables of negatives from `sampling.sample`.
         questions: Query id -> text.
         corpus: The corpus of the passages.
         path: The file.
@@ -99,7 +99,7 @@ def export_sentence_transformers(
     N, the first N are taken (the denoised ones come first). The file appears when it is complete.
 
     Args:
-        tables: Tables of negatives from `mining.sample`.
+        tables: Tables of negatives from `sampling.sample`.
         questions: Query id -> text.
         corpus: The corpus of the passages.
         path: The file.

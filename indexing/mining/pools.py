@@ -1,4 +1,4 @@
-"""Hard negatives from several sources (DPTDR, section 3.3): pooling, denoising, margins, sampling.
+"""Hard negatives from several sources (DPTDR, section 3.3): pooling, denoising, margins.
 
 Pure functions on Arrow tables. A pool holds one row for each query and passage that some source found:
 
@@ -173,7 +173,7 @@ def without_answers(table: pa.Table, contains: Callable[[int, np.ndarray], np.nd
     """
     rows = table["row"].to_numpy()
     dropped = np.zeros(len(table), bool)
-    for query, start, end in _query_ranges(table):
+    for query, start, end in query_ranges(table):
         dropped[start:end] = contains(query, rows[start:end])
     return table.filter(pa.array(~dropped))
 
@@ -229,9 +229,9 @@ def to_score(
     is_chosen = np.zeros(len(table), bool)
     if pool_negatives:
         drawing = seeded_order(seed, ids, rows, DRAWING)
-        for _, start, end in _query_ranges(table):
+        for _, start, end in query_ranges(table):
             is_chosen[start + np.argsort(drawing[start:end], kind="stable")[:pool_negatives]] = True
-    for _, start, end in _query_ranges(table):
+    for _, start, end in query_ranges(table):
         order = start + np.argsort(keys[start:end], kind="stable")
         # At best the first `wanted` that may be below the threshold are so: every unknown one among them is needed.
         needed = np.cumsum(hopeful[order]) <= wanted
@@ -280,122 +280,6 @@ def _floats(table: pa.Table, kind: str, source: str) -> np.ndarray:
     return table[f"{kind}:{source}"].combine_chunks().to_numpy(zero_copy_only=False).astype(np.float32)
 
 
-def sample(
-    table: pa.Table,
-    known: np.ndarray | None,
-    *,
-    query_ids: Sequence[str],
-    positives: Sequence[np.ndarray],
-    pool_negatives: int,
-    denoised_negatives: int,
-    threshold: float,
-    seed: int,
-    copies: Sequence[np.ndarray] | None = None,
-    margins: Margins = NO_MARGINS,
-    reranked_positives: np.ndarray | None = None,
-    teacher_positives: Sequence[np.ndarray] | None = None,
-) -> pa.Table:
-    """Samples the negatives of each query.
-
-    Candidates that exceed a limit of `margins` are dropped first. The denoised negatives are the first of the remaining
-    candidates below the threshold, in the order in which they were scored. The un-denoised negatives are the first of
-    all remaining candidates, denoised or not, in another seeded order. A passage that is drawn in both groups is one
-    negative: it stands among the denoised ones, and is_from_pool is true as well. So a query may have fewer negatives
-    than the sum of both numbers.
-
-    Args:
-        table: The pool of the queries.
-        known: Scores of the re-ranker, float32 [pairs], NaN for none; None without a re-ranker.
-        query_ids: The ids of the queries.
-        positives: Rows of the relevant passages of each query.
-        pool_negatives: Un-denoised negatives per query.
-        denoised_negatives: Denoised negatives per query.
-        threshold: Score of the re-ranker below which a candidate may become a denoised negative.
-        seed: The seed of both orders.
-        copies: Rows of other passages with the text of a positive, per query; None: there are none.
-        margins: Limits on the scores of negatives.
-        reranked_positives: The re-ranker's lowest score of each query's positives, float32 [queries], NaN for none;
-            needed for margins on re-ranker scores.
-        teacher_positives: The re-ranker's scores of each query's positives, float32 [any], as training by distillation
-            needs them; None: they are not stored.
-
-    Returns:
-        One row per query, with empty lists if it has no candidate: query_id, positives list<int64>, with
-        `teacher_positives` also positive_probability list<float32> (null: never scored), copies list<int64>, negatives
-        list<int64> (denoised ones first), is_denoised list<bool>, is_from_pool list<bool>, probability
-        list<float32> (null: never scored), for each source S `rank:S` list<int32> (null: not found), and the candidates
-        that exceed a limit: dropped list<int64>, dropped_by list<string> ("LIMIT:SCORER").
-    """
-    sources = sources_of(table)
-    rows = table["row"].to_numpy()
-    ids = table["query_id"].combine_chunks()
-    scoring, drawing = (seeded_order(seed, ids, rows, stream) for stream in (SCORING, DRAWING))
-    scored = np.full(len(table), np.nan, np.float32) if known is None else known
-    reasons, reason = exceeding(table, known, reranked_positives, margins)
-    none = np.empty(0, np.int64)
-    chosen, dropped = [none] * len(query_ids), [none] * len(query_ids)
-    is_denoised: list[np.ndarray] = [np.empty(0, bool)] * len(query_ids)
-    is_from_pool: list[np.ndarray] = [np.empty(0, bool)] * len(query_ids)
-    for query, start, end in _query_ranges(table):
-        remaining = start + np.flatnonzero(reason[start:end] < 0)
-        dropped[query] = start + np.flatnonzero(reason[start:end] >= 0)
-        order = remaining[np.argsort(scoring[remaining], kind="stable")]
-        low = order[scored[order] < threshold][:denoised_negatives]
-        from_pool = remaining[np.argsort(drawing[remaining], kind="stable")][:pool_negatives]
-        rest = from_pool[~np.isin(from_pool, low)]
-        chosen[query] = np.concatenate([low, rest])
-        is_denoised[query] = np.arange(len(low) + len(rest)) < len(low)
-        is_from_pool[query] = np.concatenate([np.isin(low, from_pool), np.ones(len(rest), bool)])
-    every, left_out = np.concatenate([*chosen, none]), np.concatenate([*dropped, none])
-    probability = scored[every]
-    of_reasons = pa.array(reasons, pa.string()).take(pa.array(reason[left_out]))
-    columns = {"query_id": pa.array(query_ids, pa.string()), "positives": _row_lists(positives)}
-    if teacher_positives is not None:
-        values = np.concatenate([*teacher_positives, np.empty(0, np.float32)])
-        columns["positive_probability"] = _lists(pa.array(values, pa.float32(), mask=np.isnan(values)), positives)
-    columns |= {
-        "copies": _row_lists([none] * len(query_ids) if copies is None else copies),
-        "negatives": _lists(pa.array(rows[every]), chosen),
-        "is_denoised": _lists(pa.array(np.concatenate([*is_denoised, np.empty(0, bool)])), chosen),
-        "is_from_pool": _lists(pa.array(np.concatenate([*is_from_pool, np.empty(0, bool)])), chosen),
-        "probability": _lists(pa.array(probability, mask=np.isnan(probability)), chosen),
-    }
-    for source in sources:
-        ranks = table[f"rank:{source}"].combine_chunks().take(pa.array(every))
-        columns[f"rank:{source}"] = _lists(ranks, chosen)
-    columns |= {
-        "dropped": _lists(pa.array(rows[left_out]), dropped),
-        "dropped_by": _lists(of_reasons, dropped),
-    }
-    return pa.table(columns)
-
-
-def short(table: pa.Table, pool_negatives: int, denoised_negatives: int) -> list[str]:
-    """Returns the ids of the queries for which `sample` drew fewer negatives of either group than requested."""
-    ids = table["query_id"].to_pylist()
-    pooled, denoised = _counts(table, "is_from_pool"), _counts(table, "is_denoised")
-    few = (pooled < pool_negatives) | (denoised < denoised_negatives)
-    return [ids[number] for number in np.flatnonzero(few)]
-
-
-def _counts(table: pa.Table, name: str) -> np.ndarray:
-    """Returns the number of true values in each list of a column."""
-    lists = table[name].combine_chunks()
-    totals = np.concatenate([[0], np.cumsum(lists.values.to_numpy(zero_copy_only=False), dtype=np.int64)])
-    return np.diff(totals[lists.offsets.to_numpy()])
-
-
-def _row_lists(lists: Sequence[np.ndarray]) -> pa.Array:
-    """Returns lists of rows as an Arrow array."""
-    return _lists(pa.array(np.concatenate([*lists, np.empty(0, np.int64)])), lists)
-
-
-def _lists(values: pa.Array, lists: Sequence[np.ndarray]) -> pa.Array:
-    """Returns values as lists, as many to each as `lists` has."""
-    offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), values)
-
-
 def _key(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Returns a number for each pair of a query and a row."""
     return (queries.astype(np.int64) << _SHIFT) | rows
@@ -407,7 +291,7 @@ def _keys(lists: Sequence[np.ndarray]) -> np.ndarray:
     return _key(queries, np.concatenate([*lists, np.empty(0, np.int64)]))
 
 
-def _query_ranges(table: pa.Table) -> list[tuple[int, int, int]]:
+def query_ranges(table: pa.Table) -> list[tuple[int, int, int]]:
     """Returns (number, first position, end) of each query that has candidates."""
     queries = table["query"].to_numpy()
     starts = np.flatnonzero(np.diff(queries, prepend=-1)) if len(queries) else np.empty(0, np.int64)

@@ -142,7 +142,7 @@ class Statistics:
             self.removed += [int((~(known < threshold)).sum()) for threshold in THRESHOLDS]  # same comparison as mining
 
     def add_dropped(self, table: pa.Table) -> None:
-        """Adds the reasons why candidates were dropped, from a table of negatives (mining.sample)."""
+        """Adds the reasons why candidates were dropped, from a table of negatives (sampling.sample)."""
         self.dropped.update(table["dropped_by"].combine_chunks().flatten().to_pylist())
 
     def merge(self, other: Statistics) -> None:
@@ -197,7 +197,7 @@ def _bins(histogram: Histogram, shift: int) -> dict[str, list]:
 
 
 def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus, count: int) -> list[Example]:
-    """Returns the first `count` queries with negatives from a table of negatives (mining.sample)."""
+    """Returns the first `count` queries with negatives from a table of negatives (sampling.sample)."""
     sources = sources_of(table)
     examples = []
     for fields in table.filter(pc.list_value_length(pc.field("negatives")) > 0).slice(0, count).to_pylist():

@@ -19,7 +19,7 @@ from runners import InlineRunner, Tally
 from indexing.corpus.corpus import Corpus
 from indexing.exact import Hits
 from indexing.formats.format import QUERIES_SCHEMA
-from indexing.mining import denoising
+from indexing.mining import denoising, sampling
 from indexing.mining import pools as mining
 from indexing.mining.candidates import MiningQueries
 from indexing.mining.denoising import (
@@ -237,7 +237,7 @@ def drawn_by_all(store: Store, draw: NegativeOptions) -> list[dict]:
     for number, part in enumerate(pool.group("part")):
         table, group = pq.read_table(pool.local(part)), asked(number)
         known = [probability(f"text of {line['query_id']}", line["row"]) for line in table.to_pylist()]
-        made = mining.sample(
+        made = sampling.sample(
             table,
             np.array(known, np.float32),
             query_ids=group.ids,

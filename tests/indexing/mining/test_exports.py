@@ -15,7 +15,7 @@ from tiny import VOCABULARY, save_bert
 from indexing.corpus.corpus import Corpus, write_table
 from indexing.exact import Hits
 from indexing.formats.parse import CORPUS_SCHEMA
-from indexing.mining import exports
+from indexing.mining import exports, sampling
 from indexing.mining import pools as mining
 from indexing.mining.exports import Exported, export_sentence_transformers, export_tevatron
 from indexing.store.store import Store
@@ -58,7 +58,7 @@ def tables() -> list[pa.Table]:
             rows[number, : len(found[id])] = found[id]
         answering = [np.array(positives[id], np.int64) for id in ids]
         pool = mining.pool(ids, {"bm25": Hits(np.where(rows < 0, -np.inf, 1).astype(np.float32), rows)}, answering, 6)
-        drawn = mining.sample(
+        drawn = sampling.sample(
             pool,
             None,
             query_ids=ids,

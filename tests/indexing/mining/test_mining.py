@@ -13,6 +13,7 @@ import xxhash
 
 from indexing.exact import Hits
 from indexing.mining import pools as mining
+from indexing.mining import sampling
 from retriever.errors import InputError
 
 SOURCES = ("bm25", "exact:minilm", "a+b:c")
@@ -84,7 +85,7 @@ def splitmix64(state: int, number: int) -> int:
 
 def sample(case: Case, table: pa.Table, known: np.ndarray | None, **changed: Any) -> pa.Table:
     given: dict[str, Any] = {"pool_negatives": 5, "denoised_negatives": 4, "threshold": THRESHOLD, "seed": 3, **changed}
-    return mining.sample(table, known, query_ids=case.ids, positives=case.positives, **given)
+    return sampling.sample(table, known, query_ids=case.ids, positives=case.positives, **given)
 
 
 def score_until_done(
@@ -180,7 +181,7 @@ def test_an_empty_pool_goes_all_the_way() -> None:
     assert len(table) == 0
     known = np.empty(0, np.float32)
     assert len(mining.to_score(table, known, wanted=3, threshold=0.1, seed=0)) == 0
-    drawn = mining.sample(
+    drawn = sampling.sample(
         table,
         known,
         query_ids=["a", "b"],
@@ -389,7 +390,7 @@ def test_a_pool_in_chunks_as_parquet_gives_it() -> None:
     odd = [lambda query, rows: rows % 2 == 1] * 2
     kept, expected = map(mining.without_answers, (chunks, table), odd)
     assert kept.equals(expected)
-    assert mining.short(sample(case, chunks, known), 5, 4) == mining.short(sample(case, table, known), 5, 4)
+    assert sampling.short(sample(case, chunks, known), 5, 4) == sampling.short(sample(case, table, known), 5, 4)
 
 
 def test_other_seeds_draw_others() -> None:
@@ -406,8 +407,8 @@ def test_short_names_the_queries_with_too_few() -> None:
     assert len(set(counts)) > 3
     for asked in range(22):
         expected = [id for id, count in zip(case.ids, counts, strict=True) if count < asked]
-        assert mining.short(drawn, asked, 0) == expected
-        assert mining.short(drawn.slice(3), asked, 0) == [id for id in expected if id in case.ids[3:]]
+        assert sampling.short(drawn, asked, 0) == expected
+        assert sampling.short(drawn.slice(3), asked, 0) == [id for id in expected if id in case.ids[3:]]
 
 
 def test_un_denoised_negatives_are_a_uniform_sample_of_the_whole_pool() -> None:
@@ -417,7 +418,7 @@ def test_un_denoised_negatives_are_a_uniform_sample_of_the_whole_pool() -> None:
     positives = [np.array([99])] * len(queries)
     table = mining.pool(queries, {"bm25": Hits(-rows.astype(np.float32), rows)}, positives, 20)
     known = np.where(table["row"].to_numpy() < 10, np.float32(0.01), np.float32(0.9))
-    drawn = mining.sample(
+    drawn = sampling.sample(
         table,
         known,
         query_ids=queries,
@@ -451,7 +452,7 @@ def test_copies_of_positives_are_not_pooled() -> None:
         ("b", 6),
         ("b", 7),
     ]
-    drawn = mining.sample(
+    drawn = sampling.sample(
         table,
         None,
         query_ids=["a", "b"],
@@ -511,7 +512,7 @@ def test_dropped_candidates_are_never_drawn_and_have_their_reason(seed: int) -> 
     lowest = np.array([0.2 + number / 50 for number in range(len(case.ids))], np.float32)
     lowest[3] = np.nan
     for reranked in (False, True):
-        drawn = mining.sample(
+        drawn = sampling.sample(
             table,
             known if reranked else None,
             query_ids=case.ids,

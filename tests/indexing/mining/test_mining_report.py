@@ -19,6 +19,7 @@ from indexing.corpus.corpus import Corpus, write_table
 from indexing.exact import Hits
 from indexing.formats.parse import CORPUS_SCHEMA
 from indexing.mining import pools as mining
+from indexing.mining import sampling
 from indexing.mining.report import (
     THRESHOLDS,
     Example,
@@ -102,7 +103,7 @@ def test_a_threshold_removes_what_mining_leaves_out() -> None:
     statistics = Statistics()
     statistics.add(table, known)
     for threshold, row in zip(THRESHOLDS, statistics.numbers()["removed"], strict=True):
-        drawn = mining.sample(
+        drawn = sampling.sample(
             table,
             known,
             query_ids=[f"q{n}" for n in range(12)],
@@ -276,7 +277,7 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
         draft.commit("part-00000", ".arrow", lambda path: write_table(table, path), rows=60)
     made = pool(2)
     ids = [f"q{number}" for number in range(12)]
-    drawn = mining.sample(
+    drawn = sampling.sample(
         made,
         probabilities(made, 2),
         query_ids=ids,
@@ -308,7 +309,7 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
 def test_the_report_counts_why_candidates_were_dropped(tmp_path: Path) -> None:
     made, ids = pool(1), [f"q{number}" for number in range(12)]
     margins = mining.Margins(relative_margin=0.1)
-    drawn = mining.sample(
+    drawn = sampling.sample(
         made,
         None,
         query_ids=ids,

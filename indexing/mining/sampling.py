@@ -1,0 +1,175 @@
+"""Samples the negatives of each query from a pool: denoised ones, and others of the whole pool.
+
+Pure functions on Arrow tables; the columns of a pool are those of `indexing.mining.pools`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from indexing.mining.pools import (
+    DRAWING,
+    NO_MARGINS,
+    SCORING,
+    Margins,
+    exceeding,
+    query_ranges,
+    seeded_order,
+    sources_of,
+)
+
+
+class Drawn(NamedTuple):
+    """The sampled negatives of each query, denoised ones first, by their positions in the pool.
+
+    chosen: int64 [any]; is_denoised, is_from_pool: bool, for each of them; dropped: positions of the candidates that
+    exceed a limit.
+    """
+
+    chosen: list[np.ndarray]
+    is_denoised: list[np.ndarray]
+    is_from_pool: list[np.ndarray]
+    dropped: list[np.ndarray]
+
+
+def sample(
+    table: pa.Table,
+    known: np.ndarray | None,
+    *,
+    query_ids: Sequence[str],
+    positives: Sequence[np.ndarray],
+    pool_negatives: int,
+    denoised_negatives: int,
+    threshold: float,
+    seed: int,
+    copies: Sequence[np.ndarray] | None = None,
+    margins: Margins = NO_MARGINS,
+    reranked_positives: np.ndarray | None = None,
+    teacher_positives: Sequence[np.ndarray] | None = None,
+) -> pa.Table:
+    """Samples the negatives of each query.
+
+    Candidates that exceed a limit of `margins` are dropped first. The denoised negatives are the first of the remaining
+    candidates below the threshold, in the order in which they were scored. The un-denoised negatives are the first of
+    all remaining candidates, denoised or not, in another seeded order. A passage that is drawn in both groups is one
+    negative: it stands among the denoised ones, and is_from_pool is true as well. So a query may have fewer negatives
+    than the sum of both numbers.
+
+    Args:
+        table: The pool of the queries.
+        known: Scores of the re-ranker, float32 [pairs], NaN for none; None without a re-ranker.
+        query_ids: The ids of the queries.
+        positives: Rows of the relevant passages of each query.
+        pool_negatives: Un-denoised negatives per query.
+        denoised_negatives: Denoised negatives per query.
+        threshold: Score of the re-ranker below which a candidate may become a denoised negative.
+        seed: The seed of both orders.
+        copies: Rows of other passages with the text of a positive, per query; None: there are none.
+        margins: Limits on the scores of negatives.
+        reranked_positives: The re-ranker's lowest score of each query's positives, float32 [queries], NaN for none;
+            needed for margins on re-ranker scores.
+        teacher_positives: The re-ranker's scores of each query's positives, float32 [any], as training by distillation
+            needs them; None: they are not stored.
+
+    Returns:
+        One row per query, with empty lists if it has no candidate: query_id, positives list<int64>, with
+        `teacher_positives` also positive_probability list<float32> (null: never scored), copies list<int64>, negatives
+        list<int64> (denoised ones first), is_denoised list<bool>, is_from_pool list<bool>, probability
+        list<float32> (null: never scored), for each source S `rank:S` list<int32> (null: not found), and the candidates
+        that exceed a limit: dropped list<int64>, dropped_by list<string> ("LIMIT:SCORER").
+    """
+    rows = table["row"].to_numpy()
+    scored = np.full(len(table), np.nan, np.float32) if known is None else known
+    reasons, reason = exceeding(table, known, reranked_positives, margins)
+    drawn = _draw(
+        table,
+        scored,
+        reason >= 0,
+        num_queries=len(query_ids),
+        pool_negatives=pool_negatives,
+        denoised_negatives=denoised_negatives,
+        threshold=threshold,
+        seed=seed,
+    )
+    none = np.empty(0, np.int64)
+    every, left_out = np.concatenate([*drawn.chosen, none]), np.concatenate([*drawn.dropped, none])
+    probability = scored[every]
+    of_reasons = pa.array(reasons, pa.string()).take(pa.array(reason[left_out]))
+    columns = {"query_id": pa.array(query_ids, pa.string()), "positives": _row_lists(positives)}
+    if teacher_positives is not None:
+        values = np.concatenate([*teacher_positives, np.empty(0, np.float32)])
+        columns["positive_probability"] = _lists(pa.array(values, pa.float32(), mask=np.isnan(values)), positives)
+    columns |= {
+        "copies": _row_lists([none] * len(query_ids) if copies is None else copies),
+        "negatives": _lists(pa.array(rows[every]), drawn.chosen),
+        "is_denoised": _lists(pa.array(np.concatenate([*drawn.is_denoised, np.empty(0, bool)])), drawn.chosen),
+        "is_from_pool": _lists(pa.array(np.concatenate([*drawn.is_from_pool, np.empty(0, bool)])), drawn.chosen),
+        "probability": _lists(pa.array(probability, mask=np.isnan(probability)), drawn.chosen),
+    }
+    for source in sources_of(table):
+        ranks = table[f"rank:{source}"].combine_chunks().take(pa.array(every))
+        columns[f"rank:{source}"] = _lists(ranks, drawn.chosen)
+    columns |= {
+        "dropped": _lists(pa.array(rows[left_out]), drawn.dropped),
+        "dropped_by": _lists(of_reasons, drawn.dropped),
+    }
+    return pa.table(columns)
+
+
+def _draw(
+    table: pa.Table,
+    scored: np.ndarray,
+    is_dropped: np.ndarray,
+    *,
+    num_queries: int,
+    pool_negatives: int,
+    denoised_negatives: int,
+    threshold: float,
+    seed: int,
+) -> Drawn:
+    """Draws negatives as `sample` does, among the candidates that are not dropped."""
+    ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
+    scoring, drawing = (seeded_order(seed, ids, rows, stream) for stream in (SCORING, DRAWING))
+    positions, flags = np.empty(0, np.int64), np.empty(0, bool)  # of a query without candidates
+    drawn = Drawn([positions] * num_queries, [flags] * num_queries, [flags] * num_queries, [positions] * num_queries)
+    for query, start, end in query_ranges(table):
+        remaining = start + np.flatnonzero(~is_dropped[start:end])
+        order = remaining[np.argsort(scoring[remaining], kind="stable")]
+        low = order[scored[order] < threshold][:denoised_negatives]
+        from_pool = remaining[np.argsort(drawing[remaining], kind="stable")][:pool_negatives]
+        rest = from_pool[~np.isin(from_pool, low)]
+        drawn.chosen[query] = np.concatenate([low, rest])
+        drawn.is_denoised[query] = np.arange(len(low) + len(rest)) < len(low)
+        drawn.is_from_pool[query] = np.concatenate([np.isin(low, from_pool), np.ones(len(rest), bool)])
+        drawn.dropped[query] = start + np.flatnonzero(is_dropped[start:end])
+    return drawn
+
+
+def short(table: pa.Table, pool_negatives: int, denoised_negatives: int) -> list[str]:
+    """Returns the ids of the queries for which `sample` drew fewer negatives of either group than requested."""
+    ids = table["query_id"].to_pylist()
+    pooled, denoised = _counts(table, "is_from_pool"), _counts(table, "is_denoised")
+    few = (pooled < pool_negatives) | (denoised < denoised_negatives)
+    return [ids[number] for number in np.flatnonzero(few)]
+
+
+def _counts(table: pa.Table, name: str) -> np.ndarray:
+    """Returns the number of true values in each list of a column."""
+    lists = table[name].combine_chunks()
+    totals = np.concatenate([[0], np.cumsum(lists.values.to_numpy(zero_copy_only=False), dtype=np.int64)])
+    return np.diff(totals[lists.offsets.to_numpy()])
+
+
+def _row_lists(lists: Sequence[np.ndarray]) -> pa.Array:
+    """Returns lists of rows as an Arrow array."""
+    return _lists(pa.array(np.concatenate([*lists, np.empty(0, np.int64)])), lists)
+
+
+def _lists(values: pa.Array, lists: Sequence[np.ndarray]) -> pa.Array:
+    """Returns values as lists, as many to each as `lists` has."""
+    offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values)
