@@ -78,14 +78,7 @@ class ImportCorpus(Workers):
 def main(options: ImportCorpus) -> None:
     store = Store(options.store)
     names = PassageNames(options.id, options.title, options.text, options.metadata)
-    if not options.source and options.delete is None:
-        raise InputError("import_corpus: expected --source PATH, --delete IDS_FILE or both")
-    if options.source is None and names != PassageNames():
-        raise InputError("--id, --title, --text, --metadata: expected --source PATH, whose columns they name")
-    if options.source is not None and options.delete is not None and not options.append:
-        raise InputError("--source with --delete: add --append to do both in one new generation")
-    if options.part_size < 1:
-        raise InputError(f"--part-size {options.part_size}: expected at least 1")
+    check_options(options, names)
     hold_out = hold_out_of(options)
     source = None
     if options.source:
@@ -127,6 +120,18 @@ def main(options: ImportCorpus) -> None:
         splits = ", ".join(queries.splits) or "no qrels"
         say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({splits})")
     return None
+
+
+def check_options(options: ImportCorpus, names: PassageNames) -> None:
+    """Raises InputError if options do not fit each other, or name nothing to import."""
+    if not options.source and options.delete is None:
+        raise InputError("import_corpus: expected --source PATH, --delete IDS_FILE or both")
+    if options.source is None and names != PassageNames():
+        raise InputError("--id, --title, --text, --metadata: expected --source PATH, whose columns they name")
+    if options.source is not None and options.delete is not None and not options.append:
+        raise InputError("--source with --delete: add --append to do both in one new generation")
+    if options.part_size < 1:
+        raise InputError(f"--part-size {options.part_size}: expected at least 1")
 
 
 def queries_name(source: Source, options: ImportCorpus, latest: Artifact) -> str:

@@ -122,6 +122,11 @@ class ServeSearch(HttpLimits, Common):
     compile: Literal["auto", "never"] = "never"
     """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
 
+    @property
+    def on_ray(self) -> bool:
+        """Whether Ray Serve serves, and not this process."""
+        return bool(self.replicas or self.row_ranges)
+
 
 MAX_PORT = 65_535
 LEAST = {
@@ -145,18 +150,7 @@ def main(options: ServeSearch) -> None:
     store = Store(options.store).require()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
-    check_least(options, **LEAST)
-    if not 0 <= options.port <= MAX_PORT:
-        raise InputError(f"--port {options.port}: expected 0 to {MAX_PORT}")
-    if options.keep_release and options.renew:
-        raise InputError("--keep-release and --renew exclude each other: --renew makes a new release")
-    on_ray = bool(options.replicas or options.row_ranges)
-    if on_ray:
-        if options.port == 0:
-            raise InputError("--port 0: Ray Serve chooses no free port; give a port")
-        check_bounds(options)
-    if options.limit is not None:
-        raise InputError("--limit: a service has no rows to leave out")
+    check_options(options)
     repair = False
     try:
         live, tag = live_release(store)
@@ -172,6 +166,37 @@ def main(options: ServeSearch) -> None:
     release, is_new = choose(store, options, live)
     is_new = is_new or repair
     fallback = live if is_new and not options.renew else None
+    say_release(store, release, is_new=is_new)
+    if options.row_ranges:
+        check_row_ranges(Opened(store, release), options.row_ranges)
+    if options.plan:
+        return
+    if not options.on_ray:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(store, options, tokens, release, is_new, tag, fallback))
+    else:
+        if is_new:
+            begin(store, release, tag, fallback, lambda: Opened(store, release))
+        serve_on_ray(store, options, tokens)
+
+
+def check_options(options: ServeSearch) -> None:
+    """Raises InputError for a value out of range, and for options that exclude each other."""
+    check_least(options, **LEAST)
+    if not 0 <= options.port <= MAX_PORT:
+        raise InputError(f"--port {options.port}: expected 0 to {MAX_PORT}")
+    if options.keep_release and options.renew:
+        raise InputError("--keep-release and --renew exclude each other: --renew makes a new release")
+    if options.on_ray:
+        if options.port == 0:
+            raise InputError("--port 0: Ray Serve chooses no free port; give a port")
+        check_bounds(options)
+    if options.limit is not None:
+        raise InputError("--limit: a service has no rows to leave out")
+
+
+def say_release(store: Store, release: Release, *, is_new: bool) -> None:
+    """Prints the release that is served, with its backbone, tasks and re-ranker."""
     say(f"release   {release.id}{' (new)' if is_new else ''} of {store.url}")
     say(f"backbone  {release.encoder or 'none, as no dense embeddings are served'}")
     for task in release.tasks:
@@ -181,17 +206,6 @@ def main(options: ServeSearch) -> None:
         say(f"task      {task.name}: {', '.join([*dense, *lexical, *task.sources])}")
     if release.reranker:
         say(f"re-ranker {release.reranker}")
-    if options.row_ranges:
-        check_row_ranges(Opened(store, release), options.row_ranges)
-    if options.plan:
-        return
-    if not on_ray:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(store, options, tokens, release, is_new, tag, fallback))
-    else:
-        if is_new:
-            begin(store, release, tag, fallback, lambda: Opened(store, release))
-        serve_on_ray(store, options, tokens)
 
 
 def check_bounds(options: ServeSearch) -> None:
