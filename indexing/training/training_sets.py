@@ -216,15 +216,7 @@ def open_sets(
         for role, artifact in by_role.items():
             if artifact is not None:
                 inputs[role + suffix] = Reference(artifact.url, artifact.fingerprint) if name.store else artifact
-        if negatives is None and teacher:
-            raise InputError(
-                f"training set {name.task or name.queries}: judged pairs alone have no teacher scores, "
-                "which a distillation loss needs: name negatives, or another parameter loss"
-            )
-        if negatives is None:
-            data = pair_data(corpus, queries, name.split, limit, weighted=weighted)
-        else:
-            data = training_data(corpus, queries, name.split, negatives, limit, weighted=weighted, teacher=teacher)
+        data = _set_data(name, corpus, queries, negatives, limit=limit, weighted=weighted, teacher=teacher)
         state = corpus.generations[-1].fingerprint
         known = by_state.setdefault(state, SetCorpus(number, name.store, corpus, name.embeddings))
         if name.embeddings not in (None, known.embeddings):
@@ -238,6 +230,27 @@ def open_sets(
         sets.append(TrainingSet(name.task or name.queries, data, name.weight, corpus=state))
         places.append(list(by_state).index(state))
     return OpenSets(tuple(by_state.values()), mix(sets, batches), inputs, tuple(places))
+
+
+def _set_data(
+    name: SetName,
+    corpus: Corpus,
+    queries: Queries,
+    negatives: Artifact | None,
+    *,
+    limit: int | None,
+    weighted: bool,
+    teacher: bool,
+) -> TrainingData:
+    """Returns the training data of a set: its mined negatives, or its judged pairs alone."""
+    if negatives is not None:
+        return training_data(corpus, queries, name.split, negatives, limit, weighted=weighted, teacher=teacher)
+    if teacher:
+        raise InputError(
+            f"training set {name.task or name.queries}: judged pairs alone have no teacher scores, "
+            "which a distillation loss needs: name negatives, or another parameter loss"
+        )
+    return pair_data(corpus, queries, name.split, limit, weighted=weighted)
 
 
 def with_categories(data: TrainingData, corpus: Corpus, field: str) -> TrainingData:

@@ -1,6 +1,7 @@
 """Deep prompts: parameters, files, prompts of many tasks in one batch, and prompts computed from a query (HYPER).
 
-prompts              trained prompts, and their folders
+prompts              saved prompts, and their folders
+deep_prompt          a prompt in training that is the same for all texts
 table                prompts of many tasks in one batch
 query_words          the words of texts, and the maximum of their embeddings
 synthesiser          the network that mixes basic prompts by the words of a query

@@ -1,7 +1,4 @@
-"""Deep prompts (DPTDR, section 3.1): the trained form, and the saved form: keys and values for every layer.
-
-A `PromptProvider` makes the prompts of a batch in the forward pass of training. `MatrixPrompt` and `MlpPrompt` have the
-same prompt for all texts and are saved as the same plain matrix.
+"""Deep prompts (DPTDR, section 3.1) in their saved form: keys and values for every layer.
 
 A task's folder holds
 
@@ -23,16 +20,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from retriever.errors import InputError, listed, shortened
-from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
+from retriever.forward.prompt_rows import PromptShape
 from retriever.model.documents import has_type, read_object, shown
 from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from retriever.model.recipe import Recipe
 from retriever.model.weights import read_tensors
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
-from retriever.options.tuning import Parametrisation
 from retriever.prompts.saved_synthesis import PREFIX, SavedSynthesis, read_options, saved_synthesis
 from retriever.topics.saved import PREFIX as TOPICS_PREFIX
 from retriever.topics.saved import SavedTopics, read_topics
@@ -40,8 +35,6 @@ from retriever.topics.saved import SavedTopics, read_topics
 FORMAT = 1
 WEIGHTS, SETTINGS = PROMPT_WEIGHTS, PROMPT_SETTINGS
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of a saved prompt
-BOTTLENECK = 512  # of `mlp`: the authors' prefix_hidden_size
-INIT = 0.02  # standard deviation of a new prompt, as of the backbones' weights
 # The fields of an encoder's configuration that identify the backbone, with their types: a prompt fits if all are equal,
 # apart from the scaling of vectors in `head`.
 _BACKBONE: dict[str, type] = {
@@ -58,96 +51,6 @@ _OFFSET: dict[str, type] = {"position_offset": bool}  # stored only if it is tru
 _SYNTHESIS: dict[str, type] = {"synthesis": dict}  # stored only if the prompts of queries are computed
 _TOPICS: dict[str, type] = {"topics": dict}  # stored only if each topic has a prompt
 _PLACE: dict[str, type] = {"tensor": str, "length": int}
-
-
-class DeepPrompt(nn.Module):
-    """A PromptProvider whose prompt is the same for all texts; the base of `MatrixPrompt` and `MlpPrompt`.
-
-    `start` continues from a saved prompt, and `matrix` returns it.
-
-    Args:
-        shape: The shape of the backbone's keys and values.
-        length: Tokens of the prompt.
-        dropout: Fraction of its numbers that are dropped out in training, with a separate mask for each text.
-        position_offset: The positions of a text start after the prompt.
-    """
-
-    def __init__(self, shape: PromptShape, length: int, dropout: float = 0.1, *, position_offset: bool = False):
-        super().__init__()
-        if length < 1 or not 0 <= dropout < 1:
-            raise InputError(f"prompt length {length}, dropout {dropout}: expected 1 or more, and 0 to less than 1")
-        self.shape, self.length, self.dropout, self.position_offset = shape, length, dropout, position_offset
-
-    def numbers(self) -> torch.Tensor:
-        """Returns the keys and values of all layers, [l, layers * 2 * heads * head_dim]."""
-        raise NotImplementedError
-
-    def start(self, matrix: torch.Tensor | None) -> None:
-        """Starts from a trained matrix [layers, 2, heads, l, head_dim].
-
-        Raises:
-            InputError: If the provider cannot start from it, or if it is None.
-        """
-        raise NotImplementedError
-
-    def forward(self, inputs: PromptInputs) -> PromptRows:
-        batch = len(inputs.lengths)
-        offsets = inputs.lengths.new_full((batch,), self.length) if self.position_offset else None
-        dropout = self.dropout if self.training else 0.0
-        return PromptRows(self._matrix()[:, :, None], offsets=offsets, dropout=dropout)
-
-    def matrix(self) -> torch.Tensor:
-        """Returns the saved form: [layers, 2, heads, l, head_dim], float32."""
-        with torch.no_grad():
-            return self._matrix().float().contiguous()
-
-    def _matrix(self) -> torch.Tensor:
-        layers, heads, head_dim = self.shape
-        return self.numbers().view(self.length, layers, 2, heads, head_dim).permute(1, 2, 3, 0, 4)
-
-
-class MatrixPrompt(DeepPrompt):
-    """A prompt whose keys and values are the parameters (the paper's choice, `embedding`)."""
-
-    def __init__(self, shape: PromptShape, length: int, dropout: float = 0.1, *, position_offset: bool = False):
-        super().__init__(shape, length, dropout, position_offset=position_offset)
-        self.embedding = nn.Parameter(INIT * torch.randn(length, 2 * shape.layers * shape.heads * shape.head_dim))
-
-    def numbers(self) -> torch.Tensor:
-        return self.embedding
-
-    def start(self, matrix: torch.Tensor | None) -> None:
-        """Starts from a trained matrix [layers, 2, heads, l, head_dim]. Raises InputError for None or another shape."""
-        layers, heads, head_dim = self.shape
-        expected = (layers, 2, heads, self.length, head_dim)
-        if matrix is None or tuple(matrix.shape) != expected:
-            actual = "missing for this side" if matrix is None else tuple(matrix.shape)
-            raise InputError(f"the prompt to begin from is {actual}, expected {expected}: use its length")
-        with torch.no_grad():
-            self.embedding.copy_(matrix.permute(3, 0, 1, 2, 4).reshape(self.length, -1))
-
-
-class MlpPrompt(DeepPrompt):
-    """A prompt that a network computes (`mlp`, Li & Liang 2021): an embedding [l, hidden], 512 units, tanh."""
-
-    def __init__(self, shape: PromptShape, length: int, dropout: float = 0.1, *, position_offset: bool = False):
-        super().__init__(shape, length, dropout, position_offset=position_offset)
-        hidden = shape.heads * shape.head_dim
-        self.embedding = nn.Parameter(torch.randn(length, hidden))
-        self.mlp = nn.Sequential(
-            nn.Linear(hidden, BOTTLENECK), nn.Tanh(), nn.Linear(BOTTLENECK, 2 * shape.layers * hidden)
-        )
-
-    def numbers(self) -> torch.Tensor:
-        numbers: torch.Tensor = self.mlp(self.embedding)
-        return numbers
-
-    def start(self, matrix: torch.Tensor | None) -> None:
-        """Raises InputError: the parameters of the network cannot be found from the matrix that it computes."""
-        raise InputError("parametrisation mlp cannot start from an initial prompt: use embedding")
-
-
-PROVIDERS: Mapping[Parametrisation, type[DeepPrompt]] = {"embedding": MatrixPrompt, "mlp": MlpPrompt}
 
 
 @dataclass(frozen=True)
@@ -238,19 +141,7 @@ def load_prompt(folder: Path) -> TaskPrompt:
     synthesis_options = read_options(settings["synthesis"], file) if "synthesis" in settings else None
     _check_object(settings["backbone"], _BACKBONE, "backbone.", file)
     options = _read_options(settings["options"], file)
-    _check_object(settings["sides"], dict.fromkeys(SIDES), "sides.", file)
-    places: dict[str, tuple[str, int]] = {}
-    for side, place in settings["sides"].items():
-        if place is not None:
-            _check_object(place, _PLACE, f"sides.{side}.", file)
-            if place["tensor"] not in (side, "both"):
-                raise InputError(f"{file}: sides.{side}.tensor: expected {side} or both, got {shown(place['tensor'])}")
-            if place["length"] < 1:
-                raise InputError(f"{file}: sides.{side}.length: expected at least 1, got {place['length']}")
-            places[side] = place["tensor"], place["length"]
-    names = [place[0] for place in places.values()]
-    if "both" in names and names != ["both", "both"]:
-        raise InputError(f"{file}: sides: one side has the tensor both and the other has another: expected the same")
+    places = _read_places(settings["sides"], file)
     if synthesis_options is not None and places.get("query"):
         raise InputError(
             f"{file}: sides.query: expected null, since by the field synthesis the prompt of each query is computed"
@@ -284,6 +175,24 @@ def load_prompt(folder: Path) -> TaskPrompt:
     query, passage = (tensors[places[side][0]] if side in places else None for side in SIDES)
     offset = settings.get("position_offset", False)
     return TaskPrompt(settings["backbone"], options, query, passage, offset, synthesis, topics)
+
+
+def _read_places(sides: Any, file: Path) -> dict[str, tuple[str, int]]:
+    """Returns the name and the length of the tensor of each side that has one. Raises InputError for a bad field."""
+    _check_object(sides, dict.fromkeys(SIDES), "sides.", file)
+    places: dict[str, tuple[str, int]] = {}
+    for side, place in sides.items():
+        if place is not None:
+            _check_object(place, _PLACE, f"sides.{side}.", file)
+            if place["tensor"] not in (side, "both"):
+                raise InputError(f"{file}: sides.{side}.tensor: expected {side} or both, got {shown(place['tensor'])}")
+            if place["length"] < 1:
+                raise InputError(f"{file}: sides.{side}.length: expected at least 1, got {place['length']}")
+            places[side] = place["tensor"], place["length"]
+    names = [place[0] for place in places.values()]
+    if "both" in names and names != ["both", "both"]:
+        raise InputError(f"{file}: sides: one side has the tensor both and the other has another: expected the same")
+    return places
 
 
 def _check_object(value: Any, types: Mapping[str, type | None], path: str, file: Path) -> None:

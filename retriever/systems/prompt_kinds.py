@@ -18,7 +18,8 @@ from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptRow
 from retriever.model.recipe import Recipe, settings_of
 from retriever.options import EncoderOptions, Side
 from retriever.options.tuning import Parametrisation, TuneOptions, offsets_of
-from retriever.prompts.prompts import PROVIDERS, TaskPrompt, check_initial_prompt, check_offsets
+from retriever.prompts.deep_prompt import PROVIDERS
+from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_offsets
 from retriever.prompts.query_words import NO_WORDS, count_words
 from retriever.prompts.synthesis_provider import SynthesisedPrompt
 from retriever.prompts.task_prompts import TaskPrompts

@@ -29,7 +29,8 @@ from retriever.forward.prompt_rows import PromptInputs
 from retriever.model.recipe import read_recipe, settings_of
 from retriever.options import EncoderOptions, Side
 from retriever.options.pretraining import RipOptions
-from retriever.prompts.prompts import MatrixPrompt, TaskPrompt, backbone_of
+from retriever.prompts.deep_prompt import MatrixPrompt
+from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.systems.condenser import CondenserHead, choose_shape, saved_shape
 from retriever.systems.masking import MaskedBackbone, Masking
 from retriever.systems.sentences import count_words, spans, split_sentences

@@ -22,7 +22,8 @@ from retriever.errors import InputError
 from retriever.forward import packing
 from retriever.forward.attention import reach
 from retriever.forward.prompt_rows import PromptRows, PromptShape
-from retriever.prompts.prompts import MatrixPrompt, TaskPrompt, backbone_of, check_initial_prompt, load_prompt
+from retriever.prompts.deep_prompt import MatrixPrompt
+from retriever.prompts.prompts import TaskPrompt, backbone_of, check_initial_prompt, load_prompt
 from retriever.prompts.table import PromptTable, task_config
 
 Tiny = Callable[..., Path]

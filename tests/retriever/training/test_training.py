@@ -35,7 +35,8 @@ from retriever.errors import InputError
 from retriever.options import EncoderOptions
 from retriever.options.loop import LoopOptions
 from retriever.options.tuning import TuneOptions
-from retriever.prompts.prompts import DeepPrompt, load_prompt
+from retriever.prompts.deep_prompt import DeepPrompt
+from retriever.prompts.prompts import load_prompt
 from retriever.systems.dual import DualSystem
 from retriever.training import loop as training
 from retriever.training.dev import DevSet
