@@ -23,7 +23,7 @@ from indexing.mining.pools import (
 )
 
 
-class Drawn(NamedTuple):
+class Samples(NamedTuple):
     """The sampled negatives of each query, denoised ones first, by their positions in the pool.
 
     chosen: int64 [any]; is_denoised, is_from_pool: bool, for each of them; dropped: positions of the candidates that
@@ -85,7 +85,7 @@ def sample(
     rows = table["row"].to_numpy()
     scored = np.full(len(table), np.nan, np.float32) if known is None else known
     reasons, reason = exceeding(table, known, reranked_positives, margins)
-    drawn = _draw(
+    samples = _draw(
         table,
         scored,
         reason >= 0,
@@ -96,7 +96,7 @@ def sample(
         seed=seed,
     )
     none = np.empty(0, np.int64)
-    every, left_out = np.concatenate([*drawn.chosen, none]), np.concatenate([*drawn.dropped, none])
+    every, left_out = np.concatenate([*samples.chosen, none]), np.concatenate([*samples.dropped, none])
     probability = scored[every]
     of_reasons = pa.array(reasons, pa.string()).take(pa.array(reason[left_out]))
     columns = {"query_id": pa.array(query_ids, pa.string()), "positives": _row_lists(positives)}
@@ -105,17 +105,17 @@ def sample(
         columns["positive_probability"] = _lists(pa.array(values, pa.float32(), mask=np.isnan(values)), positives)
     columns |= {
         "copies": _row_lists([none] * len(query_ids) if copies is None else copies),
-        "negatives": _lists(pa.array(rows[every]), drawn.chosen),
-        "is_denoised": _lists(pa.array(np.concatenate([*drawn.is_denoised, np.empty(0, bool)])), drawn.chosen),
-        "is_from_pool": _lists(pa.array(np.concatenate([*drawn.is_from_pool, np.empty(0, bool)])), drawn.chosen),
-        "probability": _lists(pa.array(probability, mask=np.isnan(probability)), drawn.chosen),
+        "negatives": _lists(pa.array(rows[every]), samples.chosen),
+        "is_denoised": _lists(pa.array(np.concatenate([*samples.is_denoised, np.empty(0, bool)])), samples.chosen),
+        "is_from_pool": _lists(pa.array(np.concatenate([*samples.is_from_pool, np.empty(0, bool)])), samples.chosen),
+        "probability": _lists(pa.array(probability, mask=np.isnan(probability)), samples.chosen),
     }
     for source in sources_of(table):
         ranks = table[f"rank:{source}"].combine_chunks().take(pa.array(every))
-        columns[f"rank:{source}"] = _lists(ranks, drawn.chosen)
+        columns[f"rank:{source}"] = _lists(ranks, samples.chosen)
     columns |= {
-        "dropped": _lists(pa.array(rows[left_out]), drawn.dropped),
-        "dropped_by": _lists(of_reasons, drawn.dropped),
+        "dropped": _lists(pa.array(rows[left_out]), samples.dropped),
+        "dropped_by": _lists(of_reasons, samples.dropped),
     }
     return pa.table(columns)
 
@@ -130,23 +130,25 @@ def _draw(
     denoised_negatives: int,
     threshold: float,
     seed: int,
-) -> Drawn:
+) -> Samples:
     """Draws negatives as `sample` does, among the candidates that are not dropped."""
     ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
     scoring, drawing = (seeded_order(seed, ids, rows, stream) for stream in (SCORING, DRAWING))
     positions, flags = np.empty(0, np.int64), np.empty(0, bool)  # of a query without candidates
-    drawn = Drawn([positions] * num_queries, [flags] * num_queries, [flags] * num_queries, [positions] * num_queries)
+    samples = Samples(
+        [positions] * num_queries, [flags] * num_queries, [flags] * num_queries, [positions] * num_queries
+    )
     for query, start, end in query_ranges(table):
         remaining = start + np.flatnonzero(~is_dropped[start:end])
         order = remaining[np.argsort(scoring[remaining], kind="stable")]
         low = order[scored[order] < threshold][:denoised_negatives]
         from_pool = remaining[np.argsort(drawing[remaining], kind="stable")][:pool_negatives]
         rest = from_pool[~np.isin(from_pool, low)]
-        drawn.chosen[query] = np.concatenate([low, rest])
-        drawn.is_denoised[query] = np.arange(len(low) + len(rest)) < len(low)
-        drawn.is_from_pool[query] = np.concatenate([np.isin(low, from_pool), np.ones(len(rest), bool)])
-        drawn.dropped[query] = start + np.flatnonzero(is_dropped[start:end])
-    return drawn
+        samples.chosen[query] = np.concatenate([low, rest])
+        samples.is_denoised[query] = np.arange(len(low) + len(rest)) < len(low)
+        samples.is_from_pool[query] = np.concatenate([np.isin(low, from_pool), np.ones(len(rest), bool)])
+        samples.dropped[query] = start + np.flatnonzero(is_dropped[start:end])
+    return samples
 
 
 def short(table: pa.Table, pool_negatives: int, denoised_negatives: int) -> list[str]:
