@@ -133,12 +133,12 @@ def quotes(folder: Path, size: int) -> Path:
 def test_cost_is_linear_in_columns_keys_and_quotes(
     tmp_path: Path, make: Callable[[Path, int], Path], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice the size takes at most 2.5 times the CPU time. The limit of columns is lifted, so that nothing hides."""
+    """Twice the size takes at most 3 times the CPU time (4 if it were quadratic). The limit of columns is lifted."""
     monkeypatch.setattr(limits, "MAX_COLUMNS", 1 << 20)
 
     def seconds(file: Path) -> float:
         spent = []
-        for _ in range(3):
+        for _ in range(5):
             started = time.process_time()
             source = detect(str(file))
             describe_columns(source)
@@ -150,7 +150,7 @@ def test_cost_is_linear_in_columns_keys_and_quotes(
 
     small, large = make(tmp_path, size), make(tmp_path, 2 * size)
     seconds(small)  # imports and buffers
-    assert seconds(large) <= 2.5 * seconds(small)
+    assert seconds(large) <= 3 * seconds(small)
 
 
 def test_rows_up_to_the_limits_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,7 +176,7 @@ def test_dimension_truncates_then_normalises(tiny: Tiny, texts: list[str]) -> No
     encoder = Encoder(folder, options(dimension=8))
     assert (encoder.dim, encoder.similarity) == (8, "cosine")
     np.testing.assert_allclose(encoder.encode(texts), full / np.linalg.norm(full, axis=1, keepdims=True), atol=1e-6)
-    with pytest.raises(InputError, match="dimension=33"):
+    with pytest.raises(InputError, match="parameter dimension 33"):
         Encoder(folder, options(dimension=33))
 
 
