@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from indexing.work.nodes import (
     Nodes,
+    WaitForNodes,
+    actors_of,
     check_room,
     describe_resources,
     describe_workers,
@@ -108,20 +110,9 @@ def request_room(group: WorkerGroup, wait_s: float) -> None:
 
     One empty actor for each worker waits for its resources, so that an autoscaler adds the nodes of all of them.
     """
-    import ray
-
     nodes = Nodes(group.labels)
-    empty = ray.remote(num_cpus=group.cpus, num_gpus=group.gpus, label_selector=nodes.selector)(RoomForWorker)
-    actors = [empty.remote() for _ in range(group.workers)]
-    try:
+    with actors_of(WaitForNodes, nodes, group.cpus, group.gpus, group.workers):
         wait_for_room(nodes, group.cpus, group.gpus, group.workers, wait_s)
-    finally:
-        for actor in actors:
-            ray.kill(actor)
-
-
-class RoomForWorker:
-    """An actor that only takes the resources of a worker."""
 
 
 @contextlib.contextmanager

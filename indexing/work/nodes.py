@@ -179,8 +179,6 @@ def wait_for_nodes(
 ) -> None:
     """Waits until there is room for `min_workers` of the workers that a job can use.
 
-    Empty pending tasks, one for each worker, make an autoscaler add the nodes for all of them at once.
-
     Args:
         nodes: The nodes.
         say: Prints a line for the user.
@@ -191,23 +189,42 @@ def wait_for_nodes(
     Raises:
         InputError: If too few nodes come; see `check_room`.
     """
-    import ray
-
     needed = min(count, request.min_workers)
     if nodes.places(cores, gpus) >= needed:
         return
-    task = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector)(_need_node)
-    pending = [task.options(name="wait for nodes").remote() for _ in range(count)]
+    with (
+        actors_of(WaitForNodes, nodes, cores, gpus, count),
+        say_waiting(say, lambda: nodes, cores, gpus, lambda: count),
+    ):
+        require_room(nodes, cores, gpus, needed, request)
+
+
+class WaitForNodes:
+    """An actor that only takes the resources of a worker."""
+
+
+@contextlib.contextmanager
+def actors_of(kind: type, nodes: Nodes, cores: int, gpus: int, count: int, **options: int) -> Iterator[list[Any]]:
+    """Provides `count` actors, which end with the block. Pending, they make an autoscaler add the nodes of all at once.
+
+    Actors, as a task cannot be cancelled safely: Ray 2.60 aborts the process if the task ends at this moment.
+
+    Args:
+        kind: The class of the actors; Ray's dashboard shows its name.
+        nodes: The nodes on which they may run.
+        cores, gpus: What each of them takes.
+        count: Number of actors.
+        options: Further options of Ray for an actor.
+    """
+    import ray
+
+    remote = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector, **options)(kind)
+    actors = [remote.remote() for _ in range(count)]
     try:
-        with say_waiting(say, lambda: nodes, cores, gpus, lambda: count):
-            require_room(nodes, cores, gpus, needed, request)
+        yield actors
     finally:
-        for reference in pending:
-            ray.cancel(reference, force=True)
-
-
-def _need_node() -> None:
-    """A task that only needs a node."""
+        for actor in actors:
+            ray.kill(actor)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from indexing.work.nodes import NodeFailure, Nodes, Say, open_worker, require_room, say_waiting, wait_for_nodes
+from indexing.work.nodes import (
+    NodeFailure,
+    Nodes,
+    Say,
+    actors_of,
+    open_worker,
+    require_room,
+    say_waiting,
+    wait_for_nodes,
+)
 from indexing.work.ray_progress import progress_board, reporter
 from indexing.work.tasks import (
     ANY_WORKERS,
@@ -105,7 +114,10 @@ class RayTasks:
         on_progress: Report = ignore,
         weight: Callable[[Item], int] = no_weight,
     ) -> Iterator[tuple[Item, Any]]:
-        """Runs the task for every item; see Runner. At most twice `max_workers` items are in flight."""
+        """Runs the task for every item; see Runner. At most twice `max_workers` items are in flight.
+
+        If the run ends early, the items in flight are still processed, unless this process ends.
+        """
         import ray
 
         pending: dict[Any, tuple[Item, int]] = {}
@@ -116,7 +128,6 @@ class RayTasks:
         with contextlib.ExitStack() as stack:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore))
             stack.enter_context(self._say_waiting(place, lambda: min(most, len(pending))))
-            stack.callback(lambda: [ray.cancel(reference, force=True) for reference in pending])
             call = self._call_of(task, task_name(task))
             while True:
                 while not exhausted and len(pending) < 2 * most and (size < MAX_BYTES or not pending):
@@ -147,27 +158,25 @@ class RayTasks:
     def first(self, task: Task, item: Any, count: int) -> Any:
         """Returns the result of the first of `count` workers that runs the task; see Runner.
 
-        One pending task for each worker makes an autoscaler add the nodes for all of them at once.
+        One pending actor for each worker makes an autoscaler add the nodes for all of them at once.
         """
         import ray
 
-        place, name = self.place(task.resources), f"probe {task_name(task)}"
+        place = self.place(task.resources)
         count = max(1, min(count, self.request.max_workers))
-        call = self._call_of(task, name)
-        pending = [call(item, None, number) for number in range(count)]
-        try:
-            with self._say_waiting(place, lambda: count):
-                while True:
+        probe = type(f"probe {task_name(task)}", (Probe,), {})
+        key, handle = self._put(task)
+        retries = {"max_restarts": RETRIES, "max_task_retries": RETRIES}
+        with self._say_waiting(place, lambda: count):
+            while True:
+                with actors_of(probe, self.nodes, place.cores, place.gpus, count, **retries) as actors:
+                    pending = [actor.call.remote(item, key, [handle], place) for actor in actors]
                     self._check_room(place, count)
-                    [done], pending = ray.wait(pending, num_returns=1)
+                    [done], _ = ray.wait(pending, num_returns=1)
                     result = ray.get(done)
-                    if not isinstance(result, NodeFailure):
-                        return result
-                    self._exclude(result, place)
-                    pending.append(self._call_of(task, name)(item, None, count))
-        finally:
-            for reference in pending:
-                ray.cancel(reference, force=True)
+                if not isinstance(result, NodeFailure):
+                    return result
+                self._exclude(result, place)
 
     def _say_waiting(self, place: Place, wanted: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
         return say_waiting(self.say, lambda: self.nodes, place.cores, place.gpus, wanted)
@@ -199,6 +208,14 @@ class RayTasks:
             others = [other for other in self._handles if other[0] is not task]
             self._handles = [*others, entry][-KEPT_TASKS:]
         return entry[1], entry[2]
+
+
+class Probe:
+    """An actor that runs a task for one item."""
+
+    def call(self, item: Any, key: str, handles: list[Any], place: Place) -> Any:
+        """Returns the result, or a NodeFailure if the worker could not open."""
+        return _call(item, key, handles, place, None, 0)
 
 
 _workers: dict[tuple[str, Place], tuple[Callable[[Any, Report], Any], bool]] = {}  # with whether it stays open

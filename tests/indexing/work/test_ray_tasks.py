@@ -166,7 +166,7 @@ print(len(found), {device for _, device in found})
     assert devices.strip() == "{'cuda'}"
 
 
-def test_the_first_of_several_workers_gives_the_result_and_the_others_are_cancelled(tmp_path: Path) -> None:
+def test_the_first_of_several_workers_gives_the_result_and_the_others_end(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     assert RayTasks().first(Calls(wait_for, tmp_path / "go"), 7, 50) == 7
 
