@@ -46,7 +46,7 @@ def main() -> None:
             continue
         inner = {package: count for package, count in packages.items() if package != root / folder}
         print("  " + ", ".join(f"{package.name} {count}" for package, count in inner.items()))
-        print(f"  beside the packages: {packages[root / folder]} files")
+        print(f"  in no package: {packages[root / folder]} files")
         sizes += inner.values()
         long_files += [f"{file.relative_to(root)} {size}" for file, size in lines.items() if size > LONG_FILE]
         for file in files:

@@ -20,20 +20,20 @@ class Matches:
 
     def __init__(self, corpus: Corpus, range: RowRange):
         self.corpus, self.range = corpus, range
-        self._kept: OrderedDict[Filter, np.ndarray] = OrderedDict()
+        self._cache: OrderedDict[Filter, np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
 
     def rows(self, filter: Filter) -> np.ndarray:
         """Returns the matching rows, int64, ascending."""
         with self._lock:
-            if filter in self._kept:
-                self._kept.move_to_end(filter)
-                return self._kept[filter]
+            if filter in self._cache:
+                self._cache.move_to_end(filter)
+                return self._cache[filter]
         rows = filter.rows(self.corpus, *self.range)
         with self._lock:
-            self._kept[filter] = rows
-            while len(self._kept) > FILTERS:
-                self._kept.popitem(last=False)
+            self._cache[filter] = rows
+            while len(self._cache) > FILTERS:
+                self._cache.popitem(last=False)
         return rows
 
 
@@ -54,9 +54,9 @@ class OpenPassages:
 
     def fetch(self, rows: np.ndarray) -> list[tuple[int, str, str, str, str]]:
         """Returns (row, id, title, text, metadata as JSON) of those of the rows, int64 [n], that are in the range."""
-        found = []
+        passages = []
         for row in rows[(rows >= self.rows.first) & (rows < self.rows.end)].tolist():
             number = bisect.bisect_right(self._starts, row) - 1
             local = row - self._starts[number]
-            found.append((row, *(column[local].as_py() for column in self._columns[number])))
-        return found
+            passages.append((row, *(column[local].as_py() for column in self._columns[number])))
+        return passages

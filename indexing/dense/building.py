@@ -310,9 +310,9 @@ class ProbeTask:
 
         def probe(shard: Shard, report: Report) -> Hits:
             index = read_index(shard.artifact.local(shard.part))
-            opened = OpenShard(self.embeddings, shard.first_row, shard.end, index=index)
-            rows = opened.candidates(self.queries, max(self.depths), nprobe=self.nprobe, threads=place.cores)
-            found = [opened.rescore(self.queries, rows[:, :depth], self.k, place.cores) for depth in self.depths]
-            return Hits(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+            open_shard = OpenShard(self.embeddings, shard.first_row, shard.end, index=index)
+            rows = open_shard.candidates(self.queries, max(self.depths), nprobe=self.nprobe, threads=place.cores)
+            hits = [open_shard.rescore(self.queries, rows[:, :depth], self.k, place.cores) for depth in self.depths]
+            return Hits(*(np.concatenate(arrays) for arrays in zip(*hits, strict=True)))
 
         return probe

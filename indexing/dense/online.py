@@ -96,9 +96,9 @@ class DenseShard:
 
         # Probing for a few queries takes less time than waking threads.
         is_parallel = len(queries) >= PARALLEL_QUERIES or self._has_exact
-        each = self._pool.map if self._pool and is_parallel else map
-        found = list(each(search, range(len(self._shards))))
-        return merge(found, k) if found else nothing(len(queries), k)
+        run = self._pool.map if self._pool and is_parallel else map
+        hits = list(run(search, range(len(self._shards))))
+        return merge(hits, k) if hits else nothing(len(queries), k)
 
     def _search(
         self, shard: OpenShard, matches: Matches, queries: np.ndarray, k: int, filter: Filter | None, *, exact: bool

@@ -55,8 +55,8 @@ class SearchExactTask:
         """Returns the worker."""
 
         def search(stretch: tuple[int, int], report: Report) -> Hits:
-            opened = OpenShard(self.embeddings, *stretch, self.deleted)
-            return opened.search_exact(self.queries, self.k, threads=place.cores)
+            open_shard = OpenShard(self.embeddings, *stretch, self.deleted)
+            return open_shard.search_exact(self.queries, self.k, threads=place.cores)
 
         return search
 
@@ -104,8 +104,8 @@ class SearchShardTask:
         """Returns the worker."""
 
         def search(shard: Shard, report: Report) -> Hits:
-            opened = OpenShard.of(shard, self.embeddings, self.deleted)
-            return opened.search(self.queries, self.k, nprobe=self.nprobe, depth=self.depth, threads=place.cores)
+            open_shard = OpenShard.of(shard, self.embeddings, self.deleted)
+            return open_shard.search(self.queries, self.k, nprobe=self.nprobe, depth=self.depth, threads=place.cores)
 
         return search
 

@@ -1,4 +1,4 @@
-"""A shard, opened: a range of rows, with the FAISS file that finds candidates and the vectors that score them."""
+"""An open shard: a range of rows, with the FAISS file that finds candidates and the vectors that score them."""
 
 from __future__ import annotations
 

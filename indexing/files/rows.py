@@ -73,7 +73,7 @@ def flatten(piece: Piece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
         raise limits.too_many_columns(place(piece, line), len(nested) + len(doc))
     for name in nested.keys() & doc.keys():
         if nested[name] != doc[name]:
-            raise bad(piece, line, f"field {name!r} in metadata and beside it", "one of them", "rename the other")
+            raise bad(piece, line, f"field {name!r} inside and outside of metadata", "one of them", "rename the other")
     return nested | doc
 
 

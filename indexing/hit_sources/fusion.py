@@ -16,72 +16,101 @@ from indexing.work.tasks import Runner
 from retriever.errors import InputError
 
 CONSTANT = 60.0  # Cormack, Clarke and Buettcher (2009)
+FUSION_DEPTH = 1_000  # smallest number of hits of each source that a fusion reads: that of a usual run
 
 
 def reciprocal_rank(
-    found: Sequence[Hits], k: int, *, constant: float = CONSTANT, weights: Sequence[float] | None = None
+    hits: Sequence[Hits], k: int, *, constant: float = CONSTANT, weights: Sequence[float] | None = None
 ) -> Hits:
-    """The best k by the sum over sources of weight / (constant + rank), ranks from 1 (Cormack et al. 2009).
+    """Returns the top k passages by the sum over sources of weight / (constant + rank) (Cormack et al. 2009).
 
-    found: the sources' hits of the same questions, each [q, any]. Sums in float64; a tie goes to the smaller row.
+    Ranks count from 1. Sums are in float64, and equal sums are ordered by row.
+
+    Args:
+        hits: The hits of each source for the same q queries, each [q, any].
+        k: Number of hits per query.
+        constant: The constant of the formula.
+        weights: A weight per source; None: all are 1.
+
+    Returns:
+        Scores float32 [q, k], falling, and rows int64 [q, k]; -1 where fewer than k passages have hits.
+
+    Raises:
+        InputError: If the weights are not as many finite numbers of 0 or more as there are sources, or all are 0.
     """
-    weights = _weights(found, weights)
+    weights = _weights(hits, weights)
     parts = []
-    for hits, weight in zip(found, weights, strict=True):
-        ranks = np.arange(1, hits.rows.shape[1] + 1, dtype=np.float64)
-        parts.append((hits.rows, np.broadcast_to(weight / (constant + ranks), hits.rows.shape)))
+    for source_hits, weight in zip(hits, weights, strict=True):
+        ranks = np.arange(1, source_hits.rows.shape[1] + 1, dtype=np.float64)
+        parts.append((source_hits.rows, np.broadcast_to(weight / (constant + ranks), source_hits.rows.shape)))
     return _summed(parts, k)
 
 
 def weighted(
-    found: Sequence[Hits],
+    hits: Sequence[Hits],
     k: int,
     weights: Sequence[float],
     *,
     normalize: Literal["minmax", "zscore", "none"] = "minmax",
 ) -> Hits:
-    """The best k by the weighted sum of scores, normalised within each question's hits of a source.
+    """Returns the top k passages by the weighted sum of scores, which are normalised per query and source.
 
-    minmax: (s - min) / (max - min), 1 where all are equal; zscore: (s - mean) / deviation, 0 where all are equal.
-    A passage that a source did not find has that source's smallest score there, with minmax always 0; where the source
-    found nothing, 0. Sums in float64; a tie goes to the smaller row.
+    A passage that a source did not find gets the source's smallest score of the query, which is 0 with "minmax"; a
+    source without hits adds 0. Sums are in float64, and equal sums are ordered by row.
+
+    Args:
+        hits: The hits of each source for the same q queries, each [q, any].
+        k: Number of hits per query.
+        weights: A weight per source.
+        normalize: "minmax": (s - min) / (max - min), 1 if all scores are equal; "zscore": (s - mean) / deviation, 0 if
+            all scores are equal; "none": the scores as they are.
+
+    Returns:
+        As `reciprocal_rank`.
+
+    Raises:
+        InputError: As `reciprocal_rank`.
     """
-    parts, floors = [], np.zeros(len(found[0].rows) if found else 0)
-    for hits, weight in zip(found, _weights(found, weights), strict=True):
-        there = hits.rows >= 0
-        scores = np.where(there, hits.scores.astype(np.float64), np.nan)
-        counts = np.maximum(there.sum(axis=1, keepdims=True), 1)
-        low = np.where(there, scores, np.inf).min(axis=1, keepdims=True, initial=np.inf)
+    parts, floors = [], np.zeros(len(hits[0].rows) if hits else 0)
+    for source_hits, weight in zip(hits, _weights(hits, weights), strict=True):
+        is_hit = source_hits.rows >= 0
+        scores = np.where(is_hit, source_hits.scores.astype(np.float64), np.nan)
+        counts = np.maximum(is_hit.sum(axis=1, keepdims=True), 1)
+        low = np.where(is_hit, scores, np.inf).min(axis=1, keepdims=True, initial=np.inf)
         if normalize == "minmax":
-            high = np.where(there, scores, -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
+            high = np.where(is_hit, scores, -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
             with np.errstate(invalid="ignore"):
                 scores = np.where(high > low, (scores - low) / np.where(high > low, high - low, 1), 1.0)
         elif normalize == "zscore":
-            mean = np.where(there, scores, 0).sum(axis=1, keepdims=True) / counts
-            spread = np.sqrt(np.where(there, (scores - mean) ** 2, 0).sum(axis=1, keepdims=True) / counts)
+            mean = np.where(is_hit, scores, 0).sum(axis=1, keepdims=True) / counts
+            spread = np.sqrt(np.where(is_hit, (scores - mean) ** 2, 0).sum(axis=1, keepdims=True) / counts)
             scores = np.where(spread > 0, (scores - mean) / np.where(spread > 0, spread, 1), 0.0)
-        floor = np.where(there, scores, np.inf).min(axis=1, initial=np.inf)
+        floor = np.where(is_hit, scores, np.inf).min(axis=1, initial=np.inf)
         floor = np.where(np.isfinite(floor), floor, 0.0) if normalize != "minmax" else np.zeros(len(floor))
-        parts.append((hits.rows, np.where(there, weight * (scores - floor[:, None]), 0.0)))
-        floors = floors + weight * floor  # what every passage has at least
+        parts.append((source_hits.rows, np.where(is_hit, weight * (scores - floor[:, None]), 0.0)))
+        floors = floors + weight * floor  # the smallest sum of any passage
     return _summed(parts, k, floors)
 
 
-def _weights(found: Sequence[Hits], weights: Sequence[float] | None) -> Sequence[float]:
-    given = [1.0] * len(found) if weights is None else list(weights)
-    if not found or len(given) != len(found) or not all(0 <= w < float("inf") for w in given) or not any(given):
-        raise InputError(f"{len(found)} sources with the weights {given}: expected a number of 0 or more for each")
-    return given
+def _weights(hits: Sequence[Hits], weights: Sequence[float] | None) -> Sequence[float]:
+    """Returns a weight per source. Raises InputError for weights that cannot be used."""
+    values = [1.0] * len(hits) if weights is None else list(weights)
+    if not hits or len(values) != len(hits) or not all(0 <= w < float("inf") for w in values) or not any(values):
+        raise InputError(f"{len(hits)} sources with the weights {values}: expected a number of 0 or more for each")
+    return values
 
 
 def _summed(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.ndarray | None = None) -> Hits:
-    """The best k of each question by the sum of a row's contributions: (rows [q, n], float64 [q, n]) of each source.
+    """Returns the top k passages of each query by the sum of their contributions.
 
-    base: what each of a question's rows has besides, float64 [q].
+    Args:
+        parts: The rows of each source, int64 [q, n], and their contributions, float64 [q, n].
+        k: Number of hits per query.
+        base: Added to the sums of a query, float64 [q]; None: 0.
     """
     rows = np.concatenate([part for part, _ in parts], axis=1)
     values = np.concatenate([value for _, value in parts], axis=1)
-    # Equal rows side by side, the sources in order: each sum is added up in the same order whatever else there is.
+    # Equal rows stand side by side in the order of the sources, so the order of a sum does not depend on other rows.
     order = np.argsort(rows, axis=1, kind="stable")
     rows = np.take_along_axis(rows, order, axis=1)
     values = np.take_along_axis(values, order, axis=1)
@@ -95,16 +124,13 @@ def _summed(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.nda
         total += base[:, None]
     total[rows < 0] = -np.inf
     best = np.argsort(-total, axis=1, kind="stable")[:, :k]  # stable: rows ascend
-    scores, kept = np.take_along_axis(total, best, axis=1), np.take_along_axis(rows, best, axis=1)
-    kept = np.where(np.isfinite(scores), kept, -1)
-    missing = k - kept.shape[1]
+    scores, top = np.take_along_axis(total, best, axis=1), np.take_along_axis(rows, best, axis=1)
+    top = np.where(np.isfinite(scores), top, -1)
+    missing = k - top.shape[1]
     if missing > 0:
-        kept = np.pad(kept, ((0, 0), (0, missing)), constant_values=-1)
+        top = np.pad(top, ((0, 0), (0, missing)), constant_values=-1)
         scores = np.pad(scores, ((0, 0), (0, missing)), constant_values=-np.inf)
-    return Hits(scores.astype(np.float32), kept)
-
-
-FUSION_DEPTH = 1_000  # least number of hits per source that a fusion sees: those of a usual run
+    return Hits(scores.astype(np.float32), top)
 
 
 def source_depth(k: int, num_sources: int) -> int:

@@ -127,7 +127,7 @@ def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: 
     if not len(rows):
         return nothing(len(queries), k)
     depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
-    return _deepened(searcher, queries, k, depth, lambda found: np.isin(found, rows), threads, most=len(rows))
+    return _deepened(searcher, queries, k, depth, lambda numbers: np.isin(numbers, rows), threads, most=len(rows))
 
 
 def _deepened(
@@ -135,25 +135,25 @@ def _deepened(
     queries: Sequence[str],
     k: int,
     depth: int,
-    taken: Callable[[np.ndarray], np.ndarray],
+    accepts: Callable[[np.ndarray], np.ndarray],
     threads: int,
     most: int | None = None,
 ) -> Hits:
-    """Returns the top k of each query among the rows that `taken` accepts (int64 -> bool).
+    """Returns the top k of each query among the rows that `accepts` accepts (int64 -> bool).
 
     Searches to `depth`, and doubles it until there are k hits, or `most`, the number of rows that can be accepted.
     """
     wanted = k if most is None else min(k, most)
     scores, rows = nothing(len(queries), k)
-    left = np.arange(len(queries))
-    while len(left):
-        found = searcher.search([queries[int(number)] for number in left], depth, threads=threads)
-        alive = (found.rows >= 0) & taken(found.rows)
-        order = np.argsort(~alive, axis=1, kind="stable")[:, :k]
-        kept = np.take_along_axis(alive, order, axis=1)
+    pending = np.arange(len(queries))
+    while len(pending):
+        hits = searcher.search([queries[int(number)] for number in pending], depth, threads=threads)
+        is_accepted = (hits.rows >= 0) & accepts(hits.rows)
+        order = np.argsort(~is_accepted, axis=1, kind="stable")[:, :k]
+        is_hit = np.take_along_axis(is_accepted, order, axis=1)
         width = order.shape[1]
-        rows[left, :width] = np.where(kept, np.take_along_axis(found.rows, order, axis=1), -1)
-        scores[left, :width] = np.where(kept, np.take_along_axis(found.scores, order, axis=1), -np.inf)
-        enough = (alive.sum(axis=1) >= wanted) | (found.rows[:, -1] < 0) | (depth >= searcher.num_documents)
-        left, depth = left[~enough], min(2 * depth, searcher.num_documents)
+        rows[pending, :width] = np.where(is_hit, np.take_along_axis(hits.rows, order, axis=1), -1)
+        scores[pending, :width] = np.where(is_hit, np.take_along_axis(hits.scores, order, axis=1), -np.inf)
+        enough = (is_accepted.sum(axis=1) >= wanted) | (hits.rows[:, -1] < 0) | (depth >= searcher.num_documents)
+        pending, depth = pending[~enough], min(2 * depth, searcher.num_documents)
     return Hits(scores, rows)

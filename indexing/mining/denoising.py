@@ -65,7 +65,7 @@ class NegativeOptions:
     """Negatives per query that are sampled from the whole pool, denoised or not."""
     denoised_negatives: int = 30
     """Negatives per query that are sampled from the passages which the re-ranker considers irrelevant; 0 without a
-    re-ranker. A passage that is drawn in both ways is one negative, a denoised one."""
+    re-ranker. A passage that is samples in both ways is one negative, a denoised one."""
     denoise_threshold: float = 0.1
     """Probability of relevance below which the re-ranker considers a passage irrelevant."""
     score_all: bool = False
@@ -557,7 +557,7 @@ def draw_part(
     name, queries = item
     table = read_part(candidates, name)
     known = probabilities(table, name, scores) if scores else None
-    drawn = sampling.sample(
+    samples = sampling.sample(
         table,
         known,
         query_ids=queries.ids,
@@ -573,9 +573,9 @@ def draw_part(
     )
 
     def write(path: Path) -> None:
-        pq.write_table(drawn, path, compression="zstd")
+        pq.write_table(samples, path, compression="zstd")
 
-    draft.commit(name, ".parquet", write, rows=len(drawn))
+    draft.commit(name, ".parquet", write, rows=len(samples))
 
 
 def _lowest_positives(queries: MiningQueries, name: str, scores: Sequence[Artifact]) -> np.ndarray:

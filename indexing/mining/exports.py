@@ -75,7 +75,7 @@ def export_tevatron(
                 rows += 1
         if not rows:
             raise InputError(
-                f"{path}: none of {len(left_out):,} questions has a positive and a negative: nothing to export"
+                f"{path}: none of {len(left_out):,} queries has a positive and a negative: nothing to export"
             )
     return Exported(rows, left_out)
 
@@ -136,7 +136,7 @@ def export_sentence_transformers(
                     rows += len(tuples)
         if not rows:
             raise InputError(
-                f"{path}: none of {len(left_out):,} questions has a positive and {num_negatives} "
+                f"{path}: none of {len(left_out):,} queries has a positive and {num_negatives} "
                 f"negatives, the most that one has is {most}: ask for fewer"
             )
     return Exported(rows, left_out)

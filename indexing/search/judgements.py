@@ -14,7 +14,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import ALL, Queries
 from indexing.measures.metrics import per_query
 from indexing.search.hit_tables import ShownHit
-from indexing.search.runs import falling, read_run
+from indexing.search.runs import read_run, strictly_falling
 from indexing.store.artifact import Artifact
 from indexing.store.keys import Key
 from indexing.store.store import Store
@@ -160,7 +160,7 @@ def read_passages(
 
 def metrics_of(qrels: pa.Table, hits: pa.Table) -> dict[str, float]:
     """Returns METRICS for one judged query. Equal scores are made strictly decreasing, so the run's ranks are kept."""
-    scores = falling(hits["score"].to_numpy(), np.arange(len(hits)))
+    scores = strictly_falling(hits["score"].to_numpy(), np.arange(len(hits)))
     run = pa.table({"query_id": hits["query_id"], "id": hits["id"], "score": pa.array(scores, pa.float32())})
     return {name: float(values[0]) for name, values in per_query(qrels, run, METRICS).items()}
 

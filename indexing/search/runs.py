@@ -92,7 +92,7 @@ def write_trec(tables: Iterable[pa.Table], path: str, tag: str, *, overwrite: bo
             query_ids, ids = table["query_id"].to_pylist(), table["id"].to_pylist()
             starts = _starts(query_ids)
             ranks = np.arange(len(ids)) - np.repeat(starts, np.diff([*starts, len(ids)]))
-            scores = falling(table["score"].to_numpy(), ranks)
+            scores = strictly_falling(table["score"].to_numpy(), ranks)
             for query, id, rank, score in zip(query_ids, ids, ranks, scores, strict=True):
                 line = f"{query} Q0 {id} {rank + 1} {score} {tag}\n"
                 if len(line.split()) != 6:
@@ -102,7 +102,7 @@ def write_trec(tables: Iterable[pa.Table], path: str, tag: str, *, overwrite: bo
                 file.write(line)
 
 
-def falling(scores: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+def strictly_falling(scores: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     """Returns float32 scores that decrease strictly within each query; an equal score becomes the next lower float32.
 
     Args:

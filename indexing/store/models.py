@@ -78,8 +78,8 @@ def resolve_model(store: Store, name: str) -> str:
 
 def stored_model(store: Store, name: str) -> Artifact | None:
     """Returns the artifact of "models/NAME"; None for any other name or path. Raises InputError if it is missing."""
-    kind, own = Key.parse(name)
-    return store.open(kind, own) if kind == "models" and own else None
+    kind, model = Key.parse(name)
+    return store.open(kind, model) if kind == "models" and model else None
 
 
 def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:

@@ -55,14 +55,14 @@ def parse(options: type[Options], arguments: Sequence[str], module: str = "") ->
     flat = flatten(options)
     parser = _parser(options, flat, module)
     known, unknown = parser.parse_known_intermixed_args(_attached([_with_dashes(each) for each in arguments], flat))
-    given = vars(known)
+    words_of = vars(known)
     if unknown:
         refuse_argument(unknown[0], flat)
     values: dict[str, Any] = {}
-    if "config" in given and "config" not in flat:
-        file = given.pop("config")
+    if "config" in words_of and "config" not in flat:
+        file = words_of.pop("config")
         values = read_recipe(file, options)
-    for name, words in given.items():
+    for name, words in words_of.items():
         values[name] = _value(flat[name], words)
     if missing := [option for option in flat.values() if option.is_required and option.name not in values]:
         explanation = expectation(missing[0], ()) if choices(missing[0].type) else missing[0].help
@@ -105,7 +105,7 @@ def _value(option: Option, words: Any) -> Any:
 
 
 def expectation(option: Option, words: Sequence[str]) -> str:
-    """Returns what an option expects, with the choice that is most similar to the given words."""
+    """Returns what an option expects, with the choice that is most similar to the words_of words."""
     close = difflib.get_close_matches(words[-1] if words else "", choices(option.type), 1)
     return f"expected {described(option.type)}" + (f"; did you mean {close[0]}?" if close else "")
 
@@ -140,7 +140,7 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
     for key, value in settings.items():
         name = str(key).replace("-", "_")
         if name not in flat:
-            remedy = remedy_of(name, {each: each for each in flat}) or f"known are {', '.join(flat)}"
+            remedy = remedy_of(name, {option: option for option in flat}) or f"known are {', '.join(flat)}"
             raise InputError(f"{place}: unknown key {key!r}; {remedy}")
         if value is None:
             continue
@@ -207,7 +207,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(options: type, flat: Mapping[str, Option], module: str) -> argparse.ArgumentParser:
-    """Returns a parser that keeps the words of each given option."""
+    """Returns a parser that keeps the words of each words_of option."""
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     required = [option for option in flat.values() if option.is_required]
     required.sort(key=lambda option: (not option.is_positional, option.name != "store"))
@@ -277,9 +277,9 @@ def _help(option: Option) -> str:
 
 def _description(options: type, module: str, width: int) -> str:
     """Returns the docstrings of the job and of its options."""
-    own = options.__dict__.get("__doc__") or ""
-    generated = own.startswith(f"{options.__name__}(")  # by dataclass
-    texts = [getattr(sys.modules.get(module), "__doc__", None) or "", "" if generated else own]
+    docstring = options.__dict__.get("__doc__") or ""
+    is_generated = docstring.startswith(f"{options.__name__}(")  # by dataclass
+    texts = [getattr(sys.modules.get(module), "__doc__", None) or "", "" if is_generated else docstring]
     paragraphs = [each for text in texts for each in inspect.cleandoc(text).split("\n\n") if each]
     return "\n\n".join(_paragraph(each, width) for each in paragraphs)
 

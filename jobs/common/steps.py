@@ -23,7 +23,7 @@ from retriever.errors import InputError
 
 HEAD = ("store", "steps")  # the keys of a recipe
 PIPELINE = "pipeline"  # cannot be a step
-# Kinds of artifacts that kinds of sources search; the others search artifacts of their own name.
+# The kind of artifact that a kind of source searches, if its name is another one.
 SEARCHED = {"exact": "embeddings", "splade": "index"}
 
 
@@ -133,10 +133,10 @@ def find_step(steps: Sequence[Step], wanted: str) -> Step:
 def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None) -> Step:
     where = f"{path}: step {number}"
     job, settings = read_entry(entry, where)
-    if own := [key for key in settings if key in ("store", "plan")]:
+    if chain_keys := [key for key in settings if key in ("store", "plan")]:
         raise InputError(
-            f"{where} {job}: {own[0]} belongs to the chain, not to a step: put it at the recipe's top, or give "
-            f"--{own[0]}"
+            f"{where} {job}: {chain_keys[0]} belongs to the chain, not to a step: put it at the recipe's top, or give "
+            f"--{chain_keys[0]}"
         )
     _, options = _open_job(job, where)
     if limit is not None and not {"corpus", "queries"}.intersection(options.MAKES):  # an import is never limited

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import ALL, Queries
-from indexing.search.runs import falling, read_run, read_trec
+from indexing.search.runs import read_run, read_trec, strictly_falling
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -108,7 +108,9 @@ def load(store: Store, name: str, queries: Queries, split: str, *, is_file: bool
         # The ranks of the run decide. Equal scores are made strictly decreasing, because the metrics would otherwise
         # order them in their own way.
         same = np.concatenate([[False], pc.equal(block["query_id"][1:], block["query_id"][:-1]).to_numpy()])
-        blocks.append(block.set_column(3, "score", pa.array(falling(block["score"].to_numpy(), same.astype(np.int8)))))
+        blocks.append(
+            block.set_column(3, "score", pa.array(strictly_falling(block["score"].to_numpy(), same.astype(np.int8))))
+        )
     return pa.concat_tables(blocks)
 
 

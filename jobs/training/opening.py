@@ -47,8 +47,8 @@ from retriever.systems.lora import adapter_bytes
 
 
 @dataclass(frozen=True)
-class Opened:
-    """Opened and checked artifacts that the options name.
+class RetrieverSetup:
+    """The artifacts and settings of a training run, opened and checked.
 
     queries: the number of training queries; topic_agreement: the share of them whose text has the topic of their
     passage, None without prompts of topics.
@@ -63,7 +63,7 @@ class Opened:
     topic_agreement: float | None = None
 
 
-def open_all(store: Store, options: TrainRetriever) -> Opened:
+def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
     """Opens and checks the artifacts that the options name.
 
     Raises:
@@ -114,7 +114,7 @@ def open_all(store: Store, options: TrainRetriever) -> Opened:
     inputs |= {} if start is None else {"init": start.artifact}
     inputs |= {} if stored is None else vector_inputs(training.corpora, stored)
     inputs |= {} if topics is None else {"topics": topics.generations[0]}
-    return Opened(num_queries, spec, maker, loop, inputs, configuration(options, maker, loop), topic_agreement)
+    return RetrieverSetup(num_queries, spec, maker, loop, inputs, configuration(options, maker, loop), topic_agreement)
 
 
 def check_zero(options: TrainRetriever) -> None:

@@ -37,8 +37,8 @@ from retriever.systems.rip import encoder_options, fit_batch
 
 
 @dataclass(frozen=True)
-class Opened:
-    """Opened and checked artifacts that the options name.
+class PretrainingSetup:
+    """The artifacts and settings of a training run, opened and checked.
 
     kind, name: those of the artifact that training makes; loop: its number of steps is that without ineligible
     passages, which `prepare` counts; head: the files of the head in the backbone's folder, None if training has or
@@ -61,13 +61,13 @@ class Opened:
 def pretrain(options: PretrainRip) -> None:
     """Runs the job."""
     store = Store(options.store).require()
-    opened = open_all(store, options)
-    corpus, kind, name, inputs, config = opened.corpus, opened.kind, opened.name, opened.inputs, opened.config
+    setup = open_all(store, options)
+    corpus, kind, name, inputs, config = setup.corpus, setup.kind, setup.name, setup.inputs, setup.config
     if options.plan:
         if not plan_complete(options, store, kind, name, inputs, config):
-            weights = sum(file.stat().st_size for file in weight_files(opened.folder))
-            plan(options, opened.rip, count_eligible(corpus, opened.rip, options.limit, LocalRunner()), weights)
-            say_head(options, opened.head)
+            weights = sum(file.stat().st_size for file in weight_files(setup.folder))
+            plan(options, setup.rip, count_eligible(corpus, setup.rip, options.limit, LocalRunner()), weights)
+            say_head(options, setup.head)
         return
     artifact = make(
         options,
@@ -76,8 +76,8 @@ def pretrain(options: PretrainRip) -> None:
         name,
         inputs=inputs,
         config=config,
-        prepare=partial(prepare, store, options, opened),
-        longest=positions_of(load_config(opened.folder)),
+        prepare=partial(prepare, store, options, setup),
+        longest=positions_of(load_config(setup.folder)),
     )
     notes = artifact.notes
     say(
@@ -93,7 +93,7 @@ def num_passages(options: PretrainRip, corpus: Corpus) -> int:
     return min(corpus.num_rows, options.limit or corpus.num_rows)
 
 
-def open_all(store: Store, options: PretrainRip) -> Opened:
+def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     """Opens and checks the artifacts that the options name.
 
     Raises:
@@ -124,7 +124,7 @@ def open_all(store: Store, options: PretrainRip) -> Opened:
         inputs["queries"], config["dev"] = queries.artifact, options.dev_config()
     if backbone := stored_model(store, options.backbone):
         inputs["backbone"] = backbone
-    return Opened(corpus, folder, described, rip, loop, head, kind, name, dev, inputs, config)
+    return PretrainingSetup(corpus, folder, described, rip, loop, head, kind, name, dev, inputs, config)
 
 
 def configuration(
@@ -148,37 +148,37 @@ def configuration(
 
 
 def prepare(
-    store: Store, options: PretrainRip, opened: Opened, on_ray: bool
+    store: Store, options: PretrainRip, setup: PretrainingSetup, on_ray: bool
 ) -> tuple[RipMaker, LoopOptions, dict[str, Any]]:
     """Finds the passages to train on, which decide the number of steps.
 
     Args:
         store: The store.
         options: The options of the job.
-        opened: The artifacts of the run.
+        setup: The artifacts of the run.
         on_ray: Whether Ray's workers read the passages.
 
     Returns:
         The Maker, the options of the loop, and notes for the artifact.
     """
-    rip, head = opened.rip, opened.head
+    rip, head = setup.rip, setup.head
     runner = RayTasks(options.worker_request(), say_line) if on_ray else LocalRunner()
-    rows = training_rows(opened.corpus, rip, options.limit, runner)
+    rows = training_rows(setup.corpus, rip, options.limit, runner)
     fitted = fit(options, rip, len(rows))
     say_head(options, head)
     maker = RipMaker(
         store=store,
         backbone=options.backbone,
-        described=opened.described,
+        described=setup.described,
         rows=share(rows) if on_ray else rows,
         options=fitted,
         checkpointing=options.checkpointing,
         head=head,
-        dev=opened.dev,
+        dev=setup.dev,
     )
     encoder = (
         encoder_options(rip)
-        if opened.kind == "prompts"
+        if setup.kind == "prompts"
         else EncoderOptions(pooling=rip.pooling, normalize=not rip.has_masks)
     )
     facts = {
@@ -189,7 +189,7 @@ def prepare(
     }
     if rip.has_head:
         facts["head"] = "new" if head is None else "the backbone's"
-    return maker, replace(opened.loop, steps=options.count_steps(len(rows), fitted.batch)), facts
+    return maker, replace(setup.loop, steps=options.count_steps(len(rows), fitted.batch)), facts
 
 
 def share(rows: np.ndarray) -> Any:

@@ -27,8 +27,8 @@ from retriever.systems.cross import check_length
 
 
 @dataclass(frozen=True)
-class Opened:
-    """Opened and checked artifacts that the options name.
+class RerankerSetup:
+    """The artifacts and settings of a training run, opened and checked.
 
     Attributes:
         split_queries: Number of queries of the split.
@@ -54,31 +54,31 @@ class Opened:
 def train_reranker(options: TrainReranker) -> None:
     """Runs the job."""
     store = Store(options.store).require()
-    opened = open_all(store, options)
+    setup = open_all(store, options)
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
     check_name("models", name)
     if options.plan:
-        if not plan_complete(options, store, "models", name, opened.inputs, opened.config):
-            plan(options, opened)
+        if not plan_complete(options, store, "models", name, setup.inputs, setup.config):
+            plan(options, setup)
         return
-    counts = {"queries": opened.queries, "asked": opened.split_queries}
+    counts = {"queries": setup.queries, "asked": setup.split_queries}
 
     def prepare(on_ray: bool) -> tuple[CrossMaker, LoopOptions, dict[str, Any]]:
         """Adds the lists whose order the model is compared with; reading them opens the candidates."""
-        pairs = opened.loop.steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
-        negatives, queries = opened.inputs["negatives"], Queries(opened.inputs["queries"])
+        pairs = setup.loop.steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
+        negatives, queries = setup.inputs["negatives"], Queries(setup.inputs["queries"])
         lists = read_lists(store, negatives, queries, options.split, options.limit, count_lists(pairs))
-        return replace(opened.maker, lists=lists), opened.loop, counts
+        return replace(setup.maker, lists=lists), setup.loop, counts
 
     model = make(
         options,
         store,
         "models",
         name,
-        inputs=opened.inputs,
-        config=opened.config,
+        inputs=setup.inputs,
+        config=setup.config,
         prepare=prepare,
-        longest=opened.longest,
+        longest=setup.longest,
     )
     notes = model.notes
     say(
@@ -106,7 +106,7 @@ def describe_order(order: dict[str, Any] | None) -> str:
     )
 
 
-def open_all(store: Store, options: TrainReranker) -> Opened:
+def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     """Opens and checks the artifacts that the options name.
 
     Raises:
@@ -160,15 +160,15 @@ def open_all(store: Store, options: TrainReranker) -> Opened:
     num_queries = len(queries.split(options.split, options.limit).ids)
     weights = sum(file.stat().st_size for file in weight_files(folder))
     longest = positions_of(load_config(folder))
-    return Opened(num_queries, len(data.queries), weights, longest, maker, loop, inputs, config)
+    return RerankerSetup(num_queries, len(data.queries), weights, longest, maker, loop, inputs, config)
 
 
-def plan(options: TrainReranker, opened: Opened) -> None:
+def plan(options: TrainReranker, setup: RerankerSetup) -> None:
     """Prints what the training will read and write. The time it takes is unknown before a first run."""
-    steps, weights = opened.loop.steps, opened.weights
+    steps, weights = setup.loop.steps, setup.weights
     pairs = steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
-    mined = opened.inputs["negatives"].key
-    say(f"queries   {opened.queries:,} of the {opened.split_queries:,} of {options.split}, with negatives in {mined}")
+    mined = setup.inputs["negatives"].key
+    say(f"queries   {setup.queries:,} of the {setup.split_queries:,} of {options.split}, with negatives in {mined}")
     say(f"steps     {steps:,} of {options.pairs.batch} queries on {options.workers} workers")
     say(f"pairs     {pairs:,}, at most {pairs * options.pairs.max_length:,} tokens forward and backward")
     checkpoint = options.checkpoint_bytes(weights)

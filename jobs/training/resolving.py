@@ -216,12 +216,12 @@ def synthesis_options(options: TrainRetriever, saved: SynthesisOptions | None = 
         InputError: If an option is another one than that of the synthesiser that training continues from.
     """
     sizes = {**vars(options.basic_prompts), "length": options.prompts.length, "hidden": options.prompt_hidden}
-    given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    values: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     if options.prompt_kind == "per-task":
-        given |= {"prompts": 1, "hidden": 1, "mix": "after", "attention": "uniform"}
+        values |= {"prompts": 1, "hidden": 1, "mix": "after", "attention": "uniform"}
     if saved is None or options.prompt_kind == "per-task":
-        return SynthesisOptions(**given)
-    for name, value in given.items():
+        return SynthesisOptions(**values)
+    for name, value in values.items():
         if value != getattr(saved, name):
             flag = SynthesisOptions.__dataclass_fields__[name].metadata.get("flag", name)
             raise InputError(

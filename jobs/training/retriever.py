@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.training.opening import Opened, open_all
+from jobs.training.opening import RetrieverSetup, open_all
 from jobs.training.options import TrainRetriever
 from jobs.training.runs import QUALITY, describe_best, make, plan_complete
 from jobs.training.runs import draw as draw_curves
@@ -69,15 +69,15 @@ def train_retriever(options: TrainRetriever) -> None:
         sweep(options)
         return
     store = Store(options.store).require()
-    opened = open_all(store, options)
-    for warning in serving_warnings(store, options, opened):
+    setup = open_all(store, options)
+    for warning in serving_warnings(store, options, setup):
         say(f"warning: {warning}")
     if options.plan:
-        if not plan_complete(options, store, options.kind, options.task, opened.inputs, opened.config):
-            check_derived_names(store, options, opened)
-            plan(options, opened)
+        if not plan_complete(options, store, options.kind, options.task, setup.inputs, setup.config):
+            check_derived_names(store, options, setup)
+            plan(options, setup)
         return
-    print_summary(options, train(store, options, opened))
+    print_summary(options, train(store, options, setup))
 
 
 def sweep(options: TrainRetriever) -> None:
@@ -90,15 +90,15 @@ def sweep(options: TrainRetriever) -> None:
         raise InputError(
             f"--sweep {' '.join(options.sweep)}: expected --dev-split too, which chooses a run, and --evaluate-every"
         )
-    opened = {run.options.task: open_all(store, run.options) for run in runs}
+    setup = {run.options.task: open_all(store, run.options) for run in runs}
     for each in runs:
-        check_derived_names(store, each.options, opened[each.options.task])
-    first = opened[runs[0].options.task]
-    configs = [opened[run.options.task].config for run in runs]
-    inputs = merge_inputs([(run.suffix, opened[run.options.task].inputs) for run in runs])
+        check_derived_names(store, each.options, setup[each.options.task])
+    first = setup[runs[0].options.task]
+    configs = [setup[run.options.task].config for run in runs]
+    inputs = merge_inputs([(run.suffix, setup[run.options.task].inputs) for run in runs])
 
     def train_run(each: Run) -> Artifact:
-        artifact = train(store, each.options, opened[each.options.task])
+        artifact = train(store, each.options, setup[each.options.task])
         draw_curves(each.options, artifact)
         return artifact
 
@@ -142,58 +142,58 @@ def merge_inputs(
     }
 
 
-def derived_prompts(options: TrainRetriever, opened: Opened) -> list[str]:
+def derived_prompts(options: TrainRetriever, setup: RetrieverSetup) -> list[str]:
     """Returns the names of the prompts that a run makes after prompts/TASK or models/TASK."""
-    tuning = opened.maker.tuning
+    tuning = setup.maker.tuning
     if tuning.parametrisation == "per-task":
-        return [f"{options.task}-{task}" for task in sorted({name.task or name.queries for name in opened.maker.sets})]
+        return [f"{options.task}-{task}" for task in sorted({name.task or name.queries for name in setup.maker.sets})]
     has_prompt = tuning.method == "finetune" and (tuning.synthesis is not None or tuning.topics is not None)
     return [f"{options.task}-prompt"] if has_prompt else []
 
 
-def check_derived_names(store: Store, options: TrainRetriever, opened: Opened) -> None:
+def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> None:
     """Raises InputError, before any training, if a name of `derived_prompts` is that of another prompt."""
     if options.task in store.names(options.kind):
         return  # complete, so that its own prompts may exist
-    for name in sorted({*derived_prompts(options, opened)} & {*store.names("prompts")}):
+    for name in sorted({*derived_prompts(options, setup)} & {*store.names("prompts")}):
         raise InputError(
             f"--task {options.task}: {store.url}/prompts/{name} exists, and training makes a prompt of this name: give "
             "another --task, or remove it"
         )
 
 
-def train(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
+def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artifact:
     """Trains a task, unless it is complete."""
-    check_derived_names(store, options, opened)
+    check_derived_names(store, options, setup)
     notes: dict[str, Any] = {
         "backbone": options.backbone,
-        "options": opened.spec.options.stored(),
-        "queries": opened.queries,
+        "options": setup.spec.options.stored(),
+        "queries": setup.queries,
     }
-    if opened.topic_agreement is not None:
-        notes["topic_agreement"] = opened.topic_agreement
+    if setup.topic_agreement is not None:
+        notes["topic_agreement"] = setup.topic_agreement
     artifact = make(
         options,
         store,
         options.kind,
         options.task,
-        inputs=opened.inputs,
-        config=opened.config,
-        prepare=lambda on_ray: (opened.maker, opened.loop, notes),
-        longest=longest_text(opened),
+        inputs=setup.inputs,
+        config=setup.config,
+        prepare=lambda on_ray: (setup.maker, setup.loop, notes),
+        longest=longest_text(setup),
     )
-    tuning = opened.maker.tuning
+    tuning = setup.maker.tuning
     if tuning.parametrisation == "per-task":
         commit_task_prompts(store, artifact)
     elif tuning.method == "finetune" and (tuning.synthesis is not None or tuning.topics is not None):
-        commit_trained_prompt(store, artifact, opened.spec.options)
+        commit_trained_prompt(store, artifact, setup.spec.options)
     return artifact
 
 
-def longest_text(opened: Opened) -> int | None:
+def longest_text(setup: RetrieverSetup) -> int | None:
     """Returns the largest length limit that the backbone allows for texts after their prompts; None: any."""
-    tuning = opened.maker.tuning
-    positions = trained_recipe(resolve(opened.spec.folder), opened.spec.options, tuning).positions
+    tuning = setup.maker.tuning
+    positions = trained_recipe(resolve(setup.spec.folder), setup.spec.options, tuning).positions
     return None if positions is None else positions - max(offsets_of(tuning).values(), default=0)
 
 
@@ -245,32 +245,32 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
     draw_curves(options, artifact)
 
 
-def plan(options: TrainRetriever, opened: Opened) -> None:
+def plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
-    weights = sum(file.stat().st_size for file in weight_files(resolve(opened.spec.folder)))
-    loop, passages = opened.loop, options.rows_per_step * (1 + opened.maker.tuning.negatives_per_query)
-    encoder, topics = opened.spec.options, opened.maker.tuning.topics
-    size, written = trained_bytes(options, opened)
-    sets = opened.maker.sets
-    say(f"queries   {opened.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
+    weights = sum(file.stat().st_size for file in weight_files(resolve(setup.spec.folder)))
+    loop, passages = setup.loop, options.rows_per_step * (1 + setup.maker.tuning.negatives_per_query)
+    encoder, topics = setup.spec.options, setup.maker.tuning.topics
+    size, written = trained_bytes(options, setup)
+    sets = setup.maker.sets
+    say(f"queries   {setup.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
     under_topics = 0
-    if topics is not None and opened.maker.topics is not None:
-        number = opened.maker.open_model().num_topics
+    if topics is not None and setup.maker.topics is not None:
+        number = setup.maker.open_model().num_topics
         topic_of = "its text" if topics.queries == "own" else "its passage"
         say(
-            f"topics    {number} of topics/{opened.maker.topics[0]}; a query has that of {topic_of}; the text of "
-            f"{opened.topic_agreement:.0%} of the queries has the topic of their passage"
+            f"topics    {number} of topics/{setup.maker.topics[0]}; a query has that of {topic_of}; the text of "
+            f"{setup.topic_agreement:.0%} of the queries has the topic of their passage"
         )
-        if under_topics := opened.maker.tuning.topics_of_loss(number) * passages:
+        if under_topics := setup.maker.tuning.topics_of_loss(number) * passages:
             say(f"          their loss encodes up to {under_topics:,} passages more in each step")
-    if (categories := opened.maker.tuning.categories) is not None:
+    if (categories := setup.maker.tuning.categories) is not None:
         say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")
     say(
         f"steps     {loop.steps:,} of {options.rows_per_step} queries and up to {passages:,} passages, on "
         f"{options.workers} workers"
     )
-    if opened.maker.embeddings is not None:
-        names = " and ".join(f"embeddings/{name}" for name in dict.fromkeys(opened.maker.embeddings))
+    if setup.maker.embeddings is not None:
+        names = " and ".join(f"embeddings/{name}" for name in dict.fromkeys(setup.maker.embeddings))
         say(f"passages  are not encoded: their vectors are those of {names}")
         passages = 0
     if encoder.query_length and (encoder.passage_length or not passages):
@@ -282,21 +282,21 @@ def plan(options: TrainRetriever, opened: Opened) -> None:
     say(f"writes    {human(written)}, and a checkpoint of {checkpoint} every {options.loop.checkpoint_every} steps")
 
 
-def trained_bytes(options: TrainRetriever, opened: Opened) -> tuple[int, int]:
+def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, int]:
     """Returns the bytes of the trained weights, and of the written ones, in float32. Loads no weights."""
-    tuning = opened.maker.tuning
-    recipe = trained_recipe(resolve(opened.spec.folder), opened.spec.options, tuning)
+    tuning = setup.maker.tuning
+    recipe = trained_recipe(resolve(setup.spec.folder), setup.spec.options, tuning)
     synthesis, topics = tuning.synthesis, tuning.topics
-    of_topics = (0, 0) if topics is None else topic_bytes(recipe, opened, topics.hidden)
-    of_synthesis = (0, 0) if synthesis is None else synthesis_bytes(recipe, opened.spec.folder, synthesis)
+    of_topics = (0, 0) if topics is None else topic_bytes(recipe, setup, topics.hidden)
+    of_synthesis = (0, 0) if synthesis is None else synthesis_bytes(recipe, setup.spec.folder, synthesis)
     if options.train == "prompts" and synthesis is not None:
         size, written = of_synthesis
         if tuning.parametrisation == "per-task":
-            written = (synthesis.prompts + 1) * synthesis.length * prompt_bytes(opened.spec.folder)
+            written = (synthesis.prompts + 1) * synthesis.length * prompt_bytes(setup.spec.folder)
     elif options.train == "prompts" and topics is not None:
         size, written = of_topics
     elif options.train == "prompts":
-        written = size = tuning.length * prompt_bytes(opened.spec.folder)
+        written = size = tuning.length * prompt_bytes(setup.spec.folder)
     else:
         written = size = encoder_bytes(recipe)
     if (lora := tuning.lora) is not None:
@@ -341,14 +341,14 @@ def synthesis_bytes(recipe: Recipe, folder: Path | str, options: SynthesisOption
     return 4 * size, 4 * sum(numbers.values())
 
 
-def topic_bytes(recipe: Recipe, opened: Opened, hidden: int) -> tuple[int, int]:
+def topic_bytes(recipe: Recipe, setup: RetrieverSetup, hidden: int) -> tuple[int, int]:
     """Returns the bytes of the trained network of prompts of topics, and of the written prompts and topics, in float32.
 
     Loads no weights.
     """
     with torch.device("meta"):
         width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
-    per_token, model = prompt_bytes(opened.spec.folder), opened.maker.open_model()
+    per_token, model = prompt_bytes(setup.spec.folder), setup.maker.open_model()
     arrays = sum(array.nbytes for array in model.named().values())
-    written = model.num_topics * opened.maker.tuning.length * per_token + arrays
+    written = model.num_topics * setup.maker.tuning.length * per_token + arrays
     return 4 * 2 * width * hidden + width * per_token, written

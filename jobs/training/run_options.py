@@ -108,9 +108,9 @@ class Training(ClusterJob):
         defaults: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
         if self.loop.optimizer == "adafactor":
             defaults = {"lr": ADAFACTOR_LR, "weight_decay": 0.0}
-        given = {name: value for name, value in vars(self.loop).items() if value is not None}
+        values = {name: value for name, value in vars(self.loop).items() if value is not None}
         fixed = {"steps": steps, "evaluate_every": self.steps_per_evaluation, "refresh_every": refresh_every}
-        return LoopOptions(**{"warm_up": warm_up, **defaults, **given, **fixed})
+        return LoopOptions(**{"warm_up": warm_up, **defaults, **values, **fixed})
 
     def checkpoint_bytes(self, weights: int) -> int:
         """Returns about the size of a checkpoint: trained weights, of a given size, and the optimizer's moments."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jobs.common.options import flatten
-from jobs.training.opening import Opened
+from jobs.training.opening import RetrieverSetup
 from jobs.training.options import TrainRetriever
 
 from indexing.embeddings.encoders import differences, differing
@@ -15,7 +15,7 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 
 
-def serving_warnings(store: Store, options: TrainRetriever, opened: Opened) -> list[str]:
+def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> list[str]:
     """Returns warnings about artifacts of the same backbone that one server cannot serve together with the new prompt.
 
     A server has one encoder with one set of settings, so embeddings and prompts that were made with other settings need
@@ -23,7 +23,7 @@ def serving_warnings(store: Store, options: TrainRetriever, opened: Opened) -> l
     """
     if options.train != "prompts":
         return []
-    described = opened.spec.describe("passage")
+    described = setup.spec.describe("passage")
     shared = {name: described[name] for name in ("model_type", "backbone", "weights", "tokenizer")}
 
     def others(kind: str, key: str) -> dict[str, dict[str, Any]]:

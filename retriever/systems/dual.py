@@ -140,12 +140,12 @@ class DualSystem:
         for place, query in enumerate(queries):
             ignored[place] = np.isin(passages, data.relevant(query))
             ignored[place, draft.positives[place]] = False
-        draft.given["queries"] = len(queries)
-        draft.given["positives"] = torch.from_numpy(draft.positives)
-        draft.given["ignored"] = torch.from_numpy(ignored)
+        draft.arguments["queries"] = len(queries)
+        draft.arguments["positives"] = torch.from_numpy(draft.positives)
+        draft.arguments["ignored"] = torch.from_numpy(ignored)
         for term in self.terms:
             term.add(draft)
-        return Batch(draft.outputs, draft.chunks, draft.given)
+        return Batch(draft.outputs, draft.chunks, draft.arguments)
 
     def compose(self, rows: np.ndarray) -> list[str]:
         """Returns the texts of passages, with titles as the options say."""

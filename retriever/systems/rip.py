@@ -325,7 +325,7 @@ class RipSystem:
         vectors = outputs["dense"]
         if not self.options.has_masks:
             vectors = vectors * (self.options.temperature or PAIRS_TEMPERATURE) ** -0.5
-        return rip_loss(vectors, **batch.given)
+        return rip_loss(vectors, **batch.arguments)
 
     def save(self, folder: Path) -> None:
         """Saves a model for transformers, sentence-transformers and Encoder, with its full length; or a prompt."""

@@ -26,11 +26,11 @@ class CategoryTerm(Term):
         assert data is not None
         assert data.categories is not None, "positives by category need the categories of passages"
         rho = overlap(torch.from_numpy(data.categories.members(step.passages)))
-        step.given["rho"] = rho[torch.from_numpy(step.positives)]
+        step.arguments["rho"] = rho[torch.from_numpy(step.positives)]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """See Term."""
         options, both = self.system.tuning.categories, sides_of(outputs, batch)
         assert options is not None
-        rho, positives, ignored = (batch.given[name].to(both[0].device) for name in ("rho", "positives", "ignored"))
+        rho, positives, ignored = (batch.arguments[name].to(both[0].device) for name in ("rho", "positives", "ignored"))
         return category_loss(*both, rho, self.system.similarity_temperature, options.weight, positives, ignored)

@@ -29,7 +29,7 @@ class DivergenceTerm(Term):
         assert options is not None
         assert data is not None
         step.outputs[WEIGHTS] = Output(options.prompts, len(step.queries))
-        step.given["tasks"] = torch.from_numpy(data.tasks_of(step.queries))
+        step.arguments["tasks"] = torch.from_numpy(data.tasks_of(step.queries))
 
     def row_outputs(self, side: Side) -> tuple[str, ...]:
         """See Term."""
@@ -43,4 +43,4 @@ class DivergenceTerm(Term):
         """See Term."""
         options, weights = self.system.tuning.divergence, outputs[WEIGHTS]
         assert options is not None
-        return regulariser(weights, batch.given["tasks"].to(weights.device), options)
+        return regulariser(weights, batch.arguments["tasks"].to(weights.device), options)

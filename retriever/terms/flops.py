@@ -38,7 +38,7 @@ class FlopsTerm(Term):
     def add(self, step: Step) -> None:
         """Adds the sum of the vectors of each encoded side."""
         step.outputs |= {TOTALS[side]: Output(self.system.dim) for side in self.system.encoded_sides}
-        step.given["step"] = step.number
+        step.arguments["step"] = step.number
 
     def outputs(self, chunk: Chunk, encoded: Encoded) -> dict[str, torch.Tensor]:
         """See Term."""
@@ -52,7 +52,7 @@ class FlopsTerm(Term):
         Raises:
             Diverged: If the vectors of one side have less than one word on average: then they find nothing.
         """
-        options, step = self.system.tuning.flops, batch.given["step"]
+        options, step = self.system.tuning.flops, batch.arguments["step"]
         assert options is not None
         parts = zip(SIDES, sides_of(outputs, batch), strict=True)
         sides = {side: part.detach() for side, part in parts if side in self.system.encoded_sides}

@@ -26,15 +26,15 @@ class PairTerm(Term):
         options, data = self.system.tuning, self.system.data
         assert data is not None
         if options.negatives_from == "own" or options.distills:
-            step.given["groups"] = torch.from_numpy(step.groups)
+            step.arguments["groups"] = torch.from_numpy(step.groups)
         if options.distills:
             scores = [data.teacher_scores(*each) for each in zip(step.queries, step.rows, strict=True)]
-            step.given["teacher"] = teacher_logits(torch.from_numpy(np.stack(scores)))
+            step.arguments["teacher"] = teacher_logits(torch.from_numpy(np.stack(scores)))
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """See Term."""
         options, (queries, passages) = self.system.tuning, sides_of(outputs, batch)
-        labels = Labels(**{name: batch.given[name] for name in Labels._fields if name in batch.given})
+        labels = Labels(**{name: batch.arguments[name] for name in Labels._fields if name in batch.arguments})
         return batch_loss(
             options.loss,
             queries,

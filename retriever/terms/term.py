@@ -33,7 +33,7 @@ class Step:
         world: The number of workers.
         outputs: The outputs of the whole batch.
         chunks: The chunks of this worker.
-        given: Arguments of the losses, equal on all workers.
+        arguments: Arguments of the losses, equal on all workers.
     """
 
     number: int
@@ -45,7 +45,7 @@ class Step:
     world: int
     outputs: dict[str, Output] = field(default_factory=dict)
     chunks: list[Chunk] = field(default_factory=list)
-    given: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
     def positives(self) -> np.ndarray:
@@ -140,5 +140,5 @@ class Term:
 
 def sides_of(outputs: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the vectors of the queries and of the passages of a batch, float32 [m, dim] and [p, dim]."""
-    vectors, queries = outputs[VECTORS], batch.given["queries"]
+    vectors, queries = outputs[VECTORS], batch.arguments["queries"]
     return vectors[:queries], vectors[queries:]

@@ -35,7 +35,7 @@ class TopicTerm(Term):
         texts, passages = system.compose(step.passages), len(step.passages)
         rows = np.arange(step.rank, len(topics) * passages, step.world)
         step.outputs[TOPICS] = Output(system.dim, len(topics) * passages)
-        step.given["topics"] = len(topics)
+        step.arguments["topics"] = len(topics)
         step.chunks += system.chunks(
             [texts[row % passages] for row in rows], "passage", rows, topics[rows // passages], TOPICS
         )
@@ -47,5 +47,5 @@ class TopicTerm(Term):
         assert categories is not None
         if TOPICS not in outputs:  # there is one topic
             return torch.zeros((), device=outputs[VECTORS].device)
-        under_topics = outputs[TOPICS].unflatten(0, (batch.given["topics"], -1))
+        under_topics = outputs[TOPICS].unflatten(0, (batch.arguments["topics"], -1))
         return categories.weight * topic_loss(under_topics, topics.margin)

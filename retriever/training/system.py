@@ -70,12 +70,12 @@ class Batch:
         outputs: The outputs of the whole batch by name, the same on every worker. Empty if the loss is the sum of the
             chunks' own parts: each chunk then runs forward and backward alone.
         chunks: The worker's chunks.
-        given: Further arguments of the loss, the same on every worker.
+        arguments: Further arguments of the loss, the same on every worker.
     """
 
     outputs: Mapping[str, Output]
     chunks: Sequence[Chunk]
-    given: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
 
 
 class System(Protocol):
@@ -113,7 +113,7 @@ class System(Protocol):
 
         Args:
             outputs: Each output of the batch, float32 [rows, width]; [1, width] if it is summed.
-            batch: The worker's share. Its `outputs` and `given` are the same on every worker.
+            batch: The worker's share. Its `outputs` and `arguments` are the same on every worker.
         """
 
     def save(self, folder: Path) -> None:

@@ -61,7 +61,7 @@ class Connections:
         refused: Called with the status of each error that is sent before the application runs.
         closed: Called with the reason for which a connection is closed.
         served: Connections within the limit.
-        over: Connections over the limit.
+        excess: Connections over the limit.
     """
 
     def __init__(self, limits: HttpLimits, most: int, clock: Callable[[], float] = time.monotonic):
@@ -69,7 +69,7 @@ class Connections:
         self.refused: Callable[[int], object] = lambda status: None
         self.closed: Callable[[str], object] = lambda why: None
         self.served: set[BoundedProtocol] = set()
-        self.over: set[BoundedProtocol] = set()
+        self.excess: set[BoundedProtocol] = set()
         # The time since which each connection waits, oldest first: entries are only added at the end.
         self._waiting: dict[State, dict[BoundedProtocol, float]] = {
             state: {} for state in State if state not in (State.BUSY, State.CLOSED)
@@ -85,7 +85,7 @@ class Connections:
         self._sweeping: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return len(self.served) + len(self.over)
+        return len(self.served) + len(self.excess)
 
     def add(self, connection: BoundedProtocol) -> None:
         """Adds a new connection, as a surplus if it is over the limit; if too many are, the oldest is closed."""
@@ -93,12 +93,12 @@ class Connections:
             self.served.add(connection)
             self.move(connection, State.FRESH)
         else:
-            if len(self.over) >= self.most:
+            if len(self.excess) >= self.most:
                 oldest = next(chain(self._waiting[State.REFUSED], self._waiting[State.SURPLUS]), None)
                 self.close(connection if oldest is None else oldest)
                 if oldest is None:
                     return
-            self.over.add(connection)
+            self.excess.add(connection)
             self.move(connection, State.SURPLUS)
         if self._sweeping is None:
             self._sweep_later()
@@ -114,11 +114,11 @@ class Connections:
     def admit(self, connection: BoundedProtocol) -> bool:
         """Returns whether a connection with a complete head is served; another one may be closed for it."""
         self._unread.pop(connection, None)  # a client that sends a new request has read the previous response
-        if connection in self.over:
+        if connection in self.excess:
             if len(self.served) >= self.most and not self._make_room():
                 self.move(connection, State.BUSY)
                 return False
-            self.over.discard(connection)
+            self.excess.discard(connection)
             self.served.add(connection)
         self.move(connection, State.BUSY)
         return True
@@ -126,17 +126,17 @@ class Connections:
     def refuse(self, connection: BoundedProtocol) -> None:
         """Releases the place of a connection to which an error has been sent; it is closed soon."""
         self.served.discard(connection)
-        if connection not in self.over and len(self.over) >= self.most:
+        if connection not in self.excess and len(self.excess) >= self.most:
             self.close(connection)
             return
-        self.over.add(connection)
+        self.excess.add(connection)
         self.move(connection, State.REFUSED)
 
     def remove(self, connection: BoundedProtocol) -> None:
         """Removes a closed connection."""
         self.move(connection, State.CLOSED)
         self.served.discard(connection)
-        self.over.discard(connection)
+        self.excess.discard(connection)
         self._unread.pop(connection, None)
 
     def close(self, connection: BoundedProtocol) -> None:
@@ -154,7 +154,7 @@ class Connections:
                 del waiting[connection]  # it is closed only once; its place is free when that is done
                 self.closed(f"{state.value} timeout")
                 connection.expire()
-        for connection in [*self.served, *self.over]:
+        for connection in [*self.served, *self.excess]:
             size = connection.unread_bytes()
             if not size:
                 self._unread.pop(connection, None)

@@ -128,7 +128,7 @@ class Part:
 
     def __init__(self, store: Store):
         self.store = store
-        self._opened: dict[str, _OpenRelease] = {}
+        self._releases: dict[str, _OpenRelease] = {}
         self._damaged: dict[str, StoreError] = {}
         self._read: set[Path] = set()  # files whose pages were read into memory
         self._preparing = threading.Lock()
@@ -144,7 +144,7 @@ class Part:
     def retire(self, release_id: str) -> None:
         """Closes a release."""
         with self._preparing:
-            for table in (self._opened, self._damaged):
+            for table in (self._releases, self._damaged):
                 table.pop(release_id, None)
             self._forget(release_id)
 
@@ -188,14 +188,14 @@ class Part:
 
     def _open_release(self, release_id: str) -> _OpenRelease:
         """Returns an open release; opens it if this replica started after `prepare`, or has closed it since."""
-        if (release := self._opened.get(release_id)) is not None:
+        if (release := self._releases.get(release_id)) is not None:
             return release  # without the lock, which is held as long as another release is being opened
         with self._preparing:
-            if release_id not in self._opened:
+            if release_id not in self._releases:
                 artifacts = Opened(self.store, Release.load(self.store, release_id))
                 files = PartFiles(self.store, self._used_files(artifacts))
-                self._opened[release_id] = _OpenRelease(self._open(artifacts), files)
-            return self._opened[release_id]
+                self._releases[release_id] = _OpenRelease(self._open(artifacts), files)
+            return self._releases[release_id]
 
     def _open(self, artifacts: Opened) -> Any:
         raise NotImplementedError

@@ -264,10 +264,10 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
             raise InputError(f"source {source!r}: expected one source; requests may fuse the sources of a task")
         if kind.name in OWN_KINDS:
             raise InputError(f"source {source!r}: name it by parameter {OWN_KINDS[kind.name]}, as the tasks have one")
-        opened = open_source(kind, SearchContext(store, corpus), expression.terms[0].name)
-        if opened.source not in names:
-            names[opened.source] = None
-            artifacts += opened.inputs().values()
+        hit_source = open_source(kind, SearchContext(store, corpus), expression.terms[0].name)
+        if hit_source.source not in names:
+            names[hit_source.source] = None
+            artifacts += hit_source.inputs().values()
     return tuple(names), artifacts
 
 

@@ -59,8 +59,8 @@ class Task:
         terms += [Term(EXACT, self.embeddings)] if self.embeddings else []
         terms += [Term(BM25, self.bm25)] if self.bm25 else []
         terms += [term for source in self.sources for term in parse(source).terms]
-        own = {"embeddings": self.embeddings, "index": self.index}
-        return [ServedSource(term.kind, term.name, term.kind.target(term.name, **own)) for term in terms]
+        names = {"embeddings": self.embeddings, "index": self.index}
+        return [ServedSource(term.kind, term.name, term.kind.target(term.name, **names)) for term in terms]
 
     def artifacts(self) -> set[tuple[str, str]]:
         """Returns the kind and the name of every artifact that the task names."""

@@ -536,7 +536,7 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
         return find(*arguments)
 
     first = client.get("/v1/tasks").json()["release"]
-    opened = service.parts["dense"]._opened
+    opened = service.parts["dense"]._releases
     with monkeypatch.context() as slowly:
         slowly.setattr(service.engine, "_find", slow)
         assert client.post("/v1/search", json={"query": "bafa", "timeout_ms": 200}).status_code == 503
@@ -558,7 +558,7 @@ def test_a_release_lingers_and_changes_do_not_pile_up(
     service._linger = 1.0
     first = client.get("/v1/tasks").json()["release"]
     assert client.put("/v1/tasks/later", files=task_files(tmp_path, model, 4)).status_code == 200
-    opened = service.parts["dense"]._opened
+    opened = service.parts["dense"]._releases
     assert first in opened
     for _ in range(600):
         if first not in opened:

@@ -285,7 +285,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
         service._admin.shutdown()
         assert service.live is not None
         assert service.live.release == other
-        assert set(service.parts["passages"]._opened) == {other.id}  # type: ignore[attr-defined]
+        assert set(service.parts["passages"]._releases) == {other.id}  # type: ignore[attr-defined]
 
     monkeypatch.setattr(Service, "open", open_release)
     monkeypatch.setattr("serve.local.run_server", run_server)

@@ -180,12 +180,12 @@ def test_what_cannot_be_exported_leaves_no_file(corpus: Corpus, tables: list[pa.
     with pytest.raises(InputError, match="the question 'q4' has negatives but no text"):
         export_sentence_transformers(tables, some, corpus, str(path), num_negatives=2)
     with pytest.raises(
-        InputError, match=r"none of 6 questions has a positive and 7 negatives, the most that one has is 6"
+        InputError, match=r"none of 6 queries has a positive and 7 negatives, the most that one has is 6"
     ):
         export_sentence_transformers(tables, QUESTIONS, corpus, str(path), num_negatives=7)
     with pytest.raises(InputError, match="0 negatives in a row: expected at least 1"):
         export_sentence_transformers(tables, QUESTIONS, corpus, str(path), num_negatives=0)
-    with pytest.raises(InputError, match="none of 1 questions has a positive and a negative"):
+    with pytest.raises(InputError, match="none of 1 queries has a positive and a negative"):
         export_tevatron([tables[0].slice(2)], QUESTIONS, corpus, str(path))
     with pytest.raises(InputError, match="this is a folder"):
         export_tevatron(tables, QUESTIONS, corpus, str(tmp_path))

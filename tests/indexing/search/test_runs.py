@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from indexing.exact import Hits
-from indexing.search.runs import SCHEMA, falling, hits_table, read_run, read_trec, write_parquet, write_trec
+from indexing.search.runs import SCHEMA, hits_table, read_run, read_trec, strictly_falling, write_parquet, write_trec
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -50,13 +50,13 @@ def test_falling_keeps_the_order_and_changes_no_more_than_it_must() -> None:
         for at in range(1, len(scores)):  # the specification, one by one
             if ranks[at] and expected[at] >= expected[at - 1]:
                 expected[at] = np.nextafter(expected[at - 1], np.float32(-np.inf))
-        found = falling(scores, ranks)
+        found = strictly_falling(scores, ranks)
         assert found.dtype == np.float32
         assert found.tobytes() == expected.tobytes()
         for start in np.flatnonzero(ranks == 0):
             mine = found[start : start + 1 + int(np.argmin(np.append(ranks[start + 1 :], 0) > 0))]
             assert (np.diff(mine) < 0).all()
-    assert falling(np.empty(0, np.float32), np.empty(0, np.int64)).tolist() == []
+    assert strictly_falling(np.empty(0, np.float32), np.empty(0, np.int64)).tolist() == []
 
 
 def test_printed_scores_read_back_as_they_are_and_in_order(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_printed_scores_read_back_as_they_are_and_in_order(tmp_path: Path) -> No
     assert found["query_id"].to_pylist() == ["q"] * 6 + ["r"]
     assert found["id"].to_pylist() == [*(f"p{n}" for n in range(6)), "p"]
     printed = np.array(found["score"].to_pylist()[:6], np.float32)
-    assert printed.tobytes() == falling(scores, np.arange(6)).tobytes()
+    assert printed.tobytes() == strictly_falling(scores, np.arange(6)).tobytes()
     assert (np.diff(printed) < 0).all()
     assert [path.name for path in (tmp_path / "a/b").iterdir()] == ["run.trec"]
 

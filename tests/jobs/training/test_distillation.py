@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from mined import mine, weights
+from training_commands import COMMON
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
@@ -20,24 +21,7 @@ from indexing.store.store import Store
 from retriever.encoding.reranker import Reranker
 
 Done = Callable[..., str]
-SMALL = (
-    "--split",
-    "train",
-    "--batch",
-    8,
-    "--negatives-per-query",
-    2,
-    "--length",
-    4,
-    "--cpus",
-    1,
-    "--dtype",
-    "float32",
-    "--seed",
-    3,
-    "--lr",
-    "0.05",
-)
+SMALL = (*COMMON, "--lr", "0.05")
 MINING = (
     "--sources",
     "exact:enc",

@@ -163,7 +163,7 @@ def test_two_stores_give_the_bytes_of_one_and_the_scores_of_both_teachers(
     assert data is not None
     queries, rows = batch_at(data, system.tuning, 0)
     assert {*(rows >= 240).all(1)} == {True, False}
-    labels = system.batch(0, 0, 1).given
+    labels = system.batch(0, 0, 1).arguments
     texts = {passage["text"] for passage in make_passages(30, seed=5)}
     for query, group, teacher in zip(queries, rows, labels["teacher"], strict=True):
         assert {*data.passages(group)[1]} <= texts or query < 10
@@ -243,7 +243,7 @@ def test_equal_texts_of_two_stores_are_negatives_only_in_a_mixed_batch(
     shared = 0
     for step in range(2):
         queries, rows = batch_at(system.data, system.tuning, step)
-        passages, labels = np.unique(rows), system.batch(step, 0, 1).given
+        passages, labels = np.unique(rows), system.batch(step, 0, 1).arguments
         keys = np.array(["\n".join(key) for key in zip(*system.data.passages(passages), strict=True)])
         for place, query in enumerate(queries):
             is_equal = (keys == keys[labels["positives"][place]]) & ((passages >= 240) != (query >= 10))

@@ -16,6 +16,7 @@ import torch
 from mined import weights
 from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
+from training_commands import COMMON
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
@@ -31,24 +32,7 @@ from serve.parts.models import EncoderPart
 from serve.release.planning import plan
 
 Done = Callable[..., str]
-SMALL = (
-    "--negatives",
-    "hand",
-    "--split",
-    "train",
-    "--batch",
-    8,
-    "--negatives-per-query",
-    2,
-    "--length",
-    4,
-    "--cpus",
-    1,
-    "--dtype",
-    "float32",
-    "--seed",
-    3,
-)
+SMALL = ("--negatives", "hand", *COMMON)
 EXACT = ("--dtype", "float32", "--compile", "never")
 
 
@@ -123,7 +107,7 @@ def test_queries_are_trained_against_the_bytes_of_the_index(
         _, rows = batch_at(
             system.data, options, len(steps), draw_positive=options.draw_positive, draw_negatives=options.draw_negatives
         )
-        steps.append((outputs["dense"][batch.given["queries"] :].detach().numpy().copy(), np.unique(rows)))
+        steps.append((outputs["dense"][batch.arguments["queries"] :].detach().numpy().copy(), np.unique(rows)))
         return loss(system, outputs, batch)
 
     def of_queries(system: DualSystem, texts: Any, side: Any, *rows: Any) -> Any:

@@ -14,6 +14,7 @@ from mined import mine, weights
 from samples import save_tiny_bert
 from sentence_transformers import SentenceTransformer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from training_commands import COMMON
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
@@ -26,24 +27,7 @@ from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.prompts.prompts import load_prompt
 
 Done = Callable[..., str]
-SMALL = (
-    "--negatives",
-    "hand",
-    "--split",
-    "train",
-    "--batch",
-    8,
-    "--negatives-per-query",
-    2,
-    "--length",
-    4,
-    "--cpus",
-    1,
-    "--dtype",
-    "float32",
-    "--seed",
-    3,
-)
+SMALL = ("--negatives", "hand", *COMMON)
 EXACT = ("--dtype", "float32", "--compile", "never")
 
 

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+# Options of a small training of a retriever, in float32 and with one thread, so that its bytes repeat.
+COMMON = (
+    "--split",
+    "train",
+    "--batch",
+    8,
+    "--negatives-per-query",
+    2,
+    "--length",
+    4,
+    "--cpus",
+    1,
+    "--dtype",
+    "float32",
+    "--seed",
+    3,
+)
 _NEGATIVES = ("--negatives", "hand", "--negatives-per-query", 2)
 TUNE = (
     "tune_prompts",

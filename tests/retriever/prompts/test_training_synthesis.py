@@ -93,7 +93,7 @@ def test_the_regulariser_is_that_of_the_tasks_of_the_batch(bert: Path) -> None:
     """Against the slow reference; training sets of one name are one task."""
     system, plain = (several_tasks(system_of(bert, divergence=each)) for each in (TUNING["divergence"], None))
     batch = system.batch(1, 0, 1)
-    assert set(batch.given["tasks"].tolist()) == {0, 1}
+    assert set(batch.arguments["tasks"].tolist()) == {0, 1}
     assert batch.outputs["attention"].rows == 12
     assert "attention" not in plain.batch(1, 0, 1).outputs
     weights = torch.zeros(12, 3)
@@ -101,7 +101,7 @@ def test_the_regulariser_is_that_of_the_tasks_of_the_batch(bert: Path) -> None:
         for chunk in batch.chunks:
             if (rows := chunk.rows.get("attention")) is not None:
                 weights[rows] = system.forward(chunk)[0]["attention"]
-    within, between = slow_means(weights.tolist(), batch.given["tasks"].tolist())
+    within, between = slow_means(weights.tolist(), batch.arguments["tasks"].tolist())
     assert between > 1e-6
     expected = gradients(plain, 1)["loss"] + 0.5 * (within - between)
     assert gradients(system, 1)["loss"] == pytest.approx(expected, abs=1e-5)

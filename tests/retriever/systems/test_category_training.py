@@ -46,9 +46,9 @@ def test_a_batch_holds_the_overlaps_with_each_querys_own_passage(bert: Path) -> 
     passages = np.unique(rows)
     expected = [[len(own & other) / len(own | other) for other in sets_of(passages)] for own in sets_of(rows[:, 0])]
     assert rows.shape == (12, 1), "no negatives are mined"
-    np.testing.assert_allclose(batch.given["rho"].numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(batch.arguments["rho"].numpy(), expected, rtol=1e-6)
     assert 0 < np.count_nonzero(expected) < np.size(expected)
-    assert "rho" not in category_system(bert, categories=None).batch(2, 0, 1).given
+    assert "rho" not in category_system(bert, categories=None).batch(2, 0, 1).arguments
 
 
 def expected_loss(system: DualSystem, step: int, alpha: float, temperature: float) -> float:
@@ -96,7 +96,7 @@ def test_a_judged_passage_without_a_common_category_is_no_negative(bert: Path) -
     """Some queries have two judged passages, and the second one shares no category with the first one."""
     system = category_system(bert, batch=60)
     batch = system.batch(0, 0, 1)
-    apart = batch.given["ignored"] & (batch.given["rho"] == 0)
+    apart = batch.arguments["ignored"] & (batch.arguments["rho"] == 0)
     assert apart.any()
     expected = expected_loss(system, 0, system.tuning.categories.weight, 1.0)  # type: ignore[union-attr]
     assert gradients(system, 0)["loss"] == pytest.approx(expected, rel=1e-4)

@@ -101,7 +101,7 @@ def test_units_of_the_same_passage_and_equal_units_are_no_negatives() -> None:
 def test_a_batch_knows_its_passages_and_equal_units(bert: Path) -> None:
     system = rip_system(bert, REPEATED)
     batch = system.batch(1, 0, 1)
-    passages, texts = batch.given["passages"].tolist(), batch.given["texts"].tolist()
+    passages, texts = batch.arguments["passages"].tolist(), batch.arguments["texts"].tolist()
     assert passages == np.repeat(passages_at(system.options, np.arange(3), 1)[0], 2).tolist()
     units = {}
     for row, (ids, labels) in gather(system, step=1).items():
@@ -111,7 +111,7 @@ def test_a_batch_knows_its_passages_and_equal_units(bert: Path) -> None:
     shared = (2, *range(5, 8), 3)  # w1 w2 w3 is a sentence of two passages
     assert len({passages[row] for row in range(14) if units[row] == shared}) == 2
     vectors = torch.randn(14, 32, generator=torch.Generator().manual_seed(0))
-    expected = rip_loss(vectors, batch.given["passages"], batch.given["texts"])
+    expected = rip_loss(vectors, batch.arguments["passages"], batch.arguments["texts"])
     assert float(system.loss({"dense": vectors}, batch)) == float(expected) < float(rip_loss(vectors))
 
 

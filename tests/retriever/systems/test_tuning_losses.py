@@ -49,10 +49,10 @@ def test_a_batch_holds_the_teachers_logits_of_its_mined_passages(bert: Path, neg
     batch = system.batch(3, 0, 1)
     queries, rows = batch_at(data, system.tuning, 3)
     passages = np.unique(rows)
-    assert batch.given["groups"].shape == batch.given["teacher"].shape == (12, 1 + negatives)
-    assert (passages[batch.given["groups"].numpy()] == rows).all()
+    assert batch.arguments["groups"].shape == batch.arguments["teacher"].shape == (12, 1 + negatives)
+    assert (passages[batch.arguments["groups"].numpy()] == rows).all()
     known = 0
-    for query, group, logits in zip(queries, rows, batch.given["teacher"].double().tolist(), strict=True):
+    for query, group, logits in zip(queries, rows, batch.arguments["teacher"].double().tolist(), strict=True):
         scores = dict(zip(data.positives[query].tolist(), data.teacher.positives[query].tolist(), strict=True))
         scores |= zip(data.negatives[query].tolist(), data.teacher.negatives[query].tolist(), strict=True)
         num_mined = min(negatives, len(data.negatives[query]))
@@ -63,7 +63,7 @@ def test_a_batch_holds_the_teachers_logits_of_its_mined_passages(bert: Path, neg
             else:
                 assert math.isnan(logit)
     assert (known < 12 * (1 + negatives)) == (negatives == 8)
-    assert "teacher" not in dual_system(bert).batch(3, 0, 1).given
+    assert "teacher" not in dual_system(bert).batch(3, 0, 1).arguments
 
 
 def losses_of(bert: Path, **tuning: Any) -> list[float]:

@@ -23,7 +23,7 @@ WEIGHT = 0.25
 
 
 class LengthTerm(Term):
-    """The mean square of the lengths of the queries' vectors, from an output of its own."""
+    """The mean square of the lengths of the queries' vectors, from a separate output."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
@@ -31,13 +31,13 @@ class LengthTerm(Term):
 
     def add(self, step: Step) -> None:
         step.outputs["squares"] = Output(1)
-        step.given["step"] = step.number
+        step.arguments["step"] = step.number
 
     def outputs(self, chunk: Chunk, encoded: Encoded) -> dict[str, torch.Tensor]:
         return {"squares": encoded.vectors.square().sum()[None, None]} if encoded.side == "query" else {}
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        return WEIGHT * outputs["squares"].sum() / batch.given["queries"]
+        return WEIGHT * outputs["squares"].sum() / batch.arguments["queries"]
 
 
 class NamelessTerm(Term):

@@ -57,7 +57,7 @@ def test_the_loss_of_a_step_has_the_loss_of_topics(bert: Path, sample: int | Non
     passages = np.unique(batch_at(data, system.tuning, 3)[1])
     batch = system.batch(3, 0, 1)
     topics = system.numbers.sample(options, system.tuning.seed, 3).tolist()
-    assert batch.given["topics"] == len(topics) == (sample or 3)
+    assert batch.arguments["topics"] == len(topics) == (sample or 3)
     assert batch.outputs["topics"].rows == len(topics) * len(passages)
     assert "topics" not in without.batch(3, 0, 1).outputs
     expected = ALPHA * slow_topic_loss(system, passages, topics, 0.2)

@@ -96,12 +96,12 @@ def test_passages_of_a_step_are_the_stored_vectors(bert: Path, method: str, grad
     system.loss, system.chunks = record, of_queries  # type: ignore[method-assign]
     result = gradients(system, step=3, grad_cache=grad_cache)
     [(vectors, batch)] = seen
-    num_queries = batch.given["queries"]
+    num_queries = batch.arguments["queries"]
     found = {row.tobytes() for row in vectors[num_queries:]}
     assert found <= {row.tobytes() for row in stored.astype(np.float32)}
     assert len(found) == batch.outputs["dense"].rows - num_queries > 24
     assert system.data is not None
-    positives = vectors[num_queries + batch.given["positives"].numpy()]
+    positives = vectors[num_queries + batch.arguments["positives"].numpy()]
     rows = [int(np.flatnonzero((stored.astype(np.float32) == row).all(axis=1))[0]) for row in positives]
     assert all(any(row in own for own in system.data.positives) for row in rows)
     assert any(bool(value.abs().max() > 0) for name, value in result.items() if name != "loss")

@@ -146,13 +146,15 @@ def test_a_batch_is_the_same_for_any_number_of_workers(bert: Path) -> None:
     assert sorted(rows) == list(range(whole.outputs["dense"].rows))
     for share in shares:
         assert share.outputs == whole.outputs
-        assert torch.equal(share.given["ignored"], whole.given["ignored"])
+        assert torch.equal(share.arguments["ignored"], whole.arguments["ignored"])
     batches = [system.batch(step, 0, 1) for step in range(40)]
-    assert any(bool(batch.given["ignored"].any()) for batch in batches), "another positive of a query is not a negative"
+    assert any(bool(batch.arguments["ignored"].any()) for batch in batches), (
+        "another positive of a query is not a negative"
+    )
     sizes = [batch.outputs["dense"].rows for batch in batches]
     assert min(sizes) < 12 * 4, "a passage that two queries share is in the batch once"
     for batch in batches:
-        assert not bool(batch.given["ignored"][torch.arange(12), batch.given["positives"]].any())
+        assert not bool(batch.arguments["ignored"][torch.arange(12), batch.arguments["positives"]].any())
 
 
 def test_a_copy_of_a_positive_is_no_negative_in_the_batch(bert: Path) -> None:
@@ -163,7 +165,7 @@ def test_a_copy_of_a_positive_is_no_negative_in_the_batch(bert: Path) -> None:
     system.data = replace(system.data, copies=copies)
     masked = 0
     for step in range(6):
-        given = system.batch(step, 0, 1).given
+        given = system.batch(step, 0, 1).arguments
         queries, rows = batch_at(system.data, system.tuning, step, draw_positive="first", draw_negatives="windows")
         passages = np.unique(rows)
         for place, query in enumerate(queries):
