@@ -23,10 +23,10 @@ from retriever.options.pretraining import PretrainingOptions
 from retriever.options.reranking import PairOptions
 from retriever.options.synthesis import BasicPromptOptions, DivergenceTerms
 from retriever.options.topics import TopicLossOptions
-from retriever.options.tuning import BatchOptions, PromptOptions, WeightOptions
+from retriever.options.tuning import BatchOptions, NetworkPrompt, PromptOptions, WeightOptions
 
 Train = Literal["prompts", "lora", "all"]
-Prompt = Literal["none", "matrix", "mlp", "synthesised", "per-task", "topics"]
+Prompt = Literal["none", "matrix", NetworkPrompt]
 
 
 @dataclass(frozen=True, kw_only=True)

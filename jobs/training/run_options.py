@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from retriever.errors import InputError
-from retriever.options import option
+from retriever.options import Precision, option
 from retriever.options.declaring import check_least, check_positive
 from retriever.options.loop import LoopOptions, OptimisationOptions
 
@@ -45,7 +45,7 @@ class Training(ClusterJob):
     """GPUs per worker. Default: 1 if there is one for each worker, or for --min-workers; otherwise 0."""
     min_workers: int | None = option(None, group="workers")
     """Continue with at least N workers, on the same batches, if the cluster loses nodes. Default: --workers."""
-    dtype: Literal["auto", "float32", "bfloat16"] = option("auto", group="memory and precision")
+    dtype: Precision = option("auto", group="memory and precision")
     """Precision of the forward and backward pass; auto: bfloat16 if the device computes with it, otherwise float32."""
     checkpointing: bool = option(False, group="memory and precision")
     """Activation checkpointing: recompute activations in the backward pass, which needs less memory and more time."""

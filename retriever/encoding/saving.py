@@ -14,11 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from retriever.forward.pooling import Head
-from retriever.model.modules import Dense
+from retriever.model.modules import POOLING_MODES, Dense
 from retriever.model.recipe import Recipe
 from retriever.model.vocabulary import end_texts, load_tokenizer
-
-_POOLING = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
 
 
 def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None = None) -> None:
@@ -109,7 +107,7 @@ class _Layout:
 def _layout(recipe: Recipe) -> _Layout:
     """Returns the layout of a recipe's vectors. SparseEncoder has one limit of words for both sides."""
     if not recipe.is_sparse:
-        mode = {"pooling_mode": _POOLING[recipe.pooling], "include_prompt": True}
+        mode = {"pooling_mode": POOLING_MODES[recipe.pooling], "include_prompt": True}
         settings = {"word_embedding_dimension": recipe.hidden, **mode}
         return _Layout("sentence_transformers.models", "Transformer", "Pooling", settings)
     limits = {} if recipe.passage_terms is None else {"max_active_dims": recipe.passage_terms}

@@ -16,7 +16,8 @@ _TRANSFORMER_CONFIGS = [
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
-_POOLING_NAMES: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+POOLING_MODES: dict[Pooling, str] = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
+"""The names of poolings in the files of sentence-transformers."""
 _OLD_POOLING_KEYS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -184,11 +185,12 @@ def _read_pooling(file: Path) -> Pooling:
         key for key, value in config.items() if key.startswith("pooling_mode") and value and key not in known
     ]:
         raise InputError(f"{file}: {unknown[0]}: unknown pooling mode (cls, mean and lasttoken are supported)")
-    if len(modes) != 1 or modes[0] not in _POOLING_NAMES:
+    names = {mode: name for name, mode in POOLING_MODES.items()}
+    if len(modes) != 1 or modes[0] not in names:
         raise InputError(f"{file}: pooling {' + '.join(modes)} is not supported (cls, mean and lasttoken are)")
     if field(config, "include_prompt", bool, file) is False:
         raise InputError(f"{file}: include_prompt=false (pooling that leaves the prefix out) is not supported")
-    return _POOLING_NAMES[modes[0]]
+    return names[modes[0]]
 
 
 def _read_dense(folder: Path, path: str) -> Dense:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, field
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import MISSING, field
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from retriever.errors import InputError
 
@@ -51,12 +53,29 @@ def option(
     return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
-def check_choices(options: object, **allowed: Sequence[Any]) -> None:
-    """Raises InputError for a field that has none of its allowed values."""
-    for name, values in allowed.items():
+def check_choices(options: object, **allowed: Collection[Any]) -> None:
+    """Raises InputError for a field of type `Literal`, or `Literal | None`, that has none of its values.
+
+    Args:
+        options: An instance of a dataclass.
+        allowed: The values of fields whose type does not list all of them.
+    """
+    for name, values in {**_choices(type(options)), **allowed}.items():
         if (value := getattr(options, name)) not in values:
             expected = ", ".join(str(each) for each in values if each is not None)
-            raise InputError(f"parameter {_name(options, name)} {value!r}: expected one of {expected}")
+            raise InputError(f"parameter {option_name(options, name)} {value!r}: expected one of {expected}")
+
+
+@functools.cache
+def _choices(options: type) -> Mapping[str, Collection[Any]]:
+    """Returns the values of each field of type `Literal` or `Literal | None`."""
+    choices: dict[str, Collection[Any]] = {}
+    for name, hint in get_type_hints(options).items():
+        members = (hint,) if get_origin(hint) is Literal else get_args(hint)
+        values = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
+        if values:
+            choices[name] = [*values, None] if NoneType in members else values
+    return choices
 
 
 def check_least(options: object, **least: float) -> None:
@@ -64,13 +83,16 @@ def check_least(options: object, **least: float) -> None:
     for name, smallest in least.items():
         value = getattr(options, name)
         if value is not None and not smallest <= value < math.inf:
-            raise InputError(f"parameter {_name(options, name)} {value}: expected at least {smallest}{_finite(value)}")
+            raise InputError(
+                f"parameter {option_name(options, name)} {value}: expected at least {smallest}{_finite(value)}"
+            )
 
 
-def _name(options: object, field_name: str) -> str:
-    """Returns the name of the option that a field declares."""
-    fields: dict[str, Field[Any]] = options.__dataclass_fields__  # type: ignore[attr-defined]
-    return str(fields[field_name].metadata.get("flag") or field_name).replace("-", "_")
+def option_name(options: object, field_name: str) -> str:
+    """Returns the name of the option that a field declares, in its class or in a base class."""
+    fields = [each.__dataclass_fields__.get(field_name) for each in type(options).__mro__[:-1]]
+    flags = [each.metadata["flag"] for each in fields if each is not None and "flag" in each.metadata]
+    return str(flags[0] if flags else field_name).replace("-", "_")
 
 
 def _finite(value: float) -> str:
@@ -83,7 +105,7 @@ def check_positive(options: object, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
-            raise InputError(f"parameter {_name(options, name)} {value}: expected more than 0{_finite(value)}")
+            raise InputError(f"parameter {option_name(options, name)} {value}: expected more than 0{_finite(value)}")
 
 
 def check_share(options: object, *names: str) -> None:
@@ -91,4 +113,4 @@ def check_share(options: object, *names: str) -> None:
     for name in names:
         value = getattr(options, name)
         if value is not None and not 0 <= value < 1:
-            raise InputError(f"parameter {_name(options, name)} {value}: expected a share, 0 to less than 1")
+            raise InputError(f"parameter {option_name(options, name)} {value}: expected a share, 0 to less than 1")

@@ -10,10 +10,14 @@ from retriever.options.declaring import check_choices, check_least
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, Side] = ("query", "passage")
 PLURALS: dict[Side, str] = {"query": "queries", "passage": "passages"}
-Pooling = Literal["cls", "mean", "last", "splade"]
-VECTORS: dict[str, str] = {"cls": "dense", "mean": "dense", "last": "dense", "splade": "sparse"}
+DensePooling = Literal["cls", "mean", "last"]
+SparsePooling = Literal["splade"]
+Pooling = Literal[DensePooling, SparsePooling]
+VECTORS = {**dict.fromkeys(get_args(DensePooling), "dense"), **dict.fromkeys(get_args(SparsePooling), "sparse")}
 """The kind of the vectors that each pooling makes."""
 TitlePolicy = Literal["space", "newline", "sep", "none"]
+Precision = Literal["auto", "float32", "bfloat16"]
+Compile = Literal["auto", "never", "always"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +56,7 @@ class TextOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that no model accepts."""
-        check_choices(self, pooling=(None, *VECTORS), title=get_args(TitlePolicy))
-        check_choices(self, padding_side=(None, "right", "left"))
+        check_choices(self, pooling=(None, *VECTORS))  # with those of kinds of vector that were registered later
         check_least(self, query_length=1, passage_length=1, dimension=1)
 
 
@@ -63,10 +66,10 @@ class EncoderOptions(TextOptions):
 
     GROUP: ClassVar = TextOptions.GROUP
 
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Precision = "auto"
     """The dtype of the backbone; auto: bfloat16 on CUDA and on CPUs with bfloat16 products, otherwise float32. Pooling
     and the layers after it are float32."""
-    compile: Literal["auto", "never", "always"] = "auto"
+    compile: Compile = "auto"
     """torch.compile; auto: if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
     which are faster without it; always: an error if compiling fails."""
     query_terms: int | None = None
@@ -78,7 +81,6 @@ class EncoderOptions(TextOptions):
     def __post_init__(self) -> None:
         """Raises InputError for a value that no model accepts."""
         super().__post_init__()
-        check_choices(self, dtype=("auto", "float32", "bfloat16"), compile=("auto", "never", "always"))
         check_least(self, query_terms=1, passage_terms=1)
 
     def stored(self) -> dict[str, Any]:
@@ -109,11 +111,10 @@ class RerankerOptions:
     max_length: int | None = None
     title: TitlePolicy = "space"
     positive_label: int | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    compile: Literal["auto", "never", "always"] = "never"
+    dtype: Precision = "auto"
+    compile: Compile = "never"
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that no model accepts."""
-        check_choices(self, title=get_args(TitlePolicy), dtype=("auto", "float32", "bfloat16"))
-        check_choices(self, compile=("auto", "never", "always"))
+        check_choices(self)
         check_least(self, max_length=1, positive_label=0)

@@ -65,9 +65,9 @@ class FlopsOptions(FlopsWeights):
         warm_up: Steps in which both weights rise, by the square of the fraction of these steps.
     """
 
-    queries: float = option(flag="flops-queries")
-    passages: float = option(flag="flops-passages")
-    warm_up: int = option(flag="flops-warm-up")
+    queries: float = option()
+    passages: float = option()
+    warm_up: int = option()
 
     def _check_warm_up(self) -> None:
         if self.warm_up < 1:

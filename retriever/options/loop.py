@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from retriever.errors import InputError
 from retriever.options.declaring import check_choices, check_least, check_positive, check_share, option
@@ -61,10 +61,9 @@ class OptimisationOptions:
         check_least(self, evaluate_every=0, patience=0)
         check_positive(self, "lr", "clip")
         check_share(self, "warm_up")
-        check_choices(self, zero=(None, 0, 1, 2, 3))
+        check_choices(self)
         if self.offload and not self.zero:
             raise InputError("parameter offload: expected parameter zero 1 to 3")
-        check_optimizer(self.optimizer)
         check_sharding([self.optimizer], self.zero)
 
 
@@ -77,11 +76,6 @@ class ContrastiveOptimisation(OptimisationOptions):
     grad_cache: Literal["auto", "on", "off"] = option("auto", group="memory and precision")
     """GradCache (Gao et al. 2021) computes the vectors of a batch twice, which needs less memory. auto: if a worker's
     share of the batch has too many tokens for the intermediate values of all of them to be kept."""
-
-    def __post_init__(self) -> None:
-        """See OptimisationOptions."""
-        super().__post_init__()
-        check_choices(self, grad_cache=("auto", "on", "off"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,12 +112,6 @@ class LoopOptions(ContrastiveOptimisation):
         """Returns the learning rate of a step, counted from 0."""
         rising = max(1, round(self.warm_up * self.steps))
         return self.lr * min((step + 1) / rising, (self.steps - step) / max(1, self.steps - rising))
-
-
-def check_optimizer(name: str) -> None:
-    """Raises InputError if there is no optimizer of this name."""
-    if name not in get_args(OptimizerName):
-        raise InputError(f"parameter optimizer {name!r}: expected one of {', '.join(get_args(OptimizerName))}")
 
 
 def check_sharding(optimizers: Iterable[str], zero: int | None) -> None:

@@ -8,8 +8,9 @@ from typing import ClassVar, Literal, get_args
 from retriever.errors import InputError
 from retriever.options.declaring import check_choices, check_least, check_positive
 
-Loss = Literal["contrastive", "symmetric", "symmetric-sum", "kl", "margin-mse"]
-DISTILLATION: tuple[Loss, ...] = ("kl", "margin-mse")  # losses that need a teacher's scores
+SymmetricLoss = Literal["symmetric", "symmetric-sum"]  # over the queries of the batch too
+DistillationLoss = Literal["kl", "margin-mse"]  # needs a teacher's scores
+Loss = Literal["contrastive", SymmetricLoss, DistillationLoss]
 MAX_SCALE = 100.0  # largest 1 / T of a learned temperature (CLIP, Radford et al. 2021, section 2.5)
 # AdamW changes log T by about this much in a step, so T can change by a factor of e in 1,000 steps. The learning rates
 # of weights do not suit it: 2e-5 of fine-tuning changes T by 2 % in as many steps.
@@ -40,13 +41,13 @@ class LossOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
-        check_choices(self, loss=get_args(Loss))
+        check_choices(self)
         check_positive(self, "temperature", "temperature_lr")
         check_least(self, contrastive_weight=0)
         if self.contrastive_weight and not self.distills:
             raise InputError(
                 f"parameter contrastive_weight {self.contrastive_weight} parameter loss {self.loss}: expected a "
-                f"distillation loss, to which it is added: {' or '.join(DISTILLATION)}"
+                f"distillation loss, to which it is added: {' or '.join(get_args(DistillationLoss))}"
             )
         if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
             raise InputError(
@@ -62,4 +63,9 @@ class LossOptions:
     @property
     def distills(self) -> bool:
         """Whether the loss needs the teacher scores of a re-ranker."""
-        return self.loss in DISTILLATION
+        return self.loss in get_args(DistillationLoss)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the loss is also one of passages over the queries of the batch."""
+        return self.loss in get_args(SymmetricLoss)

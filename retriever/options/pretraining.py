@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from retriever.errors import InputError
 from retriever.options.declaring import check_choices, check_least, check_positive, check_share, option
@@ -70,8 +70,7 @@ class PretrainingOptions:
         check_least(self, batch=1, max_length=1, prompt_length=1, min_words=1)
         check_positive(self, "mlm_probability")
         check_share(self, "mlm_probability")
-        check_choices(self, objective=get_args(Objective), train=get_args(Trains), pooling=("cls", "mean"))
-        check_choices(self, unit=(None, *get_args(Unit)), mask=(None, *get_args(Mask)))
+        check_choices(self)
         if self.has_head and (self.pooling, self.train) != ("cls", "backbone"):
             raise InputError(
                 f"parameter objective {self.objective} trains a backbone's first token: expected parameter pooling cls "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from retriever.options.declaring import check_choices, check_least, option
 from retriever.options.encoding import TitlePolicy
@@ -33,7 +33,7 @@ class PairOptions:
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
         check_least(self, batch=1, negatives_per_query=1, max_length=1)
-        check_choices(self, loss=get_args(Loss), title=get_args(TitlePolicy))
+        check_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)

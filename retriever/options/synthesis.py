@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from retriever.errors import InputError
 from retriever.options.declaring import check_choices, check_least, check_positive, option
@@ -44,7 +44,7 @@ class BasicPromptOptions:
         check_positive(self, "temperature")
         if (self.temperature or 0) > MOST_TEMPERATURE:
             raise InputError(f"parameter prompt_temperature {self.temperature}: expected at most {MOST_TEMPERATURE:,}")
-        check_choices(self, mix=(None, *get_args(Mix)), attention=(None, *get_args(Attention)))
+        check_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class SynthesisOptions(BasicPromptOptions):
         hidden: Size of the hidden layer over a query's words (d_h).
     """
 
-    prompts: int = option(20, flag="basic-prompts")
-    bottleneck: int = option(100, flag="prompt-bottleneck")
-    temperature: float = option(math.e, flag="prompt-temperature")
+    prompts: int = 20
+    bottleneck: int = 100
+    temperature: float = math.e
     mix: Mix = "before"
     attention: Attention = "learned"
     length: int = 100
@@ -105,4 +105,4 @@ class DivergenceTerms:
 class DivergenceOptions(DivergenceTerms):
     """Options of the regulariser of a training run."""
 
-    weight: float = option(1.0, flag="divergence-weight")
+    weight: float = 1.0

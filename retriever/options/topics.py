@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from retriever.options.declaring import check_choices, check_least, option
 
@@ -37,7 +37,7 @@ class TopicLossOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
-        check_choices(self, queries=get_args(QueryTopics), wordless=get_args(Wordless))
+        check_choices(self)
         check_least(self, margin=0, sample=2)
 
 

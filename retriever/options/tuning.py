@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from retriever.errors import InputError
 from retriever.options.categories import CategoryOptions
@@ -17,7 +17,8 @@ from retriever.options.topics import TopicOptions
 
 Method = Literal["prompt", "lora", "finetune"]
 Sides = Literal["tied", "untied", "query"]
-Parametrisation = Literal["embedding", "mlp", "synthesised", "per-task", "topics"]
+NetworkPrompt = Literal["mlp", "synthesised", "per-task", "topics"]  # prompts that a network computes
+Parametrisation = Literal["embedding", NetworkPrompt]
 NegativesFrom = Literal["batch", "own"]
 PositiveDraw = Literal["random", "first", "weighted"]
 NegativeDraw = Literal["random", "windows"]
@@ -64,7 +65,7 @@ class WeightOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
-        check_choices(self, sides=get_args(Sides))
+        check_choices(self)
         check_least(self, projection=1)
 
 
@@ -115,8 +116,7 @@ class BatchOptions:
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
         check_least(self, batch=1, negatives_per_query=0)
-        check_choices(self, negatives_from=get_args(NegativesFrom), draw_positive=get_args(PositiveDraw))
-        check_choices(self, draw_negatives=get_args(NegativeDraw))
+        check_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,6 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
         """Raises InputError for a value that training cannot use."""
         for group in (WeightOptions, PromptOptions, BatchOptions, LossOptions):
             group.__post_init__(self)
-        check_choices(self, method=get_args(Method), parametrisation=get_args(Parametrisation))
         check_least(self, seed=0)
         if self.distills and not self.negatives_per_query:
             raise InputError(
@@ -174,7 +173,7 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
                 "score is compared with the teacher's"
             )
         has_contrastive = not self.distills or self.contrastive_weight
-        if self.negatives_from == "own" and (not self.negatives_per_query or "symmetric" in self.loss):
+        if self.negatives_from == "own" and (not self.negatives_per_query or self.is_symmetric):
             raise InputError(
                 f"parameter negatives_from own, parameter negatives_per_query {self.negatives_per_query}, "
                 f"parameter loss {self.loss}: expected at least 1 negative, and no symmetric loss, whose "

@@ -18,7 +18,7 @@ from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptRow
 from retriever.model.recipe import Recipe, settings_of
 from retriever.options import EncoderOptions, Side
 from retriever.options.tuning import Parametrisation, TuneOptions, offsets_of
-from retriever.prompts.deep_prompt import PROVIDERS
+from retriever.prompts.deep_prompt import DeepPrompt, MatrixPrompt, MlpPrompt
 from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_offsets
 from retriever.prompts.query_words import NO_WORDS, count_words
 from retriever.prompts.synthesis_provider import SynthesisedPrompt
@@ -35,7 +35,7 @@ _SIDES = {"tied": ("both",), "untied": ("query", "passage"), "query": ("query",)
 
 
 class PromptKind:
-    """One prompt for all texts of a side: a matrix, or a network that computes it. The base of the other kinds.
+    """One prompt for all texts of a side: a matrix. The base of the other kinds.
 
     Args:
         tuning: Options of the training run.
@@ -44,6 +44,8 @@ class PromptKind:
         numbers: Which of several prompts a text has; None: this depends on nothing, or on the task of a query.
         tasks: The names of the tasks of the training data.
     """
+
+    provider: type[DeepPrompt] = MatrixPrompt
 
     def __init__(
         self,
@@ -67,9 +69,7 @@ class PromptKind:
             InputError: If it cannot start from this prompt.
         """
         tuning = self.tuning
-        prompt = PROVIDERS[tuning.parametrisation](
-            shape, tuning.length, tuning.prompt_dropout, position_offset=tuning.position_offset
-        )
+        prompt = self.provider(shape, tuning.length, tuning.prompt_dropout, position_offset=tuning.position_offset)
         if start is not None:
             if start.synthesis is not None:
                 raise InputError(
@@ -124,6 +124,12 @@ class PromptKind:
     def tasks_of(self, prompts: Mapping[str, Any], task: TaskPrompt) -> dict[str, TaskPrompt]:
         """Returns the prompts of the tasks by name, of which `task` is the mean; empty unless each task has one."""
         return {}
+
+
+class MlpKind(PromptKind):
+    """One prompt for all texts of a side, which a network computes."""
+
+    provider = MlpPrompt
 
 
 class SynthesisedKind(PromptKind):
@@ -238,7 +244,7 @@ class TopicKind(PromptKind):
 
 KINDS: dict[Parametrisation, type[PromptKind]] = {
     "embedding": PromptKind,
-    "mlp": PromptKind,
+    "mlp": MlpKind,
     "synthesised": SynthesisedKind,
     "per-task": TaskKind,
     "topics": TopicKind,

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from retriever.errors import InputError
-from retriever.options.loop import OptimizerName, check_optimizer
+from retriever.options.declaring import check_choices
+from retriever.options.loop import OptimizerName
 from retriever.training.adafactor import Adafactor, moment_shapes
 
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -44,8 +45,7 @@ class ParameterGroup:
                 f"a parameter group with lr={self.lr} lr_factor={self.lr_factor} weight_decay="
                 f"{self.weight_decay}: expected rates above 0, and a decay of 0 or more"
             )
-        if self.optimizer is not None:
-            check_optimizer(self.optimizer)
+        check_choices(self)
 
 
 @runtime_checkable
