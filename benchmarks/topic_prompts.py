@@ -40,7 +40,6 @@ from indexing.training.tuning import TuneMaker
 from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions, Side
 from retriever.prompts.prompts import load_prompt
-from retriever.topics.controls import random_topics, shuffled_topics
 from retriever.topics.model import with_default
 
 HITS = 100  # per query
@@ -115,6 +114,11 @@ class Searched:
         self.search(self.encode(self.texts, "query", of_queries), vectors)
 
 
+def random_topics(count: int, num_topics: int, seed: int) -> np.ndarray:
+    """Returns random topics of `count` texts, int64 [count]; the sizes of two topics differ by at most 1."""
+    return np.random.default_rng(seed).permutation(np.arange(count, dtype=np.int64) % num_topics)
+
+
 @functools.cache
 def open_encoder(backbone: str, options: EncoderOptions) -> Encoder:
     """Returns an open backbone without tasks."""
@@ -132,8 +136,8 @@ def search_random(search: ControlSearch) -> None:
 def search_shuffled(search: ControlSearch) -> None:
     """Searches with the topics of passages, and those of queries, at random places."""
     searched = Searched(search)
-    of_passages, of_queries = searched.topics_of_passages(), searched.topics_of_queries()
-    searched.search_with_topics(shuffled_topics(of_passages, 0), shuffled_topics(of_queries, 1))
+    topics = searched.topics_of_passages(), searched.topics_of_queries()
+    searched.search_with_topics(*(np.random.default_rng(seed).permutation(each) for seed, each in enumerate(topics)))
 
 
 def search_swapped(search: ControlSearch) -> None:
@@ -185,8 +189,8 @@ def train_random(step: Step) -> None:
     store = Store(options.store)
     job = open_all(store, options)
     maker = RandomTopicsMaker(**{field.name: getattr(job.maker, field.name) for field in fields(job.maker)})
-    config = job.config | {"control": "random topics"}
-    train_retriever.train(store, options, replace(job, maker=maker, config=config))
+    target = replace(job.target, config={**job.target.config, "control": "random topics"})
+    train_retriever.train(store, options, replace(job, maker=maker, target=target))
 
 
 CONTROLS = {

@@ -33,6 +33,7 @@ from indexing.training.training_sets import (
 )
 from indexing.training.training_topics import agreement, training_topics
 from indexing.training.tuning import TuneMaker, open_tuning_sets, passage_embeddings
+from indexing.work.work import Target
 from retriever.errors import InputError
 from retriever.model.files import resolve
 from retriever.model.recipe import read_recipe
@@ -58,8 +59,7 @@ class RetrieverSetup:
     spec: EncoderSpec
     maker: TuneMaker
     loop: LoopOptions
-    inputs: dict[str, Artifact | Reference]
-    config: dict[str, Any]
+    target: Target
     topic_agreement: float | None = None
 
 
@@ -114,7 +114,8 @@ def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
     inputs |= {} if start is None else {"init": start.artifact}
     inputs |= {} if stored is None else vector_inputs(training.corpora, stored)
     inputs |= {} if topics is None else {"topics": topics.generations[0]}
-    return RetrieverSetup(num_queries, spec, maker, loop, inputs, configuration(options, maker, loop), topic_agreement)
+    target = Target(options.kind, options.task, inputs, configuration(options, maker, loop))
+    return RetrieverSetup(num_queries, spec, maker, loop, target, topic_agreement)
 
 
 def check_zero(options: TrainRetriever) -> None:

@@ -73,7 +73,7 @@ def train_retriever(options: TrainRetriever) -> None:
     for warning in serving_warnings(store, options, setup):
         say(f"warning: {warning}")
     if options.plan:
-        if not plan_complete(options, store, options.kind, options.task, setup.inputs, setup.config):
+        if not plan_complete(options, store, setup.target):
             check_derived_names(store, options, setup)
             plan(options, setup)
         return
@@ -94,8 +94,8 @@ def sweep(options: TrainRetriever) -> None:
     for each in runs:
         check_derived_names(store, each.options, setup[each.options.task])
     first = setup[runs[0].options.task]
-    configs = [setup[run.options.task].config for run in runs]
-    inputs = merge_inputs([(run.suffix, setup[run.options.task].inputs) for run in runs])
+    configs = [setup[run.options.task].target.config for run in runs]
+    inputs = merge_inputs([(run.suffix, setup[run.options.task].target.inputs) for run in runs])
 
     def train_run(each: Run) -> Artifact:
         artifact = train(store, each.options, setup[each.options.task])
@@ -175,10 +175,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
     artifact = make(
         options,
         store,
-        options.kind,
-        options.task,
-        inputs=setup.inputs,
-        config=setup.config,
+        setup.target,
         prepare=lambda on_ray: (setup.maker, setup.loop, notes),
         longest=longest_text(setup),
     )

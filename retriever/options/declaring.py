@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, field
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import MISSING, Field, field
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from retriever.errors import InputError
 
@@ -60,14 +60,14 @@ def check_choices(options: object, **allowed: Collection[Any]) -> None:
         options: An instance of a dataclass.
         allowed: The values of fields whose type does not list all of them.
     """
-    for name, values in {**_choices(type(options)), **allowed}.items():
+    for name, values in {**_choices(cast(Hashable, type(options))), **allowed}.items():
         if (value := getattr(options, name)) not in values:
             expected = ", ".join(str(each) for each in values if each is not None)
             raise InputError(f"parameter {option_name(options, name)} {value!r}: expected one of {expected}")
 
 
 @functools.cache
-def _choices(options: type) -> Mapping[str, Collection[Any]]:
+def _choices(options: Any) -> Mapping[str, Collection[Any]]:
     """Returns the values of each field of type `Literal` or `Literal | None`."""
     choices: dict[str, Collection[Any]] = {}
     for name, hint in get_type_hints(options).items():
@@ -90,8 +90,8 @@ def check_least(options: object, **least: float) -> None:
 
 def option_name(options: object, field_name: str) -> str:
     """Returns the name of the option that a field declares, in its class or in a base class."""
-    fields = [each.__dataclass_fields__.get(field_name) for each in type(options).__mro__[:-1]]
-    flags = [each.metadata["flag"] for each in fields if each is not None and "flag" in each.metadata]
+    owners = [dict[str, Field[Any]](getattr(each, "__dataclass_fields__", {})) for each in type(options).__mro__]
+    flags = [flag for each in owners if field_name in each and (flag := each[field_name].metadata.get("flag"))]
     return str(flags[0] if flags else field_name).replace("-", "_")
 
 
