@@ -29,7 +29,7 @@ from indexing.training.monitor import Listener, start_monitor
 from indexing.training.worker import TrainingTask, train_one
 from indexing.training.workers import announce_waiting
 from retriever.errors import Diverged, InputError
-from retriever.training.loop import Stopped, StopRequests, no_stop_requests
+from retriever.training.hooks import Stopped, StopRequests, no_stop_requests
 
 MAX_LOSSES = 100  # worker losses that one run tolerates, regardless of its progress between them
 POLL_S = 0.2  # seconds between two looks for a request to stop

@@ -1,4 +1,4 @@
-"""Options of the training jobs: the groups of the library, and what is trained on."""
+"""Options of the training jobs: groups of options of the library, and the training data."""
 
 from __future__ import annotations
 

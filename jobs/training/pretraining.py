@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.common.workers import say_line
 from jobs.training.options import PretrainRip
-from jobs.training.runs import describe_best, dev_split_of, draw, make, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw_curves, make, plan_complete
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def pretrain(options: PretrainRip) -> None:
         f"of {num_passages(options, corpus):,} passages, last loss {notes['loss']:.4f}{describe_best(notes)}, "
         f"{notes['numerics']}"
     )
-    draw(options, artifact)
+    draw_curves(options, artifact)
 
 
 def num_passages(options: PretrainRip, corpus: Corpus) -> int:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jobs.training.options import TrainReranker
-from jobs.training.runs import describe_best, dev_split_of, draw, make, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw_curves, make, plan_complete
 
 from indexing.corpus.queries import Queries
 from indexing.mining.negatives import mined_corpus, training_data
@@ -74,7 +74,7 @@ def train_reranker(options: TrainReranker) -> None:
         f"{notes['loss']:.4f}{describe_best(notes)}, {notes['numerics']}"
     )
     say(describe_order(notes.get("order")))
-    draw(options, model)
+    draw_curves(options, model)
 
 
 def describe_order(order: dict[str, Any] | None) -> str:

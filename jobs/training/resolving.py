@@ -1,4 +1,4 @@
-"""From the options of a job to those of the library: defaults that depend on other options, and unused options."""
+"""Converts options of train_retriever to those of the library: dependent defaults, and options without effect."""
 
 from __future__ import annotations
 

@@ -11,11 +11,10 @@ from typing import Any
 
 from jobs.training.opening import RetrieverSetup, open_all
 from jobs.training.options import TrainRetriever
-from jobs.training.runs import QUALITY, describe_best, make, plan_complete
-from jobs.training.runs import draw as draw_curves
+from jobs.training.runs import QUALITY, describe_best, draw_curves, make, plan_complete
 from jobs.training.serving import serving_warnings
 from jobs.training.sweep_grid import Run, parse_grid
-from jobs.training.sweep_report import chosen_line, draw, table
+from jobs.training.sweep_report import chosen_line, draw_sweep, table
 from jobs.training.sweep_work import SweepWork, choose, read_outcomes
 
 import torch
@@ -120,7 +119,7 @@ def sweep(options: TrainRetriever) -> None:
         say(line)
     say(f"{artifact.url}: {chosen_line(choice, QUALITY)}")
     if options.curves:
-        say(str(draw(outcomes, choice, Path(options.curves), artifact.key, QUALITY)))
+        say(str(draw_sweep(outcomes, choice, Path(options.curves), artifact.key, QUALITY)))
 
 
 def merge_inputs(

@@ -1,4 +1,4 @@
-"""The course of all training jobs: workers, checkpoints, progress, curves."""
+"""Runs a training job: its workers, checkpoints, progress lines and curves."""
 
 from __future__ import annotations
 
@@ -188,9 +188,9 @@ def open_curves(options: Training, title: str) -> Curves | None:
     return Curves(Path(options.curves), title=title, quality=QUALITY) if options.curves else None
 
 
-def draw(options: Training, artifact: Artifact) -> None:
+def draw_curves(options: Training, artifact: Artifact) -> None:
     """Draws the whole course of training, over all runs, if --curves is set."""
-    if (curves := open_curves(options, artifact.key)) and (picture := curves.draw(artifact.notes["curve"])):
+    if (curves := open_curves(options, artifact.key)) and (picture := curves.draw_curves(artifact.notes["curve"])):
         say(str(picture))
 
 

@@ -22,7 +22,7 @@ from retriever.model.vocabulary import check_ids, load_tokenizer
 from retriever.model.weights import check_files
 from retriever.options import RerankerOptions, TitlePolicy
 
-DEFAULT_OPTIONS = RerankerOptions()
+DEFAULT_PAIR_OPTIONS = RerankerOptions()
 _PAIRS_PER_CALL = 4_096  # pairs tokenised in one call
 
 
@@ -159,7 +159,7 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
     )
 
 
-def settings_of(recipe: PairRecipe, options: RerankerOptions) -> dict[str, Any]:
+def pair_settings(recipe: PairRecipe, options: RerankerOptions) -> dict[str, Any]:
     """Returns the settings of a fingerprint: files by their sha256, no paths, no device."""
     label = recipe.positive_label
     return {

@@ -88,7 +88,7 @@ def read_modules(folder: Path) -> ModelModules:
 
 
 def _list_modules(folder: Path) -> list[tuple[str, str]]:
-    """(kind, folder) of each sentence-transformers module; empty for a plain Hugging Face folder."""
+    """Returns (kind, folder) of each sentence-transformers module; empty for a plain Hugging Face folder."""
     file = folder / "modules.json"
     if not file.exists() and not file.is_symlink():
         for name in (ENCODER_CONFIG, "1_Pooling"):
@@ -146,7 +146,7 @@ def check_splade(file: Path, vocabulary: int | None) -> None:
 def _transformer_settings(
     backbone: Path, kind: str = "Transformer", *, is_splade: bool = False
 ) -> tuple[Path, dict[str, Any]]:
-    """The file with sentence-transformers' settings of a backbone, and its content; empty if there is no such file.
+    """Returns the file with sentence-transformers' settings of a backbone, and its content, empty if it is missing.
 
     kind: its module. With SpladePooling, a Transformer has the task fill-mask, which is the default of MLMTransformer.
     """

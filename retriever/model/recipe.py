@@ -1,4 +1,4 @@
-"""Resolves the options against the files of a model folder: how text becomes a vector; loads no weights."""
+"""How a model turns text into vectors: the settings of its folder, overridden by options; loads no weights."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
 
 
 def _weights_of(recipe: Recipe, step: Dense) -> list[Path]:
-    """The files with the weights of a dense layer. A new layer has none, and no settings to store."""
+    """Returns the files with the weights of a dense layer; empty for a new layer."""
     assert step.folder is not None
     return weight_files(recipe.folder / step.folder)
 
@@ -279,7 +279,7 @@ def _lengths(
     tokenizer_args: dict[str, Any],
     options: EncoderOptions,
 ) -> tuple[int, int, str]:
-    """Tokens of a query and of a passage, and the side on which the tokenizer pads."""
+    """Returns the maximum tokens of a query and of a passage, and the side on which the tokenizer pads."""
     tokenizer_file = backbone / "tokenizer_config.json"
     tokenizer = read_object(tokenizer_file) | tokenizer_args
     positions = positions_of(config)

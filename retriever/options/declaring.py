@@ -96,7 +96,7 @@ def option_name(options: object, field_name: str) -> str:
 
 
 def _finite(value: float) -> str:
-    """Returns the rest of a message about a number that is not finite."""
+    """Returns the end of a message about a number: a request for a finite one if it is not finite."""
     return "" if math.isfinite(value) else ", and a finite number"
 
 

@@ -22,7 +22,7 @@ Compile = Literal["auto", "never", "always"]
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """What shapes the vector of a text. None: the setting of the model folder, or the default named there."""
+    """Options that shape the vector of a text. None: the setting of the model folder, or the default in the help."""
 
     GROUP: ClassVar = "texts and vectors"
 
@@ -62,7 +62,7 @@ class TextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions(TextOptions):
-    """How text becomes a vector. None: the setting of the model folder, or the default named there."""
+    """Options of an encoder. None: the setting of the model folder, or the default in the help."""
 
     GROUP: ClassVar = TextOptions.GROUP
 

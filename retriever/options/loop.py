@@ -80,7 +80,7 @@ class ContrastiveOptimisation(OptimisationOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions(ContrastiveOptimisation):
-    """Options of the training loop, without open ones. By default, warm-up and decay are those of BERT's fine-tuning.
+    """Options of the training loop, with a value for each. Warm-up and decay default to those of BERT's fine-tuning.
 
     Attributes:
         steps: Number of steps.

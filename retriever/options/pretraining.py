@@ -134,7 +134,7 @@ class PretrainingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RipOptions(PretrainingOptions):
-    """Options of a run of pretraining, without open ones.
+    """Options of a pretraining run, with a value for each.
 
     Attributes:
         steps: Number of steps.

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from retriever.options.declaring import check_choices, check_least, option
 from retriever.options.encoding import TitlePolicy
 
-Loss = Literal["bce", "listwise"]
+PairLoss = Literal["bce", "listwise"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class PairOptions:
     """Queries per step, summed over all workers. Each has one positive."""
     negatives_per_query: int = 4
     """Mined negatives per query and step."""
-    loss: Loss = "bce"
+    loss: PairLoss = "bce"
     """bce: scores are probabilities that a passage answers the query, which denoising needs; listwise: cross-entropy of
     the positive of a query among its negatives, which ranks as well, but its scores are not probabilities."""
     max_length: int = option(256, group="texts")

@@ -121,7 +121,7 @@ class BatchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
-    """Options of the trained weights, the batches and the loss of a run, without open ones.
+    """Options of the trained weights, the batches and the loss of a training run, with a value for each.
 
     Attributes:
         method: "prompt" trains deep prompts only, "lora" an adapter of the backbone, "finetune" all weights.

@@ -211,7 +211,7 @@ def _check_object(value: Any, types: Mapping[str, type | None], path: str, file:
 
 
 def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
-    """Encoder options with checked types; a missing one is refused. EncoderOptions checks the values."""
+    """Returns encoder options with checked types; a missing option is refused. EncoderOptions checks the values."""
     content = {**dict.fromkeys(LATER_OPTIONS), **content} if isinstance(content, dict) else content
     _check_object(content, dict.fromkeys(field.name for field in fields(EncoderOptions)), "options.", file)
     hints = get_type_hints(EncoderOptions)
@@ -227,7 +227,7 @@ def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
 
 
 def _types_of(hint: Any) -> list[type]:
-    """The types of a hint's values: those of a union's members, and of a literal's values."""
+    """Returns the types of the values of a type hint, those of unions and literals included."""
     if get_origin(hint) is Literal:
         return list(dict.fromkeys(type(value) for value in get_args(hint)))
     members = get_args(hint)

@@ -237,7 +237,7 @@ class PromptTable:
         return torch.Size((max(columns, length), layers, two, wanted, heads, head_dim))
 
     def _with_room(self, length: int, count: int) -> torch.Tensor:
-        """Returns the present tensor, or a larger copy of it, with free slots for `count` prompts of `length`."""
+        """Returns the current tensor, or a larger copy of it, with free slots for `count` prompts of `length`."""
         old = self._now.numbers
         shape = self._shape_for(length, count)
         if shape == old.shape:

@@ -20,7 +20,7 @@ from retriever.options import EncoderOptions, Side
 from retriever.options.tuning import Parametrisation, TuneOptions, offsets_of
 from retriever.prompts.deep_prompt import DeepPrompt, MatrixPrompt, MlpPrompt
 from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_offsets
-from retriever.prompts.query_words import NO_WORDS, count_words
+from retriever.prompts.query_words import NO_WORDS, words_per_text
 from retriever.prompts.synthesis_provider import SynthesisedPrompt
 from retriever.prompts.task_prompts import TaskPrompts
 from retriever.topics.network import TopicPrompts, topic_tokens
@@ -158,7 +158,7 @@ class SynthesisedKind(PromptKind):
 
     def check_queries(self, texts: Sequence[str], tokens: Tokens) -> None:
         """Raises InputError for a query without a word, from which its prompt would be computed; names it."""
-        words = count_words(tokens, self.tokenizer.are_words)
+        words = words_per_text(tokens, self.tokenizer.are_words)
         if not words.all():
             raise InputError(f"the query {texts[int(np.flatnonzero(words == 0)[0])][:80]!r} {NO_WORDS}")
 

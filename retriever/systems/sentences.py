@@ -1,4 +1,4 @@
-"""Split texts into the units that intermediate pretraining pairs: sentences (RIP) or random spans (coCondenser)."""
+"""Splits texts into units for pretraining: sentences (RIP) or random spans (coCondenser)."""
 
 from __future__ import annotations
 

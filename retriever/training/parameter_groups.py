@@ -147,7 +147,7 @@ def make_optimizer(
 
 
 class Joined(torch.optim.Optimizer):
-    """Several optimizers, stepped as one. They share the state, and have the groups in common with it."""
+    """An optimizer that steps several others; its groups and its state are those of all of them."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]):
         super().__init__([group for part in parts for group in part.param_groups], {})

@@ -13,8 +13,8 @@ from retriever.training.category_table import CategoryTable
 from retriever.training.mixture_schedule import Mixture
 
 
-class BatchOptions(Protocol):
-    """What decides the content of a batch: queries per step, negatives per query, and a seed."""
+class BatchSettings(Protocol):
+    """Options that decide the content of a batch: queries per step, negatives per query, and a seed."""
 
     @property
     def batch(self) -> int: ...
@@ -121,7 +121,7 @@ class TrainingData:
 
 def batch_at(
     data: TrainingData,
-    options: BatchOptions,
+    options: BatchSettings,
     step: int,
     *,
     draw_positive: PositiveDraw = "random",
@@ -166,7 +166,7 @@ def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 def _group(
     data: TrainingData,
-    options: BatchOptions,
+    options: BatchSettings,
     epoch: int,
     query: int,
     draw_positive: PositiveDraw,

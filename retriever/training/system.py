@@ -1,4 +1,4 @@
-"""The interface of a system to train: a model, its loss and its data. The training loop knows nothing else about it.
+"""The interface between the training loop and a system to train: a model with its loss and its data.
 
 The texts of a batch go through the model in chunks, on one or more workers. A chunk gives named outputs, which the loop
 puts together for the loss, and a part of the loss that needs no other chunk. A system with sparse vectors, for example,

@@ -40,7 +40,8 @@ from retriever.systems import rip
 from retriever.systems.condenser import HeadShape, describe_head
 from retriever.systems.masking import MaskedBackbone, Masking, TiedHead
 from retriever.systems.rip import RipSystem, eligible, pair_of, passages_at, rip_loss
-from retriever.training.loop import Hooks, Trainer
+from retriever.training.hooks import Hooks
+from retriever.training.loop import Trainer
 from retriever.training.stepping import trained
 
 MASK = 4 + VOCABULARY - 1  # the id of the last word, which is the mask token of these tests
