@@ -190,7 +190,7 @@ def open_curves(options: Training, title: str) -> Curves | None:
 
 def draw_curves(options: Training, artifact: Artifact) -> None:
     """Draws the whole course of training, over all runs, if --curves is set."""
-    if (curves := open_curves(options, artifact.key)) and (picture := curves.draw_curves(artifact.notes["curve"])):
+    if (curves := open_curves(options, artifact.key)) and (picture := curves.draw(artifact.notes["curve"])):
         say(str(picture))
 
 
