@@ -101,9 +101,7 @@ def main() -> None:
     """Reads the options, compares each data set with each number of queries, and writes the figures."""
     parser = Parser(__doc__)
     parser.add("--vectors", None, "vectors to search, float16 or float32 .npy [n, dim] (default: synthetic)", type=Path)
-    parser.add(
-        "--queries", None, "queries, float32 .npy [q, dim], for --vectors (default: random vectors of it)", type=Path
-    )
+    parser.add("--queries", None, "queries, float32 .npy [q, dim] (default: some of the vectors)", type=Path)
     parser.add("--dims", [384, 768], "dimensions of synthetic vectors")
     parser.add("--num-vectors", 200_000, "maximum number of vectors")
     parser.add("--num-queries", [1024, 8192], "numbers of queries to compare")

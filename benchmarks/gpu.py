@@ -336,8 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add(
         "--seconds",
         LIMIT_S,
-        "time limit of each measurement in seconds: it starts no round "
-        f"and no step after three quarters of it, and is killed at its end (default: {LIMIT_S:g})",
+        "time limit of a measurement in seconds, after three quarters of which no round starts",
     )
     parser.add("--here", None, argparse.SUPPRESS, choices=names)
     options = parser.parse_args(arguments)

@@ -29,12 +29,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add("--source", None, "BEIR folder with compressed files", type=Path, required=True)
     parser.add("--encoder", MINILM, "encoder")
-    parser.add(
-        "--dtype",
-        "float32",
-        "dtype of the encoder; bfloat16 also shows differences by rounding",
-        choices=["float32", "bfloat16"],
-    )
+    parser.add("--dtype", "float32", "bfloat16 also shows differences by rounding", choices=["float32", "bfloat16"])
     parser.add("--json", "results/growth.json", "output file")
     options = parser.parse_args()
 

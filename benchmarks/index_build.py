@@ -76,9 +76,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add("--vectors", 1_000_000, "number of vectors")
     parser.add("--dim", 384, "dimension of the vectors")
-    parser.add(
-        "--factory", None, "FAISS factory string (default: the one that build_index chooses for a recall of 0.95)"
-    )
+    parser.add("--factory", None, "FAISS factory string (default: that of build_index for a recall of 0.95)")
     parser.add("--threads", TRAINING_THREADS, "threads of both sides")
     parser.add("--rounds", 3, "number of rounds")
     parser.add("--json", "results/index_build.json", "output file")

@@ -107,9 +107,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add("--store", None, "store with the corpus and the queries", required=True)
     parser.add("--queries", None, "name of the query set; may be left out if the store has only one")
-    parser.add(
-        "--general", None, "BEIR corpus.jsonl.gz files on which the backbone is trained", required=True, nargs="+"
-    )
+    parser.add("--general", None, "BEIR files on which the backbone is trained", required=True, nargs="+")
     parser.add("--folder", None, "folder in which the backbone is trained", required=True)
     parser.add("--layers", 4, "layers of the backbone")
     parser.add("--hidden", 256, "hidden size of the backbone")

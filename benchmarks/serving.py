@@ -311,9 +311,7 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add("--store", None, "store with a corpus, embeddings and queries", required=True)
     parser.add("--queries", None, "name of the query set; may be left out if the store has only one")
-    parser.add(
-        "--servers", list(SERVERS[:3]), f"servers to compare (default: {' '.join(SERVERS[:3])})", choices=SERVERS
-    )
+    parser.add("--servers", list(SERVERS[:3]), "servers to compare", choices=SERVERS)
     parser.add("--clients", [1, 8, 32], "numbers of concurrent clients")
     parser.add("--seconds", 10.0, "seconds of load per server, number of clients and round")
     parser.add("--rounds", 3, "number of rounds")

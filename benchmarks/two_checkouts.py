@@ -45,6 +45,7 @@ from benchmarks.encode import read_passages
 from benchmarks.import_corpus import HEADERS, write_rows
 from benchmarks.serving import load, start
 
+COMPARISONS = ("encoding", "exact", "import", "bm25", "training", "mining", "serving")
 ENCODE = """
 import json, sys, time
 from riptide import Encoder
@@ -278,27 +279,13 @@ def main() -> None:
     """Reads the options, runs the rounds, prints the median ratios and writes all of them."""
     parser = Parser(__doc__)
     parser.add("--before", None, "folder of the checkout to compare with", type=Path, required=True)
-    parser.add(
-        "--store",
-        None,
-        "a store with an index and a BM25 index; without it only encoding and exact search are compared",
-    )
-    parser.add(
-        "--before-store", None, "store of the other checkout, if it reads another format (default: that of --store)"
-    )
+    parser.add("--store", None, "a store with an index and a BM25 index (default: none; less is compared)")
+    parser.add("--before-store", None, "store of the other checkout (default: that of --store)")
     parser.add("--queries", None, "name of the query set; may be left out if the store has only one")
     parser.add("--split", "test", "split whose queries are searched")
     parser.add("--negatives", None, "negatives of both stores to train on; without it training is not compared")
-    parser.add(
-        "--sources", None, "sources to mine from (bm25 exact:NAME); without it mining is not compared", nargs="+"
-    )
-    parser.add(
-        "--only",
-        None,
-        "what to compare (default: all that the other options allow)",
-        choices=["encoding", "exact", "import", "bm25", "training", "mining", "serving"],
-        nargs="+",
-    )
+    parser.add("--sources", None, "sources to mine from, bm25 exact:NAME (default: none)", nargs="+")
+    parser.add("--only", None, "what to compare (default: all)", choices=COMPARISONS, nargs="+")
     parser.add("--modes", ["dense"], "modes of the searches that are served")
     parser.add("--embeddings", None, "embeddings to serve (default: those of the store's release, or the only ones)")
     parser.add("--clients", [1, 8, 32], "numbers of concurrent clients")

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from retriever.errors import InputError
-from retriever.forward.batching import Tokens, excess
+from retriever.forward.batching import Tokens, excess, with_titles
 from retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from retriever.model.configuration import load_config
 from retriever.model.documents import count, read_document, read_object
@@ -83,11 +83,8 @@ class PairTokenizer:
         return ids, types, len(encoding)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
-        """Returns passages' strings by the title policy; an empty title adds nothing."""
-        if policy == "none":
-            return list(texts)
-        between = {"space": " ", "newline": "\n", "sep": f" {self.separator} "}[policy]
-        return [title + between + text if title else text for title, text in zip(titles, texts, strict=True)]
+        """Returns the texts of passages with their titles; see `with_titles`."""
+        return with_titles(titles, texts, policy, self.separator)
 
 
 @dataclass(frozen=True)
