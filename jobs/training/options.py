@@ -14,7 +14,6 @@ from jobs.training.run_options import Training
 from retriever.errors import InputError
 from retriever.options import PLURALS, TextOptions, option
 from retriever.options.categories import CategoryOptions
-from retriever.options.declaring import check_least, check_positive
 from retriever.options.flops import FlopsWeights
 from retriever.options.loop import ContrastiveOptimisation
 from retriever.options.lora import LoraOptions
@@ -112,27 +111,21 @@ class TrainRetriever(Training, MethodOptions):
     split of this set: quality is then the mean over it and --dev-split. Queries of several stores in one batch have
     each other's passages as negatives, equal texts too, unless --batches is one-task. To resume a run, leave its stores
     where they are."""
-    task_size: int | None = None
+    task_size: int | None = option(None, least=1)
     """Use at most N queries of each training set, drawn at random, the same ones with every --seed, so that a large set
     does not outweigh the others. Unlike --limit, which takes the first ones. Default: all."""
     batches: Literal["mixed", "one-task"] = "mixed"
     """With --also-train: mixed: each batch holds queries of all training sets; one-task: queries of one set, and sets
     take turns."""
-    refresh_epochs: float | None = None
+    refresh_epochs: float | None = option(None, positive=True)
     """Mine negatives again with the current model every N epochs (ANCE); the mined ones are used until then. Passages
     that contain a known answer are not excluded."""
-    refresh_depth: int = 100
+    refresh_depth: int = option(100, least=1)
     """Negatives per query in each of these minings."""
     batch: BatchOptions = field(default_factory=BatchOptions)
     losses: LossOptions = field(default_factory=LossOptions)
     texts: TextOptions = field(default_factory=TextOptions)
     loop: ContrastiveOptimisation = field(default_factory=ContrastiveOptimisation)
-
-    def __post_init__(self) -> None:
-        """Raises InputError if an option is out of range, or if options contradict each other."""
-        super().__post_init__()
-        check_least(self, task_size=1, refresh_depth=1)
-        check_positive(self, "refresh_epochs")
 
     def as_run(self, task: str) -> Self:
         """Returns the options of one run of a sweep."""

@@ -217,7 +217,7 @@ def synthesis_options(options: TrainRetriever, saved: SynthesisOptions | None = 
         return SynthesisOptions(**values)
     for name, value in values.items():
         if value != getattr(saved, name):
-            flag = option_name(saved, name).replace("_", "-")
+            flag = option_name(type(saved), name).replace("_", "-")
             raise InputError(
                 f"--init {options.init}: its prompts have --{flag} {getattr(saved, name)}, and {value} is given: leave "
                 "it out"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from retriever.options.declaring import check_choices, check_least
+from retriever.options.declaring import OptionGroup, option
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, Side] = ("query", "passage")
@@ -21,12 +21,12 @@ Compile = Literal["auto", "never", "always"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions:
+class TextOptions(OptionGroup):
     """Options that shape the vector of a text. None: the setting of the model folder, or the default in the help."""
 
     GROUP: ClassVar = "texts and vectors"
 
-    pooling: Pooling | None = None
+    pooling: Pooling | None = option(None, choices=VECTORS)
     """Pooling of token vectors. Default: the setting in the backbone's folder, or mean. splade: sparse vectors, which
     hold weights of the vocabulary's words by the backbone's masked-language-model head. This and the next options shape
     the vectors: use the values with which the store's embeddings were made."""
@@ -39,25 +39,20 @@ class TextOptions:
     title: TitlePolicy = "space"
     """Separator between a passage's title and its text: a space, a newline, or the tokenizer's separator token; none:
     leave out the title."""
-    query_length: int | None = None
+    query_length: int | None = option(None, least=1)
     """Maximum number of tokens per query, special tokens included. Longer queries are cut; the job says how many.
     Default: the setting in the backbone's folder, which is at most the number of its positions, or 512; 256 in training
     of sparse vectors (naver/splade) if the folder is no SPLADE model."""
-    passage_length: int | None = None
+    passage_length: int | None = option(None, least=1)
     """Maximum number of tokens per passage, special tokens included; default: as for queries. Longer passages are cut;
     the job says how many."""
-    dimension: int | None = None
+    dimension: int | None = option(None, least=1)
     """Keep this many leading dimensions of each vector, then normalise again, for Matryoshka models. Default: all."""
     append_eos: bool = False
     """End every text with the end-of-sequence token if the tokenizer does not add it. The setting add_eos_token in
     tokenizer_config.json has the same effect."""
     padding_side: Literal["right", "left"] | None = None
     """The side on which batches are padded. Default: the tokenizer's."""
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that no model accepts."""
-        check_choices(self, pooling=(None, *VECTORS))  # with those of kinds of vector that were registered later
-        check_least(self, query_length=1, passage_length=1, dimension=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +67,11 @@ class EncoderOptions(TextOptions):
     compile: Compile = "auto"
     """torch.compile; auto: if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
     which are faster without it; always: an error if compiling fails."""
-    query_terms: int | None = None
+    query_terms: int | None = option(None, least=1)
     """With sparse vectors: keep this many words of a query, those with the largest weights. Default: the setting
     max_active_dims in the model's folder, or all."""
-    passage_terms: int | None = None
+    passage_terms: int | None = option(None, least=1)
     """With sparse vectors: keep this many words of a passage. Default: as for queries."""
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that no model accepts."""
-        super().__post_init__()
-        check_least(self, query_terms=1, passage_terms=1)
 
     def stored(self) -> dict[str, Any]:
         """Returns the options for a record, JSON-able.
@@ -96,7 +86,7 @@ DEFAULT_OPTIONS = EncoderOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
-class RerankerOptions:
+class RerankerOptions(OptionGroup):
     """How a pair becomes a probability. None: the setting of the model folder, or the default named here.
 
     max_length: tokens of query and passage together, special tokens included; the longer text is cut first (default:
@@ -108,13 +98,8 @@ class RerankerOptions:
         takes about 15 s, so it pays for more than about a thousand pairs.
     """
 
-    max_length: int | None = None
+    max_length: int | None = option(None, least=1)
     title: TitlePolicy = "space"
-    positive_label: int | None = None
+    positive_label: int | None = option(None, least=0)
     dtype: Precision = "auto"
     compile: Compile = "never"
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that no model accepts."""
-        check_choices(self)
-        check_least(self, max_length=1, positive_label=0)

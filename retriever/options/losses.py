@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from retriever.errors import InputError
-from retriever.options.declaring import check_choices, check_least, check_positive
+from retriever.options.declaring import OptionGroup, option
 
 SymmetricLoss = Literal["symmetric", "symmetric-sum"]  # over the queries of the batch too
 DistillationLoss = Literal["kl", "margin-mse"]  # needs a teacher's scores
@@ -18,7 +18,7 @@ TEMPERATURE_LR = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossOptions:
+class LossOptions(OptionGroup):
     """Options of the loss of a batch."""
 
     GROUP: ClassVar = "loss"
@@ -28,22 +28,20 @@ class LossOptions:
     softmax of each positive over the queries of the batch; symmetric-sum: the sum of both (GTR); kl and margin-mse:
     distillation of the re-ranker that scored the negatives (mine_negatives --teacher-scores), by the KL divergence over
     a query's positive and mined negatives, or by the squared error of its margins (Hofstätter et al. 2020)."""
-    contrastive_weight: float = 0.0
+    contrastive_weight: float = option(0.0, least=0)
     """Add this times the contrastive loss to a distillation loss."""
-    temperature: float | None = None
+    temperature: float | None = option(None, positive=True)
     """Similarities are divided by this. Default: 1, or 0.05 for vectors of length 1."""
     learn_temperature: bool = False
     """Train the temperature, starting from --temperature, but not below 0.01 (CLIP). The artifact's notes have the
     learned value. Not with --zero 3."""
-    temperature_lr: float | None = None
+    temperature_lr: float | None = option(None, positive=True)
     """Peak learning rate of a learned temperature T, regardless of --lr. Default: 1e-3. One step of AdamW changes log T
     by about this much, so T can change by a factor of e in 1,000 steps."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
-        check_choices(self)
-        check_positive(self, "temperature", "temperature_lr")
-        check_least(self, contrastive_weight=0)
+        super().__post_init__()
         if self.contrastive_weight and not self.distills:
             raise InputError(
                 f"parameter contrastive_weight {self.contrastive_weight} parameter loss {self.loss}: expected a "

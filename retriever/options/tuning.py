@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from retriever.errors import InputError
 from retriever.options.categories import CategoryOptions
-from retriever.options.declaring import check_choices, check_least, check_share
+from retriever.options.declaring import OptionGroup, option
 from retriever.options.encoding import Side
 from retriever.options.flops import FlopsOptions
 from retriever.options.lora import LoraOptions
@@ -46,7 +46,7 @@ _IF_SET: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightOptions:
+class WeightOptions(OptionGroup):
     """Which weights are trained, apart from the prompt."""
 
     GROUP: ClassVar = "what is trained"
@@ -55,7 +55,7 @@ class WeightOptions:
     """tied: queries and passages share what is trained; untied: each side has its own prompt or encoder (DPR; DPTDR on
     NQ); query: only queries do, and passages keep the vectors of the backbone, which are read from --embeddings. An
     index over these serves the task."""
-    projection: int | None = None
+    projection: int | None = option(None, least=1)
     """With --train all: add a linear layer that maps the pooled vector to N numbers, without bias and in float32 (GTR:
     768, also where the backbone has as many), for a backbone without such a layer. A backbone that has one trains it
     further without this option."""
@@ -63,43 +63,33 @@ class WeightOptions:
     """Train with the backbone's dropout of hidden states, as its config.json says; --no-dropout: without (GTR). The
     dropout of a prompt is --prompt-dropout."""
 
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        check_choices(self)
-        check_least(self, projection=1)
-
 
 @dataclass(frozen=True, kw_only=True)
-class PromptOptions:
+class PromptOptions(OptionGroup):
     """Options of any prompt. None: the default depends on the kind of prompt."""
 
     GROUP: ClassVar = "prompt"
 
-    length: int | None = None
+    length: int | None = option(None, least=1)
     """Length of each prompt, in tokens. Default: 32 (DPTDR; 128 on MS MARCO), or 100 with --prompt synthesised (HYPER)
     or per-task."""
-    prompt_dropout: float | None = None
+    prompt_dropout: float | None = option(None, share=True)
     """Fraction of the prompt's values that are dropped out, with a separate mask for each text. Default: 0.1, or 0 with
     --prompt synthesised or per-task."""
     position_offset: bool = False
     """Let the positions of a text start after the prompt, as in the RoBERTa of DPTDR's authors. The prompt's length and
     the maximum length of a text together then need as many positions. It is stored with the prompt."""
 
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        check_least(self, length=1)
-        check_share(self, "prompt_dropout")
-
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions:
+class BatchOptions(OptionGroup):
     """What a batch holds. None: the default depends on the training sets."""
 
     GROUP: ClassVar = "batches"
 
-    batch: int = 32
+    batch: int = option(32, least=1)
     """Queries per step, summed over all workers. Each has one positive."""
-    negatives_per_query: int | None = None
+    negatives_per_query: int | None = option(None, least=0)
     """Mined negatives per query and step. A query that has fewer gets random passages. Default: 1, or 0 if no training
     set has mined negatives."""
     negatives_from: NegativesFrom = "batch"
@@ -112,11 +102,6 @@ class BatchOptions:
     draw_negatives: NegativeDraw = "random"
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        check_least(self, batch=1, negatives_per_query=0)
-        check_choices(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +129,7 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
     length: int = 32
     prompt_dropout: float = 0.1
     negatives_per_query: int = 1
-    seed: int = 0
+    seed: int = option(0, least=0)
     lora: LoraOptions | None = None
     flops: FlopsOptions | None = None
     synthesis: SynthesisOptions | None = None
@@ -164,9 +149,7 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
-        for group in (WeightOptions, PromptOptions, BatchOptions, LossOptions):
-            group.__post_init__(self)
-        check_least(self, seed=0)
+        super().__post_init__()
         if self.distills and not self.negatives_per_query:
             raise InputError(
                 f"parameter loss {self.loss}, parameter negatives_per_query 0: expected at least 1 negative, whose "

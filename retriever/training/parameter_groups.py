@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from retriever.errors import InputError
-from retriever.options.declaring import check_choices
+from retriever.options.declaring import check_values
 from retriever.options.loop import OptimizerName
 from retriever.training.adafactor import Adafactor, moment_shapes
 
@@ -45,7 +45,7 @@ class ParameterGroup:
                 f"a parameter group with lr={self.lr} lr_factor={self.lr_factor} weight_decay="
                 f"{self.weight_decay}: expected rates above 0, and a decay of 0 or more"
             )
-        check_choices(self)
+        check_values(self)
 
 
 @runtime_checkable

@@ -106,7 +106,7 @@ def resumed_states(
     lost = trainer_of(groups, rank, 2, **loop)
     for number in range(4):
         lost.step(number)
-    lost._keep(Checkpoints(folder / "lost").hooks().save, TrainingProgress(4, []))
+    lost._save_checkpoint(Checkpoints(folder / "lost").hooks().save, TrainingProgress(4, []))
     torch.distributed.barrier()
     checkpoints = Checkpoints(folder / f"resumed{rank}")
     shutil.copy(folder / "lost" / "last", checkpoints.folder / "last")

@@ -312,7 +312,7 @@ def first_four_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, folder: P
     loop = LoopOptions(steps=9, lr=1e-2)
     trainer = Trainer(dual_system(bert, dropout=0.0), loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
     curve: list[Any] = [[number + 1, trainer.step(number), loop.learning_rate(number), None] for number in range(4)]
-    trainer._keep(Checkpoints(folder).hooks().save, TrainingProgress(4, curve))
+    trainer._save_checkpoint(Checkpoints(folder).hooks().save, TrainingProgress(4, curve))
 
 
 def stopped_and_resumed(

@@ -306,7 +306,7 @@ def test_a_head_with_operations_after_its_table_gives_the_same_loss(
     losses = []
     for cut in (True, False):
         if not cut:
-            monkeypatch.setattr("retriever.systems.masking._same", lambda *_: False)
+            monkeypatch.setattr("retriever.systems.masking._computes_same", lambda *_: False)
         system = rip_system(tmp_path / "whole")
         assert (system.model.head.decoder is not None) is cut
         chunk = system.batch(0, 0, 1).chunks[0]
