@@ -195,7 +195,7 @@ def write_inputs(folder: Path, count: int, setting: Setting) -> list[object]:
     texts = (" ".join(f"w{n}" for n in random.integers(0, 5_000, random.integers(4, 16))) for _ in range(count))
     write_documents(folder / "queries.jsonl", ({"text": text} for text in texts))
     model = save_model(folder / "model", large=setting.gpu)
-    return ["--model", model, "--questions", folder / "queries.jsonl"]
+    return ["--model", model, "--queries", folder / "queries.jsonl"]
 
 
 def measure_tasks(setting: Setting) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def main() -> None:
     parser.add("--threads", os.cpu_count() or 1, "CPU threads (default: all cores)")
     parser.add("--json", "results/many_tasks.json", "output file")
     options = parser.parse_args()
-    texts = read_texts(options.questions, 640)
+    texts = read_texts(options.queries, 640)
     random = np.random.default_rng(0)
     settings = EncoderOptions(compile="never", normalize=True)
     encoder = Encoder(options.model, settings, threads=options.threads, tasks={})

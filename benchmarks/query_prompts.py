@@ -52,7 +52,7 @@ MIXES: tuple[Mix, ...] = get_args(Mix)
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the backbone and the file of the queries."""
     parser.add("--model", MINILM, "backbone")
-    parser.add("--questions", str(ROOT / "examples/squad/queries.jsonl.gz"), "file of the queries, compressed BEIR")
+    parser.add("--queries", str(ROOT / "examples/squad/queries.jsonl.gz"), "file of the queries, compressed BEIR")
 
 
 def fixed_prompt(encoder: Encoder, length: int, seed: int) -> TaskPrompt:
@@ -262,7 +262,7 @@ def main() -> None:
     parser.add("--json", "results/query_prompts.json", "output file")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    texts = read_texts(options.questions, options.count)
+    texts = read_texts(options.queries, options.count)
     batches = [texts[start : start + options.batch] for start in range(0, len(texts), options.batch)]
 
     def start(dtype: str, compile: str) -> tuple[Encoder, dict[str, list[str]]]:

@@ -83,7 +83,11 @@ class Searched:
     def swap_prompts(self, seed: int) -> None:
         """Gives each topic the prompt of another one."""
         assert self._prompt.topics is not None
-        self._prompt = replace(self._prompt, topics=self._prompt.topics.shuffled(seed))
+        topics = self._prompt.topics
+        order = np.random.default_rng(seed).permutation(topics.model.num_topics)
+        moved = np.empty_like(order)
+        moved[order] = np.roll(order, 1)  # a cycle, so that no topic keeps its prompt
+        self._prompt = replace(self._prompt, topics=replace(topics, prompts=topics.prompts[moved]))
 
     def encoded_passages(self) -> np.ndarray:
         """Returns the vectors of the passages with the prompts as they are, float16 [n, dim]."""

@@ -211,7 +211,7 @@ class Encoder:
             self._compile_for(prompt)
             for side, table in self._tables.items():
                 if matrices := prompt.matrices(side):
-                    table.put_topics(name, matrices, prompt.offset(side))
+                    table.put(name, matrices, prompt.offset(side))
                 elif side == "query" and prompt.synthesis is not None:
                     table.put_synthesiser(name, self._open_synthesiser(prompt.synthesis))
                 else:

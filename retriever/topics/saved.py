@@ -83,13 +83,6 @@ class SavedTopics:
         """Returns the topic of each text, int64 [texts], as `TextTopics` does."""
         return self.texts.topics_of(texts, side)
 
-    def shuffled(self, seed: int) -> SavedTopics:
-        """Returns the same prompts with each one at another topic, if there are several: a control for comparisons."""
-        order = np.random.default_rng(seed).permutation(self.model.num_topics)
-        moved = np.empty_like(order)
-        moved[order] = np.roll(order, 1)  # a cycle, so that no topic keeps its prompt
-        return SavedTopics(self.model, self.prompts[torch.from_numpy(moved)], self.wordless)
-
     def named(self) -> dict[str, torch.Tensor]:
         """Returns the tensors by the names that they have in a task's file."""
         prompts = {f"{PREFIX}{topic}": matrix.contiguous() for topic, matrix in enumerate(self.prompts)}

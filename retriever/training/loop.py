@@ -210,50 +210,50 @@ class Trainer:
 
     def _step_of_outputs(self, number: int, batch: Batch) -> float:
         """Adds the gradients of a loss over the outputs of the whole batch, and returns the loss."""
-        chunks, cached = self._chunks_to_run(batch)
-        own = len(batch.chunks)  # further chunks are repeated ones, so that all workers run equally many
-        whole = {
+        chunks, runs_twice = self._chunks_to_run(batch)
+        num_chunks = len(batch.chunks)  # the others are repeated, so that all workers run equally many
+        totals = {
             name: torch.zeros(1 if output.rows is None else output.rows, output.width, device=self.device)
             for name, output in batch.outputs.items()
         }
-        extra = torch.zeros((), device=self.device)
-        kept: list[_Forwarded] = []
+        chunk_losses = torch.zeros((), device=self.device)
+        graphs: list[_Forwarded] = []
         for place, chunk in enumerate(chunks):
-            with torch.set_grad_enabled(not cached):
-                outputs, part = self._forward(number, place, chunk)
-            if place < own:
+            with torch.set_grad_enabled(not runs_twice):
+                outputs, chunk_loss = self._forward(number, place, chunk)
+            if place < num_chunks:
                 check_outputs(outputs, chunk, batch)
                 for name, output in outputs.items():
-                    self._fill_rows(whole[name], output.detach(), chunk.rows.get(name))
-                extra += 0.0 if part is None else part.detach()
-            if not cached:
-                kept.append((outputs, part))
+                    self._fill_rows(totals[name], output.detach(), chunk.rows.get(name))
+                chunk_losses += 0.0 if chunk_loss is None else chunk_loss.detach()
+            if not runs_twice:
+                graphs.append((outputs, chunk_loss))
         if self.world > 1:
-            for total in whole.values():
+            for total in totals.values():
                 dist.all_reduce(total)
-            dist.all_reduce(extra)
-        for total in whole.values():
+            dist.all_reduce(chunk_losses)
+        for total in totals.values():
             total.requires_grad_()
-        loss = self.system.loss(whole, batch)
+        loss = self.system.loss(totals, batch)
         if loss.requires_grad:
             loss.backward()
         gradients = {
-            name: torch.zeros_like(total) if total.grad is None else total.grad for name, total in whole.items()
+            name: torch.zeros_like(total) if total.grad is None else total.grad for name, total in totals.items()
         }
         surrogates = []
         for place, chunk in enumerate(chunks):
-            passed = self._forward(number, place, chunk) if cached else kept[place]
-            if not cached:
-                kept[place] = ({}, None)  # frees its graph after this turn
-            surrogate = self._surrogate(passed, chunk, gradients)
-            surrogate = surrogate if place < own else 0 * surrogate
-            if cached and (surrogate.requires_grad or self.stepper.equal):
+            forwarded = self._forward(number, place, chunk) if runs_twice else graphs[place]
+            if not runs_twice:
+                graphs[place] = ({}, None)  # frees its graph after this turn
+            surrogate = self._surrogate(forwarded, chunk, gradients)
+            surrogate = surrogate if place < num_chunks else 0 * surrogate
+            if runs_twice and (surrogate.requires_grad or self.stepper.equal):
                 self.stepper.backward(surrogate)
             elif surrogate.requires_grad:
                 surrogates.append(surrogate)
         if surrogates:
             self.stepper.backward(torch.stack(surrogates).sum())
-        return float(loss.detach() + extra)
+        return float(loss.detach() + chunk_losses)
 
     def _fill_rows(self, whole: torch.Tensor, output: torch.Tensor, rows: np.ndarray | None) -> None:
         """Writes a chunk's output into its rows of the whole output, or adds it to a summed output."""
@@ -262,27 +262,27 @@ class Trainer:
         else:
             whole[torch.from_numpy(rows).to(self.device)] = output.to(whole.dtype)
 
-    def _surrogate(self, passed: _Forwarded, chunk: Chunk, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _surrogate(self, forwarded: _Forwarded, chunk: Chunk, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns a scalar whose gradient is the contribution of this chunk to the gradient of the batch's loss."""
-        outputs, part = passed
+        outputs, chunk_loss = forwarded
         terms = []
         for name, output in outputs.items():
             rows, gradient = chunk.rows.get(name), gradients[name]
             weight = gradient if rows is None else gradient[torch.from_numpy(rows).to(self.device)]
             terms.append((output * weight).sum())
-        if part is not None:
-            terms.append(part)
+        if chunk_loss is not None:
+            terms.append(chunk_loss)
         return functools.reduce(torch.add, terms)
 
     def _step_of_chunks(self, number: int, batch: Batch) -> float:
         """Adds the gradients of the chunks' losses, one graph at a time, and returns the sum of these losses."""
         total = torch.zeros((), device=self.device)
         for place, chunk in enumerate(self._chunks_to_run(batch)[0]):
-            _, part = self._forward(number, place, chunk)
-            assert part is not None
-            part = part if place < len(batch.chunks) else 0 * part
-            self.stepper.backward(part)
-            total += part.detach()
+            _, chunk_loss = self._forward(number, place, chunk)
+            assert chunk_loss is not None
+            chunk_loss = chunk_loss if place < len(batch.chunks) else 0 * chunk_loss
+            self.stepper.backward(chunk_loss)
+            total += chunk_loss.detach()
         if self.world > 1:
             dist.all_reduce(total)
         return float(total)
@@ -306,8 +306,8 @@ class Trainer:
         """Runs a chunk through the model. Dropout depends on (seed, step, worker, chunk) alone, so it is repeatable."""
         seeds = np.random.SeedSequence([self.options.seed, 2, number, self.rank, place]).generate_state(1)
         torch.manual_seed(int(seeds[0]))
-        passed: _Forwarded = self.stepper.forward(chunk)
-        return passed
+        forwarded: _Forwarded = self.stepper.forward(chunk)
+        return forwarded
 
     def _evaluate(self, evaluate: Evaluate, progress: TrainingProgress, hooks: Hooks) -> float:
         quality = self._measure(evaluate)
@@ -397,9 +397,9 @@ class Trainer:
             raise InputError(problem)
 
     def _some_output(self) -> torch.Tensor:
-        outputs, part = self.stepper.forward(self.system.batch(0, self.rank, self.world).chunks[0])
+        outputs, chunk_loss = self.stepper.forward(self.system.batch(0, self.rank, self.world).chunks[0])
         terms = [output.sum() for output in outputs.values()]
-        return functools.reduce(torch.add, terms if part is None else [*terms, part])
+        return functools.reduce(torch.add, terms if chunk_loss is None else [*terms, chunk_loss])
 
     def _not_finite(self, number: int, what: str) -> Diverged:
         return Diverged(

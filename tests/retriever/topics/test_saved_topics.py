@@ -75,14 +75,6 @@ def test_a_passage_without_a_known_word_has_the_most_probable_topic(prompt: Task
     assert with_default(np.array([-1, 1]), prompt.topics.model).tolist() == [2, 1]
 
 
-def test_shuffled_prompts_are_all_at_other_topics() -> None:
-    topics = random_saved_topics()
-    for seed in range(5):
-        prompts = topics.shuffled(seed).prompts
-        assert all(not torch.equal(prompts[topic], topics.prompts[topic]) for topic in range(3))
-        torch.testing.assert_close(prompts.sum(0), topics.prompts.sum(0))
-
-
 def test_other_tools_have_no_such_prompt(prompt: TaskPrompt) -> None:
     with pytest.raises(InputError, match="the prompt is one of 3 prompts of topics, and PEFT's prefix tuning has one"):
         check_writable(prompt)
