@@ -104,8 +104,8 @@ class System(Protocol):
         """Returns the outputs of a chunk by name, and the loss of the chunk or None.
 
         An output with rows is float [n, width] for the n rows that the chunk fills; one that is summed is float
-        [any, width]. The loss of the chunk is a scalar, already divided by counts of the whole batch: losses add up over
-        chunks and workers.
+        [any, width]. The loss of the chunk is a scalar, already divided by counts of the whole batch, so that losses
+        add up over chunks and workers.
         """
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
