@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, asdict, field, fields
 from types import NoneType
 from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
@@ -27,6 +27,7 @@ def option(
     positive: bool = False,
     share: bool = False,
     choices: Collection[Any] | None = None,
+    later: bool = False,
 ) -> Any:
     """Declares a field of a dataclass that is an option of a job, for what its name, type and docstring do not say.
 
@@ -47,6 +48,7 @@ def option(
         positive: Only finite numbers above 0 are allowed.
         share: Only numbers from 0 to less than 1 are allowed.
         choices: All allowed values, if the type does not list them.
+        later: The option was added after artifacts existed: `stored_options` has it only if it is not the default.
     """
     settings = {
         "flag": flag,
@@ -60,9 +62,19 @@ def option(
         "positive": positive,
         "share": share,
         "choices": choices,
+        "later": later,
     }
     metadata = {name: value for name, value in settings.items() if value or (name == "least" and value is not None)}
     return field(default=default, default_factory=default_factory, metadata=metadata)
+
+
+def stored_options(options: Any) -> dict[str, Any]:
+    """Returns the options for a record, JSON-able, without later options that have their default.
+
+    So artifacts that were made before an option existed keep their fingerprints.
+    """
+    later = {each.name: each.default for each in fields(options) if _settings(type(options), each.name).get("later")}
+    return {name: value for name, value in asdict(options).items() if name not in later or value != later[name]}
 
 
 class OptionGroup:

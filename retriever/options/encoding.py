@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from retriever.options.declaring import OptionGroup, option
+from retriever.options.declaring import OptionGroup, option, stored_options
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, Side] = ("query", "passage")
@@ -67,18 +67,15 @@ class EncoderOptions(TextOptions):
     compile: Compile = "auto"
     """torch.compile; auto: if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
     which are faster without it; always: an error if compiling fails."""
-    query_terms: int | None = option(None, least=1)
+    query_terms: int | None = option(None, least=1, later=True)
     """With sparse vectors: keep this many words of a query, those with the largest weights. Default: the setting
     max_active_dims in the model's folder, or all."""
-    passage_terms: int | None = option(None, least=1)
+    passage_terms: int | None = option(None, least=1, later=True)
     """With sparse vectors: keep this many words of a passage. Default: as for queries."""
 
     def stored(self) -> dict[str, Any]:
-        """Returns the options for a record, JSON-able.
-
-        Options that came later are in it only if they are set, so that records of other encoders keep their bytes.
-        """
-        return {name: value for name, value in asdict(self).items() if name not in LATER_OPTIONS or value is not None}
+        """Returns the options for a record, JSON-able; see `stored_options`."""
+        return stored_options(self)
 
 
 LATER_OPTIONS = ("query_terms", "passage_terms")

@@ -23,19 +23,19 @@ class LossOptions(OptionGroup):
 
     GROUP: ClassVar = "loss"
 
-    loss: Loss = "contrastive"
+    loss: Loss = option("contrastive", later=True)
     """contrastive: softmax of each query over the passages of the batch (DPTDR); symmetric: the mean of that and of a
     softmax of each positive over the queries of the batch; symmetric-sum: the sum of both (GTR); kl and margin-mse:
     distillation of the re-ranker that scored the negatives (mine_negatives --teacher-scores), by the KL divergence over
     a query's positive and mined negatives, or by the squared error of its margins (Hofstätter et al. 2020)."""
-    contrastive_weight: float = option(0.0, least=0)
+    contrastive_weight: float = option(0.0, least=0, later=True)
     """Add this times the contrastive loss to a distillation loss."""
     temperature: float | None = option(None, positive=True)
     """Similarities are divided by this. Default: 1, or 0.05 for vectors of length 1."""
-    learn_temperature: bool = False
+    learn_temperature: bool = option(False, later=True)
     """Train the temperature, starting from --temperature, but not below 0.01 (CLIP). The artifact's notes have the
     learned value. Not with --zero 3."""
-    temperature_lr: float | None = option(None, positive=True)
+    temperature_lr: float | None = option(None, positive=True, later=True)
     """Peak learning rate of a learned temperature T, regardless of --lr. Default: 1e-3. One step of AdamW changes log T
     by about this much, so T can change by a factor of e in 1,000 steps."""
 

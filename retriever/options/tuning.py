@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from retriever.errors import InputError
 from retriever.options.categories import CategoryOptions
-from retriever.options.declaring import OptionGroup, option
+from retriever.options.declaring import OptionGroup, option, stored_options
 from retriever.options.encoding import Side
 from retriever.options.flops import FlopsOptions
 from retriever.options.lora import LoraOptions
@@ -25,24 +25,6 @@ NegativeDraw = Literal["random", "windows"]
 
 PROMPT_LR = 1e-3  # of HYPER's modules, if the backbone is trained too
 COMPUTED: tuple[Parametrisation, ...] = ("synthesised", "per-task")  # prompts of queries alone, by networks
-# A configuration holds these options only if they differ from their defaults. So artifacts that were made before an
-# option existed keep their fingerprints, and position_offset is stored as in prompt.json.
-_IF_SET: dict[str, Any] = {
-    "position_offset": False,
-    "loss": "contrastive",
-    "contrastive_weight": 0.0,
-    "learn_temperature": False,
-    "temperature_lr": None,
-    "lora": None,
-    "projection": None,
-    "dropout": True,
-    "flops": None,
-    "negatives_from": "batch",
-    "synthesis": None,
-    "divergence": None,
-    "categories": None,
-    "topics": None,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +37,11 @@ class WeightOptions(OptionGroup):
     """tied: queries and passages share what is trained; untied: each side has its own prompt or encoder (DPR; DPTDR on
     NQ); query: only queries do, and passages keep the vectors of the backbone, which are read from --embeddings. An
     index over these serves the task."""
-    projection: int | None = option(None, least=1)
+    projection: int | None = option(None, least=1, later=True)
     """With --train all: add a linear layer that maps the pooled vector to N numbers, without bias and in float32 (GTR:
     768, also where the backbone has as many), for a backbone without such a layer. A backbone that has one trains it
     further without this option."""
-    dropout: bool = True
+    dropout: bool = option(True, later=True)
     """Train with the backbone's dropout of hidden states, as its config.json says; --no-dropout: without (GTR). The
     dropout of a prompt is --prompt-dropout."""
 
@@ -76,7 +58,7 @@ class PromptOptions(OptionGroup):
     prompt_dropout: float | None = option(None, share=True)
     """Fraction of the prompt's values that are dropped out, with a separate mask for each text. Default: 0.1, or 0 with
     --prompt synthesised or per-task."""
-    position_offset: bool = False
+    position_offset: bool = option(False, later=True)
     """Let the positions of a text start after the prompt, as in the RoBERTa of DPTDR's authors. The prompt's length and
     the maximum length of a text together then need as many positions. It is stored with the prompt."""
 
@@ -92,7 +74,7 @@ class BatchOptions(OptionGroup):
     negatives_per_query: int | None = option(None, least=0)
     """Mined negatives per query and step. A query that has fewer gets random passages. Default: 1, or 0 if no training
     set has mined negatives."""
-    negatives_from: NegativesFrom = "batch"
+    negatives_from: NegativesFrom = option("batch", later=True)
     """batch: negatives of a query in the contrastive loss are its mined ones and all passages of the other queries of
     the batch, and more of them make the loss harder; own: its mined ones alone (HYPER, Eq. 6)."""
     draw_positive: PositiveDraw = "random"
@@ -130,19 +112,16 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
     prompt_dropout: float = 0.1
     negatives_per_query: int = 1
     seed: int = option(0, least=0)
-    lora: LoraOptions | None = None
-    flops: FlopsOptions | None = None
-    synthesis: SynthesisOptions | None = None
-    divergence: DivergenceOptions | None = None
-    categories: CategoryOptions | None = None
-    topics: TopicOptions | None = None
+    lora: LoraOptions | None = option(None, later=True)
+    flops: FlopsOptions | None = option(None, later=True)
+    synthesis: SynthesisOptions | None = option(None, later=True)
+    divergence: DivergenceOptions | None = option(None, later=True)
+    categories: CategoryOptions | None = option(None, later=True)
+    topics: TopicOptions | None = option(None, later=True)
 
     def stored(self) -> dict[str, Any]:
-        """Returns the options for a configuration, JSON-able.
-
-        Options that came later are in it only if they are set, so that earlier artifacts keep their fingerprints.
-        """
-        config = {name: value for name, value in asdict(self).items() if name not in _IF_SET or value != _IF_SET[name]}
+        """Returns the options for a configuration, JSON-able; see `stored_options`."""
+        config = stored_options(self)
         if self.lora is not None and self.lora.targets is not None:
             config["lora"]["targets"] = list(self.lora.targets)
         return config
