@@ -51,8 +51,14 @@ from retriever.systems.lora import adapter_bytes
 class RetrieverSetup:
     """The artifacts and settings of a training run, opened and checked.
 
-    queries: the number of training queries; topic_agreement: the share of them whose text has the topic of their
-    passage, None without prompts of topics.
+    Attributes:
+        queries: The number of training queries.
+        spec: The backbone, with the options that turn its texts into vectors.
+        maker: Makes the system on each worker.
+        loop: Options of the training loop.
+        target: The prompts or the model to make.
+        topic_agreement: The share of the queries whose text has the topic of their passage; None without prompts of
+            topics.
     """
 
     queries: int

@@ -21,7 +21,10 @@ from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, load_pro
 class StartPrompt:
     """The prompt of --init.
 
-    name: the name by which the nodes open it; artifact: its artifact, or a reference to one of another store.
+    Attributes:
+        prompt: The prompt.
+        name: The name by which the workers open it.
+        artifact: Its artifact, or a reference to an artifact of another store.
     """
 
     prompt: TaskPrompt

@@ -27,10 +27,19 @@ _PAIRS_PER_CALL = 4_096  # pairs tokenised in one call
 
 
 class PairTokenizer:
-    """A model's fast tokenizer for pairs of at most `max_length` tokens, the longer text cut first.
+    """A model's fast tokenizer for pairs of a query and a passage; the longer text of a pair is cut first.
 
-    types: whether the model uses token types. vocabulary: rows of the model's table of token embeddings, None if
-    unknown. Raises InputError for a tokenizer that is damaged, has no vocabulary, or does not fit the model.
+    Attributes:
+        types: Whether the model uses token types.
+
+    Args:
+        folder: The folder of the model.
+        max_length: Maximum number of tokens of a pair.
+        vocabulary: Rows of the model's table of token embeddings; None: unknown.
+        trust_remote_code: Whether code in the folder may run.
+
+    Raises:
+        InputError: If the tokenizer is damaged, has no vocabulary, or does not fit the model.
     """
 
     def __init__(
@@ -50,7 +59,7 @@ class PairTokenizer:
             raise InputError(f"max_length={max_length} leaves no room beside {special} special tokens")
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
-        """Returns token ids and token types of each pair. Raises InputError, naming the pair, for invalid strings."""
+        """Returns token ids and token types of pairs. Raises InputError for an invalid string; names the pair."""
         if len(queries) != len(passages):
             raise InputError(f"{len(queries)} queries and {len(passages)} passages: expected one passage for each")
         pairs = list(zip(queries, passages, strict=True))
@@ -89,9 +98,16 @@ class PairTokenizer:
 
 @dataclass(frozen=True)
 class PairRecipe:
-    """How a cross-encoder scores pairs: the folder's settings, overridden by the options.
+    """How a cross-encoder scores pairs: the settings of its folder, overridden by the options.
 
-    positive_label: None for a model with one label. positions, vocabulary: as in Recipe.
+    Attributes:
+        folder: The folder.
+        model_type: The architecture.
+        labels: Number of labels.
+        positive_label: The label that means "relevant"; None for a model with one label.
+        max_length: Maximum number of tokens of a pair.
+        positions: Number of tokens for which the model has positions; None: any.
+        vocabulary: Rows of the table of token embeddings; None: unknown.
     """
 
     folder: Path

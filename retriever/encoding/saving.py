@@ -22,9 +22,12 @@ from retriever.model.vocabulary import end_texts, load_tokenizer
 def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None = None) -> None:
     """Saves a backbone in the sentence-transformers layout, with the recipe's pooling, head, prefixes and lengths.
 
-    backbone: with its masked-language-model head if the recipe's vectors are sparse; then the layout is that of
-    SparseEncoder. head: the trained head, used if the recipe's head has weights; it must be given if a layer of it is
-    new.
+    Args:
+        folder: The folder; it is created.
+        recipe: How the model turns text into vectors.
+        backbone: The backbone. If the recipe's vectors are sparse, it has its masked-language-model head, and the
+            layout is that of SparseEncoder.
+        head: The trained head, if the recipe's head has weights; needed if a layer of it is new.
     """
     backbone.save_pretrained(folder)
     tokenizer = load_tokenizer(recipe.backbone, vocabulary=recipe.vocabulary, **recipe.tokenizer_args)

@@ -48,10 +48,15 @@ class Dense:
 
 @dataclass(frozen=True)
 class ModelModules:
-    """What the modules of a model folder say. In a plain Hugging Face folder, the backbone is the folder.
+    """The modules of a model folder. In a plain Hugging Face folder, the backbone is the folder itself.
 
-    backbone: its folder; settings_file, settings: sentence-transformers' settings of the backbone, empty without such a
-    file; head: the steps after pooling; splade_file: the settings of SpladePooling, None for other models.
+    Attributes:
+        backbone: The folder of the backbone.
+        settings_file: The file with sentence-transformers' settings of the backbone.
+        settings: Its content; empty without such a file.
+        pooling: Pooling of token vectors.
+        head: The steps after pooling.
+        splade_file: The file with the settings of SpladePooling; None for other models.
     """
 
     backbone: Path
