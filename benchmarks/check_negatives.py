@@ -30,10 +30,10 @@ def plain(text: str) -> str:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add("--store", None, "", required=True)
+    parser.add("--store", None, "store with the corpus and the negatives", required=True)
     parser.add("--source", None, "the raw files, in BEIR form", type=Path, required=True)
-    parser.add("--negatives", None, "", required=True)
-    parser.add("--split", "train", "")
+    parser.add("--negatives", None, "negatives/NAME of the store", required=True)
+    parser.add("--split", "train", "split of the queries")
     parser.add("--count", 2_000, "number of queries, drawn at random")
     options = parser.parse_args()
     from indexing.corpus.corpus import Corpus

@@ -28,7 +28,7 @@ THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.01)
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add("--store", None, "", required=True)
+    parser.add("--store", None, "store with the corpus and the candidates", required=True)
     parser.add("--source", None, "the raw files, in BEIR form", type=Path, required=True)
     parser.add("--candidates", None, "candidates/NAME of the store", required=True)
     parser.add("--scores", None, "scores/NAME of the store: its first generation is read", required=True)

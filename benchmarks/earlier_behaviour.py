@@ -56,7 +56,7 @@ BEHAVIOURS: dict[str, Callable[[], None]] = {
 
 def main() -> Any:
     parser = Parser(__doc__)
-    parser.add("behaviour", None, "", choices=BEHAVIOURS)
+    parser.add("behaviour", None, "the behaviour", choices=BEHAVIOURS)
     parser.add("script", None, "the job or benchmark")
     parser.add("arguments", None, "its arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()

@@ -58,7 +58,7 @@ def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> dict[st
 def main() -> None:
     """Reads the options and writes the folder."""
     parser = Parser(__doc__)
-    parser.add("kind", None, "", choices=["first-words", "topic-words"])
+    parser.add("kind", None, "what is written", choices=["first-words", "topic-words"])
     parser.add("--source", None, "BEIR folder of the set", type=Path, required=True)
     parser.add("--out", None, "folder to write", type=Path, required=True)
     parser.add("--words", None, "number of words", type=int, required=True)
