@@ -79,10 +79,6 @@ class SavedTopics:
         """How the topics of texts are inferred, without the prompts."""
         return TextTopics(self.model, self.wordless)
 
-    def topics_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
-        """Returns the topic of each text, int64 [texts], as `TextTopics` does."""
-        return self.texts.topics_of(texts, side)
-
     def named(self) -> dict[str, torch.Tensor]:
         """Returns the tensors by the names that they have in a task's file."""
         prompts = {f"{PREFIX}{topic}": matrix.contiguous() for topic, matrix in enumerate(self.prompts)}
