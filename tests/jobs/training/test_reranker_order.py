@@ -134,7 +134,7 @@ def test_training_judges_the_model_that_it_saves(world) -> None:
     assert lists is not None
     last, best = (Checkpoints(store, name, "x") for name in ("ce.last", "ce.best"))
     group = WorkerGroup(workers=1, min_workers=1, cpus=1, gpus=0)
-    with store.create("models", "ce", inputs=opened.inputs, config=opened.config) as draft:
+    with store.create("models", "ce", inputs=opened.target.inputs, config=opened.target.config) as draft:
         maker = replace(opened.maker, lists=lists)
         task = TrainingTask(
             draft=draft, last=last, best=best, loop=opened.loop, maker=maker, dtype="float32", group=group
