@@ -46,7 +46,7 @@ class Unit:
         rows: Rows (passages, queries, vectors), for progress.
         payload: What the worker needs to know.
         target: Number of the artifact that the parts belong to.
-        size_bytes: Bytes of the payload if it is large.
+        size_bytes: Bytes of the payload if it is large; runners draw few such units ahead.
     """
 
     names: tuple[str, ...]
@@ -226,7 +226,7 @@ class _Stage:
                 self._count_parts(unit)
         else:
             task = self.stage.task(self.drafts)
-            results = runner.run(task, self.pending(), on_progress=self.counter.show, weight=lambda u: u.size_bytes)
+            results = runner.run(task, self.pending(), on_progress=self.counter.show)
             try:
                 for unit, result in results:
                     observe(unit, result)
