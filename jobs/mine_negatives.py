@@ -24,16 +24,11 @@ import pyarrow.compute as pc
 
 from indexing.hit_sources.options import SearchOptions
 from indexing.mining.candidates import MiningOptions, PoolCandidates
-from indexing.mining.denoising import (
-    NegativeOptions,
-    SampleNegatives,
-    check_scales,
-    complete_negatives,
-    score_candidates,
-)
+from indexing.mining.denoising import SampleNegatives, complete_negatives
 from indexing.mining.exports import export_sentence_transformers, export_tevatron
 from indexing.mining.report import Statistics, read_examples, write_report
-from indexing.mining.sampling import short
+from indexing.mining.sampling import NegativeOptions, check_scales, short
+from indexing.mining.scoring import score_candidates
 from indexing.search.rescoring import open_reranker
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store, artifact_key

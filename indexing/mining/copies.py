@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -115,11 +114,7 @@ def find_copies(corpus: Corpus, rows: np.ndarray, runner: Runner, count: Callabl
 def commit_copies(draft: Draft, copies: Copies) -> None:
     """Commits groups as a part of an artifact."""
     table = pa.table({"hash": pa.array(copies.hashes), "row": pa.array(copies.rows)})
-
-    def write(path: Path) -> None:
-        pq.write_table(table, path, compression="zstd")
-
-    draft.commit(PART, ".parquet", write, rows=len(table))
+    draft.commit(PART, ".parquet", lambda path: pq.write_table(table, path, compression="zstd"), rows=len(table))
 
 
 def read_copies(artifact: Artifact | Draft) -> Copies:

@@ -64,33 +64,24 @@ class Histogram:
         """Counts values: any finite numbers, [n]."""
         values = np.asarray(values, np.float64)
         if len(values):
-            self._cover(float(values.min()), float(values.max()), self.width)
+            self._cover(float(values.min()), float(values.max()))
             numbers, counts = np.unique(np.floor(values / self.width).astype(np.int64), return_counts=True)
             self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
-    def merge(self, other: Histogram) -> None:
-        """Adds the counts of another histogram of the same minimum width."""
-        if other._counts:
-            self._cover(min(other._counts) * other.width, max(other._counts) * other.width, other.width)
-            self._take(other._counts, other.width)
-
-    def _cover(self, low: float, high: float, width: float) -> None:
-        """Makes the bins at least this wide, and wide enough for low and high in addition to the values so far."""
+    def _cover(self, low: float, high: float) -> None:
+        """Makes the bins wide enough for low and high in addition to the values so far."""
         if self._counts:
             low, high = min(low, min(self._counts) * self.width), max(high, max(self._counts) * self.width)
-        width = max(width, self.width)
+        width = self.width
         # Numbers far from 0 get wider bins, in which a float64 still counts exactly.
         while (last := math.floor(high / width)) - (first := math.floor(low / width)) >= _MOST_BINS or (
             max(-first, last) > 2**50
         ):
             width *= 2
-        counts, narrow = self._counts, self.width
-        self._counts, self.width = Counter(), width
-        self._take(counts, narrow)
-
-    def _take(self, counts: Counter[int], narrow: float) -> None:
-        for number, count in counts.items():
-            self._counts[math.floor(number * narrow / self.width)] += count
+        counts: Counter[int] = Counter()
+        for number, count in self._counts.items():
+            counts[math.floor(number * self.width / width)] += count
+        self._counts, self.width = counts, width
 
     def bins(self) -> tuple[list[float], list[int]]:
         """Returns (edges, counts): edges ascending, one more than counts; two empty lists if there are no values."""
@@ -102,7 +93,7 @@ class Histogram:
 
 
 class Statistics:
-    """Statistics of a pool and its scores, collected part by part, in any order and in any number of pieces."""
+    """Statistics of a pool and its scores, collected part by part, in any order."""
 
     def __init__(self) -> None:
         self.questions = self.candidates = self.scored = 0
@@ -123,7 +114,9 @@ class Statistics:
         Raises:
             InputError: If the part has other sources than the parts before it.
         """
-        self._expect(sources := sources_of(table))
+        sources = sources_of(table)
+        if self.ranks and sources != list(self.ranks):
+            raise InputError(f"a part with the sources {', '.join(sources)} after one with {', '.join(self.ranks)}")
         self.questions += len(table["query"].unique())
         self.candidates += len(table)
         kinds = np.zeros(len(table), np.int64)  # one bit per source: rows of bools are slow to sort
@@ -144,21 +137,6 @@ class Statistics:
     def add_dropped(self, table: pa.Table) -> None:
         """Adds the reasons why candidates were dropped, from a table of negatives (sampling.sample)."""
         self.dropped.update(table["dropped_by"].combine_chunks().flatten().to_pylist())
-
-    def merge(self, other: Statistics) -> None:
-        """Adds statistics that were collected elsewhere. Raises InputError if they are of other sources."""
-        self._expect(list(other.ranks or self.ranks))
-        for name in ("questions", "candidates", "scored", "probabilities", "removed"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.overlap.update(other.overlap)
-        self.dropped.update(other.dropped)
-        for mine, others in ((self.ranks, other.ranks), (self.scores, other.scores)):
-            for source, histogram in others.items():
-                mine.setdefault(source, Histogram(histogram.width)).merge(histogram)
-
-    def _expect(self, sources: Sequence[str]) -> None:
-        if self.ranks and list(sources) != list(self.ranks):
-            raise InputError(f"a part with the sources {', '.join(sources)} after one with {', '.join(self.ranks)}")
 
     def numbers(self) -> dict[str, Any]:
         """Returns all statistics as plain values, for JSON. Shares are fractions of 1; bins, also of ranks, are

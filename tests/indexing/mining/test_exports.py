@@ -18,6 +18,7 @@ from indexing.formats.parse import CORPUS_SCHEMA
 from indexing.mining import exports, sampling
 from indexing.mining import pools as mining
 from indexing.mining.exports import Exported, export_sentence_transformers, export_tevatron
+from indexing.mining.sampling import NegativeOptions
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -61,12 +62,9 @@ def tables() -> list[pa.Table]:
         drawn = sampling.sample(
             pool,
             None,
+            NegativeOptions(pool_negatives=6, denoised_negatives=0, denoise_threshold=0.1, seed=0),
             query_ids=ids,
             positives=answering,
-            pool_negatives=6,
-            denoised_negatives=0,
-            threshold=0.1,
-            seed=0,
         )
         assert [sorted(rows) for rows in drawn["negatives"].to_pylist()] == [sorted(found[id]) for id in ids]
         parts.append(drawn)
