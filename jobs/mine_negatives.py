@@ -131,7 +131,7 @@ def main(options: MineNegatives) -> None:
 
 def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     """Prints the numbers of candidates and negatives, and the queries that have too few of them."""
-    requested = (negatives.draw.pool_negatives, negatives.num_denoised)
+    requested = (negatives.options.pool_negatives, negatives.num_denoised)
     few: list[str] = []
     total = num_copies = 0
     dropped: Counter[str] = Counter()
@@ -160,7 +160,7 @@ def columns_of_export(negatives: SampleNegatives) -> int:
     A passage that is drawn both denoised and from the whole pool is one negative, so queries have different numbers of
     them. The result is the smallest number among the queries for which both draws were complete.
     """
-    pool_negatives, denoised_negatives = requested = (negatives.draw.pool_negatives, negatives.num_denoised)
+    pool_negatives, denoised_negatives = requested = (negatives.options.pool_negatives, negatives.num_denoised)
     smallest = pool_negatives + denoised_negatives
     if min(requested):
         for table in negatives.tables():

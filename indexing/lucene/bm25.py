@@ -23,7 +23,7 @@ from indexing.lucene.segments import (
     segments_of,
 )
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.chain import RowPart, check_lineage
+from indexing.store.chain import RowPart, open_chain
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork
 from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner
@@ -57,16 +57,7 @@ class Bm25:
                 raise InputError(f"{store.url} has several bm25: {', '.join(names)}; say which with bm25:NAME")
             name = DEFAULT
         name = store.only("bm25", name)
-        generations = store.generations("bm25", name)
-        check_lineage(generations, corpus.generations)
-        found = cls(name, generations)
-        wanted = min(corpus.num_rows, generations[0].config["limit"] or corpus.num_rows)
-        if found.num_rows < wanted:
-            raise InputError(
-                f"{store.url}/bm25/{name} covers {found.num_rows:,} of the corpus' {wanted:,} passages: run "
-                f"jobs/build_bm25.py --name {name} again to add the new ones"
-            )
-        return found
+        return cls(name, open_chain(store, "bm25", name, corpus.generations))
 
     def searcher(self, searched: slice = slice(None)) -> LuceneSearch:
         """Opens the shards in this process; the next call for the same shards returns the same object.

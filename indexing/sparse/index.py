@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from indexing.embeddings.reader import check_coverage
 from indexing.exact import Hits
 from indexing.lucene.searching import search_blocks, search_segments
 from indexing.lucene.segments import SegmentFiles, check_versions, segment_files, segment_rows, segments_of
@@ -17,7 +16,7 @@ from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.impacts import EXACT, Impacts, misfits, products, quantised, query_texts
 from indexing.sparse.lucene_search import ImpactSearch
 from indexing.store.artifact import Artifact
-from indexing.store.chain import check_lineage
+from indexing.store.chain import open_chain
 from indexing.store.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
 from retriever.encoding.sparse_vectors import SparseVectors
@@ -54,11 +53,7 @@ class ImpactIndex:
             InputError: If it was built from other embeddings, or lacks rows that they have.
         """
         name = store.only("index", name, cls.is_index)
-        generations = store.generations("index", name)
-        check_lineage(generations, embeddings.generations)
-        index = cls(name, generations, embeddings)
-        check_coverage(store, name, index.num_rows, embeddings)
-        return index
+        return cls(name, open_chain(store, "index", name, embeddings.generations), embeddings)
 
     def searcher(self, searched: slice = slice(None)) -> ImpactSearch:
         """Opens shards in this process; the next call for the same shards returns the same object.

@@ -176,7 +176,7 @@ class Runner(Protocol):
 MAX_BYTES = 4 << 30
 """Bytes of items that a runner draws ahead: the driver, and on a cluster the object store, hold them."""
 
-END = object()
+END: Any = object()
 """Stands for the end of an iterator in `next`, since an item may be None."""
 
 
