@@ -30,7 +30,7 @@ from indexing.store.artifact import Artifact, Draft, Part
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork, IndexOptions, count_shards
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Committed, Progress, RangeStage, StageDefaults, Unit, check_same_options
+from indexing.work.work import Progress, TaskStage, Unit, check_same_options, shard_units
 
 SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
 SAMPLE_PARTS = 256  # the training sample is drawn from at most so many parts
@@ -91,17 +91,26 @@ class BuildIndex(GrowingWork):
         self.num_shards = count_shards(options.shards, self.end - self.first_row, first_rows)
 
     @property
-    def stages(self) -> list[TrainStage | FillStage]:
+    def stages(self) -> list[TaskStage]:
         """Returns the stages: training, unless there is a quantizer, and filling the shards."""
-        quantizer = Index(self.name, self.previous).quantizer if self.previous else None
-        fill = FillStage(
-            embeddings=self.embeddings,
-            quantizer=quantizer,
-            first_row=self.first_row,
-            end=self.end,
-            num_shards=self.num_shards,
-        )
-        return [fill] if self.previous else [TrainStage(self.embeddings, self.factory, TRAINING_THREADS), fill]
+        units = shard_units(self.first_row, self.end, self.num_shards)
+        fill = TaskStage("fill", "vectors", units, self._fill_task)
+        if self.previous:
+            return [fill]
+        size = training_size(self.factory, self.embeddings.num_rows)
+        trained = [Unit(("quantizer",), size, self.factory)]
+        return [TaskStage(f"train {self.factory}", "vectors", trained, self._train_task), fill]
+
+    def _train_task(self, drafts: Sequence[Draft]) -> TrainTask:
+        """Returns the task that trains the quantizer."""
+        return TrainTask(drafts[0], self.embeddings, TRAINING_THREADS)
+
+    def _fill_task(self, drafts: Sequence[Draft]) -> FillTask:
+        """Returns the task that fills shards with the quantizer of the first generation."""
+        [draft] = drafts
+        if self.previous:
+            return FillTask(draft, self.embeddings, Index(self.name, self.previous).quantizer)
+        return FillTask(draft, self.embeddings, (draft, draft.committed()["quantizer"]))
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Measures recall and notes the search parameters that reach the requested value."""
@@ -134,49 +143,6 @@ class BuildIndex(GrowingWork):
 def _chosen_factory(embeddings: Embeddings, options: IndexOptions) -> str:
     """Returns the factory of a new index. Raises InputError if none fits the memory."""
     return choose_factory(embeddings.num_rows, embeddings.dim, options.recall, options.memory_bytes, options.shards)
-
-
-@dataclass(frozen=True)
-class TrainStage(StageDefaults):
-    """The stage that trains the quantizer, in one unit."""
-
-    embeddings: Embeddings
-    factory: str
-    threads: int
-    noun: str = "vectors"
-
-    @property
-    def title(self) -> str:
-        """The name of the stage."""
-        return f"train {self.factory}"
-
-    @property
-    def total(self) -> int:
-        """The number of vectors in the training sample."""
-        return training_size(self.factory, self.embeddings.num_rows)
-
-    def units(self, committed: Committed) -> list[Unit]:
-        """Returns the one unit."""
-        return [Unit(("quantizer",), self.total, self.factory)]
-
-    def task(self, drafts: Sequence[Draft]) -> TrainTask:
-        """Returns the task of the worker."""
-        return TrainTask(drafts[0], self.embeddings, self.threads)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FillStage(RangeStage):
-    """The stage that fills the shards. quantizer: of the previous generation, None if this one trains it."""
-
-    embeddings: Embeddings
-    quantizer: tuple[Artifact, Part] | None
-    title: str = "fill"
-    noun: str = "vectors"
-
-    def task(self, drafts: Sequence[Draft]) -> FillTask:
-        """Returns the task of a worker."""
-        quantizer = self.quantizer or (drafts[0], drafts[0].committed()["quantizer"])
-        return FillTask(drafts[0], self.embeddings, quantizer)
 
 
 def choose_setting(

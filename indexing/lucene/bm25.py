@@ -27,7 +27,7 @@ from indexing.store.chain import RowPart, open_chain
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork
 from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner
-from indexing.work.work import RangeStage, Unit, check_same_options
+from indexing.work.work import TaskStage, Unit, check_same_options, shard_units
 from retriever.errors import InputError
 
 DEFAULT = "bm25"  # the default name
@@ -142,30 +142,13 @@ class BuildBm25(GrowingWork):
         self.config |= find_versions(runner, self.previous, self.language, self.num_shards)
 
     @property
-    def stages(self) -> list[FillLucene]:
+    def stages(self) -> list[TaskStage]:
         """Returns the one stage: filling the shards."""
-        return [
-            FillLucene(
-                corpus=self.corpus,
-                language=self.language,
-                first_row=self.first_row,
-                end=self.end,
-                num_shards=self.num_shards,
-            )
-        ]
+        units = shard_units(self.first_row, self.end, self.num_shards)
+        return [TaskStage("index text", "passages", units, self._fill_task)]
 
-
-@dataclass(frozen=True, kw_only=True)
-class FillLucene(RangeStage):
-    """The stage that fills Lucene shards."""
-
-    corpus: Corpus
-    language: str
-    title: str = "index text"
-    noun: str = "passages"
-
-    def task(self, drafts: Sequence[Draft]) -> FillLuceneTask:
-        """Returns the task of a worker."""
+    def _fill_task(self, drafts: Sequence[Draft]) -> FillLuceneTask:
+        """Returns the task that fills the shards."""
         return FillLuceneTask(drafts[0], self.corpus.parts, self.language)
 
 

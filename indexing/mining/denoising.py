@@ -20,7 +20,7 @@ from indexing.mining.scoring import ScoreCandidates, positive_scores, probabilit
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.store import Store
 from indexing.work.tasks import ONE_CORE, Place, Report, Resources
-from indexing.work.work import Committed, StageDefaults, Target, Unit, WorkDefaults, complete_artifact
+from indexing.work.work import Target, TaskStage, Unit, WorkDefaults, complete_artifact
 
 
 class SampleNegatives(WorkDefaults):
@@ -56,9 +56,14 @@ class SampleNegatives(WorkDefaults):
         return [Target("negatives", self.name, inputs, self.config)]
 
     @property
-    def stages(self) -> list[SampleStage]:
+    def stages(self) -> list[TaskStage]:
         """Returns the one stage: sampling."""
-        return [SampleStage(self)]
+        units = [Unit((name,), len(queries.ids), queries) for name, queries in self.pool.parts()]
+        return [TaskStage("sample", "queries", units, self._sample_task)]
+
+    def _sample_task(self, drafts: Sequence[Draft]) -> SampleTask:
+        """Returns the task that samples negatives."""
+        return SampleTask(drafts[0], self.candidates, self.scores, self.options)
 
     def pools(self) -> Iterator[tuple[pa.Table, np.ndarray | None]]:
         """Yields each part of the pool with its probabilities, float32, NaN for none; None without scores."""
@@ -84,26 +89,6 @@ def complete_negatives(
     if scores and not scores.complete:
         return None
     return complete_artifact(store, SampleNegatives(pool, scores, options, name))
-
-
-class SampleStage(StageDefaults):
-    """The stage that samples negatives, one unit for each part of the pool."""
-
-    title = "sample"
-    noun = "queries"
-
-    def __init__(self, work: SampleNegatives):
-        self.work = work
-        self.total: int | None = len(work.pool.mined.ids)
-
-    def units(self, committed: Committed) -> Iterator[Unit]:
-        """Returns a unit for each part of the pool."""
-        for name, queries in self.work.pool.parts():
-            yield Unit((name,), len(queries.ids), queries)
-
-    def task(self, drafts: Sequence[Draft]) -> SampleTask:
-        """Returns the task of a worker."""
-        return SampleTask(drafts[0], self.work.candidates, self.work.scores, self.work.options)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from indexing.store.artifact import Draft
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork, count_shards
 from indexing.work.tasks import JVM_CORE, Place, Report, Resources, Runner
-from indexing.work.work import RangeStage, Unit, check_same_options
+from indexing.work.work import TaskStage, Unit, check_same_options, shard_units
 
 
 class BuildImpacts(GrowingWork):
@@ -51,24 +51,12 @@ class BuildImpacts(GrowingWork):
         self.config |= find_versions(runner, self.previous, "en", self.num_shards)
 
     @property
-    def stages(self) -> list[FillImpacts]:
+    def stages(self) -> list[TaskStage]:
         """Returns the one stage: filling the shards."""
+        units = shard_units(self.first_row, self.end, self.num_shards)
         return [
-            FillImpacts(embeddings=self.embeddings, first_row=self.first_row, end=self.end, num_shards=self.num_shards)
+            TaskStage("index impacts", "vectors", units, lambda drafts: FillImpactsTask(drafts[0], self.embeddings))
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FillImpacts(RangeStage):
-    """The stage that fills the shards."""
-
-    embeddings: SparseEmbeddings
-    title: str = "index impacts"
-    noun: str = "vectors"
-
-    def task(self, drafts: Sequence[Draft]) -> FillImpactsTask:
-        """Returns the task of a worker."""
-        return FillImpactsTask(drafts[0], self.embeddings)
 
 
 @dataclass(frozen=True)

@@ -111,23 +111,43 @@ class StageDefaults:
         return unit.rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class RangeStage(StageDefaults):
-    """Base of stages that cut the rows [first_row, end) into shards of nearly equal length, one unit for each."""
+@dataclass(frozen=True)
+class TaskStage(StageDefaults):
+    """A stage whose units are known when it begins, and which workers make by one task.
 
-    first_row: int
-    end: int
-    num_shards: int
+    Attributes:
+        title: Its name in lines of progress.
+        noun: Plural noun for its rows.
+        all_units: Its units.
+        make_task: Returns the task of a worker that commits to some drafts.
+    """
+
+    title: str
+    noun: str
+    all_units: Sequence[Unit]
+    make_task: Callable[[Sequence[Draft]], Task]
 
     @property
     def total(self) -> int:
-        """The number of rows."""
-        return self.end - self.first_row
+        """The number of rows of all units."""
+        return sum(unit.rows for unit in self.all_units)
 
-    def units(self, committed: Committed) -> Iterator[Unit]:
-        """Returns a unit for each shard; its payload is (first row, end)."""
-        for number, (first, end) in enumerate(split_range(self.first_row, self.end, self.num_shards)):
-            yield Unit((f"shard-{number:05d}",), end - first, (first, end))
+    def units(self, committed: Committed) -> Sequence[Unit]:
+        """Returns all units."""
+        return self.all_units
+
+    def task(self, drafts: Sequence[Draft]) -> Task:
+        """Returns the task of a worker."""
+        return self.make_task(drafts)
+
+
+def shard_units(first_row: int, end: int, num_shards: int) -> list[Unit]:
+    """Returns a unit for each of the shards of nearly equal length into which the rows [first_row, end) are cut.
+
+    The payload of a unit is (first row, end).
+    """
+    ranges = enumerate(split_range(first_row, end, num_shards))
+    return [Unit((f"shard-{number:05d}",), end - first, (first, end)) for number, (first, end) in ranges]
 
 
 class Work(Protocol):
