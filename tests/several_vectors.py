@@ -23,8 +23,9 @@ from indexing.exact import Hits
 from indexing.hit_sources import registry
 from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
 from indexing.hit_sources.online import OnlineSearch
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import check_lineage
+from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild, count_shards, next_target
 from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner

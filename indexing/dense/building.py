@@ -26,7 +26,8 @@ from indexing.dense.searching import folded, search_exact
 from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork, IndexOptions, count_shards
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources, Runner

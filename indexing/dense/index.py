@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from indexing.embeddings.embeddings import Embeddings
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import open_chain
+from indexing.store.documents import Part
 from indexing.store.store import Store
 
 

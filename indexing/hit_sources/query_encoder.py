@@ -10,7 +10,7 @@ from indexing.embeddings.encoders import EncoderSpec, differing, spec_of
 from indexing.embeddings.kind import VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.hit_sources.options import SearchOptions
-from indexing.store.artifact import fingerprint_of
+from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner, ignore
 from retriever.cuts import Cuts

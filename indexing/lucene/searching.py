@@ -14,8 +14,9 @@ from indexing.corpus.row_ranges import Matches
 from indexing.exact import Hits, nothing
 from indexing.lucene.lucene import SegmentSearch
 from indexing.lucene.segments import segment_rows
-from indexing.store.artifact import Artifact, Part
+from indexing.store.artifact import Artifact
 from indexing.store.chain import RowRange
+from indexing.store.documents import Part
 from indexing.work.tasks import Runner, Task
 
 BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start

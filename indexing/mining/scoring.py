@@ -31,7 +31,8 @@ from indexing.search.rescoring import (
     open_reranker,
     reranker_inputs,
 )
-from indexing.store.artifact import Artifact, Draft, fingerprint_of, sum_cuts
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.documents import fingerprint_of, sum_cuts
 from indexing.store.keys import Key
 from indexing.store.store import Store, artifact_key, generation
 from indexing.work.tasks import Place, Report, Resources, Runner

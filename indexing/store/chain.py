@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indexing.store.artifact import Artifact, Part
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Part
 from indexing.store.store import MADE_BY, Store
 from retriever.errors import InputError
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from indexing.store.artifact import MANIFEST
+from indexing.store.documents import MANIFEST
 from indexing.store.live_release import read_current
 from indexing.store.store import Store
 

@@ -11,20 +11,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from indexing.store.artifact import (
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.cache import CorruptError, NodeCache, node_cache
+from indexing.store.documents import (
     BEGUN,
     FAILED,
     MANIFEST,
     PROVENANCE,
-    Artifact,
-    Draft,
     Reference,
     begun_document,
     pinned_config,
     read_failure,
     unseal,
 )
-from indexing.store.cache import CorruptError, NodeCache, node_cache
 from indexing.store.keys import Key
 from indexing.store.live_release import CURRENT, read_current
 from indexing.store.s3 import S3Storage

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from indexing.store.artifact import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, read_record, unseal
 from indexing.store.cache import CorruptError
+from indexing.store.documents import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, read_record, unseal
 from indexing.store.live_release import CURRENT, read_current
 from indexing.store.store import Store
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from indexing.corpus.corpus import Corpus, contents, save_array
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart, row_parts
+from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.topics.files import SUFFIX, read_topics, write_topics
 from indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version

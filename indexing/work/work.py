@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from indexing.store.artifact import ABANDONED_S, Artifact, Draft, Part, Reference, begun_document, keep_alive
+from indexing.store.artifact import ABANDONED_S, Artifact, Draft, keep_alive
 from indexing.store.chain import split_range
 from indexing.store.conflicts import describe_changes
+from indexing.store.documents import Part, Reference, begun_document
 from indexing.store.store import Store, artifact_key
 from indexing.work.tasks import Runner, Task
 from retriever.errors import InputError, StorageError

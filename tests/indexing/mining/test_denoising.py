@@ -26,7 +26,8 @@ from indexing.mining.denoising import SampleTask
 from indexing.mining.sampling import NegativeOptions
 from indexing.mining.scoring import ScoreCandidates, ScoreStage, probabilities, score_candidates
 from indexing.search.rescoring import OPTIONS, RerankerSpec
-from indexing.store.artifact import Artifact, fingerprint_of
+from indexing.store.artifact import Artifact
+from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
 from indexing.work.tasks import Place, ignore
 from indexing.work.work import Unit, run_work
