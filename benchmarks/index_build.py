@@ -20,14 +20,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from indexing.dense.faiss_index import (  # noqa: E402
-    TRAINING_THREADS,
-    choose_factory,
-    faiss,
-    fill_shard,
-    train_quantizer,
-    training_size,
-)
+from indexing.dense.factory import choose_factory, training_size  # noqa: E402
+from indexing.dense.faiss_index import TRAINING_THREADS, faiss, fill_shard, train_quantizer  # noqa: E402
 
 
 def make_vectors(count: int, dim: int) -> np.ndarray:

@@ -8,28 +8,27 @@ from typing import Any
 
 import numpy as np
 
+from indexing.dense.factory import choose_factory, num_lists, training_size
 from indexing.dense.faiss_index import (
     TRAINING_THREADS,
     check_factory,
-    choose_factory,
     draw_queries,
     fill_shard,
-    num_lists,
     read_index,
     recall_at,
     train_quantizer,
-    training_size,
     write_index,
 )
 from indexing.dense.index import Index, Shard
 from indexing.dense.searching import folded, search_exact
 from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
+from indexing.embeddings.kind import IndexOptions
 from indexing.exact import Hits
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import Part
 from indexing.store.store import Store
-from indexing.work.growth import GrowingWork, IndexOptions, count_shards
+from indexing.work.growth import GrowingWork, count_shards
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources, Runner
 from indexing.work.work import Progress, TaskStage, Unit, check_same_options, shard_units
 

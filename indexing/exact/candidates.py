@@ -15,20 +15,6 @@ CANDIDATES = 1 << 20  # candidates that are scored in one call: 8 MiB of rows, a
 _PAIRS = 16_384  # pairs of a query and a candidate for which another thread pays
 
 
-def rescore(
-    queries: np.ndarray,
-    rows: np.ndarray,
-    vectors: np.ndarray,
-    first_row: int,
-    k: int,
-    *,
-    threads: int | None = None,
-    use_kernel: bool = True,
-) -> Hits:
-    """Returns `rescore_pieces` of one piece."""
-    return rescore_pieces(queries, rows, [(first_row, vectors)], k, threads, use_kernel=use_kernel)
-
-
 def rescore_pieces(
     queries: np.ndarray,
     rows: np.ndarray,

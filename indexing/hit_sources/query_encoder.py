@@ -89,10 +89,6 @@ class QueryEncoder(Generic[Vectors]):
 
         return vectors
 
-    def longest(self) -> int | None:
-        """Returns the largest length limit of queries that the encoder allows; None: any."""
-        return self.spec.longest("query")
-
     def cuts(self, queries: slice = slice(None)) -> Cuts:
         """Returns how many of the queries that were encoded last were cut; queries: their numbers, by default all."""
         return Cuts() if self._tokens is None else self._tokens.cuts(queries)

@@ -33,6 +33,8 @@ from retriever.errors import InputError
 DEFAULT = "bm25"  # the default name
 SHARD_ROWS = 1_000_000  # passages of a shard at most, if the number of shards is not given
 
+_REPORT_EVERY = 1_000  # passages
+
 
 class Bm25:
     """All complete generations of bm25/NAME, for reading."""
@@ -178,10 +180,10 @@ class FillLuceneTask:
             commit_segment(self.draft, name, made, Path(folder), first, end)
 
 
-def counted(texts: Iterable[str], report: Report, every: int = 1_000) -> Iterator[str]:
-    """Yields the texts and reports their number now and then."""
+def counted(texts: Iterable[str], report: Report) -> Iterator[str]:
+    """Yields the texts and reports their number, every _REPORT_EVERY of them."""
     for number, text in enumerate(texts):
-        if number % every == 0:
+        if number % _REPORT_EVERY == 0:
             report(number)
         yield text
 

@@ -179,16 +179,15 @@ class Interval(NamedTuple):
     high: float
 
 
-def bootstrap_interval(values_by_set: Sequence[np.ndarray], seed: int = 0) -> Interval:
+def bootstrap_interval(values_by_set: Sequence[np.ndarray]) -> Interval:
     """Returns the mean over sets of the mean over queries, with its 95% interval by a bootstrap.
 
     The queries of each set are drawn again BOOTSTRAP_DRAWS times, with replacement.
 
     Args:
         values_by_set: For each set, a value of each query, for example the difference of two runs: float64 [queries].
-        seed: Seed of the draws.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     means = np.zeros(BOOTSTRAP_DRAWS)
     for values in values_by_set:
         resampled = (values[random.integers(0, len(values), len(values))].mean() for _ in range(BOOTSTRAP_DRAWS))

@@ -73,6 +73,14 @@ def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[Row
         yield parts[index], positions, rows[positions] - starts[index]
 
 
+def spans(parts: Sequence[RowPart], first_row: int, end: int) -> Iterator[tuple[RowPart, slice]]:
+    """Yields each part that holds some of the rows [first_row, end), and which of its own rows these are."""
+    for part in parts:
+        start, stop = max(first_row, part.first_row), min(end, part.end)
+        if start < stop:
+            yield part, slice(start - part.first_row, stop - part.first_row)
+
+
 def split_range(first: int, end: int, pieces: int) -> list[RowRange]:
     """Splits the rows [first, end) into `pieces` ranges of nearly equal length."""
     bounds = np.linspace(first, end, pieces + 1).astype(np.int64).tolist()

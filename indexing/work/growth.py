@@ -1,4 +1,4 @@
-"""Works that make the next generation of what grows with a corpus or with embeddings; how jobs build an index."""
+"""Works that make the next generation of what grows with a corpus or embeddings; how jobs build an index."""
 
 from __future__ import annotations
 
@@ -60,23 +60,6 @@ class GrowingWork(WorkDefaults, ABC):
     @abstractmethod
     def stages(self) -> Sequence[SpreadStage | DriverStage]:
         """Returns the stages, in order."""
-
-
-@dataclass(frozen=True)
-class IndexOptions:
-    """The options that shape an index of vectors; a kind of vector may use some of them only.
-
-    Attributes:
-        shards: Number of shards of the first generation.
-        factory: FAISS' factory string; auto: chosen by size, memory and recall.
-        recall: Recall of the exact top 100 to reach, after candidates were scored again.
-        memory_bytes: With auto, the largest size of the first generation.
-    """
-
-    shards: int = 4
-    factory: str = "auto"
-    recall: float = 0.95
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class LocalRunner:
                 rows.pop(number, None)
                 free.put(slot)
 
-        with _executor(ThreadPoolExecutor(slots * task.resources.calls, "riptide-worker")) as threads:
+        with _running(ThreadPoolExecutor(slots * task.resources.calls, "riptide-worker")) as threads:
             yield from _in_flight(
                 lambda number, item: threads.submit(call, number, item),
                 itertools.chain(first, items),
@@ -187,7 +187,7 @@ class LocalRunner:
             arguments = (task, self.place(task.resources), reader, folder.name)
             pool = ProcessPoolExecutor(slots, multiprocessing.get_context("spawn"), _start_process, arguments)
             try:
-                with folder, _executor(pool, writer) as processes:
+                with folder, _running(pool, writer) as processes:
                     yield from _in_flight(
                         functools.partial(_submit, processes),
                         itertools.chain(unfinished, items),
@@ -205,26 +205,23 @@ class LocalRunner:
                     ) from error
 
 
-class _executor:
-    """Ends an executor; if an exception ends the run, without waiting for its running items.
+@contextlib.contextmanager
+def _running(executor: Executor, alive: multiprocessing.connection.Connection | None = None) -> Iterator[Executor]:
+    """Ends an executor at the end of the block; after an exception, without waiting for its running items.
 
     Args:
         executor: The executor.
         alive: A pipe whose end tells spawned processes to end at once.
     """
-
-    def __init__(self, executor: Executor, alive: multiprocessing.connection.Connection | None = None):
-        self.executor, self.alive = executor, alive
-
-    def __enter__(self) -> Executor:
-        return self.executor
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is not None and self.alive is not None:
-            self.alive.close()
-        self.executor.shutdown(wait=kind is None, cancel_futures=True)
-        if self.alive is not None:
-            self.alive.close()
+    with alive or contextlib.nullcontext():
+        try:
+            yield executor
+        except BaseException:
+            if alive is not None:
+                alive.close()
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+        executor.shutdown()
 
 
 def _in_flight(
