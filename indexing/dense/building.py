@@ -134,8 +134,8 @@ class BuildIndex(GrowingWork):
         exact = search_exact(self.embeddings, queries, width, np.empty(0, np.int64), runner, end=self.end)
 
         def search(nprobe: int) -> dict[int, np.ndarray]:
-            found = probe(shards, self.embeddings, queries, width, nprobe, runner)
-            return {depth: without(rows, own_rows) for depth, rows in found.items()}
+            rows_by_depth = probe(shards, self.embeddings, queries, width, nprobe, runner)
+            return {depth: without(rows, own_rows) for depth, rows in rows_by_depth.items()}
 
         return choose_setting(search, without(exact.rows, own_rows), max(1, num_lists(self.factory)), self.recall)
 

@@ -46,9 +46,9 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
 
 def _lists_for(num_vectors: int) -> int:
     """Returns a power of two near 4 sqrt(n), with enough vectors to train each centroid."""
-    wanted = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
+    preferred = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
     most = 2 ** int(math.log2(max(2, num_vectors / 39)))
-    return min(wanted, most, 1 << 18)
+    return min(preferred, most, 1 << 18)
 
 
 def _codes(dim: int, recall: float) -> list[tuple[str, int]]:

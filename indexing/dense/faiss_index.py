@@ -57,7 +57,7 @@ _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
 
 def check_factory(factory: str, dim: int) -> None:
     """Raises InputError unless an index of this factory is reproducible, can be sharded and can skip rows."""
-    _create(factory, dim)
+    _create_index(factory, dim)
 
 
 def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int = TRAINING_THREADS) -> Any:
@@ -77,8 +77,8 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
         raise InputError(f"{variables[0]} is set, so training may get fewer than its {threads} threads: unset it")
     sample = np.ascontiguousarray(sample, dtype=np.float32)
     _check_finite(sample, "the training sample")
-    index = _create(factory, sample.shape[1])
-    inner = _inner(index)
+    index = _create_index(factory, sample.shape[1])
+    inner = _inner_index(index)
     needed = 0 if factory == "Flat" else max(num_lists(factory), *(1 << b for b in _code_bits(inner)))
     if len(sample) < needed:
         remedy = f"Flat, IVF{max(1, len(sample) // 39)},Flat" if num_lists(factory) else "Flat"
@@ -118,7 +118,7 @@ def read_index(path: str | Path, *, mmap: bool = False) -> Any:
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
     except RuntimeError as error:
-        raise InputError(f"{path}: not a FAISS index that can be read ({_reason(error)})") from error
+        raise InputError(f"{path}: not a FAISS index that can be read ({_error_text(error)})") from error
 
 
 def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
@@ -138,24 +138,24 @@ def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, thr
         InputError: For vectors of another shape, NaN and Inf.
     """
     index = faiss.clone_index(trained)
-    is_list_index = isinstance(_inner(index), faiss.IndexIVF)
-    if not is_list_index or isinstance(_inner(index), faiss.IndexIVFFastScan):
+    is_list_index = isinstance(_inner_index(index), faiss.IndexIVF)
+    if not is_list_index or isinstance(_inner_index(index), faiss.IndexIVFFastScan):
         index = index if is_list_index else faiss.IndexIDMap2(index)
         with _threads(1):
             for row, block in _blocks(parts, first_row, index.d):
-                index.add_with_ids(*_finite(row, block))
+                index.add_with_ids(*_check_block(row, block))
         return index
     workers = threads or available_threads()
     spare = [faiss.clone_index(trained) for _ in range(workers)]
 
     def add(copy: Any, row: int, block: np.ndarray) -> Any:
         with _threads(1):  # a setting of this thread alone
-            copy.add_with_ids(*_finite(row, block))
+            copy.add_with_ids(*_check_block(row, block))
         return copy
 
     def merge(filled: Any) -> None:
-        _inner(index).merge_from(_inner(filled), 0)
-        index.ntotal, filled.ntotal = _inner(index).ntotal, 0
+        _inner_index(index).merge_from(_inner_index(filled), 0)
+        index.ntotal, filled.ntotal = _inner_index(index).ntotal, 0
         spare.append(filled)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="fill") as pool:
@@ -181,7 +181,7 @@ def _blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[t
             row += len(block)
 
 
-def _finite(row: int, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _check_block(row: int, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns a block as float32, and its rows. Raises InputError for NaN and Inf."""
     block = np.ascontiguousarray(block, dtype=np.float32)
     _check_finite(block, f"the part with row {row}")
@@ -223,7 +223,7 @@ def search_shard(
     elif deleted is not None and len(deleted):
         excluded = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
         options["sel"] = faiss.IDSelectorNot(excluded)
-    inner = _inner(index)
+    inner = _inner_index(index)
     if isinstance(inner, faiss.IndexIVF):
         parameters = faiss.SearchParametersIVF(nprobe=min(nprobe, inner.nlist), **options)
     else:
@@ -245,22 +245,22 @@ def recall_at(found_rows: np.ndarray, exact_rows: np.ndarray, ks: Sequence[int])
     for k in ks:
         shares = []
         for found, exact in zip(found_rows[:, :k], exact_rows[:, :k], strict=True):
-            wanted = exact[exact >= 0]
-            if len(wanted):
-                shares.append(np.isin(wanted, found).mean())
+            expected = exact[exact >= 0]
+            if len(expected):
+                shares.append(np.isin(expected, found).mean())
         recalls[k] = float(np.mean(shares)) if shares else 1.0
     return recalls
 
 
-def _create(factory: str, dim: int) -> Any:
+def _create_index(factory: str, dim: int) -> Any:
     lists = re.search(r"IVF(\d+)", factory)
     if lists and not 1 <= int(lists[1]) <= 1 << 22:
         raise InputError(f"index {factory!r}: expected 1 to {1 << 22} lists")
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        raise InputError(f"index {factory!r} cannot be made for {dim} dimensions: {_reason(error)}") from error
-    inner = _inner(index)
+        raise InputError(f"index {factory!r} cannot be made for {dim} dimensions: {_error_text(error)}") from error
+    inner = _inner_index(index)
     kinds = (faiss.IndexIVF, faiss.IndexFlat, faiss.IndexScalarQuantizer)
     plain = isinstance(faiss.downcast_index(index), (*kinds, faiss.IndexPreTransform))
     linear = all(isinstance(transform, faiss.LinearTransform) for transform in _transforms(index))
@@ -272,7 +272,7 @@ def _create(factory: str, dim: int) -> Any:
     return index
 
 
-def _inner(index: Any) -> Any:
+def _inner_index(index: Any) -> Any:
     """Returns the index that holds the codes, below a transform or an id map."""
     index = faiss.downcast_index(index)
     while isinstance(index, (faiss.IndexPreTransform, faiss.IndexIDMap)):
@@ -308,13 +308,13 @@ def _search_threads(threads: int | None, index: Any) -> int:
     that are multiples of its registers (16 numbers), for several threads into plain halves. Multiples of 32 are split
     alike by the kernels that `_import_faiss` selects; a user may select others.
     """
-    wanted = threads or available_threads()
+    count = threads or available_threads()
     if _RATIONED & os.environ.keys() or "OPENBLAS_CORETYPE" in os.environ:
         return 1
-    inner = _inner(index)
+    inner = _inner_index(index)
     dims = [inner.d, *(transform.d_in for transform in _transforms(index))]
     dims += [inner.pq.dsub] if hasattr(inner, "pq") else []
-    return wanted if all(dim <= 320 or dim % 32 == 0 for dim in dims) else 1
+    return count if all(dim <= 320 or dim % 32 == 0 for dim in dims) else 1
 
 
 @contextmanager
@@ -332,7 +332,7 @@ def _check_finite(vectors: np.ndarray, what: str) -> None:
         raise InputError(f"{what} has NaN or Inf: encode it again")
 
 
-def _reason(error: RuntimeError) -> str:
+def _error_text(error: RuntimeError) -> str:
     """Returns the message of FAISS without its source position, in one line."""
     text = " ".join(str(error).split())
     return re.sub(r"^Error in .*?: (Error: )?", "", text)[:160]

@@ -334,10 +334,10 @@ def count_pending(store: Store, name: str, limit: int | None) -> int:
 def is_encoded(store: Store, name: str, described: Mapping[str, Any], limit: int | None) -> bool:
     """Whether every generation of the corpus has complete embeddings of this encoder, in any numerics class."""
     corpus = Corpus.open(store)
-    made = store.generations("embeddings", name)
-    return len(made) == len(corpus.generations) and all(
-        one.inputs["corpus"]["fingerprint"] == other.fingerprint
-        and one.config["encoder"] == described
-        and one.config["limit"] == limit
-        for one, other in zip(made, corpus.generations, strict=True)
+    generations = store.generations("embeddings", name)
+    return len(generations) == len(corpus.generations) and all(
+        embeddings.inputs["corpus"]["fingerprint"] == artifact.fingerprint
+        and embeddings.config["encoder"] == described
+        and embeddings.config["limit"] == limit
+        for embeddings, artifact in zip(generations, corpus.generations, strict=True)
     )

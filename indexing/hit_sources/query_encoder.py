@@ -111,14 +111,14 @@ class EncodeQueriesTask:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
         from indexing.embeddings.encoding import check_encoder
 
-        opened = self.spec.open(side="query", device=place.device, threads=place.cores)
-        check_encoder(self.spec.config_of(opened, "query"), self.pinned)
-        encoder = self.kind.query_encoder(opened)
+        base = self.spec.open(side="query", device=place.device, threads=place.cores)
+        check_encoder(self.spec.config_of(base, "query"), self.pinned)
+        encoder = self.kind.query_encoder(base)
 
         def encode(texts: list[str], report: Report) -> tuple[Any, str, Tokens]:
-            tokens = opened.tokenize(texts, side="query")
-            topics = opened.topics_of(texts, side="query", task=self.spec.task)
+            tokens = base.tokenize(texts, side="query")
+            topics = base.topics_of(texts, side="query", task=self.spec.task)
             vectors = encoder.forward(tokens, side="query", task=self.spec.task, topics=topics)
-            return vectors, opened.numerics, tokens
+            return vectors, base.numerics, tokens
 
         return encode

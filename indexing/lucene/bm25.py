@@ -176,8 +176,8 @@ class FillLuceneTask:
             return
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
             texts = counted(contents(self.parts, first, end), report)
-            made = write_shard(texts, Path(folder), language=self.language)
-            commit_segment(self.draft, name, made, Path(folder), first, end)
+            segment = write_shard(texts, Path(folder), language=self.language)
+            commit_segment(self.draft, name, segment, Path(folder), first, end)
 
 
 def counted(texts: Iterable[str], report: Report) -> Iterator[str]:

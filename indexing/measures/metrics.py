@@ -37,15 +37,15 @@ def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[st
     judged: dict[str, dict[str, int]] = {}
     for query, passage, score in zip(*(qrels[c].to_pylist() for c in ("query_id", "corpus_id", "score")), strict=True):
         judged.setdefault(query, {})[passage] = score
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for query, passage, score in zip(*(run[c].to_pylist() for c in ("query_id", "id", "score")), strict=True):
         if query in judged:
-            found.setdefault(query, {})[passage] = score
+            scores.setdefault(query, {})[passage] = score
     queries = {query: number for number, query in enumerate(sorted(judged))}
     values = {name: np.zeros(len(queries)) for name in metrics}
     for judged_only in (False, True):  # together, NumRet would count the hits of either kind, by chance
         group = [measure for measure in measures if measure.params.get("judged_only", False) is judged_only]
-        for metric in _provider().iter_calc(group, judged, found) if group else ():
+        for metric in _provider().iter_calc(group, judged, scores) if group else ():
             for name in measures[metric.measure]:
                 values[name][queries[metric.query_id]] = metric.value
     return values

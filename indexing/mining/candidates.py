@@ -262,20 +262,20 @@ def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None
     return MiningQueries(
         chosen.ids,
         chosen.texts,
-        [_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in chosen.ids],
+        [_parse_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in chosen.ids],
         [np.array([*positives.get(id, {})], np.int64) for id in chosen.ids],
     )
 
 
-def _answers(metadata: str, where: str) -> list[str]:
+def _parse_answers(metadata: str, where: str) -> list[str]:
     """Returns the answers in a query's metadata. Raises InputError if they are not texts."""
     fields = json.loads(metadata) if metadata else {}
-    given = fields.get("answers", fields.get("answer")) if isinstance(fields, dict) else None
-    for answer in given if isinstance(given, list) else [given]:
+    answers = fields.get("answers", fields.get("answer")) if isinstance(fields, dict) else None
+    for answer in answers if isinstance(answers, list) else [answers]:
         if isinstance(answer, dict | list):
-            found = json.dumps(answer, ensure_ascii=False)[:60]
+            shown = json.dumps(answer, ensure_ascii=False)[:60]
             raise InputError(
-                f"parameter drop_answers: {where}: its metadata's answers hold {found}, "
+                f"parameter drop_answers: {where}: its metadata's answers hold {shown}, "
                 'expected texts, {"answers": ["a", "b"]}: write them so and import the queries again'
             )
     return answers_of(metadata)
@@ -287,5 +287,5 @@ def without_answers(table: pa.Table, answers: Sequence[Sequence[str]], corpus: C
     matcher = AnswerMatcher()
     texts = {row: passage.text for row, passage in zip(rows.tolist(), corpus.passages(rows), strict=True)}
     return mining.without_answers(
-        table, lambda query, found: matcher.contains([texts[row] for row in found.tolist()], answers[query])
+        table, lambda query, rows: matcher.contains([texts[row] for row in rows.tolist()], answers[query])
     )

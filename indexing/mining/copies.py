@@ -89,13 +89,13 @@ def find_copies(corpus: Corpus, rows: np.ndarray, runner: Runner, count: Callabl
         count: Called with the number of passages of each part that is done.
     """
     hashes, members = np.empty(0, np.uint64), np.empty(0, np.int64)
-    wanted = np.unique(rows)
-    for first in range(0, len(wanted), _BLOCK):
-        passages = corpus.passages(wanted[first : first + _BLOCK])
+    distinct_rows = np.unique(rows)
+    for first in range(0, len(distinct_rows), _BLOCK):
+        passages = corpus.passages(distinct_rows[first : first + _BLOCK])
         digests = text_hashes([passage.title for passage in passages], [passage.text for passage in passages])
         hashes = np.union1d(hashes, digests)
     matched = []
-    for part, match in runner.run(MatchTask(hashes), corpus.parts if len(wanted) else []):
+    for part, match in runner.run(MatchTask(hashes), corpus.parts if len(distinct_rows) else []):
         matched.append(match)
         count(part.part.rows)
     if matched:

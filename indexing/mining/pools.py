@@ -94,7 +94,7 @@ NO_MARGINS = Margins()
 
 def pool(
     query_ids: Sequence[str],
-    found: Mapping[str, Hits],
+    hits_by_source: Mapping[str, Hits],
     positives: Sequence[np.ndarray],
     depth: int,
     copies: Sequence[np.ndarray] | None = None,
@@ -103,7 +103,7 @@ def pool(
 
     Args:
         query_ids: The ids of the queries.
-        found: The hits of each source.
+        hits_by_source: The hits of each source.
         positives: Rows of the relevant passages of each query, int64.
         depth: Hits of each source.
         copies: Rows of other passages with the text of a positive, int64; None: there are none.
@@ -114,7 +114,7 @@ def pool(
     if len(query_ids) > MAX_QUERIES:
         raise InputError(f"{len(query_ids):,} queries in one pool: at most {MAX_QUERIES:,}, cut them into parts")
     keys = {}
-    for source, hits in found.items():
+    for source, hits in hits_by_source.items():
         rows = hits.rows[:, :depth]
         queries, ranks = np.nonzero(rows >= 0)
         keys[source] = (pair_keys(queries, rows[queries, ranks]), ranks + 1, hits.scores[queries, ranks])

@@ -207,7 +207,7 @@ def write_report(
         whole_file(str(page.with_suffix(".json")), overwrite=overwrite) as beside,
     ):
         beside.write_bytes(orjson.dumps(numbers, option=orjson.OPT_INDENT_2))
-        written.write_text(_page(numbers, examples, title), encoding="utf-8")
+        written.write_text(_render(numbers, examples, title), encoding="utf-8")
     return page
 
 
@@ -216,7 +216,7 @@ table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; 
 border-bottom: 1px solid #ccc } img { max-width: 100% } .positive { border-left: 4px solid #2a2; padding-left: 1em }"""
 
 
-def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> str:
+def _render(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> str:
     candidates, scored = numbers["candidates"], numbers["scored"]
     sources = [(name, f"{found['found']:,}", f"{found['found_alone']:,}") for name, found in numbers["sources"].items()]
     overlap = [
@@ -226,15 +226,15 @@ def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> s
     pieces = [
         f"<p>{numbers['questions']:,} queries have {candidates:,} candidates; {scored:,} of them were scored.</p>",
         "<h2>Sources</h2>",
-        _table(("source", "candidates", "found by it alone"), sources),
-        _table(("found by", "candidates", "of all"), overlap),
-        *_pictures(numbers),
+        _html_table(("source", "candidates", "found by it alone"), sources),
+        _html_table(("found by", "candidates", "of all"), overlap),
+        *_render_charts(numbers),
     ]
     if scored:
         pieces += [
             "<h2>Denoising</h2><p>Removed is a scored pair whose probability is not below the threshold. Where not "
             "all pairs were scored, queries of which much is removed were scored further and weigh more.</p>",
-            _table(
+            _html_table(
                 ("threshold", "removed", "of the scored"),
                 [(f"{row['threshold']}", f"{row['pairs']:,}", f"{row['share']:.1%}") for row in numbers["removed"]],
             ),
@@ -247,10 +247,10 @@ def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> s
         pieces += [
             "<h2>Margins</h2><p>Candidates that exceed a limit on the score of negatives are dropped before negatives "
             "are sampled. A candidate that exceeds several limits counts for the first one.</p>",
-            _table(("limit", "scores of", "dropped", "of all candidates"), rows),
+            _html_table(("limit", "scores of", "dropped", "of all candidates"), rows),
         ]
     head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>"
-    body = "\n".join((f"<h1>{html.escape(title)}</h1>", *pieces, *map(_example, examples)))
+    body = "\n".join((f"<h1>{html.escape(title)}</h1>", *pieces, *map(_render_example, examples)))
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
 
 
@@ -258,14 +258,14 @@ def _label(sources: Sequence[str]) -> str:
     return " + ".join(sources) + ("" if len(sources) > 1 else " alone")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns an HTML table. Cells are plain text, and are escaped here."""
     cells = [("th", head), *(("td", row) for row in rows)]
     lines = ["".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in cells]
     return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
-def _example(example: Example) -> str:
+def _render_example(example: Example) -> str:
     sources = list(dict.fromkeys(source for negative in example.negatives for source in negative.ranks))
     rows = []
     for negative in example.negatives:
@@ -275,10 +275,10 @@ def _example(example: Example) -> str:
         rows.append((*ranks, probability, "yes" if negative.denoised else "no", text))
     positives = "".join(f"<p class='positive'>{html.escape(text)}</p>" for text in example.positives)
     head = (*(f"rank, {source}" for source in sources), "probability", "denoised", "negative")
-    return f"<h2>{html.escape(example.question)}</h2>{positives}{_table(head, rows)}"
+    return f"<h2>{html.escape(example.question)}</h2>{positives}{_html_table(head, rows)}"
 
 
-def _pictures(numbers: dict[str, Any]) -> list[str]:
+def _render_charts(numbers: dict[str, Any]) -> list[str]:
     """Returns <img> elements with embedded PNGs."""
     from matplotlib.figure import Figure  # imported here: takes half a second; without pyplot no backend is chosen
 
@@ -292,13 +292,13 @@ def _pictures(numbers: dict[str, Any]) -> list[str]:
 
     shown = numbers["overlap"][:_COMBINATIONS][::-1]
     [axes] = draw("Candidates by the sources that found them", height=1.2 + 0.3 * len(shown))
-    axes.barh([_plain(_label(kind["sources"])) for kind in shown], [kind["candidates"] for kind in shown])
+    axes.barh([_escape_math(_label(kind["sources"])) for kind in shown], [kind["candidates"] for kind in shown])
     for what, unit in (("ranks", "rank"), ("scores", "score")):
         plots = draw(f"Candidates' {what} in each source", max(1, len(numbers["sources"])))
         for axes, (source, found) in zip(plots, numbers["sources"].items(), strict=False):
             if found[what]["counts"]:
                 axes.stairs(found[what]["counts"], found[what]["edges"], fill=True)
-            axes.set(title=_plain(source), xlabel=unit)
+            axes.set(title=_escape_math(source), xlabel=unit)
     if numbers["scored"]:
         left, right = draw("Denoising", 2)
         left.stairs(numbers["probabilities"]["counts"], numbers["probabilities"]["edges"], fill=True)
@@ -314,6 +314,6 @@ def _pictures(numbers: dict[str, Any]) -> list[str]:
     return elements
 
 
-def _plain(text: str) -> str:
+def _escape_math(text: str) -> str:
     """Escapes text so that matplotlib does not read it as a formula."""
     return text.replace("$", r"\$")

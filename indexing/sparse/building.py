@@ -95,5 +95,5 @@ class FillImpactsTask:
                     yield from document_texts(impacts)
 
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
-            made = write_impacts(texts(), Path(folder))
-            commit_segment(self.draft, name, made, Path(folder), first, end, largest=largest, postings=postings)
+            segment = write_impacts(texts(), Path(folder))
+            commit_segment(self.draft, name, segment, Path(folder), first, end, largest=largest, postings=postings)

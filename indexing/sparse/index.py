@@ -97,14 +97,14 @@ class ImpactIndex:
             TextsError: If a weight of a query does not fit, or if a single product is 2^24 or more.
         """
         impacts = self._impacts(queries, first_query)
-        opened, texts = searcher or self.searcher(), query_texts(impacts)
+        open_searcher, texts = searcher or self.searcher(), query_texts(impacts)
 
         def find(texts: Sequence[str], depth: int) -> Hits:
-            return search_segments(opened, texts, depth, deleted, among, threads)
+            return search_segments(open_searcher, texts, depth, deleted, among, threads)
 
         hits = find(texts, k)
         for number in np.flatnonzero(hits.scores[:, 0] >= EXACT) if k else ():
-            candidates = _candidates(find, texts[number], k, opened.num_documents)
+            candidates = _candidates(find, texts[number], k, open_searcher.num_documents)
             passages = quantised(self.embeddings.take(candidates), lambda row: f"candidate {row}")
             scores = products(impacts, int(number), passages, self.embeddings.dim)
             best = np.lexsort((candidates, -scores))[:k]

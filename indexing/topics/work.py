@@ -139,10 +139,10 @@ def passage_words(parts: Iterable[RowPart], rows: np.ndarray) -> list[list[str]]
     """Returns the words of the title and the text of some rows (int64, ascending) that are in the parts."""
     words: list[list[str]] = []
     for part in parts:
-        wanted = set(rows[(rows >= part.first_row) & (rows < part.end)].tolist())
-        if wanted:
+        rows_here = set(rows[(rows >= part.first_row) & (rows < part.end)].tolist())
+        if rows_here:
             texts = contents([part], part.first_row, part.end)
-            words += [topic_words(text) for row, text in enumerate(texts, part.first_row) if row in wanted]
+            words += [topic_words(text) for row, text in enumerate(texts, part.first_row) if row in rows_here]
     return words
 
 

@@ -24,10 +24,10 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 
 DEPTH = 20  # first hits of a list that are ordered again
-MOST = 100  # lists
-PARTS = 8  # parts of the candidates that are read at most
-LEAST = 25  # lists, however short the training was
-SHARE = 5  # at most one pair is scored for so many that were trained on
+MAX_LISTS = 100  # lists
+MAX_PARTS = 8  # parts of the candidates that are read at most
+MIN_LISTS = 25  # lists, however short the training was
+PAIRS_PER_SCORE = 5  # at most one pair is scored for so many that were trained on
 METRICS = ("RR@10", "nDCG@10")
 
 Score = Callable[[Sequence[str], Sequence[str], Sequence[str]], np.ndarray]
@@ -49,7 +49,7 @@ class RankedLists:
 
 def count_lists(trained_pairs: int) -> int:
     """Returns how many lists are worth scoring after a training on so many pairs."""
-    return max(LEAST, min(MOST, trained_pairs // SHARE // DEPTH))
+    return max(MIN_LISTS, min(MAX_LISTS, trained_pairs // PAIRS_PER_SCORE // DEPTH))
 
 
 def read_lists(
@@ -82,11 +82,11 @@ def read_lists(
     groups = read_groups(negatives)
     positives = dict(zip(groups.query_ids, groups.positives, strict=True))
     by_source: dict[str, RankedLists] = {}
-    for part in candidates.group("part")[:PARTS]:
+    for part in candidates.group("part")[:MAX_PARTS]:
         table = pq.read_table(candidates.local(part))
         for source in sources_of(table):
             lists = by_source.setdefault(source, RankedLists(source, [], [], []))
-            _restore(lists, table, texts, positives)
+            _add_lists(lists, table, texts, positives)
         if any(len(lists.queries) >= count for lists in by_source.values()):
             break
     best = max(by_source.values(), key=lambda lists: sum(_reciprocal_ranks(lists)), default=None)
@@ -95,7 +95,7 @@ def read_lists(
     return RankedLists(best.source, best.queries[:count], best.rows[:count], best.relevant[:count])
 
 
-def _restore(lists: RankedLists, table: pa.Table, texts: dict[str, str], positives: dict[str, np.ndarray]) -> None:
+def _add_lists(lists: RankedLists, table: pa.Table, texts: dict[str, str], positives: dict[str, np.ndarray]) -> None:
     """Adds the lists of a part's queries of which all positives are among the first DEPTH hits of the source."""
     hits = table.filter(table[f"rank:{lists.source}"].is_valid())
     ids = np.asarray(hits["query_id"].to_pylist(), object)
@@ -143,12 +143,12 @@ def compare_orders(
         "source": lists.source,
         "lists": len(widths),
         "depth": max(widths),
-        "before": _means(lists, before),
-        "after": _means(lists, [each.astype(float) for each in after]),
+        "before": _mean_metrics(lists, before),
+        "after": _mean_metrics(lists, [each.astype(float) for each in after]),
     }
 
 
-def _means(lists: RankedLists, scores: Sequence[np.ndarray]) -> dict[str, float]:
+def _mean_metrics(lists: RankedLists, scores: Sequence[np.ndarray]) -> dict[str, float]:
     """Means of METRICS over the lists."""
     numbers = np.repeat(np.arange(len(lists.rows)), [len(rows) for rows in lists.rows]).astype(str)
     table = pa.table(

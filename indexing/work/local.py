@@ -62,7 +62,7 @@ def has_unfinished_threads() -> bool:
     return any(thread.is_alive() for thread in _unfinished_threads)
 
 
-def _note_thread() -> None:
+def _register_thread() -> None:
     """Notes the current thread, and forgets threads that have ended."""
     _unfinished_threads.difference_update([thread for thread in _unfinished_threads if not thread.is_alive()])
     _unfinished_threads.add(threading.current_thread())
@@ -159,7 +159,7 @@ class LocalRunner:
         rows: dict[int, int] = {}
 
         def call(number: int, item: Item) -> Any:
-            _note_thread()
+            _register_thread()
             slot = free.get()
             try:
                 return workers[slot](item, lambda done: rows.__setitem__(number, done))
@@ -168,7 +168,7 @@ class LocalRunner:
                 free.put(slot)
 
         with _running(ThreadPoolExecutor(slots * task.resources.calls, "riptide-worker")) as threads:
-            yield from _in_flight(
+            yield from _run_bounded(
                 lambda number, item: threads.submit(call, number, item),
                 itertools.chain(first, items),
                 slots * task.resources.calls,
@@ -188,7 +188,7 @@ class LocalRunner:
             pool = ProcessPoolExecutor(slots, multiprocessing.get_context("spawn"), _start_process, arguments)
             try:
                 with folder, _running(pool, writer) as processes:
-                    yield from _in_flight(
+                    yield from _run_bounded(
                         functools.partial(_submit, processes),
                         itertools.chain(unfinished, items),
                         2 * slots,
@@ -224,7 +224,7 @@ def _running(executor: Executor, alive: multiprocessing.connection.Connection | 
         executor.shutdown()
 
 
-def _in_flight(
+def _run_bounded(
     submit: Callable[[int, Item], Future],
     items: Iterator[Item],
     limit: int,
@@ -239,7 +239,7 @@ def _in_flight(
     number = 0
     while True:
         while may_draw(pending.values(), limit) and (item := next(items, END)) is not END:
-            pending[_submitted(submit, number, item, pending)] = item
+            pending[_submit_or_keep(submit, number, item, pending)] = item
             number += 1
         if not pending:
             return
@@ -253,7 +253,7 @@ def _in_flight(
 def _submit(processes: Executor, number: int, item: Any) -> Future:
     """Submits an item to spawned processes, which may start one."""
     with _deferred_interrupts():
-        return processes.submit(_call_in_process, item)
+        return processes.submit(_call_worker, item)
 
 
 @contextlib.contextmanager
@@ -281,7 +281,9 @@ def _deferred_interrupts() -> Iterator[None]:
             handlers[received[0]](received[0], None)
 
 
-def _submitted(submit: Callable[[int, Item], Future], number: int, item: Item, pending: dict[Future, Item]) -> Future:
+def _submit_or_keep(
+    submit: Callable[[int, Item], Future], number: int, item: Item, pending: dict[Future, Item]
+) -> Future:
     """Submits an item; if the executor is broken, the item stays pending."""
     try:
         return submit(number, item)
@@ -319,7 +321,7 @@ def _start_process(task: Task, place: Place, alive: multiprocessing.connection.C
     _task_of_process = task, place
 
 
-def _call_in_process(item: Any) -> Any:
+def _call_worker(item: Any) -> Any:
     """Calls the worker of a spawned process, which is opened for the first item."""
     global _worker_of_process
     assert _task_of_process is not None

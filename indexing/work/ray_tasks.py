@@ -164,8 +164,8 @@ class RayTasks:
                     return result
                 self._exclude(result, place)
 
-    def _say_waiting(self, place: Place, wanted: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
-        return say_waiting(self.say, lambda: self.nodes, place.cores, place.gpus, wanted)
+    def _say_waiting(self, place: Place, num_workers: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
+        return say_waiting(self.say, lambda: self.nodes, place.cores, place.gpus, num_workers)
 
     def _call_of(self, task: Task, name: str) -> Callable[[Any, Any, int], Any]:
         """Returns a function that submits a task for (item, board, number of the item) and returns its reference.
