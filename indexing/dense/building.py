@@ -85,9 +85,8 @@ class BuildIndex(GrowingWork):
         if self.previous:
             check_same_options(self.previous[0], {"memory_gb": None, **self.config})
         self.factory, self.recall = factory, options.recall
-        self.first_row = Index(name, self.previous).num_rows if self.previous else 0
         self.end = embeddings.num_rows
-        first_rows = Index(name, self.previous[:1]).num_rows if self.previous else 0
+        first_rows = self.previous[0].rows if self.previous else 0
         self.num_shards = count_shards(options.shards, self.end - self.first_row, first_rows)
 
     @property

@@ -1,4 +1,4 @@
-"""How a service searches sources: the artifacts of a release are opened once, and stay open for batches of queries."""
+"""The interface by which a service opens sources once, for a release, and searches them for batches of queries."""
 
 from __future__ import annotations
 

@@ -129,7 +129,6 @@ class BuildBm25(GrowingWork):
         self.config = {"k1": k1, "b": b, "language": language, "shards": shards, "limit": limit, "title": "space"}
         if self.previous:
             check_same_options(self.previous[0], self.config)
-        self.first_row = Bm25(self.name, self.previous).num_rows if self.previous else 0
         self.end = min(corpus.num_rows, limit or corpus.num_rows)
         rows = self.end - self.first_row
         self.num_shards = max(1, min(shards or -(-rows // SHARD_ROWS), rows))

@@ -42,9 +42,9 @@ class BuildImpacts(GrowingWork):
         self.config = {"embeddings": embeddings.name, "impacts": SCALE, "shards": shards}
         if self.previous:
             check_same_options(self.previous[0], self.config)
-        rows = [sum(part.rows for part in made.group("shard")) for made in self.previous]
-        self.first_row, self.end = sum(rows), embeddings.num_rows
-        self.num_shards = count_shards(shards, self.end - self.first_row, rows[0] if rows else 0)
+        self.end = embeddings.num_rows
+        first_rows = self.previous[0].rows if self.previous else 0
+        self.num_shards = count_shards(shards, self.end - self.first_row, first_rows)
 
     def pin_versions(self, runner: Runner) -> None:
         """Adds the versions of Lucene and Anserini to the configuration. Raises InputError as `find_versions` does."""

@@ -1,4 +1,4 @@
-"""topics/NAME, for reading."""
+"""Reads topics/NAME: the topic of each passage, and the topic model."""
 
 from __future__ import annotations
 

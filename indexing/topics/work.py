@@ -10,7 +10,7 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus, contents, save_array
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.chain import RowPart, row_parts
+from indexing.store.chain import RowPart
 from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.topics.files import SUFFIX, read_topics, write_topics
@@ -52,8 +52,6 @@ class FitTopics(GrowingWork):
         self.options, self.corpus = options, Corpus.open(store)
         super().__init__(store, KIND, name, self.corpus.generations)
         self.config = options.config() | {"limit": limit}
-        covered = row_parts(self.previous)
-        self.first_row = covered[-1].end if covered else 0
         self.end = min(limit or self.corpus.num_rows, self.corpus.num_rows)
         if self.previous:
             check_same_options(self.previous[0], self.config)

@@ -1,4 +1,4 @@
-"""What `pretrain_rip` trains on: the passages of a store's corpus that contain a pair of sentences."""
+"""The training data of `pretrain_rip`: the passages of a corpus that contain a pair of sentences."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from indexing.work.work import DriverStage, SpreadStage, Target, WorkDefaults
 class GrowingWork(WorkDefaults, ABC):
     """Base of works that make KIND/NAME, or its next generation.
 
-    A subclass sets the rows, and the settings that shape the content.
+    A subclass sets the last row, and the settings that shape the content.
 
     Attributes:
         previous: The existing generations.
@@ -35,7 +35,6 @@ class GrowingWork(WorkDefaults, ABC):
     """
 
     config: dict[str, Any]
-    first_row: int
     end: int
 
     def __init__(self, store: Store, kind: str, name: str, source: Sequence[Artifact]):
@@ -43,6 +42,7 @@ class GrowingWork(WorkDefaults, ABC):
         self.kind, self.name, self.source = kind, name, source
         self.previous = store.generations(kind, name)
         check_lineage(self.previous, source)
+        self.first_row = sum(artifact.rows for artifact in self.previous)
 
     @property
     def complete(self) -> bool:
