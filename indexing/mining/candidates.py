@@ -200,8 +200,10 @@ class PoolStage(StageDefaults):
         for name, queries in block:
             end = start + len(queries.ids)
             if name in missing:
-                own = {source: Hits(each.scores[start:end], each.rows[start:end]) for source, each in hits.items()}
-                items.append((name, queries, own, work.sources.numerics() | work.sources.cuts(slice(start, end))))
+                block_hits = {s: Hits(each.scores[start:end], each.rows[start:end]) for s, each in hits.items()}
+                items.append(
+                    (name, queries, block_hits, work.sources.numerics() | work.sources.cuts(slice(start, end)))
+                )
             else:
                 counter.count(len(queries.ids), kept=True)
             start = end
