@@ -94,7 +94,7 @@ def fat_jar() -> Path:
 
 
 def java_home() -> Path:
-    """Returns the folder of a Java that is new enough. Raises InputError if none is found, or if it does not work."""
+    """Returns the folder of a Java that is new enough. Raises InputError if none is found, or if it is broken."""
     if folder := os.environ.get("RIPTIDE_JAVA_HOME"):
         return _check_java(Path(folder), "RIPTIDE_JAVA_HOME")
     try:
