@@ -19,14 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import write_json
 from benchmarks.common.program import Parser
-from indexing.dense.faiss_index import (
-    TRAINING_THREADS,
-    choose_factory,
-    faiss,
-    fill_shard,
-    train_quantizer,
-    training_size,
-)
+from indexing.dense.factory import choose_factory, training_size
+from indexing.dense.faiss_index import TRAINING_THREADS, faiss, fill_shard, train_quantizer
 
 
 def make_vectors(count: int, dim: int) -> np.ndarray:

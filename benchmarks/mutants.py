@@ -28,6 +28,7 @@ from benchmarks.common.program import ROOT, Parser
 TESTS = {
     "indexing/store/store.py": ("tests/indexing/store/test_store.py", "tests/indexing/work"),
     "indexing/store/artifact.py": ("tests/indexing/store/test_store.py", "tests/indexing/work"),
+    "indexing/store/documents.py": ("tests/indexing/store/test_store.py",),
     "indexing/work/work.py": ("tests/indexing/work",),
     "indexing/work/local.py": ("tests/indexing/work",),
     "indexing/store/conflicts.py": ("tests/indexing/work",),

@@ -15,10 +15,10 @@ from jobs.common.shards import fill_shards
 from jobs.common.workers import SizedWorkers
 
 from indexing.corpus.corpus import Corpus
+from indexing.embeddings.kind import IndexOptions
 from indexing.hit_sources.kind import IndexKind
 from indexing.hit_sources.registry import find_vectors
 from indexing.store.store import Store
-from indexing.work.growth import IndexOptions
 from retriever.errors import InputError
 from retriever.options.declaring import check_least
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from jobs.common.options import flatten
 
 from indexing.embeddings.encoders import EncoderSpec
-from indexing.store.artifact import fingerprint_of
 from indexing.store.cache import file_sha256
+from indexing.store.documents import fingerprint_of
 from indexing.store.models import commit_files, model_folder
 from indexing.store.result_files import write_folder
 from indexing.store.store import Store, check_name

@@ -22,7 +22,8 @@ from indexing.embeddings.encoding import CALLS, PartDone, count_pending, is_enco
 from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
 from indexing.embeddings.kind import VectorKind
 from indexing.hit_sources.registry import find_vectors
-from indexing.store.artifact import Artifact, sum_cuts
+from indexing.store.artifact import Artifact
+from indexing.store.documents import sum_cuts
 from indexing.store.store import Store, artifact_key, check_name, generation
 from indexing.work.local import LocalRunner
 from indexing.work.numerics import pinned_gpus

@@ -45,7 +45,7 @@ from indexing.measures.hits import ranked_hits
 from indexing.measures.lengths import PassageLength, median_length
 from indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
 from indexing.measures.metrics import holm, paired_test
-from indexing.store.artifact import fingerprint_of
+from indexing.store.documents import fingerprint_of
 from indexing.store.result_files import whole_file
 from indexing.store.store import Store
 from indexing.work.work import check_targets, complete_artifact

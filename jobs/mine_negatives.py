@@ -24,16 +24,11 @@ import pyarrow.compute as pc
 
 from indexing.hit_sources.options import SearchOptions
 from indexing.mining.candidates import MiningOptions, PoolCandidates
-from indexing.mining.denoising import (
-    NegativeOptions,
-    SampleNegatives,
-    check_scales,
-    complete_negatives,
-    score_candidates,
-)
+from indexing.mining.denoising import SampleNegatives, complete_negatives
 from indexing.mining.exports import export_sentence_transformers, export_tevatron
 from indexing.mining.report import Statistics, read_examples, write_report
-from indexing.mining.sampling import short
+from indexing.mining.sampling import NegativeOptions, check_scales, short
+from indexing.mining.scoring import score_candidates
 from indexing.search.rescoring import open_reranker
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store, artifact_key
@@ -136,7 +131,7 @@ def main(options: MineNegatives) -> None:
 
 def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     """Prints the numbers of candidates and negatives, and the queries that have too few of them."""
-    requested = (negatives.draw.pool_negatives, negatives.num_denoised)
+    requested = (negatives.options.pool_negatives, negatives.num_denoised)
     few: list[str] = []
     total = num_copies = 0
     dropped: Counter[str] = Counter()
@@ -165,7 +160,7 @@ def columns_of_export(negatives: SampleNegatives) -> int:
     A passage that is drawn both denoised and from the whole pool is one negative, so queries have different numbers of
     them. The result is the smallest number among the queries for which both draws were complete.
     """
-    pool_negatives, denoised_negatives = requested = (negatives.draw.pool_negatives, negatives.num_denoised)
+    pool_negatives, denoised_negatives = requested = (negatives.options.pool_negatives, negatives.num_denoised)
     smallest = pool_negatives + denoised_negatives
     if min(requested):
         for table in negatives.tables():

@@ -24,8 +24,9 @@ from jobs.common.cuts import stored_counts
 
 from indexing.search.hit_tables import hit_table, style_for
 from indexing.search.judgements import read_run_query
-from indexing.store.artifact import PROVENANCE, Artifact, unseal
+from indexing.store.artifact import Artifact
 from indexing.store.cache import CorruptError
+from indexing.store.documents import PROVENANCE, unseal
 from indexing.store.keys import Key
 from indexing.store.models import abandoned_checkpoints, model_folder, own_checkpoints
 from indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release

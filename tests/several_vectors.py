@@ -23,12 +23,13 @@ from indexing.exact import Hits
 from indexing.hit_sources import registry
 from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
 from indexing.hit_sources.online import OnlineSearch
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import check_lineage
+from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild, count_shards, next_target
 from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
-from indexing.work.work import RangeStage, Target, Unit, WorkDefaults
+from indexing.work.work import Target, TaskStage, Unit, WorkDefaults, shard_units
 from retriever.options import VECTORS
 
 PIECE = 8  # numbers of a vector
@@ -118,20 +119,10 @@ class BuildSeveral(WorkDefaults):
         return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
 
     @property
-    def stages(self) -> list[FillSeveral]:
+    def stages(self) -> list[TaskStage]:
         end = self.embeddings.num_rows
-        shards = count_shards(self.config["shards"], end - self.first_row, 0)
-        return [FillSeveral(embeddings=self.embeddings, first_row=self.first_row, end=end, num_shards=shards)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FillSeveral(RangeStage):
-    embeddings: SeveralEmbeddings
-    title: str = "copy"
-    noun: str = "passages"
-
-    def task(self, drafts: Sequence[Draft]) -> CopyTask:
-        return CopyTask(drafts[0], self.embeddings)
+        units = shard_units(self.first_row, end, count_shards(self.config["shards"], end - self.first_row, 0))
+        return [TaskStage("copy", "passages", units, lambda drafts: CopyTask(drafts[0], self.embeddings))]
 
 
 @dataclass(frozen=True)

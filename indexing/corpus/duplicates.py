@@ -11,7 +11,8 @@ from indexing.corpus.corpus import Corpus, save_array
 from indexing.corpus.ids import candidates, merge_bucket, repeated
 from indexing.files.delimited import line_of_row
 from indexing.files.raw import clip
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.documents import Part
 from retriever.errors import InputError
 
 

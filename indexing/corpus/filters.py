@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from indexing.corpus.corpus import Corpus, open_table
-from indexing.store.artifact import canonical
+from indexing.store.documents import canonical
 from retriever.errors import InputError
 
 _ORDER = {"gt": pc.greater, "gte": pc.greater_equal, "lt": pc.less, "lte": pc.less_equal}

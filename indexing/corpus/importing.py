@@ -28,8 +28,9 @@ from indexing.formats.chunking import Chunk, chunks
 from indexing.formats.format import CorpusFormat
 from indexing.formats.parse import check_filter_types, parse_corpus
 from indexing.formats.sources import Source
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
 from indexing.store.conflicts import describe_changes
+from indexing.store.documents import Part
 from indexing.store.store import Store, generation
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
 from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults

@@ -105,7 +105,7 @@ class DenseShard:
     ) -> Hits:
         allowed = None if filter is None else matches.rows(filter)
         if allowed is not None and len(allowed) <= EXACT_ROWS:
-            return self._all_of(allowed, queries, k)
+            return self._search_among(allowed, queries, k)
         if exact or self.index is None:
             return shard.search_exact(queries, k, threads=self.threads, allowed=allowed)
         nprobe, depth = self.index.nprobe, max(k, self.index.depth)
@@ -113,9 +113,9 @@ class DenseShard:
             nprobe = -(-nprobe * (shard.end - shard.first_row) // len(allowed))
         return shard.search(queries, k, nprobe=nprobe, depth=depth, threads=self.threads, allowed=allowed)
 
-    def _all_of(self, rows: np.ndarray, queries: np.ndarray, k: int) -> Hits:
+    def _search_among(self, rows: np.ndarray, queries: np.ndarray, k: int) -> Hits:
         """Returns the top k among the given rows, int64, ascending."""
         if not len(rows):
             return nothing(len(queries), k)
-        found = exact_search(queries, [(0, self.embeddings.take(rows))], k, threads=self.threads)
-        return Hits(found.scores, np.where(found.rows >= 0, rows[found.rows], -1))
+        hits = exact_search(queries, [(0, self.embeddings.take(rows))], k, threads=self.threads)
+        return Hits(hits.scores, np.where(hits.rows >= 0, rows[hits.rows], -1))

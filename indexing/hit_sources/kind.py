@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
+from indexing.embeddings.kind import IndexOptions
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import Hits
 from indexing.hit_sources.online import OnlineSearch, Target
@@ -16,7 +17,7 @@ from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.work.growth import IndexBuild, IndexOptions
+from indexing.work.growth import IndexBuild
 from indexing.work.tasks import Runner
 
 
@@ -74,7 +75,7 @@ class SearchContext:
 
     def longest_query(self, embeddings: str) -> int | None:
         """Returns the largest length limit of the queries of some embeddings; None: their encoder allows any."""
-        return self._encoders[embeddings].longest()
+        return self._encoders[embeddings].spec.longest("query")
 
     def pin(self, facts: Mapping[str, Any]) -> None:
         """Pins the numerics classes of a committed part."""

@@ -10,7 +10,7 @@ from indexing.embeddings.encoders import EncoderSpec, differing, spec_of
 from indexing.embeddings.kind import VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.hit_sources.options import SearchOptions
-from indexing.store.artifact import fingerprint_of
+from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner, ignore
 from retriever.cuts import Cuts
@@ -89,10 +89,6 @@ class QueryEncoder(Generic[Vectors]):
 
         return vectors
 
-    def longest(self) -> int | None:
-        """Returns the largest length limit of queries that the encoder allows; None: any."""
-        return self.spec.longest("query")
-
     def cuts(self, queries: slice = slice(None)) -> Cuts:
         """Returns how many of the queries that were encoded last were cut; queries: their numbers, by default all."""
         return Cuts() if self._tokens is None else self._tokens.cuts(queries)
@@ -115,14 +111,14 @@ class EncodeQueriesTask:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
         from indexing.embeddings.encoding import check_encoder
 
-        opened = self.spec.open(side="query", device=place.device, threads=place.cores)
-        check_encoder(self.spec.config_of(opened, "query"), self.pinned)
-        encoder = self.kind.query_encoder(opened)
+        base = self.spec.open(side="query", device=place.device, threads=place.cores)
+        check_encoder(self.spec.config_of(base, "query"), self.pinned)
+        encoder = self.kind.query_encoder(base)
 
         def encode(texts: list[str], report: Report) -> tuple[Any, str, Tokens]:
-            tokens = opened.tokenize(texts, side="query")
-            topics = opened.topics_of(texts, side="query", task=self.spec.task)
+            tokens = base.tokenize(texts, side="query")
+            topics = base.topics_of(texts, side="query", task=self.spec.task)
             vectors = encoder.forward(tokens, side="query", task=self.spec.task, topics=topics)
-            return vectors, opened.numerics, tokens
+            return vectors, base.numerics, tokens
 
         return encode

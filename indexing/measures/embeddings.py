@@ -199,8 +199,8 @@ class MeasureEmbeddings:
 
     def _take(self, rows: np.ndarray) -> np.ndarray:
         """Returns the vectors of rows in any order and with repetitions, float16 [n, dim]."""
-        wanted, inverse = np.unique(rows, return_inverse=True)
-        return self.embeddings.take(wanted)[inverse]
+        distinct, inverse = np.unique(rows, return_inverse=True)
+        return self.embeddings.take(distinct)[inverse]
 
 
 def forms_of(embeddings: Embeddings) -> dict[str, Form]:

@@ -194,13 +194,16 @@ class PoolStage(StageDefaults):
         work, block = self.work, unit.payload
         texts = [text for _, queries in block for text in queries.texts]
         # Positives are dropped from a list of `depth`: the first hits of each source, as they were found.
-        found = {each.source: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
-        items, start = [], 0
+        hits = {each.source: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
+        items: list[PoolItem] = []
+        start = 0
         for name, queries in block:
             end = start + len(queries.ids)
             if name in missing:
-                hits = {source: Hits(each.scores[start:end], each.rows[start:end]) for source, each in found.items()}
-                items.append((name, queries, hits, work.sources.numerics() | work.sources.cuts(slice(start, end))))
+                block_hits = {s: Hits(each.scores[start:end], each.rows[start:end]) for s, each in hits.items()}
+                items.append(
+                    (name, queries, block_hits, work.sources.numerics() | work.sources.cuts(slice(start, end)))
+                )
             else:
                 counter.count(len(queries.ids), kept=True)
             start = end
@@ -210,11 +213,19 @@ class PoolStage(StageDefaults):
             counter.count(len(queries.ids))
 
 
+PoolItem = tuple[str, MiningQueries, Mapping[str, Hits], Mapping[str, Any]]
+"""The name of a part, its queries, the hits of each source, and facts of the part."""
+
+
 @dataclass(frozen=True)
 class PoolTask:
     """Pools the hits of a part's queries and commits them.
 
-    An item is (name of the part, queries, hits by source, facts of the part).
+    Attributes:
+        draft: The artifact.
+        depth: Hits of each source.
+        corpus: The corpus, to exclude passages that contain an answer; None: they are kept.
+        copies: Passages with equal texts; copies of a positive are excluded.
     """
 
     draft: Draft
@@ -223,11 +234,16 @@ class PoolTask:
     copies: Copies
     resources: Resources = ONE_CORE
 
-    def open(
-        self, place: Place
-    ) -> Callable[[tuple[str, MiningQueries, Mapping[str, Hits], Mapping[str, Any]], Report], None]:
+    def open(self, place: Place) -> Callable[[PoolItem, Report], None]:
         """Returns the worker."""
-        return lambda item, report: pool_part(item[:3], self.draft, self.depth, self.corpus, item[3], self.copies)
+        return self._pool
+
+    def _pool(self, item: PoolItem, report: Report) -> None:
+        name, queries, hits, facts = item
+        table = mining.pool(queries.ids, hits, queries.positives, self.depth, self.copies.of(queries.positives))
+        if self.corpus is not None:
+            table = without_answers(table, queries.answers, self.corpus)
+        self.draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **facts)
 
 
 def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, answers: bool) -> MiningQueries:
@@ -248,49 +264,23 @@ def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None
     return MiningQueries(
         chosen.ids,
         chosen.texts,
-        [_checked_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in chosen.ids],
+        [_parse_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in chosen.ids],
         [np.array([*positives.get(id, {})], np.int64) for id in chosen.ids],
     )
 
 
-def _checked_answers(metadata: str, where: str) -> list[str]:
+def _parse_answers(metadata: str, where: str) -> list[str]:
     """Returns the answers in a query's metadata. Raises InputError if they are not texts."""
     fields = json.loads(metadata) if metadata else {}
-    given = fields.get("answers", fields.get("answer")) if isinstance(fields, dict) else None
-    for answer in given if isinstance(given, list) else [given]:
+    answers = fields.get("answers", fields.get("answer")) if isinstance(fields, dict) else None
+    for answer in answers if isinstance(answers, list) else [answers]:
         if isinstance(answer, dict | list):
-            found = json.dumps(answer, ensure_ascii=False)[:60]
+            shown = json.dumps(answer, ensure_ascii=False)[:60]
             raise InputError(
-                f"parameter drop_answers: {where}: its metadata's answers hold {found}, "
+                f"parameter drop_answers: {where}: its metadata's answers hold {shown}, "
                 'expected texts, {"answers": ["a", "b"]}: write them so and import the queries again'
             )
     return answers_of(metadata)
-
-
-def pool_part(
-    item: tuple[str, MiningQueries, Mapping[str, Hits]],
-    draft: Draft,
-    depth: int,
-    corpus: Corpus | None,
-    facts: Mapping[str, Any] | None = None,
-    copies: Copies | None = None,
-) -> None:
-    """Pools a part's hits and commits them.
-
-    Args:
-        item: The name of the part, its queries, and the hits of each source.
-        draft: The artifact.
-        depth: Hits of each source.
-        corpus: The corpus, to exclude passages that contain an answer; None: they are kept.
-        facts: Facts of the committed part.
-        copies: Passages with equal texts: copies of a positive are excluded; None: there are none.
-    """
-    name, queries, hits = item
-    copied_rows = None if copies is None else copies.of(queries.positives)
-    table = mining.pool(queries.ids, hits, queries.positives, depth, copied_rows)
-    if corpus is not None:
-        table = without_answers(table, queries.answers, corpus)
-    draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **(facts or {}))
 
 
 def without_answers(table: pa.Table, answers: Sequence[Sequence[str]], corpus: Corpus) -> pa.Table:
@@ -299,5 +289,5 @@ def without_answers(table: pa.Table, answers: Sequence[Sequence[str]], corpus: C
     matcher = AnswerMatcher()
     texts = {row: passage.text for row, passage in zip(rows.tolist(), corpus.passages(rows), strict=True)}
     return mining.without_answers(
-        table, lambda query, found: matcher.contains([texts[row] for row in found.tolist()], answers[query])
+        table, lambda query, rows: matcher.contains([texts[row] for row in rows.tolist()], answers[query])
     )

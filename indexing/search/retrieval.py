@@ -24,7 +24,8 @@ from indexing.search.rescoring import (
     reranker_inputs,
 )
 from indexing.search.runs import hits_table, read_run, write_parquet
-from indexing.store.artifact import Draft, Part
+from indexing.store.artifact import Draft
+from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit

@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.store.artifact import seal, unseal
 from indexing.store.cache import CorruptError
+from indexing.store.documents import seal, unseal
 from indexing.store.storage import Storage
 
 CURRENT = "serving/current.json"

@@ -19,8 +19,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from indexing.store.artifact import Artifact, Draft, fingerprint_of, seal, unseal
+from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError, file_sha256, node_cache
+from indexing.store.documents import fingerprint_of, seal, unseal
 from indexing.store.keys import Key
 from indexing.store.storage import full_disk
 from indexing.store.store import Store

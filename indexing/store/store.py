@@ -11,20 +11,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from indexing.store.artifact import (
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.cache import CorruptError, NodeCache, node_cache
+from indexing.store.documents import (
     BEGUN,
     FAILED,
     MANIFEST,
     PROVENANCE,
-    Artifact,
-    Draft,
     Reference,
     begun_document,
     pinned_config,
     read_failure,
     unseal,
 )
-from indexing.store.cache import CorruptError, NodeCache, node_cache
 from indexing.store.keys import Key
 from indexing.store.live_release import CURRENT, read_current
 from indexing.store.s3 import S3Storage
@@ -102,7 +101,7 @@ class Store:
         try:
             return Artifact(self.storage, self.cache, key)
         except FileNotFoundError:
-            raise InputError(self._why_missing(key)) from None
+            raise InputError(self._describe_missing(key)) from None
 
     def names(self, kind: str) -> list[str]:
         """Returns the names of the complete artifacts of a kind; all generations of an artifact share one name."""
@@ -140,7 +139,7 @@ class Store:
             choice = choice or f"parameter {kind} NAME"
             raise InputError(f"{self.url} has several {kind}: {', '.join(names)}; say which with {choice}")
         if name is None or name not in names:
-            raise InputError(self._why_missing(artifact_key(kind, name or "")))
+            raise InputError(self._describe_missing(artifact_key(kind, name or "")))
         return name
 
     def generations(self, kind: str, name: str = "") -> list[Artifact]:
@@ -247,7 +246,7 @@ class Store:
             key
             for key in self.incomplete()
             if re.fullmatch(r"(index|bm25|topics)/[^/]+/g\d{4}", key)
-            and any(other > key and other[:-4] == key[:-4] and self._opens(other) for other in complete)
+            and any(other > key and other[:-4] == key[:-4] and self._is_readable(other) for other in complete)
             and not self.dependents(key)
         ]
 
@@ -286,7 +285,7 @@ class Store:
 
         return sorted([(k, size) for k, size in self.storage.list(key) if k.rpartition("/")[0] == key], key=order)
 
-    def _opens(self, key: str) -> bool:
+    def _is_readable(self, key: str) -> bool:
         """Whether the manifest of a complete artifact can be read."""
         try:
             Artifact(self.storage, self.cache, key)
@@ -294,7 +293,7 @@ class Store:
             return False
         return True
 
-    def _why_missing(self, key: str) -> str:
+    def _describe_missing(self, key: str) -> str:
         self.require()
         kind = Key.parse(key).kind
         commands = MADE_BY.get(kind)

@@ -119,8 +119,8 @@ def dev_lists(data: TrainingData, split: str, passages: int, compose: Compose) -
         for number in numbers
         for own in [data.positives[number]]
     ]
-    wanted, places = np.unique(np.concatenate(rows), return_inverse=True)
-    texts = compose(*data.passages(wanted))
+    distinct, places = np.unique(np.concatenate(rows), return_inverse=True)
+    texts = compose(*data.passages(distinct))
     ends = np.cumsum([len(each) for each in rows])
     return DevLists(
         [data.queries[number] for number in numbers],

@@ -14,7 +14,8 @@ from indexing.corpus.judged_pairs import judged_pairs
 from indexing.corpus.named_values import parse_named_values
 from indexing.corpus.queries import ALL, Queries
 from indexing.mining.negatives import check_room, mined_corpus, passages_of, training_data
-from indexing.store.artifact import Artifact, Reference
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Reference
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.training.mixture_schedule import Batches

@@ -1,4 +1,4 @@
-"""What a retriever trains on: queries and mined negatives of a store, stored vectors, and a dev split."""
+"""The training data of a retriever: queries and mined negatives of a store, stored vectors, and dev splits."""
 
 from __future__ import annotations
 

@@ -20,7 +20,6 @@ from indexing.work.tasks import (
     Task,
     WorkerRequest,
     ignore,
-    no_weight,
     reports_progress,
     task_name,
 )
@@ -38,17 +37,10 @@ class RayActors(RayTasks):
     say, and no call waits at an actor, since another one may become ready.
     """
 
-    def run(
-        self,
-        task: Task,
-        items: Iterable[Item],
-        *,
-        on_progress: Report = ignore,
-        weight: Callable[[Item], int] = no_weight,
-    ) -> Iterator[tuple[Item, Any]]:
+    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner. Tasks with several calls per worker get the pool of actors."""
         if task.resources.calls == 1:
-            yield from super().run(task, items, on_progress=on_progress, weight=weight)
+            yield from super().run(task, items, on_progress=on_progress)
             return
         unfinished = dict(enumerate(items))
         place = self.place(task.resources)

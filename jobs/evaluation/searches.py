@@ -7,7 +7,7 @@ from jobs.common.cli import Stage
 import re
 from typing import TYPE_CHECKING, Any
 
-from indexing.store.artifact import fingerprint_of
+from indexing.store.documents import fingerprint_of
 from indexing.store.store import MAX_NAME, Store
 from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError

@@ -20,7 +20,8 @@ from jobs.training.start_prompt import check_start, open_start
 from indexing.corpus.queries import Queries
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.embeddings.reader import EmbeddingsReader
-from indexing.store.artifact import Artifact, Reference
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Reference
 from indexing.store.store import Store, check_name
 from indexing.topics.reader import Topics
 from indexing.training.training_sets import (

@@ -17,7 +17,8 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.store.artifact import Artifact, Reference
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Reference
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store, check_name
 from indexing.training.dev import DevSplit

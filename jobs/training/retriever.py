@@ -20,7 +20,8 @@ from jobs.training.sweep_work import SweepWork, choose, read_outcomes
 import torch
 
 from indexing.embeddings.encoders import EncoderSpec
-from indexing.store.artifact import Artifact, Reference
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Reference
 from indexing.store.models import commit_files, model_folder
 from indexing.store.store import Store, check_name
 from indexing.training.training_sets import SetName

@@ -16,7 +16,8 @@ from jobs.common.workers import say_line
 from jobs.training.run_options import Training
 
 from indexing.corpus.queries import Queries
-from indexing.store.artifact import Artifact, Draft, begun_document, fingerprint_of
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.documents import begun_document, fingerprint_of
 from indexing.store.models import Checkpoints, checkpoint_names
 from indexing.store.store import Store, artifact_key
 from indexing.training.cluster import run_on_ray

@@ -8,7 +8,8 @@ from typing import Any
 
 from jobs.training.options import TrainRetriever
 
-from indexing.store.artifact import Artifact, Reference
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Reference
 from indexing.store.models import model_folder
 from indexing.store.store import Store
 from indexing.training.tuning import open_prompt

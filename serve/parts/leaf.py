@@ -24,8 +24,8 @@ from indexing.exact import Hits, nothing
 from indexing.hit_sources.online import OnlinePlace, OnlineSearch, Target
 from indexing.hit_sources.registry import find_kind, online_searches
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.artifact import Part as FilePart
 from indexing.store.chain import RowRange, split_range
+from indexing.store.documents import Part as FilePart
 from indexing.store.store import Store
 from serve.errors import ExpiredError
 from serve.parts.part import Part, Shared, check_deadline, converted, use_texts

@@ -15,8 +15,8 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.artifact import Part as FilePart
 from indexing.store.cache import CorruptError
+from indexing.store.documents import Part as FilePart
 from indexing.store.store import Store
 from retriever.errors import InputError, TextsError
 from retriever.memory import free_memory

@@ -15,8 +15,9 @@ from typing import Any
 
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.hit_sources.online import OnlineSearch, Target
-from indexing.store.artifact import Artifact, Reference, fingerprint_of
+from indexing.store.artifact import Artifact
 from indexing.store.cache import CorruptError
+from indexing.store.documents import Reference, fingerprint_of
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions

@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from indexing.corpus.corpus import Corpus
 from indexing.lucene.bm25 import Bm25
-from indexing.store.artifact import BEGUN, MANIFEST, Artifact
+from indexing.store.artifact import Artifact
+from indexing.store.documents import BEGUN, MANIFEST
 from indexing.store.store import Store, generation
 from retriever.errors import InputError
 from serve.release.live import missing_artifacts

@@ -12,8 +12,9 @@ from typing import Any, BinaryIO
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.encoders import EncoderSpec, differences
 from indexing.hit_sources.dense import Space
-from indexing.store.artifact import Artifact, fingerprint_of
+from indexing.store.artifact import Artifact
 from indexing.store.cache import file_sha256
+from indexing.store.documents import fingerprint_of
 from indexing.store.models import commit_files
 from indexing.store.retention import GIVEN
 from indexing.store.store import Store

@@ -14,7 +14,7 @@ from samples import WORDS, files_of, make_passages, save_tiny_bert, write_beir
 from indexing.corpus.corpus import Corpus
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.encoding import count_pending
-from indexing.store.artifact import seal, sum_cuts, unseal
+from indexing.store.documents import seal, sum_cuts, unseal
 from indexing.store.store import Store
 from indexing.store.verify import verify
 from retriever.cuts import Cuts

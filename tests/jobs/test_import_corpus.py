@@ -19,7 +19,8 @@ from indexing.corpus import ids, importing
 from indexing.corpus.corpus import Corpus, Passage
 from indexing.corpus.queries import Queries
 from indexing.formats import chunking
-from indexing.store.artifact import Draft, Part
+from indexing.store.artifact import Draft
+from indexing.store.documents import Part
 from indexing.store.store import Store
 
 Done = Callable[..., str]

@@ -20,7 +20,7 @@ from indexing.mining.negatives import training_data
 from indexing.search import rescoring
 from indexing.search.rescoring import OPTIONS
 from indexing.search.runs import read_run
-from indexing.store.artifact import fingerprint_of
+from indexing.store.documents import fingerprint_of
 from indexing.store.models import commit_files
 from indexing.store.store import Store
 from retriever.encoding.reranker import Reranker, RerankerOptions

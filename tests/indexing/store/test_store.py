@@ -21,8 +21,9 @@ from local_cluster import LONG
 
 from indexing.store import storage as storage_module
 from indexing.store import store as store_module
-from indexing.store.artifact import Draft, Part, keep_alive
+from indexing.store.artifact import Draft, keep_alive
 from indexing.store.cache import CorruptError, NodeCache
+from indexing.store.documents import Part
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import LocalStorage
 from indexing.store.store import MADE_BY, MAX_NAME, Store, open_storage

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from indexing.store import artifact
-from indexing.store.artifact import ABANDONED_S, Draft, Part
+from indexing.store.artifact import ABANDONED_S, Draft
+from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.work import local
 from indexing.work.local import LocalRunner

@@ -15,7 +15,7 @@ from splade_stores import Ranking, brute_force, encode_queries, run_of, save_pro
 
 from indexing.corpus.queries import Queries
 from indexing.hit_sources.modes import default_source
-from indexing.store.artifact import fingerprint_of
+from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.release.planning import plan

@@ -24,7 +24,7 @@ from indexing.search.runs import write_parquet
 from indexing.store.models import Checkpoints, model_folder
 from indexing.store.store import Store
 from indexing.training.local import run_local
-from indexing.training.order import DEPTH, LEAST, MOST, RankedLists, compare_orders, count_lists, read_lists
+from indexing.training.order import DEPTH, MAX_LISTS, MIN_LISTS, RankedLists, compare_orders, count_lists, read_lists
 from indexing.training.worker import TrainingTask
 from indexing.training.workers import WorkerGroup
 from retriever.encoding.reranker import Reranker
@@ -58,7 +58,7 @@ def pooled(store: Store, *, drop_answers: bool = False) -> tuple[dict[str, np.nd
     return dict(zip(judged.texts, found["exact:enc"], strict=True)), usable
 
 
-def read(store: Store, count: int = MOST) -> RankedLists | None:
+def read(store: Store, count: int = MAX_LISTS) -> RankedLists | None:
     return read_lists(store, store.open("negatives", "hand"), Queries.open(store), "test", None, count)
 
 
@@ -108,7 +108,7 @@ def test_figures_are_those_worked_out_by_hand() -> None:
 
 
 def test_the_number_of_lists_grows_with_the_training() -> None:
-    assert [count_lists(pairs) for pairs in (0, 5_000, 10**9)] == [LEAST, 50, MOST]
+    assert [count_lists(pairs) for pairs in (0, 5_000, 10**9)] == [MIN_LISTS, 50, MAX_LISTS]
 
 
 def test_a_worse_order_is_a_warning(documented: Callable[..., None]) -> None:
