@@ -23,7 +23,7 @@ from serve.http.connections import Connections
 from serve.http.errors import add_errors
 from serve.http.guard import Guard, Tokens
 from serve.http.routes import JsonRoute, UploadRoute, as_json, as_json_list, cancelled_on_disconnect, remaining_s
-from serve.metrics import Exporter, Metrics, PrometheusExporter
+from serve.metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
 from serve.parts.queries import Answer
 from serve.protocol import (
     EmbeddingsRequest,
@@ -42,7 +42,8 @@ from serve.protocol import (
 from serve.release.opened import Opened
 from serve.release.tasks import Task, modes_of
 from serve.service.changes import Changes
-from serve.service.service import Service
+from serve.service.loops import repeat
+from serve.service.service import LOOK_S, Service
 
 PAGE = Path(__file__).parent / "page"
 SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond
@@ -109,7 +110,12 @@ def _lifespan(changes: Changes, metrics: Metrics) -> Callable[[FastAPI], context
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loops = (changes.follow(), service.watch(), service.staleness.watch(lambda: service.live), metrics.sample())
+        loops = (
+            repeat(changes.refresh, LOOK_S, "the release that is to be live cannot be served"),
+            repeat(service.check_if_due, LOOK_S, "the parts cannot be checked"),
+            repeat(service.look_for_newer, LOOK_S, "newer artifacts are not noticed"),
+            repeat(metrics.sample, SAMPLE_S, "the metrics cannot be sampled"),
+        )
         tasks = [asyncio.create_task(loop) for loop in loops]
         yield
         for task in tasks:

@@ -38,10 +38,10 @@ from serve.release.opened import Opened, check_row_ranges
 from serve.release.release import Release
 from serve.remote import PREPARE_S, LeafReplica, RemotePart, as_raised, ask_remote
 from serve.service.changes import Changes
-from serve.service.service import LOOK, Service
+from serve.service.service import LOOK_S, Service
 from serve.service.warm_up import WarmUpLimits
 
-LINGER_S = MOST_MS / 1000 + 2 * LOOK  # seconds for which other fronts may have requests of the previous release
+LINGER_S = MOST_MS / 1000 + 2 * LOOK_S  # seconds for which other fronts may have requests of the previous release
 SPARE = 64  # requests that a replica accepts in addition to those for its queues
 LEAF_ONGOING = 64  # calls that a replica of a leaf gets at once
 KEEP_ALIVE_S = 75  # seconds that Ray's proxy keeps an idle connection open
@@ -114,7 +114,7 @@ async def announce() -> None:
 
     Raises:
         LostError: If an ingress does not serve it after PREPARE_S; it continues to open it.
-        StoreError: If an ingress cannot open it; it tries again every LOOK seconds.
+        StoreError: If an ingress cannot open it; it tries again every LOOK_S seconds.
     """
     results: list[Any] = []
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,10 +167,8 @@ class Metrics:
                 self._record["shard_errors"](answer.shards.timed_out, "timed_out")
 
     async def sample(self) -> None:
-        """Sets the gauges every SAMPLE_S seconds, forever."""
-        while True:
-            self._set_gauges()
-            await asyncio.sleep(SAMPLE_S)
+        """Sets the gauges."""
+        self._set_gauges()
 
     def text(self) -> bytes | None:
         """Returns all metrics as of now in the text format of Prometheus; None if they are exported elsewhere."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import BinaryIO
 
@@ -21,17 +19,14 @@ from serve.errors import (
     store_error,
 )
 from serve.release.live import current, discard, make_current
-from serve.release.opened import Opened
+from serve.release.opened import Opened, check_row_ranges
 from serve.release.planning import BASE
 from serve.release.release import Release
 from serve.release.renewal import renewed
 from serve.service.prompts import CheckedPrompt, check_upload, take_prompt
-from serve.service.service import LOOK, Service
+from serve.service.service import Service
 from serve.service.uploads import CHECKS, Uploads
 
-log = logging.getLogger("riptide.serve")
-
-REPEAT = 60.0  # seconds after which a repeated error is logged again
 TRIES = 20  # attempts to make a release live while other servers do the same
 MOST_CHANGES = 8  # changes of the release at once, running or waiting
 
@@ -55,20 +50,6 @@ class Changes:
         self.uploads = Uploads()
         self._lock = asyncio.Lock()
         self._pending = 0  # changes that run or wait
-
-    async def follow(self) -> None:
-        """Serves the release that `serving/current.json` names, forever; errors are logged, the live release stays."""
-        logged: tuple[str, float] = ("", 0.0)
-        while True:
-            try:
-                await self.refresh()
-                logged = ("", 0.0)
-            except Exception as error:
-                detail = error.detail if isinstance(error, StoreError) else str(error)
-                if detail != logged[0] or time.monotonic() > logged[1] + REPEAT:
-                    log.error("the release that is to be live cannot be served: %s", detail)
-                    logged = (detail, time.monotonic())
-            await asyncio.sleep(LOOK)
 
     async def refresh(self) -> None:
         """Serves the release that `serving/current.json` names.
@@ -168,6 +149,8 @@ class Changes:
             before = await service.from_store(Release.load, store, tagged[0])
             with self._client_errors():
                 release = await service.aside(change, before)
+                if service.num_leaves > 1:
+                    check_row_ranges(await service.aside(_open, store, release), service.num_leaves)
             if await self._is_made_live(release, tagged[1]):
                 await service.adopt(release)
                 return
@@ -192,6 +175,8 @@ class Changes:
         """Converts failures of the store to StoreError, and takes locations out of the errors for clients."""
         try:
             yield
+        except StoreError:
+            raise
         except Exception as error:
             if is_store_error(error):
                 raise store_error(STORE, error) from error

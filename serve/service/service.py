@@ -48,7 +48,7 @@ from serve.service.warm_up import WarmUp, WarmUpLimits
 
 log = logging.getLogger("riptide.serve")
 
-LOOK = 2.0  # seconds between two reads of which release is live, and between checks while a part fails
+LOOK_S = 2.0  # seconds between two reads of which release is live, and between checks while a part fails
 CHECK_S = 10.0  # seconds between checks of the parts
 
 
@@ -104,6 +104,7 @@ class Service:
         self._old: dict[str, float] = {}  # by release that is not live: the earliest time at which it may close
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
+        self._checked_s = time.monotonic()  # time of the last check of the parts
         queue: dict[str, Any] = {
             "most": batch,
             "bound": bound,
@@ -170,16 +171,18 @@ class Service:
             return {"ready": False, "parts": self.states.report(self.parts, self._phase)}
         return {"ready": self.ready, "parts": self.states.report(parts_of(self.live.release), "ready")}
 
-    async def watch(self) -> None:
-        """Checks the parts every CHECK_S seconds, forever; every LOOK seconds while one has failed."""
-        checked = time.monotonic()
-        while True:
-            await asyncio.sleep(LOOK)
-            is_due = time.monotonic() > checked + CHECK_S or self.states.failures(self.parts)
-            if (live := self.live) is not None and is_due:
-                with self._held(live):
-                    await asyncio.get_running_loop().run_in_executor(self._checks, self.check_parts, live.release)
-                checked = time.monotonic()
+    async def look_for_newer(self) -> None:
+        """Looks for artifacts that are newer than the live release."""
+        if self.live is not None:
+            await asyncio.to_thread(self.staleness.look, self.live.release)
+
+    async def check_if_due(self) -> None:
+        """Checks the parts of the live release if one has failed, or if the last check was CHECK_S ago."""
+        is_due = time.monotonic() > self._checked_s + CHECK_S or self.states.failures(self.parts)
+        if (live := self.live) is not None and is_due:
+            with self._held(live):
+                await asyncio.get_running_loop().run_in_executor(self._checks, self.check_parts, live.release)
+            self._checked_s = time.monotonic()
 
     def check_parts(self, release: Release) -> None:
         """Has every part of a release check its files and answer a small request; records failures. Blocks."""

@@ -303,7 +303,7 @@ def test_a_running_server_says_that_it_is_older_than_its_store(
     growth: Growth, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(staleness, "SLEEP_S", 0.02)
+    monkeypatch.setattr("serve.app.LOOK_S", 0.02)
     store, gone = growth.store, text_of(growth.store)
     with serving(open_local(store, device="cpu", threads=2)) as client:
         newer = partial(wait_for, lambda: client.get("/v1/info").json()["newer"])
@@ -347,7 +347,7 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
     growth: Growth, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(staleness, "SLEEP_S", 0.02)
+    monkeypatch.setattr("serve.app.LOOK_S", 0.02)
     looks = []
 
     def fail(key: str) -> int | None:

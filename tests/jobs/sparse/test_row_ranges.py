@@ -142,6 +142,19 @@ def test_answers_of_leaves_equal_those_of_one_process(ranged: Ranged, number: in
             assert answer.shards.total == of * one.shards.total
 
 
+def test_a_release_with_fewer_shards_than_row_ranges_does_not_become_live(served: Path, tmp_path: Path) -> None:
+    store = Store(str(shutil.copytree(served / "store", tmp_path / "store")))
+    service = open_local(store, device="cpu", threads=2)
+    with serving(service) as client:
+        service.num_leaves = 4
+        answer = client.put("/v1/release", json={"release": None})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == (
+        "parameter row_ranges 4: index/idx has 3 shards, and each belongs to one range: give at most so many, or build "
+        "the index with 4 shards"
+    )
+
+
 class Lost(Future[Any]):
     """The reply of a leaf that fails: at once, or when the time has passed."""
 
