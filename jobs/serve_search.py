@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib.util import find_spec
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from jobs.common.options import Heading
 from jobs.common.session import num_gpus
@@ -49,7 +49,9 @@ from serve.release.renewal import (
     renewed,
     replaced_artifacts,
 )
+from serve.service.options import ServiceOptions
 
+MAX_PORT = 65_535
 NO_RERANKER = "none"  # in place of the name of a re-ranker
 GPU_SHARE = 0.25  # of a GPU, for each replica on Ray Serve
 RAY_SERVE = {
@@ -66,7 +68,7 @@ HAPROXY = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSearch(HttpLimits, Common):
+class ServeSearch(ServiceOptions, HttpLimits, Common):
     GROUP: ClassVar = "HTTP"
     NAMED_BY: ClassVar = ("embeddings",)
     READS: ClassVar = {
@@ -111,16 +113,24 @@ class ServeSearch(HttpLimits, Common):
     row_ranges: int = 0
     """Serve on Ray Serve with the rows of the corpus divided among so many processes, for a corpus that one machine
     cannot hold; 0: undivided."""
-    threads: int | None = None
-    """Threads of the encoder and of each search; default: one for each core."""
-    batch: int = 32
-    """Maximum queries per batch."""
-    queue: int = 256
-    """Maximum queries that wait; more get 429."""
-    warm_up_s: float = 300.0
-    """Maximum seconds of the warm-up (reading files, running queries) before a release is ready; 0: no warm-up."""
-    compile: Literal["auto", "never"] = "never"
-    """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value out of range, and for options that exclude each other."""
+        for base in (Common, ServiceOptions, HttpLimits):
+            base.__post_init__(self)
+        check_least(self, replicas=0, row_ranges=0)
+        if not 0 <= self.port <= MAX_PORT:
+            raise InputError(f"--port {self.port}: expected 0 to {MAX_PORT}")
+        if self.keep_release and self.renew:
+            raise InputError("--keep-release and --renew exclude each other: --renew makes a new release")
+        if self.limit is not None:
+            raise InputError("--limit: a service has no rows to leave out")
+        if self.on_ray and self.port == 0:
+            raise InputError("--port 0: Ray Serve chooses no free port; give a port")
+        for bound in fields(HttpLimits) if self.on_ray else ():
+            if bound.name != "idle_timeout_s" and (value := getattr(self, bound.name)) != bound.default:
+                flag = bound.name.replace("_", "-")
+                raise InputError(f"--{flag} {value}: Ray Serve has a separate HTTP proxy; leave it out")
 
     @property
     def on_ray(self) -> bool:
@@ -128,29 +138,10 @@ class ServeSearch(HttpLimits, Common):
         return bool(self.replicas or self.row_ranges)
 
 
-MAX_PORT = 65_535
-LEAST = {
-    "batch": 1,
-    "queue": 1,
-    "threads": 1,
-    "replicas": 0,
-    "row_ranges": 0,
-    "warm_up_s": 0,
-    "max_connections": 1,
-    "max_header_bytes": 1_024,
-    "max_headers": 16,
-    "max_url_bytes": 256,
-    "head_timeout_s": 0.1,
-    "idle_timeout_s": 1,
-    "write_timeout_s": 1,
-}
-
-
 def main(options: ServeSearch) -> None:
     store = Store(options.store).require()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
-    check_options(options)
     repair = False
     try:
         live, tag = live_release(store)
@@ -180,21 +171,6 @@ def main(options: ServeSearch) -> None:
         serve_on_ray(store, options, tokens)
 
 
-def check_options(options: ServeSearch) -> None:
-    """Raises InputError for a value out of range, and for options that exclude each other."""
-    check_least(options, **LEAST)
-    if not 0 <= options.port <= MAX_PORT:
-        raise InputError(f"--port {options.port}: expected 0 to {MAX_PORT}")
-    if options.keep_release and options.renew:
-        raise InputError("--keep-release and --renew exclude each other: --renew makes a new release")
-    if options.on_ray:
-        if options.port == 0:
-            raise InputError("--port 0: Ray Serve chooses no free port; give a port")
-        check_bounds(options)
-    if options.limit is not None:
-        raise InputError("--limit: a service has no rows to leave out")
-
-
 def say_release(store: Store, release: Release, *, is_new: bool) -> None:
     """Prints the release that is served, with its backbone, tasks and re-ranker."""
     say(f"release   {release.id}{' (new)' if is_new else ''} of {store.url}")
@@ -206,14 +182,6 @@ def say_release(store: Store, release: Release, *, is_new: bool) -> None:
         say(f"task      {task.name}: {', '.join([*dense, *lexical, *task.sources])}")
     if release.reranker:
         say(f"re-ranker {release.reranker}")
-
-
-def check_bounds(options: ServeSearch) -> None:
-    """Raises InputError for a bound that Ray Serve's HTTP proxy does not have."""
-    for bound in fields(HttpLimits):
-        if bound.name != "idle_timeout_s" and (value := getattr(options, bound.name)) != bound.default:
-            flag = bound.name.replace("_", "-")
-            raise InputError(f"--{flag} {value}: Ray Serve has a separate HTTP proxy; leave it out")
 
 
 def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[Release, bool]:
@@ -383,17 +351,8 @@ async def serve(
         fallback: The live release, which is served if the new one cannot be; None: the error is raised.
     """
     from serve.local import open_local, run_server
-    from serve.service.warm_up import WarmUpLimits
 
-    service = open_local(
-        store,
-        device="cuda" if num_gpus() else "cpu",
-        threads=options.threads,
-        batch=options.batch,
-        bound=options.queue,
-        compile=options.compile,
-        warm_up=WarmUpLimits(total_s=options.warm_up_s),
-    )
+    service = open_local(store, options, device="cuda" if num_gpus() else "cpu")
     live_id = release.id
     if is_new:
         live_id = begin(store, release, tag, fallback, partial(service.open, release.id))
@@ -414,16 +373,12 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     from serve.deployments import Application, run_application
 
     application = Application(
+        **{field.name: getattr(options, field.name) for field in fields(ServiceOptions)},
         store=store.url,
         row_ranges=options.row_ranges,
         tokens=options.tokens,
         without_tokens=not tokens,
-        batch=options.batch,
-        queue=options.queue,
-        compile=options.compile,
-        warm_up_s=options.warm_up_s,
         replicas=max(1, options.replicas),
-        threads=options.threads,
         cpus=0,
         leaf_cpus=0,  # one machine: the threads share its cores
         gpus=GPU_SHARE if Nodes().num_gpus() else 0.0,

@@ -43,6 +43,7 @@ from serve.release.opened import Opened
 from serve.release.release import Release
 from serve.release.tasks import Search, Task, search_of, search_of_mode
 from serve.service.batching import Batcher
+from serve.service.options import ServiceOptions
 from serve.service.staleness import Staleness
 from serve.service.warm_up import WarmUp, WarmUpLimits
 
@@ -59,35 +60,31 @@ class Service:
 
     Args:
         store: Where releases and artifacts are.
-        encoder: The encoder of this process.
-        reranker: The re-ranker of this process.
+        options: The options of the service.
         ask: Asks all leaves.
         leaf_parts: The parts of all leaves, by name.
+        device: Device of the models, which this process runs: "cpu" or "cuda".
         num_leaves: Number of leaves.
-        batch: Queries per batch at most.
-        bound: Queries that may wait; more are refused.
         workers: Batches that run concurrently.
         linger: Minimum seconds that a release stays open after it was live, as other processes have requests of it.
         is_local: Whether the leaves share this process's memory.
-        warm_up: Limits of the warm-up of a release; None: the default ones.
     """
 
     def __init__(
         self,
         store: Store,
-        encoder: EncoderPart,
-        reranker: RerankPart,
+        options: ServiceOptions,
         ask: Ask,
         leaf_parts: Mapping[str, PartControl],
         *,
+        device: str,
         num_leaves: int = 1,
-        batch: int,
-        bound: int,
         workers: int = 1,
         linger: float = 0.0,
         is_local: bool = True,
-        warm_up: WarmUpLimits | None = None,
     ):
+        encoder = EncoderPart(store, device=device, threads=options.threads, compile=options.compile)
+        reranker = RerankPart(store, device=device, threads=options.threads)
         self.store, self.num_leaves, self._linger = store, num_leaves, linger
         self.parts: dict[str, PartControl] = {ENCODER: encoder, **leaf_parts, RERANKER: reranker}
         self.engine = engine = Engine(encoder, reranker, ask)
@@ -95,9 +92,8 @@ class Service:
         self.live: Opened | None = None
         self.states = PartStates()
         self.staleness = Staleness(store)
-        self.warm_up = WarmUp(
-            store, Engine(encoder, reranker, ask), self.parts, is_local=is_local, limits=warm_up or WarmUpLimits()
-        )
+        limits = WarmUpLimits(total_s=options.warm_up_s)
+        self.warm_up = WarmUp(store, Engine(encoder, reranker, ask), self.parts, is_local=is_local, limits=limits)
         self.on_live: Callable[[], object] = lambda: None  # called once, when the first release is live
         self._phase = "waiting for a release"  # state of all parts before the first release is live
         self._users: Counter[str] = Counter()  # by release: running requests, and work that runs for them
@@ -106,13 +102,13 @@ class Service:
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
         self._checked_s = time.monotonic()  # time of the last check of the parts
         queue: dict[str, Any] = {
-            "most": batch,
-            "bound": bound,
+            "most": options.batch,
+            "bound": options.queue,
             "workers": workers,
             "watch": lambda item, change: self._use(item.release.id, change),
         }
         self.searches: Batcher[Query, Answer] = Batcher(
-            engine.search, weigh=partial(_weight, bound // 4), key=_batch_of, **queue
+            engine.search, weigh=partial(_weight, options.queue // 4), key=_batch_of, **queue
         )
         self.embeddings: Batcher[Texts, tuple[np.ndarray, Cuts]] = Batcher(
             engine.embed, weigh=lambda item: len(item.texts), key=lambda item: (item.release.id, item.side), **queue

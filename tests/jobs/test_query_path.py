@@ -20,6 +20,7 @@ from serve.http.guard import Tokens
 from serve.http.limits import HttpLimits
 from serve.local import open_local
 from serve.service.changes import Changes
+from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
 MOST_FILES = 12
@@ -53,7 +54,7 @@ def start_server(service: Service) -> tuple[uvicorn.Server, threading.Thread]:
 
 def test_a_dense_query_crosses_at_most_twelve_files(served: Path, files: set[str]) -> None:
     live = threading.Event()
-    service = open_local(Store(str(served / "store")), device="cpu", threads=1)
+    service = open_local(Store(str(served / "store")), ServiceOptions(threads=1), device="cpu")
     service.on_live = live.set
     server, thread = start_server(service)
     try:

@@ -33,6 +33,7 @@ from serve.local import open_local
 from serve.parts.queries import Query, Texts
 from serve.release.live import current
 from serve.release.tasks import search_of_mode
+from serve.service.options import ServiceOptions
 from serve.service.prompts import MOST_KEPT, check_synthesis
 from serve.service.service import Service
 
@@ -187,7 +188,7 @@ def test_a_task_is_swapped_under_load_and_is_served_again_after_a_kill(
         seen.add(next(name for name, expected in ids.items() if expected == actual))
     assert seen == {"first", "second", "fixed"}
     assert [finding.problem for finding in verify(store) if finding.problem] == []
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         for actual, expected in zip(hits_of(client, "task", texts), after, strict=True):
             assert_close(actual, expected)
 

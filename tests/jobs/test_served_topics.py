@@ -33,6 +33,7 @@ from serve.parts.queries import Query
 from serve.release.live import current, make_current
 from serve.release.planning import plan
 from serve.release.tasks import search_of_mode
+from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
 MODEL = model_of_words(WORDS[::2], 3)  # the other words are unknown
@@ -85,7 +86,7 @@ def root(topical: Topical, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def local(root: Path) -> Service:
-    return open_local(Store(str(root / "store")), device="cpu", threads=2)
+    return open_local(Store(str(root / "store")), ServiceOptions(threads=2), device="cpu")
 
 
 def vectors_of(prompt: TaskPrompt, model: str, texts: list[str], side: Side = "query") -> np.ndarray:

@@ -32,6 +32,7 @@ from serve.release.live import current
 from serve.release.release import Release
 from serve.release.tasks import search_of_mode
 from serve.remote import ask_remote
+from serve.service.options import ServiceOptions
 from serve.service.service import Service
 from serve.service.warm_up import Sample, WarmUpLimits
 
@@ -358,7 +359,8 @@ def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypat
 
         monkeypatch.setattr(Engine, "search", search)
         monkeypatch.setattr("serve.service.warm_up.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
-        service = open_local(store, device="cpu", threads=1, warm_up=WarmUpLimits(**limits))
+        service = open_local(store, ServiceOptions(threads=1), device="cpu")
+        service.warm_up.limits = WarmUpLimits(**limits)
         release = live_release(store)
         service.warm_up._run_queries(
             release, DENSE, sample_of(release), ["bafa"], now[0] + service.warm_up.limits.total_s
@@ -376,7 +378,7 @@ def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypat
 def test_a_query_that_is_refused_does_not_end_a_warm_up(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    service, release = open_local(store, device="cpu", threads=1), live_release(store)
+    service, release = open_local(store, ServiceOptions(threads=1), device="cpu"), live_release(store)
     monkeypatch.setattr(Engine, "search", lambda *_: [Answer(), Answer(error=error)])
     assert service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], time.monotonic() + 60) < 60
     monkeypatch.setattr(Engine, "search", lambda *_: [Answer(error=StoreError("dense", "files are missing"))])
@@ -385,7 +387,8 @@ def test_a_query_that_is_refused_does_not_end_a_warm_up(
 
 
 def test_a_warm_up_ends_with_the_service(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = open_local(store, device="cpu", threads=1, warm_up=WarmUpLimits(answer_s=-1.0))
+    service = open_local(store, ServiceOptions(threads=1), device="cpu")
+    service.warm_up.limits = WarmUpLimits(answer_s=-1.0)
     release = live_release(store)
     rounds = []
 
