@@ -31,6 +31,8 @@ import uvloop
 
 from indexing.corpus.corpus import Corpus
 from indexing.store.cache import CorruptError
+from indexing.store.keys import Key
+from indexing.store.models import stored_model
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
@@ -138,42 +140,77 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
         return bool(self.replicas or self.row_ranges)
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The release to serve.
+
+    Attributes:
+        release: The release.
+        is_new: Whether it is not live yet.
+        tag: Tag of the live release when this one was chosen, for compare-and-swap; None if no release was ever live.
+        fallback: The live release, which is served if the new one cannot be; None: the error is raised.
+    """
+
+    release: Release
+    is_new: bool
+    tag: str | None
+    fallback: Release | None
+
+
 def main(options: ServeSearch) -> None:
     store = Store(options.store).require()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
-    repair = False
-    try:
-        live, tag = live_release(store)
-        if live is None and options.keep_release:
-            raise InputError(f"--keep-release: {store.url} has no live release; leave it out to make one")
-    except CorruptError as error:
-        if not options.renew:
-            raise InputError(f"{error} (--renew)") from error
-        repair = True
-        live, tag = last_release(store)
-        say(f"repairs   {error}")
-        say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
-    release, is_new = choose(store, options, live)
-    is_new = is_new or repair
-    fallback = live if is_new and not options.renew else None
-    say_release(store, release, is_new=is_new)
+    choice = choose(store, options)
+    say_release(store, choice)
     if options.row_ranges:
-        check_row_ranges(Opened(store, release), options.row_ranges)
+        check_row_ranges(Opened(store, choice.release), options.row_ranges)
     if options.plan:
         return
     if not options.on_ray:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(store, options, tokens, release, is_new, tag, fallback))
+            runner.run(serve(store, options, tokens, choice))
     else:
-        if is_new:
-            begin(store, release, tag, fallback, lambda: Opened(store, release))
+        if choice.is_new:
+            make_live(store, choice, lambda: Opened(store, choice.release))
         serve_on_ray(store, options, tokens)
 
 
-def say_release(store: Store, release: Release, *, is_new: bool) -> None:
+def choose(store: Store, options: ServeSearch) -> Choice:
+    """Returns the release to serve: the live one, one of its tasks with newer artifacts, or one as the options say.
+
+    Raises:
+        InputError: If the live release is damaged and not to be renewed, or if no release can be made.
+    """
+    is_damaged = False
+    try:
+        live, tag = live_release(store)
+    except CorruptError as error:
+        if not options.renew:
+            raise InputError(f"{error} (--renew)") from error
+        is_damaged = True
+        live, tag = last_release(store)
+        say(f"repairs   {error}")
+        say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
+    if live is None and options.keep_release:
+        raise InputError(f"--keep-release: {store.url} has no live release; leave it out to make one")
+    if live is not None and not options.renew:
+        names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources)
+        if any(value is not None for value in names) or options.rerank:
+            raise InputError(
+                f"{store.url} has a live release, {live.id}: leave out what is to be in one, or add --renew"
+            )
+        release = follow_store(store, live, is_kept=options.keep_release)
+    else:
+        release = new_release(store, options, live)
+    is_new = is_damaged or live is None or release.id != live.id
+    return Choice(release, is_new, tag, live if is_new and not options.renew else None)
+
+
+def say_release(store: Store, choice: Choice) -> None:
     """Prints the release that is served, with its backbone, tasks and re-ranker."""
-    say(f"release   {release.id}{' (new)' if is_new else ''} of {store.url}")
+    release = choice.release
+    say(f"release   {release.id}{' (new)' if choice.is_new else ''} of {store.url}")
     say(f"backbone  {release.encoder or 'none, as no dense embeddings are served'}")
     for task in release.tasks:
         dense = [f"embeddings/{task.embeddings}"] if task.embeddings else []
@@ -184,23 +221,23 @@ def say_release(store: Store, release: Release, *, is_new: bool) -> None:
         say(f"re-ranker {release.reranker}")
 
 
-def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[Release, bool]:
-    """Returns the release to serve, and whether it is new.
+def new_release(store: Store, options: ServeSearch, before: Release | None) -> Release:
+    """Returns a release of the artifacts that the options name; prints which artifacts it leaves out.
 
-    It is the live release, a new one of the same tasks with the newest generations, or a new one of the artifacts as
-    the options name them.
+    Args:
+        store: The store.
+        options: The options of the job.
+        before: The live release, whose re-ranker is the default; None if there is none.
     """
-    names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources)
-    has_names = any(value is not None for value in names)
-    if before is not None and not options.renew:
-        if has_names or options.rerank:
-            raise InputError(
-                f"{store.url} has a live release, {before.id}: leave out what is to be in one, or add --renew"
-            )
-        return follow_store(store, before, is_kept=options.keep_release)
     reranker = options.rerank
     if reranker is None and before is not None:
-        reranker = live_reranker(store, before)
+        reranker = before.reranker
+        try:
+            stored_model(store, reranker or "")
+        except InputError as error:
+            raise InputError(
+                f"{error}; the live release re-ranks with it: name another one with --rerank, or --rerank none"
+            ) from error
     release, excluded = plan(
         store,
         embeddings=options.embeddings,
@@ -211,13 +248,17 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
         before=before,
         sources=options.sources,
     )
-    for reason in [*excluded.values(), *incomplete_artifacts(store)]:
+    for reason in excluded.values():
         say(f"left out  {reason}")
-    return release, before is None or release.id != before.id
+    for key in store.incomplete():
+        if Key.parse(key).kind in ("bm25", "embeddings", "index", "prompts"):
+            remedy = "run the command that makes it again, then add --renew"
+            say(f"left out  {store.url}/{key}: was begun and is not complete: {remedy}")
+    return release
 
 
-def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release, bool]:
-    """Returns the live release, or one of the same tasks with newer artifacts, and whether it is new. Prints changes.
+def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
+    """Returns the live release, or one of the same tasks with newer artifacts; prints the changes.
 
     Args:
         store: The store.
@@ -232,69 +273,40 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release
     changes = [*added, *(f"{key}: removed, or built again" for key in replaced)]
     incomplete = [f"{store.url}/{key} was begun and is not complete" for key in incomplete_generations(store, live)]
     if not changes and (is_kept or not incomplete):
-        return live, False
-    if is_kept:
-        reason = "--keep-release is given"
-    elif not changes:
-        reason = f"{'; '.join(incomplete)}: run the command that makes it again"
-    else:
-        try:
-            release = renewed(store, live)
-        except InputError as error:
-            reason = str(error)
-        else:
-            for change in changes:
-                say(f"{'newer   ' if change in added else 'replaced'}  {change}")
-            for line in incomplete:
-                say(f"left out  {line}")
-            corpus = Corpus.open(store)
-            for part in coverage_of(store, release, corpus):
-                if part.rows < corpus.num_rows:
-                    covered = f"{part.artifact} covers {part.rows:,} of {corpus.num_rows:,} passages"
-                    say(f"limited   {covered}, because it was made with --limit")
-            return release, release.id != live.id
-    if replaced:
-        raise InputError(
-            f"release {live.id} cannot be served any more ({'; '.join(changes)}): {reason}; --renew makes a release of "
-            "the artifacts that the store has"
-        )
-    without = f", without newer artifacts ({'; '.join(changes)})" if changes else ""
-    say(f"warning: release {live.id} is served as it is{without}: {reason}")
-    return live, False
-
-
-def live_reranker(store: Store, live: Release) -> str | None:
-    """Returns the re-ranker of the live release. Raises InputError if it is a model of the store that is gone."""
-    kind, _, name = (live.reranker or "").partition("/")
-    if kind == "models" and name:
-        try:
-            store.open(kind, name)
-        except InputError as error:
+        return live
+    try:
+        if is_kept:
+            raise InputError("--keep-release is given")
+        if not changes:
+            raise InputError(f"{'; '.join(incomplete)}: run the command that makes it again")
+        release = renewed(store, live)
+    except InputError as error:
+        if replaced:
             raise InputError(
-                f"{error}; the live release re-ranks with it: name another one with --rerank, or --rerank none"
+                f"release {live.id} cannot be served any more ({'; '.join(changes)}): {error}; --renew makes a release "
+                "of the artifacts that the store has"
             ) from error
-    return live.reranker
+        without = f", without newer artifacts ({'; '.join(changes)})" if changes else ""
+        say(f"warning: release {live.id} is served as it is{without}: {error}")
+        return live
+    for change in changes:
+        say(f"{'newer   ' if change in added else 'replaced'}  {change}")
+    for line in incomplete:
+        say(f"left out  {line}")
+    corpus = Corpus.open(store)
+    for part in coverage_of(store, release, corpus):
+        if part.rows < corpus.num_rows:
+            covered = f"{part.artifact} covers {part.rows:,} of {corpus.num_rows:,} passages"
+            say(f"limited   {covered}, because it was made with --limit")
+    return release
 
 
-def incomplete_artifacts(store: Store) -> list[str]:
-    """Returns a line for each artifact that could be served and was begun, but is not complete."""
-    return [
-        f"{store.url}/{key}: was begun and is not complete: run the command that makes it again, then add --renew"
-        for key in store.incomplete()
-        if key.partition("/")[0] in ("bm25", "embeddings", "index", "prompts")
-    ]
-
-
-def begin(
-    store: Store, release: Release, tag: str | None, fallback: Release | None, open_release: Callable[[], object]
-) -> str:
+def make_live(store: Store, choice: Choice, open_release: Callable[[], object]) -> str:
     """Opens a new release, and makes it the live one.
 
     Args:
         store: The store.
-        release: The release.
-        tag: Tag of the release that was live when this one was planned, for compare-and-swap.
-        fallback: The release that was live then, if it can be served instead; None: an error is raised.
+        choice: The release.
         open_release: Opens the release.
 
     Returns:
@@ -304,6 +316,7 @@ def begin(
     Raises:
         InputError: If no release can be served.
     """
+    release, fallback = choice.release, choice.fallback
     live_id = None
     try:
         try:
@@ -314,7 +327,7 @@ def begin(
                 raise
             say(f"warning: release {fallback.id} is served as it is, as release {release.id} cannot be served: {error}")
             return fallback.id
-        if make_current(store, release, tag):
+        if make_current(store, release, choice.tag):
             live_id = release.id
         elif live := current(store):  # it has the same id if another server has made the same release
             live_id = live[0]
@@ -330,34 +343,23 @@ def begin(
     return live_id
 
 
-async def serve(
-    store: Store,
-    options: ServeSearch,
-    tokens: Tokens,
-    release: Release,
-    is_new: bool,
-    tag: str | None,
-    fallback: Release | None,
-) -> None:
-    """Serves a release from this process until SIGTERM or SIGINT.
+async def serve(store: Store, options: ServeSearch, tokens: Tokens, choice: Choice) -> None:
+    """Serves a release from this process until SIGTERM or SIGINT; a new one becomes live when all parts have opened it.
 
     Args:
         store: The store.
-        options: The job's options.
+        options: The options of the job.
         tokens: Tokens of users and administrators.
-        release: The release.
-        is_new: Whether the release is new; it becomes live when all parts have opened it.
-        tag: Tag of the release that was live when this one was planned, for compare-and-swap.
-        fallback: The live release, which is served if the new one cannot be; None: the error is raised.
+        choice: The release.
     """
     from serve.local import open_local, run_server
 
     service = open_local(store, options, device="cuda" if num_gpus() else "cpu")
-    live_id = release.id
-    if is_new:
-        live_id = begin(store, release, tag, fallback, partial(service.open, release.id))
-        if live_id != release.id:
-            service.forget(release.id)
+    live_id = choice.release.id
+    if choice.is_new:
+        live_id = make_live(store, choice, partial(service.open, live_id))
+        if live_id != choice.release.id:
+            service.forget(choice.release.id)
     service.open(live_id)
     await run_server(service, tokens, options.host, options.port, announce, options)
 

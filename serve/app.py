@@ -18,7 +18,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from retriever.errors import InputError
-from serve.errors import ConflictError, NotReadyError, UnknownTaskError
+from serve.errors import ConflictError, NotReadyError
 from serve.http.connections import Connections
 from serve.http.errors import add_errors
 from serve.http.guard import Guard, Tokens
@@ -43,6 +43,7 @@ from serve.release.opened import Opened
 from serve.release.tasks import Task, modes_of
 from serve.service.changes import Changes
 from serve.service.loops import repeat
+from serve.service.prompts import Upload
 from serve.service.service import LOOK_S, Service
 
 PAGE = Path(__file__).parent / "page"
@@ -250,9 +251,7 @@ def task_routes(changes: Changes) -> APIRouter:
     async def get_task(name: Name) -> Response:
         """Returns one task of the live release."""
         live = _live(service)
-        if name not in live.tasks:
-            raise UnknownTaskError(name)
-        return as_json(_task(live, live.tasks[name]))
+        return as_json(_task(live, live.task(name)))
 
     @upload_routes.put("/v1/tasks/{name}", response_model=TaskOut)
     async def put_task(
@@ -265,7 +264,7 @@ def task_routes(changes: Changes) -> APIRouter:
         ] = None,
     ) -> Response:
         """Serves a prompt under a name, at once and after restarts; the response comes when every replica has it."""
-        await changes.put_task(name, prompt.file, settings.file, index)
+        await changes.put_task(Upload(name, prompt.file, settings.file, index))
         live = _live(service)
         if name not in live.tasks:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")

@@ -6,15 +6,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import prometheus_client
 
 from serve.http.connections import Connections
 from serve.parts.queries import Answer
 from serve.service.service import Service
 
 PREFIX = "riptide"
+METHODS = {"Counter": "inc", "Gauge": "set", "Histogram": "observe"}  # that record a value, by kind of metric
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = tuple(8 * 4**n for n in range(8))  # up to 64 texts of 2,048 tokens
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -26,14 +27,14 @@ class Metric:
     """A metric of a server.
 
     Attributes:
-        kind: Its kind in Prometheus.
+        kind: Its kind, as the libraries of Prometheus and of Ray name it.
         name: Its name, without the prefix and the suffix that exporters add.
         help: What it counts or measures.
         labels: Names of its labels.
         buckets: Upper bounds of the buckets of a histogram.
     """
 
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["Counter", "Gauge", "Histogram"]
     name: str
     help: str
     labels: tuple[str, ...] = ()
@@ -41,17 +42,17 @@ class Metric:
 
 
 METRICS = (
-    Metric("counter", "requests", "Requests, by route and status.", ("route", "status")),
-    Metric("histogram", "request_seconds", "Seconds of a request, by route.", ("route",), SECONDS),
-    Metric("histogram", "stage_seconds", "Seconds of a stage of a search.", ("stage",), SECONDS),
-    Metric("counter", "embedding_tokens", "Tokens of texts that were encoded for requests for embeddings."),
-    Metric("counter", "shard_errors", "Searchers that failed or timed out.", ("how",)),
-    Metric("histogram", "encoder_texts", "Texts of one forward pass of the encoder.", buckets=SIZES),
+    Metric("Counter", "requests", "Requests, by route and status.", ("route", "status")),
+    Metric("Histogram", "request_seconds", "Seconds of a request, by route.", ("route",), SECONDS),
+    Metric("Histogram", "stage_seconds", "Seconds of a stage of a search.", ("stage",), SECONDS),
+    Metric("Counter", "embedding_tokens", "Tokens of texts that were encoded for requests for embeddings."),
+    Metric("Counter", "shard_errors", "Searchers that failed or timed out.", ("how",)),
+    Metric("Histogram", "encoder_texts", "Texts of one forward pass of the encoder.", buckets=SIZES),
     Metric(
-        "histogram", "encoder_tokens", "Tokens of one forward pass of the encoder, without padding.", buckets=TOKENS
+        "Histogram", "encoder_tokens", "Tokens of one forward pass of the encoder, without padding.", buckets=TOKENS
     ),
     *(
-        Metric("gauge", f"{queue}_{name}", help.format(queue))
+        Metric("Gauge", f"{queue}_{name}", help.format(queue))
         for queue in ("search", "embeddings", "rerank")
         for name, help in (
             ("queue_length", "Items that wait in the queue of {}."),
@@ -59,13 +60,13 @@ METRICS = (
             ("batched_items", "Items of these batches of {}."),
         )
     ),
-    Metric("gauge", "tasks", "Tasks of the live release."),
-    Metric("gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
+    Metric("Gauge", "tasks", "Tasks of the live release."),
+    Metric("Gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
 )
 # On Ray Serve, connections are Ray's.
 CONNECTION_METRICS = (
-    Metric("gauge", "connections", "Open connections."),
-    Metric("counter", "connections_closed", "Connections closed by the server, by reason.", ("why",)),
+    Metric("Gauge", "connections", "Open connections."),
+    Metric("Counter", "connections_closed", "Connections closed by the server, by reason.", ("why",)),
 )
 
 
@@ -89,28 +90,23 @@ class PrometheusExporter:
     """Exports the metrics of one process, in a separate registry."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = prometheus_client.CollectorRegistry()
 
     def add(self, metric: Metric) -> Record:
         """See Exporter."""
-        kinds: dict[str, tuple[Any, str]] = {
-            "counter": (Counter, "inc"),
-            "gauge": (Gauge, "set"),
-            "histogram": (Histogram, "observe"),
-        }
-        kind, method = kinds[metric.kind]
+        kind = getattr(prometheus_client, metric.kind)
         buckets = {"buckets": metric.buckets} if metric.buckets else {}
         family = kind(metric.name, metric.help, metric.labels, namespace=PREFIX, registry=self._registry, **buckets)
 
         @cache  # a look-up in the library takes longer than counting
         def method_of(*labels: str) -> Callable[[float], None]:
-            return getattr(family.labels(*labels) if labels else family, method)
+            return getattr(family.labels(*labels) if labels else family, METHODS[metric.kind])
 
         return lambda value, *labels: method_of(*labels)(value)
 
     def text(self) -> bytes:
         """See Exporter."""
-        return generate_latest(self._registry)
+        return prometheus_client.generate_latest(self._registry)
 
 
 class Metrics:

@@ -17,12 +17,13 @@ from indexing.hit_sources.kind import SearchContext
 from indexing.hit_sources.modes import dense_names, has_dense, index_over
 from indexing.hit_sources.registry import open_source
 from indexing.lucene.bm25 import Bm25
+from indexing.search.rescoring import reranker_inputs
 from indexing.store.artifact import Artifact
 from indexing.store.retention import GIVEN
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
-from serve.release.release import Release, fingerprints_of, model_artifacts
+from serve.release.release import Release, fingerprints_of
 from serve.release.tasks import Task
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -67,49 +68,62 @@ def plan(
         InputError: If a name is unknown, or if the named artifacts do not fit together.
     """
     corpus = Corpus.open(store)
-    words = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
-    others, artifacts = (
+    lexical = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
+    names, artifacts = (
         open_sources(store, sources, corpus) if sources is not None else _live_sources(store, before, corpus)
     )
-    parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *artifacts]
-    parts += model_artifacts(store, reranker)
-    if not _has_dense_search(store, embeddings, index, bool(words or others)):
+    artifacts += [*corpus.generations, *(lexical.generations if lexical else [])]
+    artifacts += reranker_inputs(store, reranker or "").values()
+    searched: dict[str, Any] = {"bm25": lexical.name if lexical else None, "sources": names}  # of every task
+    if not _has_dense_search(store, embeddings, index, has_others=bool(lexical or names)):
         if prompted := [name for name in tasks or () if name != BASE]:
             raise InputError(f"task {prompted[0]}: {_NO_DENSE}")
-        task = Task(BASE, None, None, None, words.name if words else None, others)
         excluded = {name: f"task {name}: {_NO_DENSE}" for name in store.names("prompts")}
-        return Release(None, {}, (task,), fingerprints_of(parts), reranker), excluded
-    embeddings, index = dense_names(store, embeddings, index)
-    vectors = Embeddings.open(store, embeddings, corpus)
-    main = Space(vectors, Index.open(store, index, vectors) if index else None)
-    spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
-    parts += spec.inputs().values()
-    planned: list[Task] = []
-    excluded = {}
+        return Release(None, {}, (Task(BASE, None, None, **searched),), fingerprints_of(artifacts), reranker), excluded
+    main = open_space(store, *dense_names(store, embeddings, index), corpus)
+    options = main.embeddings.encoder_options
+    spec = EncoderSpec(store, main.embeddings.encoder_name, EncoderOptions(**options))
+    artifacts += spec.inputs().values()
+    planned, excluded = _plan_tasks(store, spec, main, corpus, tasks, before)
+    for task, space in planned.items():
+        artifacts += [*space.generations, *([store.open("prompts", task.prompt)] if task.prompt else [])]
+    served = tuple(sorted((replace(task, **searched) for task in planned), key=lambda task: task.name))
+    return Release(spec.name, options, served, fingerprints_of(artifacts), reranker), excluded
+
+
+def _plan_tasks(
+    store: Store, spec: EncoderSpec, main: Space, corpus: Corpus, names: Iterable[str] | None, before: Release | None
+) -> tuple[dict[Task, Space], dict[str, str]]:
+    """Returns the tasks with dense search and the space of each, and the reasons why prompts are excluded.
+
+    Args:
+        store: The store.
+        spec: The release's encoder.
+        main: The backbone's space.
+        corpus: The corpus.
+        names: The tasks to serve; None: all that fit.
+        before: The live release; None: there is none.
+    """
+    planned: dict[Task, Space] = {}
+    excluded: dict[str, str] = {}
     trained, received = _prompts_by_origin(store)
-    received_tasks = {task.name: task for task in before.tasks if task.prompt in received} if before else {}
-    names = [BASE, *trained, *received_tasks] if tasks is None else list(tasks)
-    for name in dict.fromkeys(names):
-        prompt = None if name == BASE else received_tasks[name].prompt if name in received_tasks else name
+    put = {task.name: task for task in before.tasks if task.prompt in received} if before else {}
+    for name in dict.fromkeys([BASE, *trained, *put] if names is None else names):
+        prompt = None if name == BASE else put[name].prompt if name in put else name
         try:
-            space = _space_of(
-                store, replace(spec, task=prompt), _name(name), main, corpus, before, received_tasks.get(name)
-            )
+            space = _space_of(store, replace(spec, task=prompt), _name(name), main, corpus, before, put.get(name))
         except InputError as error:
-            reason = f"task {name}: {str(error).removeprefix(f'task {name}: ')}"
-            if tasks is not None:
-                raise InputError(reason) from error
-            excluded[name] = reason
-            continue
-        planned.append(Task(name, prompt, *space.names, words.name if words else None, others))
-        parts += [*space.generations, *([store.open("prompts", prompt)] if prompt else [])]
+            excluded[name] = f"task {name}: {str(error).removeprefix(f'task {name}: ')}"
+            if names is not None:
+                raise InputError(excluded[name]) from error
+        else:
+            planned[Task(name, prompt, *space.names)] = space
     if not planned:
-        raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(excluded.values())}")
-    ordered = tuple(sorted(planned, key=lambda task: task.name))
-    return Release(spec.name, vectors.encoder_options, ordered, fingerprints_of(parts), reranker), excluded
+        raise InputError(f"{store.url}: no task fits embeddings/{main.embeddings.name}: {'; '.join(excluded.values())}")
+    return planned, excluded
 
 
-def _has_dense_search(store: Store, embeddings: str | None, index: str | None, has_others: bool) -> bool:
+def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *, has_others: bool) -> bool:
     """Whether a release has dense search.
 
     Args:
@@ -208,8 +222,7 @@ def _space_of(
             f"{', '.join(vectors.name for vectors in complete)}; {_PUT_INSTEAD}"
         )
     [vectors] = complete
-    index = index_over(store, vectors.name, _PUT_INSTEAD)
-    return Space(vectors, Index.open(store, index, vectors) if index else None)
+    return open_space(store, vectors.name, index_over(store, vectors.name, _PUT_INSTEAD), corpus)
 
 
 def _made_for(store: Store, described: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import BinaryIO
 
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -23,16 +22,12 @@ from serve.release.opened import Opened, check_row_ranges
 from serve.release.planning import BASE
 from serve.release.release import Release
 from serve.release.renewal import renewed
-from serve.service.prompts import CheckedPrompt, check_upload, take_prompt
+from serve.service.prompts import CheckedPrompt, Upload, check_upload, take_prompt
 from serve.service.service import Service
-from serve.service.uploads import CHECKS, Uploads
+from serve.service.uploads import Uploads
 
 TRIES = 20  # attempts to make a release live while other servers do the same
 MOST_CHANGES = 8  # changes of the release at once, running or waiting
-
-
-async def no_announcement() -> None:
-    """Announces nothing, for a service whose store no other process serves."""
 
 
 class Changes:
@@ -42,10 +37,10 @@ class Changes:
 
     Args:
         service: The service.
-        announce: Tells other servers of the store that another release is live.
+        announce: Tells the other replicas of the service that another release is live; None: there are none.
     """
 
-    def __init__(self, service: Service, announce: Callable[[], Awaitable[None]] = no_announcement):
+    def __init__(self, service: Service, announce: Callable[[], Awaitable[None]] | None = None):
         self.service, self.announce = service, announce
         self.uploads = Uploads()
         self._lock = asyncio.Lock()
@@ -66,16 +61,10 @@ class Changes:
             if tagged := await service.from_store(current, service.store):  # may name another release by now
                 await service.adopt(await service.from_store(Release.load, service.store, tagged[0]))
 
-    async def put_task(self, name: str, weights: BinaryIO, settings: BinaryIO, index: str | None) -> None:
+    async def put_task(self, upload: Upload) -> None:
         """Serves a prompt under a name; returns when every part has it.
 
         The prompt is checked in a thread for that, so that changes of the release do not wait for the check.
-
-        Args:
-            name: Name of the task.
-            weights: prompt.safetensors.
-            settings: prompt.json.
-            index: Name of the index of its passages, or of embeddings; None: those of the backbone's own task.
 
         Raises:
             InputError: If the prompt cannot be used.
@@ -88,8 +77,7 @@ class Changes:
 
         def check(deadline: float) -> CheckedPrompt:
             with self._client_errors():
-                opened = _open(store, live.release)
-                return check_upload(store, opened, name, weights, settings, index, deadline=deadline, checks=CHECKS)
+                return check_upload(store, _open(store, live.release), upload, deadline)
 
         async with self.uploads.checked(check) as checked:
             await self._apply(lambda release: take_prompt(store, _open(store, release), checked))
@@ -137,7 +125,8 @@ class Changes:
                 await self._make_live(change)
         finally:
             self._pending -= 1
-        await self.announce()
+        if self.announce is not None:
+            await self.announce()
 
     async def _make_live(self, change: Callable[[Release], Release]) -> None:
         service, store = self.service, self.service.store

@@ -43,8 +43,27 @@ MOST_KEPT = 1 << 28  # parameters kept in memory per task: 1 GiB in float32
 MOST_SETTINGS = 256 << 10  # bytes of a prompt's settings
 MOST_HEADER = 256 << 10  # bytes of the header of prompt.safetensors, which is parsed while the GIL is held
 MOST_CONTAINERS = 32_768  # JSON objects and lists of the settings and of the header; the garbage collector visits them
+CHECKS = 2  # uploads that are checked at the same time, which share the free memory
 COPIES = 3  # of prompt.safetensors in memory during a check: the file, its stacked prompts, and one of them in float32
 RESERVE = 64 << 20  # bytes of memory for the rest of a check
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A prompt that comes over HTTP.
+
+    Attributes:
+        name: Name of the task.
+        weights: prompt.safetensors.
+        settings: prompt.json.
+        index: Name of the index of its passages, or of embeddings, of which every vector is scored; None: the space of
+            the backbone's own task.
+    """
+
+    name: str
+    weights: BinaryIO
+    settings: BinaryIO
+    index: str | None
 
 
 @dataclass(frozen=True)
@@ -52,15 +71,13 @@ class CheckedPrompt:
     """A prompt that came over HTTP and fits a release, in a folder until it is committed.
 
     Attributes:
-        name: Name of the task.
-        index: Name of the index or of the embeddings that it searches; None: as the backbone's own task.
+        upload: The upload.
         folder: The folder of its two files.
         prompt: The prompt.
         basis: The encoder and the embeddings that it was checked against.
     """
 
-    name: str
-    index: str | None
+    upload: Upload
     folder: Path
     prompt: TaskPrompt
     basis: Any
@@ -70,17 +87,7 @@ class CheckedPrompt:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def check_upload(
-    store: Store,
-    artifacts: Opened,
-    name: str,
-    weights: BinaryIO,
-    settings: BinaryIO,
-    index: str | None,
-    *,
-    deadline: float,
-    checks: int,
-) -> CheckedPrompt:
+def check_upload(store: Store, artifacts: Opened, upload: Upload, deadline: float) -> CheckedPrompt:
     """Checks a prompt that came over HTTP, and copies it to a temporary folder; the caller must call close().
 
     Every step takes time and memory linear in the bytes of the prompt.
@@ -88,13 +95,8 @@ def check_upload(
     Args:
         store: The store.
         artifacts: The artifacts of the release that the prompt must fit.
-        name: Name of the task.
-        weights: prompt.safetensors.
-        settings: prompt.json.
-        index: Name of the index of its passages, or of embeddings, of which every vector is scored; None: the space of
-            the backbone's own task.
+        upload: The prompt.
         deadline: Wall-clock time in seconds, after which the next step does not begin.
-        checks: Maximum number of checks at the same time, which share the free memory.
 
     Raises:
         InputError: If the prompt is damaged, if it is for another backbone or other settings, if the index holds other
@@ -102,6 +104,7 @@ def check_upload(
         MemoryShortageError: If the free memory does not suffice at the moment.
         ExpiredError: If the deadline has passed.
     """
+    name, weights, settings = upload.name, upload.weights, upload.settings
     if not TASK_NAME.fullmatch(name) or name == BASE:
         raise InputError(f"task {shown(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
     if (size := _size(settings)) > MOST_SETTINGS:
@@ -112,13 +115,13 @@ def check_upload(
         if (number := text.count(b"[") + text.count(b"{")) > MOST_CONTAINERS:
             raise InputError(f"{file}: {number:,} JSON objects and lists, expected up to {MOST_CONTAINERS:,}")
     needed, free = COPIES * _size(weights) + RESERVE, free_memory()
-    if needed > free // checks:
+    if needed > free // CHECKS:
         raise MemoryShortageError(
             f"task {name}: the check of {WEIGHTS} needs {needed >> 20:,} MiB of memory, and may use "
-            f"{free // checks >> 20:,} of the {free >> 20:,} MiB that are free: try again later, use fewer or shorter "
+            f"{free // CHECKS >> 20:,} of the {free >> 20:,} MiB that are free: try again later, use fewer or shorter "
             "prompts, or serve with more memory"
         )
-    spec, space = _target(store, artifacts, name, index)
+    spec, space = _target(store, artifacts, upload)
     folder = Path(tempfile.mkdtemp(prefix="riptide-task-"))
     try:
         for file, stream in ((WEIGHTS, weights), (SETTINGS, settings)):
@@ -133,7 +136,7 @@ def check_upload(
             raise InputError(str(error).replace(f"{folder}/", "")) from error
         check_deadline(deadline)
         check_prompt(name, prompt, spec, space.embeddings)
-        return CheckedPrompt(name, index, folder, prompt, _basis(artifacts.release, space))
+        return CheckedPrompt(upload, folder, prompt, _basis(artifacts.release, space))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -151,23 +154,22 @@ def take_prompt(store: Store, artifacts: Opened, checked: CheckedPrompt) -> Rele
     Raises:
         InputError: If the prompt does not fit the release.
     """
-    release, name = artifacts.release, checked.name
-    spec, space = _target(store, artifacts, name, checked.index)
+    release, name = artifacts.release, checked.upload.name
+    spec, space = _target(store, artifacts, checked.upload)
     if _basis(release, space) != checked.basis:
         check_prompt(name, checked.prompt, spec, space.embeddings)
     digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
-    artifact = keep_prompt(store, f"{name}.{digest[:12]}", checked.folder, spec, checked.prompt)
-    prompt_name = artifact.key.partition("/")[2]
+    artifact = _commit_prompt(store, f"{name}.{digest[:12]}", checked, spec)
     bm25 = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # a release has one BM25 index at most
-    task = Task(name, prompt_name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
+    task = Task(name, artifact.name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
     return release.with_task(task, [artifact, *space.generations])
 
 
-def _target(store: Store, artifacts: Opened, name: str, index: str | None) -> tuple[EncoderSpec, Space]:
-    """Returns the encoder of a release, and the space that a task searches. Raises InputError."""
+def _target(store: Store, artifacts: Opened, upload: Upload) -> tuple[EncoderSpec, Space]:
+    """Returns the encoder of a release, and the space that the task of an upload searches. Raises InputError."""
     if artifacts.spec is None:
-        raise InputError(f"task {name}: this release has no dense embeddings, over which prompts are served")
-    return artifacts.spec, _named_space(store, artifacts, index)
+        raise InputError(f"task {upload.name}: this release has no dense embeddings, over which prompts are served")
+    return artifacts.spec, _named_space(store, artifacts, upload.index)
 
 
 def _size(stream: BinaryIO) -> int:
@@ -234,8 +236,9 @@ def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
         )
 
 
-def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt: TaskPrompt) -> Artifact:
-    """Commits the two files of a prompt from a folder to the store, and returns the artifact prompts/NAME."""
+def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: EncoderSpec) -> Artifact:
+    """Commits the two files of a prompt to the store, and returns the artifact prompts/NAME."""
+    prompt = checked.prompt
     with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
         if not draft.complete:
             draft.note(backbone=spec.name, options=prompt.options.stored())
@@ -243,7 +246,7 @@ def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt
                 draft.note(synthesis=prompt.synthesis.settings())
             if prompt.topics is not None:
                 draft.note(topics=prompt.topics.settings())
-            commit_files(draft, folder)
+            commit_files(draft, checked.folder)
     return store.open("prompts", name)
 
 

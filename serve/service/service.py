@@ -26,7 +26,6 @@ from serve.errors import (
     OverloadedError,
     RefusedPromptError,
     StoreError,
-    UnknownTaskError,
     is_store_error,
     reason_of,
     store_error,
@@ -41,7 +40,7 @@ from serve.parts.states import ENCODER, RERANKER, PartStates, parts_of
 from serve.protocol import SearchRequest
 from serve.release.opened import Opened
 from serve.release.release import Release
-from serve.release.tasks import Search, Task, search_of, search_of_mode
+from serve.release.tasks import Search, search_of, search_of_mode
 from serve.service.batching import Batcher
 from serve.service.options import ServiceOptions
 from serve.service.staleness import Staleness
@@ -215,7 +214,7 @@ class Service:
             ExpiredError: If the request's time has passed.
         """
         live = self.now()
-        task = self._task(live, request.task)
+        task = live.task(request.task)
         if request.rerank and live.release.reranker is None:
             raise InputError("this release has no re-ranker: serve one, or leave rerank out")
         search = search_of(task, request.source) if request.source else search_of_mode(task, request.mode)
@@ -243,7 +242,7 @@ class Service:
         Raises the exceptions of `search`.
         """
         live = self.now()
-        self._task(live, task)
+        live.task(task)  # raises an error if there is none
         if live.release.encoder is None:
             raise InputError("this release has no dense embeddings, and no encoder of them")
         deadline = time.time() + timeout_s
@@ -357,11 +356,6 @@ class Service:
         if self.live is None or self.draining:
             raise NotReadyError
         return self.live
-
-    def _task(self, live: Opened, name: str) -> Task:
-        if name not in live.tasks:
-            raise UnknownTaskError(name)
-        return live.tasks[name]
 
     @contextlib.contextmanager
     def _held(self, live: Opened) -> Iterator[None]:

@@ -14,7 +14,7 @@ TABLE = re.compile(re.escape(HEADER) + r"(?:\|.*\n)*")
 
 
 def row(metric: Metric) -> str:
-    name = f"riptide_{metric.name}{'_total' if metric.kind == 'counter' else ''}"
+    name = f"riptide_{metric.name}{'_total' if metric.kind == 'Counter' else ''}"
     return f"| `{name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |\n"
 
 
