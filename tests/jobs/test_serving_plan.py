@@ -175,7 +175,7 @@ def test_a_prompt_that_cannot_be_opened_is_named_and_not_its_fingerprint(
     release, _ = plan(store)
     release.save(store)
     with pytest.raises(InputError, match=r"^task wild: the vector of text 0") as raised:
-        EncoderPart(store, ServiceOptions(threads=1), device="cpu").prepare(release.id)
+        EncoderPart(store, device="cpu", threads=1).prepare(release.id)
     assert not re.search(r"[0-9a-f]{20}", str(raised.value))
 
 
