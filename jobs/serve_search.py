@@ -39,8 +39,8 @@ from retriever.options import option
 from retriever.options.declaring import check_least
 from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
+from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from serve.release.live import current, discard, last_release, live_release, make_current
-from serve.release.opened import Opened, check_row_ranges
 from serve.release.planning import plan
 from serve.release.release import Release
 from serve.release.renewal import (
@@ -164,7 +164,7 @@ def main(options: ServeSearch) -> None:
     choice = choose(store, options)
     say_release(store, choice)
     if options.row_ranges:
-        check_row_ranges(Opened(store, choice.release), options.row_ranges)
+        check_row_ranges(ReleaseArtifacts(store, choice.release), options.row_ranges)
     if options.plan:
         return
     if not options.on_ray:
@@ -172,7 +172,7 @@ def main(options: ServeSearch) -> None:
             runner.run(serve(store, options, tokens, choice))
     else:
         if choice.is_new:
-            make_live(store, choice, lambda: Opened(store, choice.release))
+            make_live(store, choice, lambda: ReleaseArtifacts(store, choice.release))
         serve_on_ray(store, options, tokens)
 
 
@@ -359,7 +359,7 @@ async def serve(store: Store, options: ServeSearch, tokens: Tokens, choice: Choi
     if choice.is_new:
         live_id = make_live(store, choice, partial(service.open, live_id))
         if live_id != choice.release.id:
-            service.forget(choice.release.id)
+            service.close_release(choice.release.id)
     service.open(live_id)
     await run_server(service, tokens, options.host, options.port, announce, options)
 

@@ -39,7 +39,7 @@ from serve.protocol import (
     TaskOut,
     TasksResponse,
 )
-from serve.release.opened import Opened
+from serve.release.artifacts import ReleaseArtifacts
 from serve.release.tasks import Task, modes_of
 from serve.service.changes import Changes
 from serve.service.loops import repeat
@@ -101,7 +101,7 @@ def build_app(
     ):
         app.include_router(routes)
     # Guard runs before FastAPI's own layers. The object stays a FastAPI, as Ray Serve names requests by its routes.
-    app.middleware_stack = Guard(app.build_middleware_stack(), tokens=tokens, answered=metrics.answered)
+    app.middleware_stack = Guard(app.build_middleware_stack(), tokens=tokens, on_response=metrics.count_request)
     return app
 
 
@@ -141,11 +141,11 @@ def search_routes(service: Service, metrics: Metrics) -> APIRouter:
         start = time.perf_counter()
         async with cancelled_on_disconnect(http):
             live, search, answers = await service.search(request, remaining_s(http, request.timeout_ms))
-        metrics.searched(answers)
+        metrics.count_search(answers)
         for answer, _ in answers:
             if answer.error is not None:
                 raise answer.error
-        took = _took(answers)
+        took = _stage_ms(answers)
         document = {
             "request_id": http.state.request_id,
             "release": live.release.id,
@@ -184,7 +184,7 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
             "truncated_inputs": cuts.cut_texts,
             "truncated_tokens": cuts.cut_tokens,
         }
-        metrics.embedded(cuts.kept_tokens)
+        metrics.count_embedding(cuts.kept_tokens)
         return as_json_list({"object": "list", "model": request.model, "usage": usage}, "data", data)
 
     @json_routes.post("/v1/rerank", response_model=RerankResponse)
@@ -219,7 +219,7 @@ def release_routes(changes: Changes) -> APIRouter:
         """Returns the live release (encoder, modes, filters, tasks, number of passages), and what is newer."""
         live = _live(service)
         corpus, release = live.corpus, live.release
-        known = {
+        document = {
             "release": release.id,
             "encoder": public_name(release.encoder) if release.encoder else None,
             "dim": None,
@@ -232,7 +232,7 @@ def release_routes(changes: Changes) -> APIRouter:
             "tasks": sorted(live.tasks),
             "newer": service.newer,
         }
-        return as_json({**known, **await service.about(live)})
+        return as_json({**document, **await service.describe(live)})
 
     return routes
 
@@ -321,7 +321,7 @@ def page_routes() -> APIRouter:
     return routes
 
 
-def _live(service: Service) -> Opened:
+def _live(service: Service) -> ReleaseArtifacts:
     if service.live is None:
         raise NotReadyError
     return service.live
@@ -332,7 +332,7 @@ def public_name(model: str) -> str:
     return Path(model).name if Path(model).is_absolute() or model.startswith((".", "~")) else model
 
 
-def _took(answers: list[tuple[Answer, float]]) -> dict[str, float]:
+def _stage_ms(answers: list[tuple[Answer, float]]) -> dict[str, float]:
     """Returns milliseconds by stage, each of the slowest query of a request."""
     took = {"queue": max(waited for _, waited in answers)}
     for answer, _ in answers:
@@ -356,12 +356,12 @@ def _embeddings(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
     ]
 
 
-def _tasks(live: Opened) -> Response:
+def _tasks(live: ReleaseArtifacts) -> Response:
     """Returns the response with all tasks of the live release."""
     return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
 
-def _task(live: Opened, task: Task) -> dict[str, Any]:
+def _task(live: ReleaseArtifacts, task: Task) -> dict[str, Any]:
     key = f"prompts/{task.prompt}"
     return {
         "name": task.name,

@@ -33,9 +33,9 @@ from serve.errors import LostError
 from serve.http.guard import Tokens, is_loopback
 from serve.local import address_of, favour_event_loop, open_local
 from serve.parts.states import PASSAGES
-from serve.protocol import MOST_MS
+from serve.protocol import MAX_MS
+from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from serve.release.live import current
-from serve.release.opened import Opened, check_row_ranges
 from serve.release.release import Release
 from serve.remote import PREPARE_S, LeafReplica, RemotePart, as_raised, ask_remote
 from serve.service.changes import Changes
@@ -43,7 +43,7 @@ from serve.service.options import ServiceOptions
 from serve.service.service import LOOK_S, Service
 
 APPLICATION = "riptide"  # name of the application in Ray Serve
-LINGER_S = MOST_MS / 1000 + 2 * LOOK_S  # seconds for which other fronts may have requests of the previous release
+LINGER_S = MAX_MS / 1000 + 2 * LOOK_S  # seconds for which other fronts may have requests of the previous release
 SPARE = 64  # requests that a replica accepts in addition to those for its queues
 LEAF_ONGOING = 64  # calls that a replica of a leaf gets at once
 KEEP_ALIVE_S = 75  # seconds that Ray's proxy keeps an idle connection open
@@ -186,7 +186,7 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
     live = current(store)
     if live is None:
         raise InputError(f"{store.url} has no live release: make one with jobs/serve_search.py --store {store.url}")
-    check_row_ranges(Opened(store, Release.load(store, live[0])), args.row_ranges)
+    check_row_ranges(ReleaseArtifacts(store, Release.load(store, live[0])), args.row_ranges)
     leaves = [_leaf(args, number) for number in range(args.row_ranges)]
     # All queries that wait or run in the three queues of a replica. The replica itself refuses more, so that no
     # request waits in Ray Serve before it.

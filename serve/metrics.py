@@ -132,27 +132,27 @@ class Metrics:
             self._gauges[f"{name}_queue_length"] = queue.__len__
             self._gauges[f"{name}_batches"] = lambda queue=queue: queue.batches  # type: ignore[misc]
             self._gauges[f"{name}_batched_items"] = lambda queue=queue: queue.items  # type: ignore[misc]
-        service.engine.encoded = self.encoded
+        service.engine.encoded = self.count_forward_pass
         if connections is not None:
             self._gauges["connections"] = connections.__len__
-            connections.refused = lambda status: self.answered("other", status, 0.0)
-            connections.closed = lambda why: self._record["connections_closed"](1, why)
+            connections.on_refusal = lambda status: self.count_request("other", status, 0.0)
+            connections.on_close = lambda why: self._record["connections_closed"](1, why)
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
+    def count_request(self, route: str, status: int, seconds: float) -> None:
         """Counts a request."""
         self._record["requests"](1, route, str(status))
         self._record["request_seconds"](seconds, route)
 
-    def embedded(self, tokens: int) -> None:
+    def count_embedding(self, tokens: int) -> None:
         """Counts the tokens of a request for embeddings."""
         self._record["embedding_tokens"](tokens)
 
-    def encoded(self, texts: int, tokens: int) -> None:
+    def count_forward_pass(self, texts: int, tokens: int) -> None:
         """Counts a forward pass of the encoder. Thread-safe."""
         self._record["encoder_texts"](texts)
         self._record["encoder_tokens"](tokens)
 
-    def searched(self, answers: list[tuple[Answer, float]]) -> None:
+    def count_search(self, answers: list[tuple[Answer, float]]) -> None:
         """Counts the stages and the shards of a request's queries."""
         for answer, waited in answers:
             self._record["stage_seconds"](waited, "queue")

@@ -1,4 +1,4 @@
-"""The first layer of every request: its tokens, its Host, the size and rate of its body, and its request id."""
+"""The outermost layer of the application: checks the token, the Host and the body of every request."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from retriever.errors import InputError
 Role = Literal["user", "admin"]
 _ROLES = TypeAdapter(dict[Role, list[str]], config=ConfigDict(strict=True))  # the content of a file of tokens
 VARIABLES: dict[Role, str] = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
-LEAST_CHARACTERS = 16  # characters of a token
-MOST_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 characters fit
-MOST_PROMPT_BYTES = 256 << 20  # bytes of a PUT request with a prompt
+MIN_CHARACTERS = 16  # characters of a token
+MAX_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 characters fit
+MAX_PROMPT_BYTES = 256 << 20  # bytes of a PUT request with a prompt
 PUBLIC = {"/", "/healthz", "/readyz", "/docs", "/openapi.json"}  # paths that need no token, as do the page's files
-MOST_RECEIVED = 1 << 30  # bytes of all requests' bodies together that are in memory
+MAX_RECEIVED = 1 << 30  # bytes of all requests' bodies together that are in memory
 BODY_S = 30.0  # maximum seconds between two pieces of a request's body
 BODY_RATE = 16 << 10  # minimum bytes per second of a body after BODY_S
 GONE = 499  # status that is counted if the client has disconnected
@@ -63,8 +63,8 @@ class Tokens:
                 raise InputError(f"{origin}: cannot be read as JSON") from None
             if not any(roles.values()):
                 raise InputError(f'{origin}: expected {{"user": ["…"], "admin": ["…"]}}')
-        if any(len(token) < LEAST_CHARACTERS or not token.isascii() for tokens in roles.values() for token in tokens):
-            raise InputError(f"{origin}: expected tokens of at least {LEAST_CHARACTERS} ASCII characters")
+        if any(len(token) < MIN_CHARACTERS or not token.isascii() for tokens in roles.values() for token in tokens):
+            raise InputError(f"{origin}: expected tokens of at least {MIN_CHARACTERS} ASCII characters")
         return cls(**{role: frozenset(map(digest, tokens)) for role, tokens in roles.items()})
 
     def __bool__(self) -> bool:
@@ -123,11 +123,11 @@ class Guard:
     Args:
         app: The inner application.
         tokens: Tokens of users and administrators.
-        answered: Called with the route, the status and the seconds of every request.
+        on_response: Called with the route, the status and the seconds of every request.
     """
 
-    def __init__(self, app: Any, *, tokens: Tokens, answered: Callable[[str, int, float], object]):
-        self.app, self.tokens, self.answered = app, tokens, answered
+    def __init__(self, app: Any, *, tokens: Tokens, on_response: Callable[[str, int, float], object]):
+        self.app, self.tokens, self.on_response = app, tokens, on_response
         self.received = 0  # bytes of all bodies that are in memory now
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -135,7 +135,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
-        most = MOST_PROMPT_BYTES if method == "PUT" and path.startswith("/v1/tasks/") else MOST_BYTES
+        most = MAX_PROMPT_BYTES if method == "PUT" and path.startswith("/v1/tasks/") else MAX_BYTES
         refusal = self._refusal(method, path, dict(scope["headers"]), most)
         exchange = _Exchange(self, receive, send, most, refusal)
         scope.setdefault("state", {})["request_id"] = exchange.id
@@ -150,13 +150,13 @@ class Guard:
         finally:
             self.received -= exchange.received
             route = getattr(scope.get("route"), "path", "other")
-            self.answered(route, exchange.status, time.perf_counter() - exchange.start)
+            self.on_response(route, exchange.status, time.perf_counter() - exchange.start)
 
     def _refusal(self, method: str, path: str, headers: dict[bytes, bytes], most: int) -> Refusal | None:
         """Returns the reason to refuse a request before its body is read; None if it is accepted."""
         host = _without_port(headers.get(b"host", b"").decode("latin-1"))
         if not self.tokens and not is_loopback(host):
-            return Refusal(403, f"host {host[:100]!r}: without tokens only this machine is answered")
+            return Refusal(403, f"host {host[:100]!r}: without tokens only this machine is on_response")
         if path not in PUBLIC and not path.startswith("/page/"):
             role: Role = "admin" if method in ("PUT", "DELETE") else "user"
             header = headers.get(b"authorization", b"").decode("latin-1")
@@ -207,7 +207,7 @@ class _Exchange:
         self._guard.received += size
         if self.received > self._most:
             self.refusal = _too_large(self._most)
-        elif self._guard.received > MOST_RECEIVED:
+        elif self._guard.received > MAX_RECEIVED:
             self.refusal = Refusal(503, "too many large requests at once; try again in a moment")
         return message if self.refusal is None else {"type": "http.disconnect"}
 

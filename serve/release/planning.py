@@ -111,7 +111,9 @@ def _plan_tasks(
     for name in dict.fromkeys([BASE, *trained, *put] if names is None else names):
         prompt = None if name == BASE else put[name].prompt if name in put else name
         try:
-            space = _space_of(store, replace(spec, task=prompt), _name(name), main, corpus, before, put.get(name))
+            space = _find_space(
+                store, replace(spec, task=prompt), _checked_name(name), main, corpus, before, put.get(name)
+            )
         except InputError as error:
             excluded[name] = f"task {name}: {str(error).removeprefix(f'task {name}: ')}"
             if names is not None:
@@ -178,13 +180,13 @@ def _prompts_by_origin(store: Store) -> tuple[list[str], list[str]]:
     trained, received = list[str](), list[str]()
     for name in store.names("prompts"):
         try:
-            (received if came_over_http(store, name) else trained).append(name)
+            (received if is_uploaded(store, name) else trained).append(name)
         except InputError:
             trained.append(name)
     return trained, received
 
 
-def _space_of(
+def _find_space(
     store: Store, spec: EncoderSpec, name: str, main: Space, corpus: Corpus, before: Release | None, put: Task | None
 ) -> Space:
     """Returns the space that a task searches.
@@ -198,24 +200,24 @@ def _space_of(
     if (prompt := spec.prompt()) is not None:
         check_prompt_settings(prompt, spec)
     base = before.task(BASE) if before else None
-    described = spec.describe("passage")
+    encoder = spec.describe("passage")
     if put is not None and put.space and (base is None or put.space != base.space):
         space = open_space(store, *put.space, corpus)
-        check_passages(name, described, space.embeddings)
+        check_passages(name, encoder, space.embeddings)
         return space
-    if not differing(main.embeddings.config["encoder"], described, passages=True):
+    if not differing(main.embeddings.config["encoder"], encoder, passages=True):
         return main
-    spaces, reasons = _made_for(store, described, corpus)
-    complete = [vectors for vectors in spaces if vectors.num_rows >= main.embeddings.num_rows]
-    if not complete and spaces:
+    candidates, reasons = _embeddings_of(store, encoder, corpus)
+    complete = [vectors for vectors in candidates if vectors.num_rows >= main.embeddings.num_rows]
+    if not complete and candidates:
         raise InputError(
-            f"task {name}: embeddings/{spaces[0].name} cover {spaces[0].num_rows:,} of the "
+            f"task {name}: embeddings/{candidates[0].name} cover {candidates[0].num_rows:,} of the "
             f"{main.embeddings.num_rows:,} passages: encode the others for this task"
         )
     if not complete and reasons:
         raise InputError(f"task {name}: {reasons[0]}")
     if not complete:
-        check_passages(name, described, main.embeddings)
+        check_passages(name, encoder, main.embeddings)
     if len(complete) > 1:
         raise InputError(
             f"task {name}: {store.url} has several embeddings of its passages: "
@@ -225,21 +227,24 @@ def _space_of(
     return open_space(store, vectors.name, index_over(store, vectors.name, _PUT_INSTEAD), corpus)
 
 
-def _made_for(store: Store, described: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:
-    """Returns the embeddings of passages encoded as `described`, and the reasons why some of them cannot be used."""
-    spaces, reasons = list[Embeddings](), list[str]()
+def _embeddings_of(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:
+    """Returns the embeddings that an encoder made of the passages, and why others of that encoder cannot be used.
+
+    encoder: The configuration of the encoder of passages.
+    """
+    embeddings, reasons = list[Embeddings](), list[str]()
     for name in store.names("embeddings"):
         try:
             config = store.generations("embeddings", name)[-1].config
         except InputError:
             continue  # damaged, so the encoder of these embeddings is unknown
-        if differing(config["encoder"], described, passages=True):
+        if differing(config["encoder"], encoder, passages=True):
             continue
         try:
-            spaces.append(Embeddings.open(store, name, corpus))
+            embeddings.append(Embeddings.open(store, name, corpus))
         except InputError as error:
             reasons.append(str(error))
-    return spaces, reasons
+    return embeddings, reasons
 
 
 def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus) -> Space:
@@ -284,7 +289,7 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
     return tuple(names), artifacts
 
 
-def _name(task: str) -> str:
+def _checked_name(task: str) -> str:
     """Returns a task's name. Raises InputError if the name is not allowed."""
     if not TASK_NAME.fullmatch(task):
         raise InputError(
@@ -294,15 +299,15 @@ def _name(task: str) -> str:
     return task
 
 
-def check_passages(task: str, described: Mapping[str, Any], vectors: Embeddings) -> None:
-    """Raises InputError unless `vectors` are embeddings of passages encoded as `described`."""
-    if differ := differences(vectors.config["encoder"], described, passages=True):
+def check_passages(task: str, encoder: Mapping[str, Any], vectors: Embeddings) -> None:
+    """Raises InputError unless embeddings are those of an encoder of passages, of which this is the configuration."""
+    if differ := differences(vectors.config["encoder"], encoder, passages=True):
         raise InputError(
             f"task {task}: its passages' vectors are not those of embeddings/{vectors.name} ({differ}): "
             "encode the corpus for this task, and name an index over those embeddings"
         )
 
 
-def came_over_http(store: Store, prompt: str) -> bool:
+def is_uploaded(store: Store, prompt: str) -> bool:
     """Whether prompts/NAME was put into a running service over HTTP; all others were trained in this store."""
     return GIVEN in store.open("prompts", prompt).config

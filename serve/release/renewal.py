@@ -30,7 +30,7 @@ def newer_artifacts(store: Store, release: Release) -> list[str]:
 
     It looks up one file for each generation that may exist, as the cost of a listing grows with the store.
     """
-    return _later(store, release, MANIFEST)
+    return _later_generations(store, release, MANIFEST)
 
 
 def incomplete_generations(store: Store, release: Release) -> list[str]:
@@ -40,7 +40,7 @@ def incomplete_generations(store: Store, release: Release) -> list[str]:
     """
     newer = newer_artifacts(store, release)
     last = _last_generations([*release.fingerprints, *newer])
-    return [key for key in _later(store, release, BEGUN) if int(key[-4:]) > last[without_generation(key)]]
+    return [key for key in _later_generations(store, release, BEGUN) if int(key[-4:]) > last[without_generation(key)]]
 
 
 def replaced_artifacts(store: Store, release: Release) -> list[str]:
@@ -98,7 +98,7 @@ def coverage_of(store: Store, release: Release, corpus: Corpus) -> list[Coverage
         if kind == "index" and generations:
             limited = chains.get(Key("embeddings", generations[-1].config["embeddings"]), [])
         if limited:
-            rows, limit = sum(made.rows for made in generations), limited[0].config["limit"] or corpus.num_rows
+            rows, limit = sum(artifact.rows for artifact in generations), limited[0].config["limit"] or corpus.num_rows
             command = f"jobs/{JOBS[kind]}.py --name {name}"
             coverage.append(Coverage(f"{kind}/{name}", rows, min(corpus.num_rows, limit), command))
     return coverage
@@ -112,11 +112,11 @@ def renewed(store: Store, release: Release) -> Release:
             more.
     """
     corpus = Corpus.open(store)
-    behind = [part for part in coverage_of(store, release, corpus) if part.rows < part.expected]
-    if behind:
+    incomplete = [part for part in coverage_of(store, release, corpus) if part.rows < part.expected]
+    if incomplete:
         lines = [
             f"{part.artifact} covers {part.rows:,} of {part.expected:,} passages: run {part.command} again"
-            for part in behind
+            for part in incomplete
         ]
         raise InputError(f"{store.url}: {'; '.join(lines)}")
     spec = encoder_of(store, release)
@@ -135,7 +135,7 @@ def renewed(store: Store, release: Release) -> Release:
     return replace(release, fingerprints=fingerprints_of(parts))
 
 
-def _later(store: Store, release: Release, file: str) -> list[str]:
+def _later_generations(store: Store, release: Release, file: str) -> list[str]:
     """Returns the keys of the later generations that have a file, by artifact, the corpus first.
 
     A generation whose number is in the release's corpus adds no passages, because the release already covers that

@@ -17,17 +17,17 @@ from serve.errors import (
     is_store_error,
     store_error,
 )
+from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from serve.release.live import current, discard, make_current
-from serve.release.opened import Opened, check_row_ranges
 from serve.release.planning import BASE
 from serve.release.release import Release
 from serve.release.renewal import renewed
-from serve.service.prompts import CheckedPrompt, Upload, check_upload, take_prompt
+from serve.service.prompts import CheckedPrompt, Upload, add_task, check_upload
 from serve.service.service import Service
 from serve.service.uploads import Uploads
 
 TRIES = 20  # attempts to make a release live while other servers do the same
-MOST_CHANGES = 8  # changes of the release at once, running or waiting
+MAX_CHANGES = 8  # changes of the release at once, running or waiting
 
 
 class Changes:
@@ -73,14 +73,14 @@ class Changes:
             ConflictError: If other servers kept changing the release at the same time.
             StoreError: If the store cannot be read.
         """
-        store, live = self.service.store, self.service.now()
+        store, live = self.service.store, self.service.require_live()
 
         def check(deadline: float) -> CheckedPrompt:
             with self._client_errors():
                 return check_upload(store, _open(store, live.release), upload, deadline)
 
         async with self.uploads.checked(check) as checked:
-            await self._apply(lambda release: take_prompt(store, _open(store, release), checked))
+            await self._apply(lambda release: add_task(store, _open(store, release), checked))
 
     async def drop_task(self, name: str) -> None:
         """Stops serving a task.
@@ -117,7 +117,7 @@ class Changes:
 
     async def _apply(self, change: Callable[[Release], Release]) -> None:
         """Derives a release from the live one, opens it in all parts, and makes it the live one."""
-        if self._pending >= MOST_CHANGES:
+        if self._pending >= MAX_CHANGES:
             raise OverloadedError(5)
         self._pending += 1
         try:
@@ -137,15 +137,15 @@ class Changes:
                 raise StoreError(STORE, "files are missing", error)
             before = await service.from_store(Release.load, store, tagged[0])
             with self._client_errors():
-                release = await service.aside(change, before)
+                release = await service.run_blocking(change, before)
                 if service.num_leaves > 1:
-                    check_row_ranges(await service.aside(_open, store, release), service.num_leaves)
-            if await self._is_made_live(release, tagged[1]):
+                    check_row_ranges(await service.run_blocking(_open, store, release), service.num_leaves)
+            if await self._try_to_make_live(release, tagged[1]):
                 await service.adopt(release)
                 return
         raise ConflictError("others change the tasks at the same time; try again")
 
-    async def _is_made_live(self, release: Release, tag: str) -> bool:
+    async def _try_to_make_live(self, release: Release, tag: str) -> bool:
         """Opens and warms a release, and makes it the live one; discards it if that fails."""
         service, store, is_live = self.service, self.service.store, False
         try:
@@ -155,7 +155,7 @@ class Changes:
             is_live = await service.from_store(make_current, store, release, tag)
         finally:
             if not is_live and service.live is not None and release.id != service.live.release.id:
-                service.outdate(release.id)
+                service.close_when_unused(release.id)
                 await service.from_store(discard, store, release.id)
         return is_live
 
@@ -174,9 +174,9 @@ class Changes:
             raise
 
 
-def _open(store: Store, release: Release) -> Opened:
+def _open(store: Store, release: Release) -> ReleaseArtifacts:
     """Opens the artifacts of a release. Raises StoreError if one cannot be read: no mistake of the client."""
     try:
-        return Opened(store, release)
+        return ReleaseArtifacts(store, release)
     except Exception as error:
         raise store_error(STORE, error) from error

@@ -29,20 +29,20 @@ from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.table import task_config
 from serve.errors import MemoryShortageError
 from serve.parts.part import check_deadline
-from serve.release.opened import Opened
+from serve.release.artifacts import ReleaseArtifacts
 from serve.release.planning import BASE, TASK_NAME, check_passages, open_space
 from serve.release.release import Release
 from serve.release.tasks import Task
 
-MOST_TOKENS = 1_024  # tokens of a prompt
+MAX_TOKENS = 1_024  # tokens of a prompt
 # Limits of what computes the prompts of queries: without them, a small file could make the service keep many gigabytes,
 # since what is kept grows with products of the sizes.
-MOST_BASIC = 1_024  # basic prompts
-MOST_HIDDEN = 16_384  # sizes of the hidden layers
-MOST_KEPT = 1 << 28  # parameters kept in memory per task: 1 GiB in float32
-MOST_SETTINGS = 256 << 10  # bytes of a prompt's settings
-MOST_HEADER = 256 << 10  # bytes of the header of prompt.safetensors, which is parsed while the GIL is held
-MOST_CONTAINERS = 32_768  # JSON objects and lists of the settings and of the header; the garbage collector visits them
+MAX_BASIC = 1_024  # basic prompts
+MAX_HIDDEN = 16_384  # sizes of the hidden layers
+MAX_KEPT = 1 << 28  # parameters kept in memory per task: 1 GiB in float32
+MAX_SETTINGS = 256 << 10  # bytes of a prompt's settings
+MAX_HEADER = 256 << 10  # bytes of the header of prompt.safetensors, which is parsed while the GIL is held
+MAX_CONTAINERS = 32_768  # JSON objects and lists of the settings and of the header; the garbage collector visits them
 CHECKS = 2  # uploads that are checked at the same time, which share the free memory
 COPIES = 3  # of prompt.safetensors in memory during a check: the file, its stacked prompts, and one of them in float32
 RESERVE = 64 << 20  # bytes of memory for the rest of a check
@@ -74,20 +74,20 @@ class CheckedPrompt:
         upload: The upload.
         folder: The folder of its two files.
         prompt: The prompt.
-        basis: The encoder and the embeddings that it was checked against.
+        fit: The encoder and the embeddings that it was checked against.
     """
 
     upload: Upload
     folder: Path
     prompt: TaskPrompt
-    basis: Any
+    fit: Any
 
     def close(self) -> None:
         """Removes the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def check_upload(store: Store, artifacts: Opened, upload: Upload, deadline: float) -> CheckedPrompt:
+def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: Upload, deadline: float) -> CheckedPrompt:
     """Checks a prompt that came over HTTP, and copies it to a temporary folder; the caller must call close().
 
     Every step takes time and memory linear in the bytes of the prompt.
@@ -107,13 +107,13 @@ def check_upload(store: Store, artifacts: Opened, upload: Upload, deadline: floa
     name, weights, settings = upload.name, upload.weights, upload.settings
     if not TASK_NAME.fullmatch(name) or name == BASE:
         raise InputError(f"task {shown(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
-    if (size := _size(settings)) > MOST_SETTINGS:
-        raise InputError(f"{SETTINGS}: {size:,} bytes, expected up to {MOST_SETTINGS:,}")
-    if (size := int.from_bytes(weights.read(8), "little")) > MOST_HEADER:
-        raise InputError(f"{WEIGHTS}: a header of {size:,} bytes, expected up to {MOST_HEADER:,}")
+    if (size := _size(settings)) > MAX_SETTINGS:
+        raise InputError(f"{SETTINGS}: {size:,} bytes, expected up to {MAX_SETTINGS:,}")
+    if (size := int.from_bytes(weights.read(8), "little")) > MAX_HEADER:
+        raise InputError(f"{WEIGHTS}: a header of {size:,} bytes, expected up to {MAX_HEADER:,}")
     for file, text in ((SETTINGS, settings.read()), (WEIGHTS, weights.read(size))):
-        if (number := text.count(b"[") + text.count(b"{")) > MOST_CONTAINERS:
-            raise InputError(f"{file}: {number:,} JSON objects and lists, expected up to {MOST_CONTAINERS:,}")
+        if (number := text.count(b"[") + text.count(b"{")) > MAX_CONTAINERS:
+            raise InputError(f"{file}: {number:,} JSON objects and lists, expected up to {MAX_CONTAINERS:,}")
     needed, free = COPIES * _size(weights) + RESERVE, free_memory()
     if needed > free // CHECKS:
         raise MemoryShortageError(
@@ -136,13 +136,13 @@ def check_upload(store: Store, artifacts: Opened, upload: Upload, deadline: floa
             raise InputError(str(error).replace(f"{folder}/", "")) from error
         check_deadline(deadline)
         check_prompt(name, prompt, spec, space.embeddings)
-        return CheckedPrompt(upload, folder, prompt, _basis(artifacts.release, space))
+        return CheckedPrompt(upload, folder, prompt, _fit_of(artifacts.release, space))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def take_prompt(store: Store, artifacts: Opened, checked: CheckedPrompt) -> Release:
+def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) -> Release:
     """Commits a prompt to the store, and returns the release with a task of that prompt.
 
     Args:
@@ -156,7 +156,7 @@ def take_prompt(store: Store, artifacts: Opened, checked: CheckedPrompt) -> Rele
     """
     release, name = artifacts.release, checked.upload.name
     spec, space = _target(store, artifacts, checked.upload)
-    if _basis(release, space) != checked.basis:
+    if _fit_of(release, space) != checked.fit:
         check_prompt(name, checked.prompt, spec, space.embeddings)
     digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
     artifact = _commit_prompt(store, f"{name}.{digest[:12]}", checked, spec)
@@ -165,7 +165,7 @@ def take_prompt(store: Store, artifacts: Opened, checked: CheckedPrompt) -> Rele
     return release.with_task(task, [artifact, *space.generations])
 
 
-def _target(store: Store, artifacts: Opened, upload: Upload) -> tuple[EncoderSpec, Space]:
+def _target(store: Store, artifacts: ReleaseArtifacts, upload: Upload) -> tuple[EncoderSpec, Space]:
     """Returns the encoder of a release, and the space that the task of an upload searches. Raises InputError."""
     if artifacts.spec is None:
         raise InputError(f"task {upload.name}: this release has no dense embeddings, over which prompts are served")
@@ -179,7 +179,7 @@ def _size(stream: BinaryIO) -> int:
     return size
 
 
-def _basis(release: Release, space: Space) -> Any:
+def _fit_of(release: Release, space: Space) -> Any:
     """Returns what decides whether a prompt fits: the encoder, its options and the embeddings."""
     encoder = None if release.encoder is None else release.fingerprints.get(release.encoder)
     vectors = [artifact.fingerprint for artifact in space.generations]
@@ -203,12 +203,12 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
     check_backbone(prompt, described)
     check_offsets(read_recipe(resolve(folder), spec.options), {side: prompt.offset(side) for side in SIDES})
     for matrices in map(prompt.matrices, SIDES):
-        if matrices and not 1 <= matrices[0].shape[3] <= MOST_TOKENS:
-            raise InputError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MOST_TOKENS}")
-        if (numbers := sum(matrix.numel() for matrix in matrices)) > MOST_KEPT:
+        if matrices and not 1 <= matrices[0].shape[3] <= MAX_TOKENS:
+            raise InputError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MAX_TOKENS}")
+        if (numbers := sum(matrix.numel() for matrix in matrices)) > MAX_KEPT:
             raise InputError(
                 f"task {name}: {len(matrices):,} prompts of topics with {numbers:,} numbers, expected up to "
-                f"{MOST_KEPT:,}: use fewer topics or shorter prompts"
+                f"{MAX_KEPT:,}: use fewer topics or shorter prompts"
             )
     if prompt.synthesis is not None:
         check_synthesis(name, prompt.synthesis)
@@ -223,16 +223,16 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
 def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
     """Raises InputError if what computes the prompts of a task's queries is larger than a service takes over HTTP."""
     options = synthesis.options
-    limits = {"prompts": MOST_BASIC, "length": MOST_TOKENS, "hidden": MOST_HIDDEN, "bottleneck": MOST_HIDDEN}
+    limits = {"prompts": MAX_BASIC, "length": MAX_TOKENS, "hidden": MAX_HIDDEN, "bottleneck": MAX_HIDDEN}
     for field, most in limits.items():
         if getattr(options, field) > most:
             raise InputError(
                 f"task {name}: {SETTINGS}: synthesis.{field}: {getattr(options, field):,}, expected up to {most:,}"
             )
-    if (numbers := synthesis.kept_numbers()) > MOST_KEPT:
+    if (numbers := synthesis.kept_numbers()) > MAX_KEPT:
         raise InputError(
             f"task {name}: {SETTINGS}: synthesis: with these sizes {numbers:,} numbers are kept, expected up "
-            f"to {MOST_KEPT:,}: use fewer or shorter basic prompts"
+            f"to {MAX_KEPT:,}: use fewer or shorter basic prompts"
         )
 
 
@@ -250,7 +250,7 @@ def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: Encode
     return store.open("prompts", name)
 
 
-def _named_space(store: Store, artifacts: Opened, name: str | None) -> Space:
+def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) -> Space:
     """Returns the space of an index or of embeddings by name; None: the space of the backbone's own task.
 
     Raises InputError if the name does not exist, or if it belongs to another corpus than the release's.

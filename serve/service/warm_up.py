@@ -30,7 +30,7 @@ from serve.release.tasks import ServedSource, Task, search_of
 log = logging.getLogger("riptide.serve")
 
 BATCH = 8  # queries per round
-LEAST_S = 30.0  # seconds for one batch, if less of the time remains
+MIN_S = 30.0  # seconds for one batch, if less of the time remains
 WORDS = 12  # words of a passage that make a query
 SAMPLE = 256  # passages from which queries are made
 SHARE = 0.8  # share of the free memory that files may fill
@@ -128,7 +128,7 @@ class WarmUp:
     def _sample(self, release: Release, num_rows: int, end: float) -> list[str]:
         """Returns the first words of passages, to be used as queries."""
         rows = np.unique(np.random.default_rng(0).integers(0, max(1, num_rows), SAMPLE))
-        seconds = max(LEAST_S, end - time.monotonic())
+        seconds = max(MIN_S, end - time.monotonic())
         passages = self.engine.passages(release, rows, time.time() + seconds)
         texts = [" ".join(f"{title} {text}".split()[:WORDS]) for _, _, title, text, _ in passages]
         return [text[:500] for text in texts if text]
@@ -141,7 +141,7 @@ class WarmUp:
         while len(seconds) < limits.rounds and not (seconds and self._is_stopped.is_set()):
             first = len(seconds) * BATCH
             batch = [texts[number % len(texts)] for number in range(first, first + BATCH)]
-            deadline = time.time() + max(LEAST_S, end - time.monotonic())
+            deadline = time.time() + max(MIN_S, end - time.monotonic())
             rerank = 10 if part == RERANKER else 0
             start = time.monotonic()
             answers = self.engine.search(

@@ -23,7 +23,7 @@ from serve.service.changes import Changes
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
-MOST_FILES = 12
+MAX_FILES = 12
 TEXT = "what is a rip current?"
 FOLDER = str(Path(serve.__file__).parent) + "/"
 
@@ -72,4 +72,4 @@ def test_a_dense_query_crosses_at_most_twelve_files(served: Path, files: set[str
         server.should_exit = True
         thread.join(60)
     print("crossed:", *sorted(crossed))
-    assert len(crossed) <= MOST_FILES, "\n".join(["", *sorted(crossed)])
+    assert len(crossed) <= MAX_FILES, "\n".join(["", *sorted(crossed)])

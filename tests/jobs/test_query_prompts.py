@@ -34,7 +34,7 @@ from serve.parts.queries import Query, Texts
 from serve.release.live import current
 from serve.release.tasks import search_of_mode
 from serve.service.options import ServiceOptions
-from serve.service.prompts import MOST_KEPT, check_synthesis
+from serve.service.prompts import MAX_KEPT, check_synthesis
 from serve.service.service import Service
 
 Done = Callable[..., str]
@@ -253,7 +253,7 @@ def test_sizes_whose_products_exceed_memory_are_refused() -> None:
     options = SynthesisOptions(prompts=1024, length=64, hidden=1, bottleneck=1, mix="after")
     shapes = {"basic": (1024, 64, 8), "up.weight": (8192, 1)}
     huge = SavedSynthesis(options, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
-    with pytest.raises(InputError, match=rf"536,879,\d+ numbers are kept, expected up to {MOST_KEPT:,}"):
+    with pytest.raises(InputError, match=rf"536,879,\d+ numbers are kept, expected up to {MAX_KEPT:,}"):
         check_synthesis("task", huge)
 
 

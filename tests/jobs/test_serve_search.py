@@ -806,7 +806,7 @@ def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
     now, sent = [0.0], []
     monkeypatch.setattr("serve.http.guard.time", SimpleNamespace(perf_counter=lambda: now[0]))
     if status == 503:
-        monkeypatch.setattr("serve.http.guard.MOST_RECEIVED", 10)
+        monkeypatch.setattr("serve.http.guard.MAX_RECEIVED", 10)
 
     async def ask(app: Any) -> None:
         headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]

@@ -217,7 +217,7 @@ def test_uploads_that_do_not_fit_are_refused(
         backbone = backbone_of(describe(model, OPTIONS))
         other = TaskPrompt(backbone, OPTIONS, None, None, topics=random_saved_topics(model=MODEL, seed=1))
         refused("bad", upload(tmp_path / "other", other), {"index": "topical"}, "(another prompt)")
-        monkeypatch.setattr("serve.service.prompts.MOST_KEPT", 1000)
+        monkeypatch.setattr("serve.service.prompts.MAX_KEPT", 1000)
         refused("bad", given, {"index": "topical"}, "3 prompts of topics with 1,920 numbers, expected up to 1,000")
         assert "bad" not in live_tasks(local)
 

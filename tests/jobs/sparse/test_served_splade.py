@@ -30,8 +30,8 @@ from serve.client import Client
 from serve.local import open_local
 from serve.parts.queries import Query
 from serve.parts.states import parts_of
+from serve.release.artifacts import ReleaseArtifacts
 from serve.release.live import current, make_current
-from serve.release.opened import Opened
 from serve.release.planning import plan
 from serve.release.release import Release
 from serve.release.renewal import renewed
@@ -209,7 +209,7 @@ def test_a_release_pins_what_the_source_needs(store: Store, release: Release, ma
     original = SpladeKind.open
     assert {"index/impacts/g0001", "embeddings/sparse/g0000", "embeddings/sparse/g0001"} <= release.fingerprints.keys()
     assert renewed(store, release) == release
-    Opened(store, release)
+    ReleaseArtifacts(store, release)
     with pytest.MonkeyPatch.context() as patch:  # a source of all tasks is opened once
         names: list[str] = []
         patch.setattr(SpladeKind, "open", lambda kind, at, name: names.append(name) or original(kind, at, name))
