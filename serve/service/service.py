@@ -44,7 +44,7 @@ from serve.release.tasks import Search, search_of, search_of_mode
 from serve.service.batching import Batcher
 from serve.service.options import ServiceOptions
 from serve.service.staleness import Staleness
-from serve.service.warm_up import WarmUp, WarmUpLimits
+from serve.service.warm_up import WarmUp
 
 log = logging.getLogger("riptide.serve")
 
@@ -91,8 +91,8 @@ class Service:
         self.live: ReleaseArtifacts | None = None
         self.states = PartStates()
         self.staleness = Staleness(store)
-        limits = WarmUpLimits(total_s=options.warm_up_s)
-        self.warm_up = WarmUp(store, Engine(encoder, reranker, ask), self.parts, is_local=is_local, limits=limits)
+        warm_up_engine = Engine(encoder, reranker, ask)  # a separate one, whose queries are not in the metrics
+        self.warm_up = WarmUp(store, warm_up_engine, self.parts, is_local=is_local, total_s=options.warm_up_s)
         self.on_live: Callable[[], object] = lambda: None  # called once, when the first release is live
         self._phase = "waiting for a release"  # state of all parts before the first release is live
         self._users: Counter[str] = Counter()  # by release: running requests, and work that runs for them
