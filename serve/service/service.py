@@ -26,9 +26,8 @@ from serve.errors import (
     OverloadedError,
     RefusedPromptError,
     StoreError,
-    is_store_error,
     reason_of,
-    store_error,
+    store_errors,
     without_places,
 )
 from serve.parts.engine import REST_S, Engine
@@ -320,13 +319,10 @@ class Service:
         prompt, or a release.
         """
         try:
-            return await self.run_blocking(function, *arguments)
+            with store_errors(STORE):
+                return await self.run_blocking(function, *arguments)
         except RefusedPromptError as error:
             raise InputError(self.without_places(error)) from error
-        except Exception as error:
-            if isinstance(error, InputError) or is_store_error(error):
-                raise store_error(STORE, error) from error
-            raise
 
     def without_places(self, error: Exception) -> str:
         """Returns the message of an error for clients."""
