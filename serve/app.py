@@ -18,7 +18,7 @@ from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from retriever.errors import InputError
-from serve.errors import ConflictError, NotReadyError
+from serve.errors import ConflictError, NotReadyError, UnknownTaskError
 from serve.http.connections import Connections
 from serve.http.errors import add_errors
 from serve.http.guard import Guard, Tokens
@@ -251,7 +251,9 @@ def task_routes(changes: Changes) -> APIRouter:
     async def get_task(name: Name) -> Response:
         """Returns one task of the live release."""
         live = _live(service)
-        return as_json(_task(live, live.task(name)))
+        if name not in live.tasks:
+            raise UnknownTaskError(name)
+        return as_json(_task(live, live.tasks[name]))
 
     @upload_routes.put("/v1/tasks/{name}", response_model=TaskOut)
     async def put_task(

@@ -7,7 +7,6 @@ all details, and the response is 503 without details.
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator
 
@@ -85,19 +84,6 @@ class UploadExpiredError(ExpiredError):
 
 class ConflictError(Exception):
     """Other servers changed the live release at the same time in every attempt."""
-
-
-@contextlib.contextmanager
-def store_errors(part: str) -> Iterator[None]:
-    """Raises failures to open or read artifacts as StoreErrors of a part; a refused prompt is no such failure."""
-    try:
-        yield
-    except (StoreError, RefusedPromptError):
-        raise
-    except Exception as error:
-        if isinstance(error, InputError) or is_store_error(error):
-            raise store_error(part, error) from error
-        raise
 
 
 def store_error(part: str, error: BaseException) -> StoreError:

@@ -18,9 +18,9 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.artifact import Part as FilePart
 from indexing.store.cache import CorruptError
 from indexing.store.store import Store
-from retriever.errors import TextsError
+from retriever.errors import InputError, TextsError
 from retriever.memory import free_memory
-from serve.errors import ExpiredError, StoreError, store_error, store_errors
+from serve.errors import ExpiredError, RefusedPromptError, StoreError, is_store_error, store_error
 from serve.parts.files import PartFiles
 from serve.release.artifacts import ReleaseArtifacts
 from serve.release.release import Release
@@ -41,9 +41,15 @@ def converted(method: Callable[P, Result]) -> Callable[P, Result]:
 
     @functools.wraps(method)
     def call(*arguments: P.args, **options: P.kwargs) -> Result:
-        part: Any = arguments[0]
-        with store_errors(part.name):
+        try:
             return method(*arguments, **options)
+        except (StoreError, RefusedPromptError):
+            raise
+        except Exception as error:
+            if isinstance(error, InputError) or is_store_error(error):
+                part: Any = arguments[0]
+                raise store_error(part.name, error) from error
+            raise
 
     return call
 

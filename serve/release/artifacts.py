@@ -18,9 +18,7 @@ from indexing.store.models import model_folder
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.model.files import PROMPT_SETTINGS
-from serve.errors import UnknownTaskError
 from serve.release.release import Release, encoder_of
-from serve.release.tasks import Task
 
 
 class ReleaseArtifacts:
@@ -55,12 +53,6 @@ class ReleaseArtifacts:
         if (kind, name) not in self._generations:
             self._generations[kind, name] = self.release.generations(self.store, kind, name)
         return self._generations[kind, name]
-
-    def task(self, name: str) -> Task:
-        """Returns a task of the release. Raises UnknownTaskError if the release does not have it."""
-        if name not in self.tasks:
-            raise UnknownTaskError(name)
-        return self.tasks[name]
 
     @cached_property
     def columns(self) -> Mapping[str, pa.DataType]:

@@ -26,8 +26,10 @@ from serve.errors import (
     OverloadedError,
     RefusedPromptError,
     StoreError,
+    UnknownTaskError,
+    is_store_error,
     reason_of,
-    store_errors,
+    store_error,
     without_places,
 )
 from serve.parts.engine import REST_S, Engine
@@ -39,7 +41,7 @@ from serve.parts.states import ENCODER, RERANKER, PartStates, parts_of
 from serve.protocol import SearchRequest
 from serve.release.artifacts import ReleaseArtifacts
 from serve.release.release import Release
-from serve.release.tasks import Search, search_of, search_of_mode
+from serve.release.tasks import Search, Task, search_of, search_of_mode
 from serve.service.batching import Batcher
 from serve.service.options import ServiceOptions
 from serve.service.staleness import Staleness
@@ -213,7 +215,7 @@ class Service:
             ExpiredError: If the request's time has passed.
         """
         live = self.require_live()
-        task = live.task(request.task)
+        task = self._task(live, request.task)
         if request.rerank and live.release.reranker is None:
             raise InputError("this release has no re-ranker: serve one, or leave rerank out")
         search = search_of(task, request.source) if request.source else search_of_mode(task, request.mode)
@@ -241,7 +243,7 @@ class Service:
         Raises the exceptions of `search`.
         """
         live = self.require_live()
-        live.task(task)  # raises an error if there is none
+        self._task(live, task)
         if live.release.encoder is None:
             raise InputError("this release has no dense embeddings, and no encoder of them")
         deadline = time.time() + timeout_s
@@ -319,10 +321,13 @@ class Service:
         prompt, or a release.
         """
         try:
-            with store_errors(STORE):
-                return await self.run_blocking(function, *arguments)
+            return await self.run_blocking(function, *arguments)
         except RefusedPromptError as error:
             raise InputError(self.without_places(error)) from error
+        except Exception as error:
+            if isinstance(error, InputError) or is_store_error(error):
+                raise store_error(STORE, error) from error
+            raise
 
     def without_places(self, error: Exception) -> str:
         """Returns the message of an error for clients."""
@@ -354,6 +359,11 @@ class Service:
         if self.live is None or self.draining:
             raise NotReadyError
         return self.live
+
+    def _task(self, live: ReleaseArtifacts, name: str) -> Task:
+        if name not in live.tasks:
+            raise UnknownTaskError(name)
+        return live.tasks[name]
 
     @contextlib.contextmanager
     def _kept_open(self, live: ReleaseArtifacts) -> Iterator[None]:
