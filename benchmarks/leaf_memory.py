@@ -84,13 +84,13 @@ def make_batches(store_url: str, count: int) -> list[Batch]:
     """Returns batches of queries, made of the vectors and the first words of random passages."""
     from indexing.embeddings.embeddings import Embeddings
     from indexing.store.store import Store
+    from serve.release.artifacts import ReleaseArtifacts
     from serve.release.live import live_release
-    from serve.release.opened import Opened
 
     store = Store(store_url)
     release, _ = live_release(store)
     assert release is not None
-    corpus = Opened(store, release).corpus
+    corpus = ReleaseArtifacts(store, release).corpus
     embeddings, random = Embeddings.open(store, release.tasks[0].embeddings, corpus), np.random.default_rng(0)
     batches = []
     for _ in range(count):

@@ -24,11 +24,11 @@ from jobs.common.cli import run, say
 
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from jobs.common.options import Heading
+from jobs.common.options import Heading, flatten
 from jobs.common.workers import SizedWorkers
 from jobs.pictures.measured import parse_labels, parse_rates, read_points
 from jobs.pictures.query_sets import open_query_sets, parse_query_set
@@ -41,16 +41,10 @@ from retriever.options import option
 Picture = Literal["attention", "rates", "points"]
 NAME_LENGTH = 80  # characters of the names in the name of a picture
 MAX_SEED = 2**32 - 1  # of scikit-learn
-# The options that a picture needs, and others that it uses.
-NEEDED: dict[Picture, tuple[str, ...]] = {
+NEEDED: dict[Picture, tuple[str, ...]] = {  # the options that a picture needs
     "attention": ("store", "task", "queries"),
     "rates": ("evaluation",),
     "points": ("store",),
-}
-USED: dict[Picture, tuple[str, ...]] = {
-    "attention": ("split", "limit", "ray"),
-    "rates": ("metric", "rate", "label"),
-    "points": ("embeddings", "topics", "categories_field", "sample", "perplexity", "seed"),
 }
 
 
@@ -124,13 +118,10 @@ def check_options(options: Draw) -> None:
     for name in NEEDED[options.picture]:
         if not getattr(options, name):
             raise InputError(f"{options.picture}: expected --{name}")
-    used = (*NEEDED[options.picture], *USED[options.picture])
-    defaults = {field.name: field.default for field in fields(Draw)}
-    for picture in get_args(Picture):
-        for name in (*NEEDED[picture], *USED[picture]):
-            if name not in (*used, "store") and getattr(options, name) != defaults[name]:
-                option = f"--{name.replace('_', '-')}"
-                raise InputError(f"{options.picture} {option}: this picture has no use for it, it goes with {picture}")
+    for each in flatten(Draw).values():
+        picture = "attention" if each.name in ("limit", "ray") else each.group  # the headings are the pictures
+        if picture in get_args(Picture) and picture != options.picture and each.value(options) != each.default:
+            raise InputError(f"{options.picture} {each.flag}: this picture has no use for it, it goes with {picture}")
     if options.png is not None and not options.png.endswith(".png"):
         raise InputError(f"--png {options.png}: expected a name that ends with .png")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 
@@ -21,3 +22,8 @@ class Key(NamedTuple):
         """Returns the key that a text is; the name of a text without a slash is empty."""
         kind, _, name = text.partition("/")
         return cls(kind, name)
+
+
+def without_generation(key: str) -> str:
+    """Returns KIND/NAME of the key of a generation, KIND for the corpus; other keys unchanged."""
+    return re.sub(r"/g\d{4}$", "", key)

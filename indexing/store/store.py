@@ -24,7 +24,7 @@ from indexing.store.documents import (
     read_failure,
     unseal,
 )
-from indexing.store.keys import Key
+from indexing.store.keys import Key, without_generation
 from indexing.store.live_release import CURRENT, read_current
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
@@ -106,7 +106,7 @@ class Store:
     def names(self, kind: str) -> list[str]:
         """Returns the names of the complete artifacts of a kind; all generations of an artifact share one name."""
         names = {key.removeprefix(f"{kind}/") for key in self.keys(kind)}
-        return sorted({re.sub(r"/g\d{4}$", "", name) for name in names})
+        return sorted({without_generation(name) for name in names})
 
     def only(
         self,

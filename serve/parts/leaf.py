@@ -30,7 +30,7 @@ from indexing.store.store import Store
 from serve.errors import ExpiredError
 from serve.parts.part import Part, Shared, check_deadline, converted, use_texts
 from serve.parts.states import PASSAGES
-from serve.release.opened import Opened
+from serve.release.artifacts import ReleaseArtifacts
 
 Result = TypeVar("Result", covariant=True)
 LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves
@@ -185,7 +185,7 @@ class SourcePart(Part):
             hits.scores[usable.numbers], hits.rows[usable.numbers] = usable.result
         return SourceHits(hits, usable.refused)
 
-    def _open(self, artifacts: Opened) -> dict[Target, Any]:
+    def _open(self, artifacts: ReleaseArtifacts) -> dict[Target, Any]:
         release, place = artifacts.release, self._place(artifacts)
         searchers = {}
         for target, readers in self._targets(artifacts).items():
@@ -193,17 +193,17 @@ class SourcePart(Part):
             searchers[target] = self._searchers.get(release.contents(self.online, target), release.id, start)
         return searchers
 
-    def _place(self, artifacts: Opened) -> OnlinePlace:
+    def _place(self, artifacts: ReleaseArtifacts) -> OnlinePlace:
         return OnlinePlace(self.range_of(artifacts.corpus), self.threads)
 
-    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
         place = self._place(artifacts)
         groups = [self.online.files(readers, place) for readers in self._targets(artifacts).values()]
         for alike in itertools.zip_longest(*groups, fillvalue=()):
             for files in alike:
                 yield from files
 
-    def _targets(self, artifacts: Opened) -> dict[Target, Any]:
+    def _targets(self, artifacts: ReleaseArtifacts) -> dict[Target, Any]:
         """Returns the readers of the part's targets."""
         return {target: readers for (online, target), readers in artifacts.readers.items() if online is self.online}
 
@@ -236,10 +236,10 @@ class PassagesPart(Part):
         passages: OpenPassages = self._of(request.release)
         return passages.fetch(request.rows)
 
-    def _open(self, artifacts: Opened) -> OpenPassages:
+    def _open(self, artifacts: ReleaseArtifacts) -> OpenPassages:
         return OpenPassages(artifacts.corpus, self.range_of(artifacts.corpus))
 
-    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
         parts = passage_parts(artifacts.corpus, self.range_of(artifacts.corpus))
         return ((part.artifact, part.part) for part in parts)
 

@@ -22,7 +22,7 @@ from retriever.errors import InputError, TextsError
 from retriever.memory import free_memory
 from serve.errors import ExpiredError, RefusedPromptError, StoreError, is_store_error, store_error
 from serve.parts.files import PartFiles
-from serve.release.opened import Opened
+from serve.release.artifacts import ReleaseArtifacts
 from serve.release.release import Release
 
 T = TypeVar("T")
@@ -192,15 +192,15 @@ class Part:
             return release  # without the lock, which is held as long as another release is being opened
         with self._preparing:
             if release_id not in self._releases:
-                artifacts = Opened(self.store, Release.load(self.store, release_id))
+                artifacts = ReleaseArtifacts(self.store, Release.load(self.store, release_id))
                 files = PartFiles(self.store, self._used_files(artifacts))
                 self._releases[release_id] = _OpenRelease(self._open(artifacts), files)
             return self._releases[release_id]
 
-    def _open(self, artifacts: Opened) -> Any:
+    def _open(self, artifacts: ReleaseArtifacts) -> Any:
         raise NotImplementedError
 
-    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
         """Returns the files that requests read, the most important ones first."""
         return []
 

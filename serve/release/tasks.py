@@ -14,6 +14,7 @@ from indexing.hit_sources.kind import SourceKind
 from indexing.hit_sources.modes import mode_sources
 from indexing.hit_sources.online import Target
 from indexing.hit_sources.options import Mode
+from indexing.store.keys import Key
 from retriever.errors import InputError
 
 
@@ -62,10 +63,10 @@ class Task:
         names = {"embeddings": self.embeddings, "index": self.index}
         return [ServedSource(term.kind, term.name, term.kind.target(term.name, **names)) for term in terms]
 
-    def artifacts(self) -> set[tuple[str, str]]:
-        """Returns the kind and the name of every artifact that the task names."""
-        names = {name for source in self.served() for name in source.kind.online.artifacts(source.target)}
-        return names | ({("prompts", self.prompt)} if self.prompt else set())
+    def artifacts(self) -> set[Key]:
+        """Returns the keys of all artifacts that the task names, without their generations."""
+        keys = {Key(*key) for source in self.served() for key in source.kind.online.artifacts(source.target)}
+        return keys | ({Key("prompts", self.prompt)} if self.prompt else set())
 
 
 @dataclass(frozen=True)

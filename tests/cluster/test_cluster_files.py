@@ -144,14 +144,14 @@ def test_serve_yaml_is_what_ray_serve_and_the_application_take() -> None:
     [application] = config.applications
     module, _, name = application.import_path.partition(":")
     assert (module, getattr(deployments, name)) == ("serve.deployments", deployments.build)
-    args = deployments.Application.model_validate(application.args)
+    args = deployments.Application(**application.args)
     assert args.tokens
     assert not args.without_tokens
     assert args.most
     assert args.most > args.replicas
     text = (CLUSTER / "serve.yaml").read_text()
     divided = yaml.safe_load(re.sub(r"^( +)# (?=row_ranges|leaf_)", r"\1", text, flags=re.MULTILINE))
-    assert deployments.Application.model_validate(divided["applications"][0]["args"]).row_ranges == 4
+    assert deployments.Application(**divided["applications"][0]["args"]).row_ranges == 4
     with pytest.raises(ValueError, match="shard_count"):
         deployments.build({**application.args, "shard_count": 3})
 

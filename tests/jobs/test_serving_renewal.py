@@ -29,6 +29,7 @@ from serve.release.release import Release
 from serve.release.renewal import renewed
 from serve.service import staleness
 from serve.service.changes import Changes
+from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
 Done = Callable[..., str]
@@ -179,7 +180,7 @@ def test_the_live_release_is_kept_by_an_option(
 
 def test_tasks_over_http_and_a_re_ranker_survive(growth: Growth, model: str, tmp_path: Path, done: Done) -> None:
     store = growth.store
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         for name, index in {"ours": {}, "flat": {"index": "enc"}}.items():
             assert client.put(f"/v1/tasks/{name}", files=task_files(tmp_path / name, model, 3), data=index).is_success
     make_live(store, replace(live(store), reranker="some/cross-encoder"))
@@ -250,10 +251,10 @@ def test_servers_that_make_the_same_release_at_once_all_serve_it(growth: Growth)
     assert before is not None
     first, other = (replace(before, reranker=name) for name in ("some/cross-encoder", "another/cross-encoder"))
     for _ in range(2):
-        assert serve_search.begin(store, first, tag, before, list) == first.id
+        assert serve_search.make_live(store, serve_search.Choice(first, True, tag, before), list) == first.id
         assert live(store) == first
     with pytest.raises(InputError, match="another release has just become live"):
-        serve_search.begin(store, other, tag, None, list)
+        serve_search.make_live(store, serve_search.Choice(other, True, tag, None), list)
 
 
 @pytest.mark.parametrize("error", [None, InputError("damaged"), OSError("cannot be read"), RuntimeError("no memory")])
@@ -303,9 +304,9 @@ def test_a_running_server_says_that_it_is_older_than_its_store(
     growth: Growth, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(staleness, "SLEEP_S", 0.02)
+    monkeypatch.setattr("serve.app.LOOK_S", 0.02)
     store, gone = growth.store, text_of(growth.store)
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         newer = partial(wait_for, lambda: client.get("/v1/info").json()["newer"])
         gauge = partial(re.search, r"(?m)^riptide_newer_artifacts (.*)$")
         first = client.get("/v1/info").json()["release"]
@@ -347,7 +348,7 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
     growth: Growth, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(staleness, "SLEEP_S", 0.02)
+    monkeypatch.setattr("serve.app.LOOK_S", 0.02)
     looks = []
 
     def fail(key: str) -> int | None:
@@ -355,7 +356,7 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
         raise OSError(errno.EIO, "Input/output error", key)
 
     monkeypatch.setattr(growth.store.storage, "size", fail)
-    with serving(open_local(growth.store, device="cpu", threads=2)) as client:
+    with serving(open_local(growth.store, ServiceOptions(threads=2), device="cpu")) as client:
         wait_for(lambda: len(looks) > 3, True)
         assert client.get("/v1/info").json()["newer"] is None
         assert "riptide_newer_artifacts NaN\n" in client.get("/metrics").text
