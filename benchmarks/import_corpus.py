@@ -63,13 +63,13 @@ def main() -> None:
         source = folder / ("corpus.csv" if options.format in HEADERS else "corpus.jsonl")
         write_rows(source, options.rows, options.format)
         job = watch_job(folder / "store", "import_corpus", "--source", source, "--part-size", options.part_size)
-        stored_bytes = sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
+        decompressed_bytes = sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
         figures = {
             "format": options.format,
             "rows": options.rows,
             "part_size": options.part_size,
             "source_bytes": source.stat().st_size,
-            "stored_bytes": stored_bytes,
+            "decompressed_bytes": decompressed_bytes,
             "seconds": round(job.seconds, 1),
             "rows_per_second": round(options.rows / job.seconds),
             "peak_pss_bytes_all_processes": job.pss_bytes,

@@ -48,7 +48,7 @@ def sources_of(options: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def requests_of(sources: dict[str, str], texts: list[str]) -> dict[str, list[bytes]]:
+def stop_requests(sources: dict[str, str], texts: list[str]) -> dict[str, list[bytes]]:
     """Returns the requests of each kind of search, and those of all kinds in turn."""
     requests = {kind: [request(text, source=source) for text in texts] for kind, source in sources.items()}
     requests[MIXED] = [request(text, source=source) for text in texts for source in sources.values()]
@@ -129,7 +129,7 @@ def main() -> None:
     rounds = document["rounds"]
     if len(rounds) < options.rounds:
         texts = Queries.open(Store(options.store), options.queries).split(options.split).texts
-        requests = requests_of(sources, texts)
+        requests = stop_requests(sources, texts)
         arguments = ["--renew", "--tasks", "default", "--embeddings", options.embeddings]
         arguments += ["--index", options.index] if options.index else []
         arguments += ["--bm25", options.bm25, "--sources", f"splade:{options.splade}"]

@@ -24,7 +24,7 @@ from jobs.common.cli import run
 from jobs import train_retriever
 from jobs.common.steps import Step, make_step
 from jobs.experiments.experiment import RunExperiment, main
-from jobs.experiments.measuring import Control, ControlSearch
+from jobs.experiments.measuring import Control, ControlSearchRequest
 from jobs.pipeline import perform
 from jobs.training.opening import open_all
 
@@ -54,7 +54,7 @@ class Searched:
         topics: The topics of the passages.
     """
 
-    def __init__(self, search: ControlSearch):
+    def __init__(self, search: ControlSearchRequest):
         store = Store(search.store)
         prompts = store.open("prompts", search.task)
         self.corpus, self._queries = Corpus.open(store), Queries.open(store, search.queries)
@@ -129,7 +129,7 @@ def open_encoder(backbone: str, options: EncoderOptions) -> Encoder:
     return Encoder(backbone, options, tasks={})
 
 
-def search_random(search: ControlSearch) -> None:
+def search_random(search: ControlSearchRequest) -> None:
     """Searches with random topics of passages and of queries."""
     searched = Searched(search)
     num_topics, num_passages = searched.topics.model.num_topics, searched.corpus.num_rows
@@ -137,27 +137,27 @@ def search_random(search: ControlSearch) -> None:
     searched.search_with_topics(of_passages, random_topics(len(searched.texts), num_topics, search.seed + 2_000))
 
 
-def search_shuffled(search: ControlSearch) -> None:
+def search_shuffled(search: ControlSearchRequest) -> None:
     """Searches with the topics of passages, and those of queries, at random places."""
     searched = Searched(search)
     topics = searched.topics_of_passages(), searched.topics_of_queries()
     searched.search_with_topics(*(np.random.default_rng(seed).permutation(each) for seed, each in enumerate(topics)))
 
 
-def search_swapped(search: ControlSearch) -> None:
+def search_swapped(search: ControlSearchRequest) -> None:
     """Searches with the prompt of another topic in place of that of each topic."""
     searched = Searched(search)
     searched.swap_prompts(search.seed)
     searched.search_with_topics(searched.topics_of_passages(), searched.topics_of_queries())
 
 
-def search_judged(search: ControlSearch) -> None:
+def search_judged(search: ControlSearchRequest) -> None:
     """Searches with queries that have the topic of their judged passage."""
     searched = Searched(search)
     searched.search(searched.encode(searched.texts, "query", searched.judged_topics()), searched.encoded_passages())
 
 
-def search_same_topic(search: ControlSearch) -> None:
+def search_same_topic(search: ControlSearchRequest) -> None:
     """Searches with one prompt for all; a weight is added to the scores of passages with the topic of the query."""
     searched = Searched(search)
     queries, passages = searched.encode(searched.texts, "query", None), searched.encoded_passages()

@@ -33,7 +33,7 @@ from jobs.evaluation.embeddings import MeasureWork, measure_embeddings, open_emb
 from jobs.evaluation.measures import Measure, check_metrics, measure_of
 from jobs.evaluation.options import Evaluate
 from jobs.evaluation.rates import measure_rates
-from jobs.evaluation.runs import MeasuredQueries, Run, check_passages, load_checked, measured_queries
+from jobs.evaluation.runs import EvaluationQueries, RunReference, check_passages, load_checked, measured_queries
 from jobs.evaluation.searches import make_run, open_searches
 
 import numpy as np
@@ -69,8 +69,8 @@ def main(options: Evaluate) -> None:
     queries = Queries.open(store, options.queries)
     measured = measured_queries(queries, options, [] if by_category else metrics)
     searches = open_searches(store, options, metrics)
-    runs = [Run(name, Path(name).is_file()) for name in options.run]
-    runs += [Run(search.name, is_file=False) for search in searches]
+    runs = [RunReference(name, Path(name).is_file()) for name in options.run]
+    runs += [RunReference(search.name, is_file=False) for search in searches]
     works = {name: open_embeddings(store, name, queries, options) for name in options.embeddings}
     measure_category = None
     if by_category and metrics:  # before a search, which may take long
@@ -133,9 +133,9 @@ def check_options(options: Evaluate) -> None:
 def say_plan(
     store: Store,
     options: Evaluate,
-    measured: MeasuredQueries,
+    measured: EvaluationQueries,
     searches: Sequence[SearchQueries],
-    runs: Sequence[Run],
+    runs: Sequence[RunReference],
     metrics: list[str],
     works: Mapping[str, MeasureWork],
 ) -> None:
@@ -156,9 +156,9 @@ def say_plan(
 
 def measure_runs(
     store: Store,
-    measured: MeasuredQueries,
+    measured: EvaluationQueries,
     options: Evaluate,
-    runs: list[Run],
+    runs: list[RunReference],
     metrics: list[str],
     measure_category: CategoryMeasure | None,
 ) -> dict[str, Any]:
@@ -231,7 +231,9 @@ def measure_length(store: Store, run: pa.Table, name: str, ids: list[str], depth
     return length
 
 
-def default_path(store: Store, queries: Queries, options: Evaluate, runs: list[Run], metrics: list[str]) -> str:
+def default_path(
+    store: Store, queries: Queries, options: Evaluate, runs: list[RunReference], metrics: list[str]
+) -> str:
     """Returns a separate file name for each evaluation.
 
     Its digits depend on the queries, the metrics, and the contents of runs and embeddings, so that repeating an

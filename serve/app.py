@@ -40,7 +40,7 @@ from serve.protocol import (
     TasksResponse,
 )
 from serve.release.artifacts import ReleaseArtifacts
-from serve.release.tasks import Task, modes_of
+from serve.release.tasks import Task, supported_modes
 from serve.service.changes import Changes
 from serve.service.loops import repeat
 from serve.service.prompts import Upload
@@ -227,7 +227,7 @@ def release_routes(changes: Changes) -> APIRouter:
             "numerics": None,
             "passages": corpus.num_rows - len(corpus.deleted),
             "reranker": public_name(release.reranker) if release.reranker else None,
-            "modes": modes_of(*release.tasks),
+            "modes": supported_modes(*release.tasks),
             "filters": {name: str(kind) for name, kind in live.columns.items()},
             "tasks": sorted(live.tasks),
             "newer": service.newer,
@@ -372,6 +372,6 @@ def _task(live: ReleaseArtifacts, task: Task) -> dict[str, Any]:
         "embeddings": task.embeddings,
         "index": task.index,
         "bm25": task.bm25,
-        "modes": modes_of(task),
+        "modes": supported_modes(task),
         "sources": [source.text for source in task.served()],
     }

@@ -37,7 +37,7 @@ from serve.protocol import MAX_MS
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from serve.release.live import current
 from serve.release.release import Release
-from serve.remote import PREPARE_S, LeafReplica, RemotePart, as_raised, ask_remote
+from serve.remote import PREPARE_S, LeafReplica, RemotePart, as_raised, send_to_leaves
 from serve.service.changes import Changes
 from serve.service.options import ServiceOptions
 from serve.service.service import LOOK_S, Service
@@ -89,7 +89,7 @@ def open_front(store: Store, leaves: Sequence[Any], args: Application, device: s
     return Service(
         store,
         args,
-        partial(ask_remote, leaves),
+        partial(send_to_leaves, leaves),
         {name: RemotePart(name, leaves) for name in names},
         device=device,
         num_leaves=len(leaves),

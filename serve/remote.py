@@ -58,8 +58,8 @@ class LeafReplica:
         return await asyncio.get_running_loop().run_in_executor(self._admin if is_change else None, call)
 
 
-def ask_remote(handles: Sequence[Any], method: str, request: Any) -> list[Reply[Any]]:
-    """Asks the leaves of deployments, all at once. handles: of the deployments."""
+def send_to_leaves(handles: Sequence[Any], method: str, request: Any) -> list[Reply[Any]]:
+    """Sends a request to all deployments at once; returns their pending replies."""
     return [Sent(getattr(handle, method).remote, request) for handle in handles]
 
 

@@ -116,13 +116,13 @@ class BuildIndex(GrowingWork):
         [draft] = drafts
         queries = min(SAMPLE_QUERIES, self.end)
         with progress("measure recall", queries, "queries", draft.key) as counter:
-            setting = self._measure(draft, runner)
+            setting = self._choose_search_setting(draft, runner)
             counter.count(queries)
         recall = {str(k): round(value, 6) for k, value in setting.recall.items()}
         draft.note(nprobe=setting.nprobe, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
 
-    def _measure(self, draft: Draft, runner: Runner) -> SearchSetting:
-        """Measures recall against exact search with the corpus' own vectors as queries, each without itself."""
+    def _choose_search_setting(self, draft: Draft, runner: Runner) -> SearchSetting:
+        """Chooses nprobe and depth by their recall of exact search; vectors of the corpus are the queries."""
         shards = list(Index(self.name, self.previous).shards) if self.previous else []
         for part in draft.committed().values():
             if part.name.startswith("shard-"):
@@ -254,13 +254,13 @@ def probe(
 
     The hits of only one shard are in memory at a time.
     """
-    task = ProbeTask(embeddings, queries, k, nprobe, DEPTHS)
+    task = SearchDepthsTask(embeddings, queries, k, nprobe, DEPTHS)
     best = folded((hits for _, hits in runner.run(task, shards)), k)
     return dict(zip(DEPTHS, np.split(best.rows, len(DEPTHS)), strict=True))
 
 
 @dataclass(frozen=True)
-class ProbeTask:
+class SearchDepthsTask:
     """Searches a shard and scores its candidates again, once for each depth: Hits [depths * q, k]."""
 
     embeddings: Embeddings

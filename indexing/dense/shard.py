@@ -85,5 +85,5 @@ class OpenShard:
         )
 
     def rescore(self, queries: np.ndarray, rows: np.ndarray, k: int, threads: int | None) -> Hits:
-        """Returns the top k of each query's candidates, int64 [q, any], by their vectors."""
+        """Scores the candidate rows of each query (int64 [q, any]) by their vectors; returns the best k."""
         return rescore_pieces(queries, rows, self.pieces, k, threads)

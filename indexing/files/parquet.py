@@ -76,7 +76,7 @@ def parquet_names(file: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def stored_bytes(piece: Piece, columns: Sequence[str] | None = None) -> int:
+def decompressed_bytes(piece: Piece, columns: Sequence[str] | None = None) -> int:
     """Returns the bytes of the pages that hold the rows of a piece, those of a row group spread evenly over its rows.
 
     The smaller of what the footer and the headers of the pages say.

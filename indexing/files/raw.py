@@ -40,7 +40,7 @@ class Piece:
 
 
 class Lines:
-    """Reads the lines of a text file in pieces."""
+    """Reads a text file as pieces of whole lines."""
 
     def __init__(self, file: str):
         self.file, self.line = file, 1  # the number of the next line

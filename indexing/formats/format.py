@@ -72,8 +72,8 @@ class CorpusFormat(ABC):
         """Returns whether a file with any name has queries of this format."""
         return self.has_ending(start)
 
-    def accepts(self, start: FileStart) -> bool:
-        """Returns whether a file with one of the names of `corpus_files` is a corpus of this format."""
+    def matches_start(self, start: FileStart) -> bool:
+        """Returns whether the start of a file with one of the names of `corpus_files` fits this format."""
         return True
 
     def find_corpus(self, names: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from indexing.files import limits
-from indexing.files.parquet import stored_bytes
+from indexing.files.parquet import decompressed_bytes
 from indexing.files.raw import Piece, clip
 from indexing.files.rows import Row, bad, dump_metadata, place
 from indexing.formats.chunking import Chunk
@@ -98,7 +98,7 @@ def _check_growth(chunk: Chunk, block: Piece, size: int) -> None:
         block: The last block that is parsed.
         size: Bytes of the passages up to there.
     """
-    source = sum(stored_bytes(piece) if piece.data is None else len(piece.data) for piece in chunk.pieces)
+    source = sum(decompressed_bytes(piece) if piece.data is None else len(piece.data) for piece in chunk.pieces)
     if size > limits.MAX_PART_GROWTH * source:
         first = chunk.pieces[0]
         raise InputError(

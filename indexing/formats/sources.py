@@ -77,7 +77,11 @@ def detect(path: str, format: str = "auto", names: PassageNames | None = None) -
     else:
         chosen, files = _corpus_files(path, listing, requested)
         corpus = tuple(f"{path}/{name}" for name in files)
-        if requested is None and not chosen.has_columns and (is_named or not chosen.accepts(FileStart(corpus[0]))):
+        if (
+            requested is None
+            and not chosen.has_columns
+            and (is_named or not chosen.matches_start(FileStart(corpus[0])))
+        ):
             chosen = _detect_corpus(corpus[0], has_columns=True)
         titles = _title_file(chosen, [f"{path}/{name}" for name in listing])
         source = Source(chosen, _name(path), corpus, (), {}, titles=titles)

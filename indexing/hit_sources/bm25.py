@@ -69,7 +69,7 @@ class Bm25Kind(SourceKind):
     queries = "texts"
     online = OnlineBm25()
 
-    def accepts(self, name: str) -> bool:
+    def allows_name(self, name: str) -> bool:
         return True
 
     def text(self, name: str) -> str:

@@ -96,6 +96,6 @@ def label(source: str) -> str:
 def _parse_term(source: str) -> Term:
     word, _, name = source.partition(":")
     kind = find_kind(word)
-    if kind is None or not kind.accepts(name):
+    if kind is None or not kind.allows_name(name):
         raise InputError(f"source {source!r}: expected {', '.join(all_forms())}, or A+B")
     return Term(kind, name)

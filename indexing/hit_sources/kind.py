@@ -150,7 +150,7 @@ class SourceKind(ABC):
     options: ClassVar[frozenset[str]] = frozenset()
     online: ClassVar[OnlineSearch]
 
-    def accepts(self, name: str) -> bool:
+    def allows_name(self, name: str) -> bool:
         """Returns whether the grammar allows a name after the kind; empty: the kind stands alone."""
         return bool(name)
 

@@ -15,7 +15,7 @@ _SEARCH = "search_parameters"  # nested settings, each of which is an option
 _NO_OPTIONS = ("numerics", "lucene", "anserini", "tomotopy", "training_threads", "title", "copies", "pool_draws")
 # Values of settings that the first artifacts do not store, because the settings are newer.
 _UNSTORED = {"loop.optimizer": "adamw"}
-_OTHER_NAMES = {  # how a job gives another name, if not by its option --name; a store has one corpus
+_OTHER_NAMES = {  # what an error suggests in place of another --name; a store has one corpus
     "corpus": "another store",
     "scores": "",
     "candidates": "another name (parameter candidates)",

@@ -185,13 +185,13 @@ def work(task: TrainingTask, monitor: Any) -> None:
         device=torch.device(str(get_device())),
         rank=context.get_world_rank(),
         world=context.get_world_size(),
-        stop_requests=functools.partial(requests_of, monitor),
+        stop_requests=functools.partial(stop_requests, monitor),
     )
 
 
 @contextlib.contextmanager
-def requests_of(monitor: Any) -> Iterator[Callable[[], bool]]:
-    """The StopRequests of a worker: one call of the monitor, which is answered once a stop is requested."""
+def stop_requests(monitor: Any) -> Iterator[Callable[[], bool]]:
+    """Provides a function that says, without waiting, whether the monitor asks this worker to stop."""
     import ray
 
     request = monitor.stop_requested.remote()

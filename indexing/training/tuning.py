@@ -163,8 +163,8 @@ class TuneMaker:
                 dev_sets.append(dev)
         return dev_sets
 
-    def open_model(self) -> TopicModel:
-        """Returns the topics whose prompts are trained."""
+    def open_topic_model(self) -> TopicModel:
+        """Returns the topic model; a prompt is trained for each of its topics."""
         assert self.topics is not None
         return Topics.open(self.store, self.topics[0], rows=0).model
 

@@ -259,18 +259,18 @@ class Stage:
         self.add("rows", amount)
         if self.unit == "pairs":
             self.add("pairs", amount)
-        self._print_sometimes()
+        self._print_if_due()
 
     def show(self, unfinished: int) -> None:
         """Receives the number of units that are done within parts that are not."""
         self.unfinished = unfinished
-        self._print_sometimes()
+        self._print_if_due()
 
     def add(self, figure: str, amount: int, **tags: str) -> None:
         """Adds to a counter of `jobs.common.metrics`."""
         self.metrics.add(figure, amount, **tags)
 
-    def _print_sometimes(self) -> None:
+    def _print_if_due(self) -> None:
         now = time.monotonic()
         if now - self._told >= (0.5 if sys.stderr.isatty() else 10):
             self._told = now

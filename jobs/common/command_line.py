@@ -61,7 +61,7 @@ def parse(options: type[Options], arguments: Sequence[str], module: str = "") ->
     values: dict[str, Any] = {}
     if "config" in words_of and "config" not in flat:
         file = words_of.pop("config")
-        values = read_recipe(file, options)
+        values = read_options_file(file, options)
     for name, words in words_of.items():
         values[name] = _value(flat[name], words)
     if missing := [option for option in flat.values() if option.is_required and option.name not in values]:
@@ -110,7 +110,7 @@ def expectation(option: Option, words: Sequence[str]) -> str:
     return f"expected {described(option.type)}" + (f"; did you mean {close[0]}?" if close else "")
 
 
-def read_recipe(path: str, options: type) -> dict[str, Any]:
+def read_options_file(path: str, options: type) -> dict[str, Any]:
     """Returns the options in a YAML file, by name.
 
     Raises:

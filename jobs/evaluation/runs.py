@@ -23,7 +23,7 @@ SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up 
 
 
 @dataclass(frozen=True)
-class Run:
+class RunReference:
     """A run that is measured: a TREC file, or a run of the store."""
 
     name: str
@@ -31,7 +31,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class MeasuredQueries:
+class EvaluationQueries:
     """The queries that are measured.
 
     queries: the query set; ids: the measured queries; judged: all queries that the split judges, more than `ids` with a
@@ -44,12 +44,14 @@ class MeasuredQueries:
     qrels: pa.Table
 
 
-def measured_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> MeasuredQueries:
+def measured_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> EvaluationQueries:
     """Returns the queries of --split, at most --limit, with their judgements. Raises InputError as `judgements`."""
     qrels = judgements(queries, options.split, metrics)
     judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids
-    return MeasuredQueries(queries, ids, judged, qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string()))))
+    return EvaluationQueries(
+        queries, ids, judged, qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string())))
+    )
 
 
 def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
@@ -69,7 +71,7 @@ def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
     return pa.table({"query_id": pa.array([], pa.string())})
 
 
-def load_checked(store: Store, run: Run, measured: MeasuredQueries, split: str) -> pa.Table:
+def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, split: str) -> pa.Table:
     """Returns a run as `load` does, after warnings about queries that it lacks or that the split does not judge."""
     table = load(store, run.name, measured.queries, split, is_file=run.is_file)
     where = f"{measured.queries.artifact.key} {split}"

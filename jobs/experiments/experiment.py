@@ -210,7 +210,7 @@ class Run:
         return trial.store, trial.name
 
     def _values(self, trial: Trial, data: str, split: str) -> dict[str, Values]:
-        """Returns the values of a trained task on a set, by the name of the fused source."""
+        """Returns the values of a trained task on a set: alone under "", and with each fused source under its name."""
         settings = self.experiment.arms[trial.arm]
         control = self.controls.get(settings.control or "", Control())
         if control.search is None:

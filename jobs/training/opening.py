@@ -193,7 +193,7 @@ def with_regularisers(
 
 
 def vector_inputs(corpora: Sequence[SetCorpus], stored: Sequence[EmbeddingsReader]) -> dict[str, Artifact | Reference]:
-    """Returns the embeddings of each corpus by role, a generation for each one of the corpus."""
+    """Returns the embeddings of each corpus as inputs by role, as many generations as the corpus has."""
     inputs: dict[str, Artifact | Reference] = {}
     for each, embeddings in zip(corpora, stored, strict=True):
         for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):

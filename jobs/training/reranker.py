@@ -73,11 +73,11 @@ def train_reranker(options: TrainReranker) -> None:
         f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
         f"{notes['loss']:.4f}{describe_best(notes)}, {notes['numerics']}"
     )
-    say(describe_order(notes.get("order")))
+    say(describe_ranking_change(notes.get("order")))
     draw_curves(options, model)
 
 
-def describe_order(order: dict[str, Any] | None) -> str:
+def describe_ranking_change(order: dict[str, Any] | None) -> str:
     """Returns a line that compares the model's order of hits with the order in which they were found."""
     if order is None:
         return "order     not compared with that of the hits: the negatives name no candidates that have their ranks"

@@ -252,7 +252,7 @@ def plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     say(f"queries   {setup.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
     under_topics = 0
     if topics is not None and setup.maker.topics is not None:
-        number = setup.maker.open_model().num_topics
+        number = setup.maker.open_topic_model().num_topics
         topic_of = "its text" if topics.queries == "own" else "its passage"
         say(
             f"topics    {number} of topics/{setup.maker.topics[0]}; a query has that of {topic_of}; the text of "
@@ -345,7 +345,7 @@ def topic_bytes(recipe: Recipe, setup: RetrieverSetup, hidden: int) -> tuple[int
     """
     with torch.device("meta"):
         width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
-    per_token, model = prompt_bytes(setup.spec.folder), setup.maker.open_model()
-    arrays = sum(array.nbytes for array in model.named().values())
+    per_token, model = prompt_bytes(setup.spec.folder), setup.maker.open_topic_model()
+    arrays = sum(array.nbytes for array in model.arrays_by_name().values())
     written = model.num_topics * setup.maker.tuning.length * per_token + arrays
     return 4 * 2 * width * hidden + width * per_token, written

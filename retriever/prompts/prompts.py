@@ -108,7 +108,7 @@ class TaskPrompt:
             tensors |= self.synthesis.named()
             extra["synthesis"] = self.synthesis.settings()
         if self.topics is not None:
-            tensors |= self.topics.named()
+            tensors |= self.topics.tensors()
             extra["topics"] = self.topics.settings()
         save_file(tensors, folder / WEIGHTS)
         settings = {

@@ -11,7 +11,7 @@ from retriever.errors import TextsError
 from retriever.forward.batching import Tokens
 
 
-class Words:
+class WordPooling:
     """Finds the words of texts, and the maximum of their embeddings.
 
     Words are the tokens that the tokenizer makes of the text and of the prefix in front of it: neither special ones,

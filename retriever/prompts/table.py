@@ -95,7 +95,7 @@ class Prompts:
         columns = torch.arange(table.shape[4], device=table.device)
         return PromptRows(table, rows, columns < self.lengths[:, None], offsets)
 
-    def bytes_per_row(self, slots: np.ndarray) -> int:
+    def computed_prompt_bytes(self, slots: np.ndarray) -> int:
         """Returns the bytes that a row's prompt takes in a batch in which some are computed; 0 if none is."""
         if not (slots < 0).any():
             return 0

@@ -115,7 +115,7 @@ def _choose_words(places: np.ndarray, numbers: np.ndarray, count: int, draw: np.
     return np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
 
 
-class MaskedBackbone(nn.Module):
+class MaskedLanguageModel(nn.Module):
     """A backbone with its masked-language-model head, in float32, without attention dropout, as in training.
 
     If the weights hold no head, or transformers has no head for the architecture, a new one is tied to the input

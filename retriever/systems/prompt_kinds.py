@@ -58,7 +58,7 @@ class PromptKind:
         self.tuning, self.tokenizer, self.padding_side = tuning, tokenizer, padding_side
         self.numbers, self.tasks = numbers, tasks
 
-    def names(self) -> tuple[str, ...]:
+    def prompted_sides(self) -> tuple[str, ...]:
         """Returns the sides that have a prompt: "query", "passage", or "both" if they share it."""
         return _SIDES[self.tuning.sides] if self.tuning.method == "prompt" else ()
 
@@ -135,8 +135,8 @@ class MlpKind(PromptKind):
 class SynthesisedKind(PromptKind):
     """A prompt for each query, computed from its words (HYPER)."""
 
-    def names(self) -> tuple[str, ...]:
-        """See PromptKind."""
+    def prompted_sides(self) -> tuple[str, ...]:
+        """Returns the sides that have a prompt."""
         return ("query",)
 
     def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
@@ -179,8 +179,8 @@ class SynthesisedKind(PromptKind):
 class TaskKind(PromptKind):
     """A prompt for each task of the queries; all are computed by one network."""
 
-    def names(self) -> tuple[str, ...]:
-        """See PromptKind."""
+    def prompted_sides(self) -> tuple[str, ...]:
+        """Returns the sides that have a prompt."""
         return ("query",)
 
     def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
@@ -211,8 +211,8 @@ class TaskKind(PromptKind):
 class TopicKind(PromptKind):
     """A prompt for each topic, made from its words by one network (Topic-DPR)."""
 
-    def names(self) -> tuple[str, ...]:
-        """See PromptKind."""
+    def prompted_sides(self) -> tuple[str, ...]:
+        """Returns the sides that have a prompt."""
         return ("both",)
 
     @property
@@ -288,7 +288,7 @@ def open_prompts(
         InputError: If the backbone cannot use the prompts, or if they cannot start from `start`.
     """
     prompts = nn.ModuleDict()
-    if not (names := kind.names()):
+    if not (names := kind.prompted_sides()):
         return prompts
     shape = reach(pooled.backbone)
     if kind.tuning.position_offset:

@@ -32,7 +32,7 @@ from retriever.options.pretraining import RipOptions
 from retriever.prompts.deep_prompt import MatrixPrompt
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.systems.condenser import CondenserHead, choose_shape, saved_shape
-from retriever.systems.masking import MaskedBackbone, Masking
+from retriever.systems.masking import MaskedLanguageModel, Masking
 from retriever.systems.sentences import count_words, spans, split_sentences
 from retriever.training.dev_workers import ITEMS, share_items
 from retriever.training.system import Batch, Chunk, Output, checkpoint_activations
@@ -188,7 +188,7 @@ class RipSystem:
         head = () if options.has_masks else ("normalize",)
         self.recipe = replace(read_recipe(folder, self.encoder), head=head)
         self.tokenizer = TextTokenizer(self.recipe, self.encoder)
-        model = MaskedBackbone(
+        model = MaskedLanguageModel(
             self.recipe,
             options.pooling,
             late_loss=options.late_loss,

@@ -79,10 +79,10 @@ class SavedTopics:
         """How the topics of texts are inferred, without the prompts."""
         return TextTopics(self.model, self.wordless)
 
-    def named(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the tensors by the names that they have in a task's file."""
         prompts = {f"{PREFIX}{topic}": matrix.contiguous() for topic, matrix in enumerate(self.prompts)}
-        arrays = self.model.named().items()
+        arrays = self.model.arrays_by_name().items()
         return prompts | {f"{PREFIX}{_MODEL}{name}": torch.from_numpy(array.copy()) for name, array in arrays}
 
     def settings(self) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class Guard:
         """Returns the reason to refuse a request before its body is read; None if it is accepted."""
         host = _without_port(headers.get(b"host", b"").decode("latin-1"))
         if not self.tokens and not is_loopback(host):
-            return Refusal(403, f"host {host[:100]!r}: without tokens only this machine is on_response")
+            return Refusal(403, f"host {host[:100]!r}: without tokens only requests from this machine are answered")
         if path not in PUBLIC and not path.startswith("/page/"):
             role: Role = "admin" if method in ("PUT", "DELETE") else "user"
             header = headers.get(b"authorization", b"").decode("latin-1")

@@ -126,14 +126,14 @@ def search_of_mode(task: Task, mode: Mode) -> Search:
         raise InputError(
             f"task {task.name!r} has no dense embeddings, which mode {mode} searches: name a source ({names})"
         )
-    if mode not in modes_of(task):
+    if mode not in supported_modes(task):
         raise InputError(f"task {task.name!r} has no BM25: build one (build_bm25), and serve it")
     search = search_of(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
     labels = tuple(part.kind.online.name for part in search.parts)
     return Search(search.source, search.parts, labels, search.weights)
 
 
-def modes_of(*tasks: Task) -> list[Mode]:
+def supported_modes(*tasks: Task) -> list[Mode]:
     """Returns the modes that at least one of the tasks supports."""
     modes = {mode for task in tasks for mode in mode_sources(task.embeddings, task.index, task.bm25)}
     return [mode for mode in get_args(Mode) if mode in modes]

@@ -64,7 +64,7 @@ from serve.release.live import current, make_current
 from serve.release.planning import plan
 from serve.release.release import Release
 from serve.release.tasks import search_of_mode
-from serve.remote import RemotePart, ask_remote
+from serve.remote import RemotePart, send_to_leaves
 from serve.service.changes import Changes
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
@@ -997,7 +997,7 @@ def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:
             raise error.as_instanceof_cause()
 
     with pytest.raises(InputError) as raised:
-        ask_remote([Handle()], "search", None)[0].result(timeout=1)
+        send_to_leaves([Handle()], "search", None)[0].result(timeout=1)
     assert str(raised.value) == "no such thing"
 
 
@@ -1018,7 +1018,7 @@ def test_a_call_is_sent_once_more_where_a_replica_is_lost() -> None:
             return end
 
     def result(*ends: object) -> object:
-        [reply] = ask_remote([Handle(*ends)], "search", None)
+        [reply] = send_to_leaves([Handle(*ends)], "search", None)
         return reply.result(timeout=1)
 
     assert result(ActorDiedError(), "found") == "found"

@@ -31,7 +31,7 @@ from serve.parts.states import ENCODER, PASSAGES, RERANKER
 from serve.release.live import current
 from serve.release.release import Release
 from serve.release.tasks import search_of_mode
-from serve.remote import ask_remote
+from serve.remote import send_to_leaves
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 from serve.service.warm_up import Sample
@@ -275,7 +275,7 @@ def test_a_replicas_store_error_keeps_its_reason_and_its_detail() -> None:
             raise error.as_instanceof_cause()
 
     with pytest.raises(StoreError, match="dense: files are missing") as raised:
-        ask_remote([Handle()], "search", None)[0].result(timeout=1)
+        send_to_leaves([Handle()], "search", None)[0].result(timeout=1)
     assert raised.value.detail == "/a/b"
 
 

@@ -19,7 +19,7 @@ from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.release.planning import plan
-from serve.release.tasks import modes_of, search_of_mode
+from serve.release.tasks import search_of_mode, supported_modes
 
 Done = Callable[..., str]
 K = 12
@@ -246,7 +246,7 @@ def test_a_search_without_a_mode_takes_what_a_release_takes(
 
     def release_source(**named: str) -> str:
         [task] = (task for task in plan(store, **named, before=None)[0].tasks if task.name == "default")
-        return search_of_mode(task, modes_of(task)[-1]).source
+        return search_of_mode(task, supported_modes(task)[-1]).source
 
     assert default_source(store) == release_source() == "0.5*bm25+0.5*index:idx"
     out = done(*at, "--query", "bafa")

@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.common.options import build
 from jobs.training.options import TrainReranker
-from jobs.training.reranker import describe_order, open_all
+from jobs.training.reranker import describe_ranking_change, open_all
 
 import numpy as np
 import pytest
@@ -81,7 +81,7 @@ def test_without_ranks_there_is_no_comparison(world) -> None:
     store = Store(str(world.store))
     pooled(store, drop_answers=True)  # a missing rank may then be that of a passage with an answer, which is not judged
     assert read(store) is None
-    assert "not compared" in describe_order(None)
+    assert "not compared" in describe_ranking_change(None)
 
 
 def test_negatives_by_hand_name_no_candidates(world) -> None:
@@ -113,12 +113,14 @@ def test_the_number_of_lists_grows_with_the_training() -> None:
 
 def test_a_worse_order_is_a_warning(documented: Callable[..., None]) -> None:
     order = {"source": "bm25", "lists": 100, "depth": 20, "before": {"RR@10": 0.7, "nDCG@10": 0.8}}
-    line = describe_order({**order, "after": {"RR@10": 0.4, "nDCG@10": 0.5}})
+    line = describe_ranking_change({**order, "after": {"RR@10": 0.4, "nDCG@10": 0.5}})
     assert line.startswith("warning: the model orders hits worse than they were: the first 20 hits of bm25 for 100 ")
     assert "MRR@10 0.7000 -> 0.4000, nDCG@10 0.8000 -> 0.5000" in line
     documented("Training", "train_reranker whose model lowers the order of the hits", line, 0)
-    assert describe_order({**order, "after": {"RR@10": 0.9, "nDCG@10": 0.8}}).startswith("order     the first 20 hits")
-    assert describe_order({**order, "after": {"RR@10": 0.9, "nDCG@10": 0.7}}).startswith("warning")
+    assert describe_ranking_change({**order, "after": {"RR@10": 0.9, "nDCG@10": 0.8}}).startswith(
+        "order     the first 20 hits"
+    )
+    assert describe_ranking_change({**order, "after": {"RR@10": 0.9, "nDCG@10": 0.7}}).startswith("warning")
 
 
 def test_training_judges_the_model_that_it_saves(world) -> None:
