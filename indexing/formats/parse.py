@@ -30,13 +30,14 @@ from retriever.errors import InputError
 CORPUS_SCHEMA = pa.schema(
     [("id", pa.string()), ("title", pa.large_string()), ("text", pa.large_string()), ("metadata", pa.large_string())]
 )
-FILTER_TYPES = {
+_SCALARS = {
     "int64": pa.int64(),
     "float64": pa.float64(),
     "string": pa.string(),
     "bool": pa.bool_(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
+FILTER_TYPES = _SCALARS | {f"list[{name}]": pa.list_(kind) for name, kind in _SCALARS.items()}
 
 
 def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] | None = None) -> pa.Table:
@@ -46,10 +47,12 @@ def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] 
         format: The format of the chunk's source.
         chunk: Rows of it, from `chunking.chunks`.
         filters: Metadata field -> type: "int64", "float64" (integers too), "string", "bool", or "timestamp" (ISO 8601,
-            UTC if it names no zone; microseconds). Fields of CSV and TSV are converted to the type.
+            UTC if it names no zone; microseconds). "list[int64]" and so on: a list of such values, or one value. Fields
+            of CSV and TSV are converted to the type.
 
     Returns:
-        CORPUS_SCHEMA, then a typed column "filter.NAME" per filter; null where the field is missing or null.
+        CORPUS_SCHEMA, then a typed column "filter.NAME" per filter; null where the field is missing, null, or a list
+        without values. Nulls in a list are left out.
 
     Raises:
         InputError: With file and line, for a bad row.
@@ -131,8 +134,9 @@ def read_queries(source: Source) -> tuple[pa.Table, dict[str, pa.Table]]:
 
 def _typed_field(value: Any, kind: str | None) -> Any:
     """Returns a field of CSV or TSV in the type of its filter; the unchanged text if it has another form."""
-    if type(value) is not str:
+    if type(value) is not str or kind is None:
         return value
+    kind = _value_type(kind)
     if kind == "int64" and re.fullmatch(r"[+-]?[0-9]{1,19}", value):
         return int(value)
     if kind == "float64" and re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", value):
@@ -142,10 +146,18 @@ def _typed_field(value: Any, kind: str | None) -> Any:
     return value
 
 
+def _value_type(kind: str) -> str:
+    """Returns the type of the values of a list; of another type, itself."""
+    return kind.removeprefix("list[").removesuffix("]")
+
+
 def _filter_value(piece: Piece, line: int, name: str, kind: str, value: Any) -> Any:
     """Returns the value of a filter for Arrow. Raises InputError if it is of another type."""
     if value is None:
         return None
+    if (value_type := _value_type(kind)) != kind:
+        values = value if isinstance(value, list) else [value]
+        return [_filter_value(piece, line, name, value_type, each) for each in values if each is not None] or None
     if kind == "timestamp":
         try:
             moment = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else value)

@@ -188,7 +188,7 @@ def test_a_filter_that_many_match_searches_the_index_among_them(
 ) -> None:
     body = {"queries": list(query_texts(root).values())[:8], "mode": mode, "k": K, "filter": {"year": {"lt": 2100}}}
     few = client.post("/v1/search", json=body).json()["results"]
-    monkeypatch.setattr("indexing.dense.online.EXACT_ROWS", 10)
+    monkeypatch.setattr("indexing.dense.shard.EXACT_ROWS", 10)
     probed = []
 
     def search_shard(*arguments: Any, **options: Any) -> Any:

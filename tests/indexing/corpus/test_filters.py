@@ -98,7 +98,7 @@ def test_equal_filters_are_equal_however_they_are_spelt(corpus: Corpus) -> None:
         ({"year": True}, "year: expected values of type int64"),
         ({"year": 2**63}, "year: expected values of type int64"),
         ({"year": 2003.5}, "year: expected values of type int64"),
-        ({"score": True}, "score: expected values of type double"),
+        ({"score": True}, "score: expected values of type float64"),
         ({"open": 1}, "open: expected values of type bool"),
         ({"open": {"gt": False}}, "open: expected a value"),
         ({"lang": []}, "lang: expected 1 to 1000 values, found 0"),
