@@ -17,7 +17,7 @@ a passage has no value, only null holds; so {"not": {"lang": "en"}} matches pass
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -86,6 +86,13 @@ def filter_columns(corpus: Corpus) -> dict[str, pa.DataType]:
         return {}
     schema = open_table(corpus.parts[0]).schema
     return {field.name.removeprefix("filter."): field.type for field in schema if field.name.startswith("filter.")}
+
+
+def check_field_names(names: Iterable[str]) -> None:
+    """Raises InputError for a metadata field that filters cannot name."""
+    for name in names:
+        if name in GROUPS:
+            raise InputError(f"filter {name}: and, or and not combine filters, expected another name; rename the field")
 
 
 def type_name(kind: pa.DataType) -> str:

@@ -20,6 +20,7 @@ import xxhash
 
 from indexing.corpus.corpus import Corpus, save_array, write_table
 from indexing.corpus.duplicates import merge_ids
+from indexing.corpus.filters import check_field_names
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.raw import Lines, Piece, clip, no_rows, open_input
 from indexing.files.rows import text_lines
@@ -73,6 +74,8 @@ class ImportCorpus(WorkDefaults):
         self.previous = store.generations("corpus")
         if self.previous:
             options = replace(options, filters=_same_filters(self.previous[0], options.filters))
+        else:
+            check_field_names(options.filters)
         check_filter_types(options.filters)
         self.source, self.options = source, options
         self.config = {
