@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -255,3 +256,14 @@ def test_a_text_that_does_not_parse_is_refused_with_the_place(corpus: Corpus, te
         Filter.parse(text, filter_columns(corpus))
     assert told in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_the_forms_in_the_table_of_the_documentation_are_the_same_filters() -> None:
+    page = (Path(__file__).parents[3] / "docs/data.md").read_text()
+    table = page.partition("| text | JSON | matches passages |")[2].partition("<!-- end of table of filters")[0]
+    forms = re.findall(r"^\| `(.+?)` \| `(.+?)` \|", table, re.MULTILINE)
+    kinds = {"year": "int64", "day": "timestamp", "open": "bool", "tags": "list[string]"}
+    columns = {name: FILTER_TYPES[kinds.get(name, "string")] for name in (*kinds, "lang", "editor", "title")}
+    assert len(forms) == table.count("\n| `") == 11
+    for text, document in forms:
+        assert Filter.parse(text, columns) == Filter.parse(document, columns)
