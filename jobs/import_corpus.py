@@ -59,8 +59,9 @@ class ImportCorpus(Workers):
     metadata: tuple[str, ...] | None = None
     """Columns to keep as metadata; default: all other columns."""
     filters: dict[str, str] = field(default_factory=dict)
-    """Metadata fields to filter by, with their types: year int64 lang string (also float64, bool, timestamp).
-    A field that no passage of a new corpus has is refused; passages added with --append may all lack it."""
+    """Metadata fields to filter by, with their types: year int64 lang string (also float64, bool, timestamp, and lists
+    such as 'list[string]'). A field that no passage of a new corpus has is refused; passages added with --append may
+    all lack it."""
     HELD_OUT_QUERIES: ClassVar = Heading("held-out queries")
     hold_out: int | None = None
     """Move N queries of the folder from the split of --hold-out-split to a new split, held-out. Training can choose its

@@ -92,8 +92,8 @@ function listFilters(types) {
   const value = (type) => ({ int64: "2000", float64: "0.5", bool: "true", timestamp: "2000-01-01" }[type] || "word");
   const example = names.slice(0, 2).map((name) => `${name} = ${value(types[name].replace(/^list\[(.*)\]$/, "$1"))}`);
   one("filter").placeholder = example.join(" and ");
-  one("fields").textContent = `${names.map((name) => `${name} (${types[name]})`).join(", ")}` +
-    " · = != < <= > >= in (…) not and or, null for no value";
+  const fields = names.map((name) => `${name} (${types[name]})`).join(", ");
+  one("fields").textContent = `Fields: ${fields}. Operators: = != < <= > >= in (a, b) and or not; = null: no value.`;
 }
 
 function column(mode, found) {

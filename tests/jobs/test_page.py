@@ -138,7 +138,7 @@ def test_the_sources_are_those_of_the_chosen_task(
 def test_a_filter_is_typed_and_its_mistakes_are_shown(browser: Any, address: str, root: Path) -> None:
     page, client = Page(browser, address), Client(address)
     query, text = next(iter(query_texts(root).values())), "year >= 1950 and (lang = de or tags = third)"
-    assert page.text("#fields").startswith("year (int64), lang (string), tags (list[string])")
+    assert page.text("#fields").startswith("Fields: year (int64), lang (string), tags (list[string])")
     page.all("#filter")[0].send_keys(text)
     page.ask(query)
     page.until(lambda: page.text("#status").startswith("10 hits"))
