@@ -141,5 +141,5 @@ class _Parser:
 
     def error(self, expected: str) -> InputError:
         is_open = self.kind == "bad" and self.token in "\"'"
-        found = "a quote that is not closed" if is_open else repr(self.token[:40]) if self.token else "the end"
-        return InputError(f"filter: at character {self.start + 1}: expected {expected}, found {found}")
+        actual = "a quote that is not closed" if is_open else repr(self.token[:40]) if self.token else "the end"
+        return InputError(f"filter: at character {self.start + 1}: expected {expected}, found {actual}")

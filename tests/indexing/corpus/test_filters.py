@@ -222,7 +222,7 @@ def test_a_text_is_the_same_filter_as_an_object(corpus: Corpus, text: str, docum
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "at character 1: expected a field, not or (, found the end"),
         ("year", "at character 5: expected =, !=, <, <=, >, >=, in or not in, found the end"),
@@ -251,10 +251,10 @@ def test_a_text_is_the_same_filter_as_an_object(corpus: Corpus, text: str, docum
         ('{"year": ' + "[" * 900 + "]" * 900 + "}", "expected up to 100 levels of lists and objects, found more"),
     ],
 )
-def test_a_text_that_does_not_parse_is_refused_with_the_place(corpus: Corpus, text: str, told: str) -> None:
+def test_a_text_that_does_not_parse_is_refused_with_the_place(corpus: Corpus, text: str, message: str) -> None:
     with pytest.raises(InputError) as raised:
         Filter.parse(text, filter_columns(corpus))
-    assert told in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

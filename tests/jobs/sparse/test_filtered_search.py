@@ -40,8 +40,8 @@ def store(sparse_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Store
     store = Store(str(shutil.copytree(sparse_store, tmp_path_factory.mktemp("filtered") / "root") / "store"))
     before = current(store)
     assert before is not None
-    release, left = plan(store, index="idx", sources=[SPLADE])
-    assert not left
+    release, missing = plan(store, index="idx", sources=[SPLADE])
+    assert not missing
     assert make_current(store, release, before[1])
     return store
 
@@ -122,7 +122,7 @@ def test_a_filter_is_part_of_a_run(store: Store, done: Done, refused: Callable[.
 
 
 @pytest.mark.parametrize(
-    ("case", "text", "told"),
+    ("case", "text", "message"),
     [
         (
             "a filter that does not parse",
@@ -148,11 +148,11 @@ def test_a_bad_filter_is_refused_in_one_line(
     documented: Callable[..., None],
     case: str,
     text: str,
-    told: str,
+    message: str,
 ) -> None:
     for more in (("--query", "bafa"), ("--name", "none")):
         line = refused("search", "--store", store.url, "--mode", "exact", "--filter", text, *more)
-        assert line == f"error: {told}"
+        assert line == f"error: {message}"
     documented("Searching", case, line, 1)
     answer = client.post("/v1/search", json={"query": "bafa", "filter": text})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (400, told)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
