@@ -6,6 +6,7 @@ ids                  passage id to row
 duplicates           merges the ids of parts, and refuses an id that occurs twice
 filters              conditions on the metadata of passages
 filter_text          parses conditions that are written as text
+later_filters        gives an existing corpus other filters
 row_ranges           the passages of a range of rows, open for a service
 named_values         parses NAME=VALUE,…, by which options name query sets
 queries              queries/NAME: queries and judgements

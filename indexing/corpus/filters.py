@@ -27,7 +27,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indexing.corpus.corpus import Corpus, open_table
+from indexing.corpus.corpus import Corpus
 from indexing.corpus.filter_text import parse_filter_text
 from indexing.store.artifact import canonical
 from retriever.errors import InputError
@@ -74,7 +74,7 @@ class Filter:
         for part in corpus.parts:
             low, high = max(first_row, part.first_row), min(end, part.end)
             if low < high:
-                table = open_table(part).slice(low - part.first_row, high - low)
+                table = corpus.filters(part).slice(low - part.first_row, high - low)
                 matching.append(low + np.flatnonzero(test(table)))
         rows = np.concatenate(matching)
         return rows[~np.isin(rows, corpus.deleted)] if len(corpus.deleted) else rows
@@ -84,7 +84,7 @@ def filter_columns(corpus: Corpus) -> dict[str, pa.DataType]:
     """Returns the filters that a corpus has: name -> type."""
     if not corpus.parts:
         return {}
-    schema = open_table(corpus.parts[0]).schema
+    schema = corpus.filters(corpus.parts[0]).schema
     return {field.name.removeprefix("filter."): field.type for field in schema if field.name.startswith("filter.")}
 
 

@@ -11,8 +11,9 @@ cannot hold.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -80,13 +81,13 @@ def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, 
     typed: dict[str, list[Any]] = {name: [] for name in filters}
     for line, id, title, text, fields in rows:
         if is_text and filters:
-            fields = {name: _typed_field(value, filters.get(name)) for name, value in fields.items()}
+            fields = {name: typed_field(value, filters.get(name)) for name, value in fields.items()}
         ids.append(id)
         titles.append(title)
         texts.append(text)
         metadata.append(dump_metadata(block, line, fields) if fields else "")
         for name, kind in filters.items():
-            typed[name].append(_filter_value(block, line, name, kind, fields.get(name)))
+            typed[name].append(filter_value(partial(bad, block, line), name, kind, fields.get(name)))
     table = pa.table([ids, titles, texts, metadata], schema=CORPUS_SCHEMA)
     for name, kind in filters.items():
         table = table.append_column(f"filter.{name}", pa.array(typed[name], FILTER_TYPES[kind]))
@@ -132,7 +133,7 @@ def read_queries(source: Source) -> tuple[pa.Table, dict[str, pa.Table]]:
     return source.format.read_query_files(source.queries, source.query_columns, source.qrels)
 
 
-def _typed_field(value: Any, kind: str | None) -> Any:
+def typed_field(value: Any, kind: str | None) -> Any:
     """Returns a field of CSV or TSV in the type of its filter; the unchanged text if it has another form."""
     if type(value) is not str or kind is None:
         return value
@@ -151,13 +152,23 @@ def _value_type(kind: str) -> str:
     return kind.removeprefix("list[").removesuffix("]")
 
 
-def _filter_value(piece: Piece, line: int, name: str, kind: str, value: Any) -> Any:
-    """Returns the value of a filter for Arrow. Raises InputError if it is of another type."""
+def filter_value(refuse: Callable[[str, str, str], InputError], name: str, kind: str, value: Any) -> Any:
+    """Returns the value of a filter for Arrow.
+
+    Args:
+        refuse: Returns the error for a bad value, from the actual value, the expected one and a remedy.
+        name: The metadata field.
+        kind: The type of the filter.
+        value: The value of the field.
+
+    Raises:
+        InputError: If the value is of another type.
+    """
     if value is None:
         return None
     if (value_type := _value_type(kind)) != kind:
         values = value if isinstance(value, list) else [value]
-        return [_filter_value(piece, line, name, value_type, each) for each in values if each is not None] or None
+        return [filter_value(refuse, name, value_type, each) for each in values if each is not None] or None
     if kind == "timestamp":
         try:
             moment = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else value)
@@ -174,4 +185,4 @@ def _filter_value(piece: Piece, line: int, name: str, kind: str, value: Any) -> 
         return value
     wanted = "an ISO 8601 timestamp" if kind == "timestamp" else kind
     actual = f"{name} {clip(value)} ({type(value).__name__})"
-    raise bad(piece, line, actual, f"{wanted}, as its filter says", "fix the value or give the filter another type")
+    raise refuse(actual, f"{wanted}, as its filter says", "fix the value or give the filter another type")

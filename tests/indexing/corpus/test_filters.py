@@ -18,6 +18,7 @@ from runners import InlineRunner
 from indexing.corpus.corpus import Corpus, write_table
 from indexing.corpus.filters import Filter, filter_columns
 from indexing.corpus.importing import ImportCorpus, ImportOptions
+from indexing.corpus.later_filters import AddFilters
 from indexing.formats.parse import CORPUS_SCHEMA, FILTER_TYPES
 from indexing.formats.sources import detect
 from indexing.store.store import Store, generation
@@ -159,7 +160,7 @@ def test_a_corpus_without_filters_says_so(corpus: Corpus) -> None:
 def import_metadata(folder: Path, metadata: list[dict[str, Any]], filters: dict[str, str]) -> Corpus:
     """Imports a passage for each metadata, in parts of 16."""
     source = folder / "source" / "corpus.jsonl"
-    source.parent.mkdir()
+    source.parent.mkdir(parents=True)
     rows = [{"_id": f"p{row}", "text": "x", "metadata": fields} for row, fields in enumerate(metadata)]
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = Store(str(folder / "store"))
@@ -187,6 +188,20 @@ def test_random_filters_match_as_a_plain_loop_over_the_metadata(tmp_path: Path) 
         num_partial += 0 < len(expected) < len(metadata)
     assert num_texts > 80  # the filters have texts, and most of them match some passages
     assert num_partial > 100
+
+
+def test_filters_after_the_import_have_the_columns_of_those_at_the_import(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    metadata = [random_metadata(draw) for _ in range(40)]
+    at_import = import_metadata(tmp_path / "one", metadata, TYPES)
+    before = import_metadata(tmp_path / "other", metadata, {"year": "int64"})
+    store = Store(str(tmp_path / "other" / "store"))
+    run_work(store, AddFilters(store, TYPES), InlineRunner())
+    later = Corpus.open(store)
+    assert filter_columns(later) == filter_columns(at_import) != filter_columns(before)
+    for one, other in zip(at_import.parts, later.parts, strict=True):
+        columns = later.filters(other)
+        assert columns.equals(at_import.filters(one).select(columns.column_names))
 
 
 @pytest.mark.parametrize("name", ["and", "or", "not"])
