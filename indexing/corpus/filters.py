@@ -162,8 +162,8 @@ class _Compiler:
 
     def _condition(self, name: str, condition: Any) -> Test:
         if name not in self.columns:
-            have = ", ".join(self.columns) or "none: import the corpus with --filters"
-            raise InputError(f"filter: {name[:100]!r} is no filter of this corpus; there are: {have}")
+            names = ", ".join(self.columns) or "none; import_corpus --filters adds them"
+            raise InputError(f"filter: {name[:100]!r} is no filter of this corpus; there are: {names}")
         kind, column = self.columns[name], f"filter.{name}"
         if condition is None:
             return lambda table: _as_bools(pc.is_null(table.column(column)))
