@@ -60,6 +60,7 @@ class Filter:
             InputError: For a text that does not parse, an unknown field, and a value of another type.
         """
         if isinstance(document, str):
+            _check_unicode(document)
             is_json = document.lstrip().startswith("{")
             document = _parse_json(document) if is_json else parse_filter_text(document, columns)
         _check_size(document)
@@ -100,6 +101,14 @@ def type_name(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"list[{type_name(kind.value_type)}]"
     return {"double": "float64"}.get(str(kind), str(kind).partition("[")[0])
+
+
+def _check_unicode(text: str) -> None:
+    """Raises InputError for a text with bytes of a command line that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"filter: at character {error.start + 1}: expected text in UTF-8") from error
 
 
 def _parse_json(text: str) -> Mapping[str, Any]:

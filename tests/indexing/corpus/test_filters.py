@@ -255,6 +255,7 @@ def test_a_text_is_the_same_filter_as_an_object(corpus: Corpus, text: str, docum
         ("or = 1", "at character 1: expected a field, not or (, found 'or'"),
         ("(" * 21, "at character 22: expected up to 20 levels of parentheses and not, found the end"),
         ("not " * 21, "at character 85: expected up to 20 levels of parentheses and not, found the end"),
+        ("lang = caf\udce9", "at character 11: expected text in UTF-8"),
         ("x" * 65_537, "expected up to 65,536 characters, found 65,537"),
         ("colour = red", "'colour' is no filter of this corpus; there are: year, lang, score, open, at, tags"),
         ("year = en", 'year: expected values of type int64, found "en"'),
