@@ -3,13 +3,14 @@
     python jobs/import_corpus.py --store data/scifact --source raw/scifact
     python jobs/import_corpus.py --store data/faq --source faq.csv --id number --text answer --metadata topic
     python jobs/import_corpus.py --store data/scifact --source raw/more --append --delete old-ids.txt
+    python jobs/import_corpus.py --store data/scifact --filters year int64
 
 docs/data.md names the columns of every format.
 """
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, Workers, human, run, say, say_complete
+from jobs.common.cli import Stage, Workers, human, run, say, say_complete, say_stages
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -21,6 +22,7 @@ from jobs.import_queries import hold_out_of
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus as ImportWork
 from indexing.corpus.importing import ImportOptions
+from indexing.corpus.later_filters import AddFilters
 from indexing.corpus.queries import check_splits, complete_queries, import_queries, read_judged_queries
 from indexing.files.columns import PassageNames
 from indexing.files.raw import open_input
@@ -59,8 +61,9 @@ class ImportCorpus(Workers):
     metadata: tuple[str, ...] | None = None
     """Columns to keep as metadata; default: all other columns."""
     filters: dict[str, str] = field(default_factory=dict)
-    """Metadata fields to filter by, with their types: year int64 lang string (also float64, bool, timestamp).
-    A field that no passage of a new corpus has is refused; passages added with --append may all lack it."""
+    """Metadata fields to filter by, with their types: year int64 lang string (also float64, bool, timestamp, and lists
+    such as 'list[string]'). A field that no passage of a new corpus has is refused; passages added with --append may
+    all lack it. Without a source, the existing corpus gets these filters, in place of those that it has."""
     HELD_OUT_QUERIES: ClassVar = Heading("held-out queries")
     hold_out: int | None = None
     """Move N queries of the folder from the split of --hold-out-split to a new split, held-out. Training can choose its
@@ -79,6 +82,8 @@ def main(options: ImportCorpus) -> None:
     store = Store(options.store)
     names = PassageNames(options.id, options.title, options.text, options.metadata)
     check_options(options, names)
+    if options.filters and not options.source and options.delete is None:
+        return add_filters(store, options)
     hold_out = hold_out_of(options)
     source = None
     if options.source:
@@ -122,9 +127,23 @@ def main(options: ImportCorpus) -> None:
     return None
 
 
+def add_filters(store: Store, options: ImportCorpus) -> None:
+    """Gives the existing corpus the filters, in a new generation without passages."""
+    work = AddFilters(store, options.filters)
+    names = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
+    if options.plan and work.complete:
+        return say_complete(work.before.generations[-1].url)
+    if options.plan:
+        say(f"filters  {names}, from the metadata of {work.before.num_rows:,} passages")
+        return say_stages(work)
+    run_work(store, work, open_runner(store, options), Stage)
+    say(f"{store.generations('corpus')[-1].url}: filters {names}")
+    return None
+
+
 def check_options(options: ImportCorpus, names: PassageNames) -> None:
     """Raises InputError if options do not fit each other, or name nothing to import."""
-    if not options.source and options.delete is None:
+    if not options.source and options.delete is None and not options.filters:
         raise InputError("import_corpus: expected --source PATH, --delete IDS_FILE or both")
     if options.source is None and names != PassageNames():
         raise InputError("--id, --title, --text, --metadata: expected --source PATH, whose columns they name")

@@ -76,6 +76,9 @@ class Search(GpuWorkers):
     """FAISS index to search (dense, hybrid); may be left out if the store has only one FAISS index."""
     k: int | None = None
     """Hits per query; default: 1000, or 10 with --query."""
+    filter: str | None = None
+    """Return only passages whose metadata match, such as 'year >= 2000 and lang in (en, de)', or a JSON object. The
+    fields are those of --filters of import_corpus; docs/data.md has the grammar."""
     drop_self: bool = False
     """Exclude a hit whose id equals the id of the query (ArguAna, Quora)."""
     OUTPUT: ClassVar = Heading("output")
@@ -114,6 +117,7 @@ def main(options: Search) -> None:
         reranker=options.rerank,
         rerank_depth=options.rerank_depth or RERANK_DEPTH,
         limit=options.limit,
+        filter=options.filter,
     )
     source = work.source
     artifact = complete_artifact(store, work)
@@ -124,6 +128,7 @@ def main(options: Search) -> None:
         say(f"run      {store.url}/runs/{work.name}")
         say(f"queries  {len(work.split.ids):,} of {work.queries.artifact.key} {split}")
         say(f"source   {source}, over {work.corpus.num_rows:,} passages")
+        say_filter(work)
         say(f"hits     up to {len(work.split.ids) * k:,}")
         say_stages(work)
         return None
@@ -158,8 +163,9 @@ def choose_source(store: Store, options: Search) -> str:
 def show_hits(store: Store, source: str, options: Search) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
-    search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank)
+    search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank, filter=options.filter)
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
+    say_filter(search)
     if options.plan:
         say(f"queries  {len(options.query):,}, in this process")
         say(f"source   {search.source}, over {search.corpus.num_rows:,} passages")
@@ -179,6 +185,12 @@ def show_hits(store: Store, source: str, options: Search) -> None:
         for line in hit_table(hits, query, style) if hits else ():
             say(line)
     say_search_cuts(search.cuts(), search.sources)
+
+
+def say_filter(search: LocalSearch | SearchQueries) -> None:
+    """Prints how many passages match the filter, if there is one."""
+    if search.allowed is not None:
+        say(f"filter   {len(search.allowed):,} passages match")
 
 
 def check_options(options: Search) -> None:

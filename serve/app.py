@@ -17,6 +17,7 @@ from fastapi.responses import FileResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
+from indexing.corpus.filters import type_name
 from retriever.errors import InputError
 from serve.errors import ConflictError, NotReadyError, UnknownTaskError
 from serve.http.connections import Connections
@@ -228,7 +229,7 @@ def release_routes(changes: Changes) -> APIRouter:
             "passages": corpus.num_rows - len(corpus.deleted),
             "reranker": public_name(release.reranker) if release.reranker else None,
             "modes": supported_modes(*release.tasks),
-            "filters": {name: str(kind) for name, kind in live.columns.items()},
+            "filters": {name: type_name(kind) for name, kind in live.columns.items()},
             "tasks": sorted(live.tasks),
             "newer": service.newer,
         }

@@ -25,6 +25,14 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _filter(value: Any) -> Any:
+    """Raises ValueError for a filter that is no object and no text."""
+    if not isinstance(value, dict | str):
+        raise ValueError("expected an object or a text")
+    return value
+
+
+FilterIn = Annotated[dict[str, Any] | str, BeforeValidator(_filter)]
 Whole = Annotated[int, BeforeValidator(_number)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
 Passage = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
@@ -58,7 +66,11 @@ class SearchRequest(Strict):
         description="Sources of the task instead of a mode: one, A+B (by reciprocal ranks), 0.4*A+0.6*B (by scores).",
         examples=["0.4*bm25+0.6*exact:minilm"],
     )
-    filter: dict[str, Any] | None = Field(None, description="Conditions on metadata, all of which must hold.")
+    filter: FilterIn | None = Field(
+        None,
+        description="Conditions on metadata, as an object or as a text; docs/data.md has the grammar.",
+        examples=[{"lang": ["en", "de"], "year": {"gte": 2000}}, "lang in (en, de) and year >= 2000"],
+    )
     rerank: Whole = Field(0, ge=0, le=MAX_HITS, description="Number of first hits to re-rank; 0: none.")
     timeout_ms: Milliseconds = 10_000
     allow_partial: StrictBool = Field(False, description="Accept an answer without the hits of shards that failed.")

@@ -17,6 +17,7 @@ import pyarrow as pa
 from indexing.corpus.ids import candidates, hash_ids
 from indexing.store.artifact import Artifact
 from indexing.store.chain import RowPart, row_parts, split_rows
+from indexing.store.documents import Part
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -58,6 +59,22 @@ class Corpus:
     def table(self, part: RowPart) -> pa.Table:
         """Returns the passages of a part, memory-mapped: columns id, title, text, metadata and the typed filters."""
         return open_table(part)
+
+    @functools.cached_property
+    def _later_filters(self) -> dict[int, tuple[Artifact, Part]]:
+        """The typed columns that a later generation made for a part of passages, by the first row of the part."""
+        files: dict[int, tuple[Artifact, Part]] = {}
+        for artifact in self.generations:
+            columns = artifact.group("filters")  # of the first parts of the corpus
+            files |= {part.first_row: (artifact, file) for part, file in zip(self.parts, columns, strict=False)}
+        return files
+
+    def filters(self, part: RowPart) -> pa.Table:
+        """Returns the typed columns `filter.NAME` of a part, memory-mapped; there may be other columns."""
+        if part.first_row not in self._later_filters:
+            return open_table(part)
+        artifact, file = self._later_filters[part.first_row]
+        return _mapped(str(artifact.local(file)))
 
     def passages(self, rows: Sequence[int] | np.ndarray) -> list[Passage]:
         """Returns the passages of rows, in their order. Raises IndexError for a row outside of the corpus."""

@@ -20,6 +20,7 @@ import xxhash
 
 from indexing.corpus.corpus import Corpus, save_array, write_table
 from indexing.corpus.duplicates import merge_ids
+from indexing.corpus.filters import check_field_names
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.raw import Lines, Piece, clip, no_rows, open_input
 from indexing.files.rows import text_lines
@@ -73,7 +74,10 @@ class ImportCorpus(WorkDefaults):
         """
         self.previous = store.generations("corpus")
         if self.previous:
-            options = replace(options, filters=_same_filters(self.previous[0], options.filters))
+            existing = self.previous[-1 if append or delete is not None else 0]
+            options = replace(options, filters=_same_filters(existing, options.filters))
+        else:
+            check_field_names(options.filters)
         check_filter_types(options.filters)
         self.source, self.options = source, options
         self.config = {
@@ -223,7 +227,8 @@ class MergeIdsStage(StageDefaults):
     def units(self, committed: Committed) -> list[Unit]:
         """Returns a unit for each bucket. Raises InputError if there are no passages, or a filter without values."""
         if not self.before.generations:
-            _refuse_filters_without_values(committed[0], self.filters)
+            parts = [part.facts for name, part in committed[0].items() if name.startswith("part-")]
+            refuse_filters_without_values(parts, self.filters)
         total = sum(part.rows for name, part in committed[0].items() if name.startswith("part-"))
         if total == 0:
             raise InputError("the source has no passages; nothing is imported")
@@ -255,7 +260,7 @@ def import_part(chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mappi
     """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages."""
     table = parse_corpus(format, chunk, filters)
     pieces = [[piece.file, piece.first_line, piece.rows, digest(piece)] for piece in chunk.pieces]
-    facts: dict[str, Any] = {"source": pieces, **_filter_facts(table, filters)}
+    facts: dict[str, Any] = {"source": pieces, **filter_facts(table, filters)}
     if chunk.titles is not None:
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:
@@ -272,7 +277,7 @@ def _parse_first_rows(source: Source, options: ImportOptions) -> None:
     parse_corpus(source.format, next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS))), options.filters)
 
 
-def _filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
+def filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
     """Returns the filters without a value in a part and its metadata fields, as facts; {} if all have a value."""
     empty = sorted(name for name in filters if table[f"filter.{name}"].null_count == len(table))
     if not empty:
@@ -282,12 +287,11 @@ def _filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]
     return {"filters_without_values": empty, "fields": [name[:100] for name in fields[:MAX_FIELDS]]}
 
 
-def _refuse_filters_without_values(committed: Mapping[str, Part], filters: Mapping[str, str]) -> None:
-    """Raises InputError for a filter without a value in any passage.
+def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: Mapping[str, str]) -> None:
+    """Raises InputError for a filter without a value in any passage. facts: of all parts, from `filter_facts`.
 
-    Only the first generation of a corpus is checked. Appended passages may all lack a field: their column is null.
+    Appended passages are not checked. They may all lack a field: their column is null.
     """
-    facts = [part.facts for name, part in committed.items() if name.startswith("part-")]
     for name in filters:
         if facts and all(name in fact.get("filters_without_values", ()) for fact in facts):
             fields = sorted({each for fact in facts for each in fact["fields"]})
@@ -299,12 +303,15 @@ def _refuse_filters_without_values(committed: Mapping[str, Part], filters: Mappi
             )
 
 
-def _same_filters(first: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the filters of the first generation, which all later ones have. Refuses other filters."""
-    existing = first.config["filters"]
-    if filters and dict(filters) != existing:
-        raise InputError(f"filters {dict(filters)}: {first.url} was imported with {existing}; leave them out")
-    return existing
+def _same_filters(existing: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the filters of an existing generation. Raises InputError for other filters."""
+    expected: Mapping[str, str] = existing.config["filters"]
+    if filters and dict(filters) != expected:
+        raise InputError(
+            f"filters {dict(filters)}: {existing.url} has the filters {expected}; leave them out, or give them to the "
+            "corpus before, without a source"
+        )
+    return expected
 
 
 def digest(piece: Piece) -> str:

@@ -163,6 +163,6 @@ class Fusion:
     def inputs(self) -> dict[str, Artifact]:
         return {role: artifact for part in self.parts for role, artifact in part.inputs().items()}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
         depth = source_depth(k, len(self.parts))
-        return fuse([part.search(texts, depth, runner) for part in self.parts], k, self.weights)
+        return fuse([part.search(texts, depth, runner, allowed) for part in self.parts], k, self.weights)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
+import numpy as np
+
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.embeddings.kind import IndexOptions
@@ -33,8 +35,15 @@ class HitSource(Protocol):
     def inputs(self) -> dict[str, Artifact]:
         """Returns the artifacts that its hits depend on, by role."""
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
-        """Returns the top k of each query; deleted passages are excluded."""
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+        """Returns the top k of each query; deleted passages are excluded.
+
+        Args:
+            texts: The texts of the queries.
+            k: Number of hits per query.
+            runner: What spreads the search over workers.
+            allowed: Only these rows are hits, int64, ascending, none of them deleted (`Filter.rows`); None: all rows.
+        """
 
 
 class SearchContext:

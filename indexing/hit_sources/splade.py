@@ -31,8 +31,9 @@ class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):
 
     index_kind = "splade"
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
-        return search_impacts(self.index, self.encoder.encode(texts, runner), k, self.corpus.deleted, runner)
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+        vectors = self.encoder.encode(texts, runner)
+        return search_impacts(self.index, vectors, k, self.corpus.deleted, runner, allowed=allowed)
 
 
 @dataclass(frozen=True)

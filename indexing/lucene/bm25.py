@@ -187,7 +187,15 @@ def counted(texts: Iterable[str], report: Report) -> Iterator[str]:
         yield text
 
 
-def search_bm25(bm25: Bm25, queries: Sequence[str], k: int, deleted: np.ndarray, runner: Runner) -> Hits:
+def search_bm25(
+    bm25: Bm25,
+    queries: Sequence[str],
+    k: int,
+    deleted: np.ndarray,
+    runner: Runner,
+    *,
+    allowed: np.ndarray | None = None,
+) -> Hits:
     """Returns the top k of each query by BM25.
 
     Args:
@@ -196,8 +204,9 @@ def search_bm25(bm25: Bm25, queries: Sequence[str], k: int, deleted: np.ndarray,
         k: Hits per query.
         deleted: Rows to exclude, int64, ascending. They still count in the statistics.
         runner: What spreads the queries over workers.
+        allowed: Only these rows are hits, int64, ascending, none of them deleted; None: all rows.
     """
-    task = SearchBm25Task(bm25, k, deleted)
+    task = SearchBm25Task(bm25, k, deleted, allowed)
     return search_blocks(task, len(queries), lambda first, end: list(queries[first:end]), runner)
 
 
@@ -208,6 +217,7 @@ class SearchBm25Task:
     bm25: Bm25
     k: int
     deleted: np.ndarray
+    allowed: np.ndarray | None
     resources: Resources = ALL_CORES
 
     def open(self, place: Place) -> Callable[[tuple[int, list[str]], Report], Hits]:
@@ -215,6 +225,8 @@ class SearchBm25Task:
         searcher = self.bm25.searcher()
 
         def search(block: tuple[int, list[str]], report: Report) -> Hits:
-            return self.bm25.search(block[1], self.k, self.deleted, threads=place.cores, searcher=searcher)
+            return self.bm25.search(
+                block[1], self.k, self.deleted, threads=place.cores, among=self.allowed, searcher=searcher
+            )
 
         return search

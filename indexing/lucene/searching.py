@@ -19,6 +19,7 @@ from indexing.store.chain import RowRange
 from indexing.store.documents import Part
 from indexing.work.tasks import Runner, Task
 
+MOST_HITS = 1 << 24  # hits that are in memory at once; a filter that few passages match needs deep searches
 BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start
 
 
@@ -146,15 +147,22 @@ def _search_deeper(
     """
     expected = k if most is None else min(k, most)
     scores, rows = nothing(len(queries), k)
-    pending = np.arange(len(queries))
-    while len(pending):
-        hits = searcher.search([queries[int(number)] for number in pending], depth, threads=threads)
+
+    def search(numbers: np.ndarray) -> np.ndarray:
+        """Searches some queries; returns which of them have all of their hits."""
+        hits = searcher.search([queries[int(number)] for number in numbers], depth, threads=threads)
         is_accepted = (hits.rows >= 0) & accepts(hits.rows)
         order = np.argsort(~is_accepted, axis=1, kind="stable")[:, :k]
         is_hit = np.take_along_axis(is_accepted, order, axis=1)
         width = order.shape[1]
-        rows[pending, :width] = np.where(is_hit, np.take_along_axis(hits.rows, order, axis=1), -1)
-        scores[pending, :width] = np.where(is_hit, np.take_along_axis(hits.scores, order, axis=1), -np.inf)
-        enough = (is_accepted.sum(axis=1) >= expected) | (hits.rows[:, -1] < 0) | (depth >= searcher.num_documents)
-        pending, depth = pending[~enough], min(2 * depth, searcher.num_documents)
+        rows[numbers, :width] = np.where(is_hit, np.take_along_axis(hits.rows, order, axis=1), -1)
+        scores[numbers, :width] = np.where(is_hit, np.take_along_axis(hits.scores, order, axis=1), -np.inf)
+        enough: np.ndarray = is_accepted.sum(axis=1) >= expected
+        return enough | (hits.rows[:, -1] < 0) | (depth >= searcher.num_documents)
+
+    pending = np.arange(len(queries))
+    while len(pending):
+        blocks = np.array_split(pending, -(-len(pending) * depth // MOST_HITS))
+        is_done = np.concatenate([search(numbers) for numbers in blocks if len(numbers)])
+        pending, depth = pending[~is_done], min(2 * depth, searcher.num_documents)
     return Hits(scores, rows)

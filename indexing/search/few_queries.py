@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from indexing.corpus.corpus import Corpus
+from indexing.corpus.filters import Filter, filter_columns
 from indexing.exact import Hits
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import SearchOptions
@@ -16,12 +17,15 @@ from retriever.cuts import Cuts
 
 
 class LocalSearch:
-    """A search source with its corpus, and optionally a re-ranker; everything is opened and checked first.
+    """A search source with its corpus, and optionally a re-ranker and a filter; all are opened and checked first.
 
     Hits equal those of a run with the same settings. Deleted passages are excluded.
 
+    Attributes:
+        allowed: The rows that match the filter, int64 ascending; None: there is no filter.
+
     Raises:
-        InputError: If an artifact is missing, or does not belong to this corpus.
+        InputError: If an artifact is missing, or does not belong to this corpus. Also if the filter does not parse.
     """
 
     def __init__(
@@ -32,8 +36,11 @@ class LocalSearch:
         runner: LocalRunner,
         *,
         reranker: str | None = None,
+        filter: str | None = None,
     ):
         self.corpus = Corpus.open(store)
+        parsed = None if filter is None else Filter.parse(filter, filter_columns(self.corpus))
+        self.allowed = None if parsed is None else parsed.rows(self.corpus)
         self.sources = HitSources(store, self.corpus, options)
         self.hit_source = self.sources.open(source)
         self._pair_cuts = Cuts()
@@ -61,9 +68,9 @@ class LocalSearch:
         """
         rows = max(1, self.corpus.num_rows)
         if self._rerank_task is None:
-            hits = self.hit_source.search(queries, min(k, rows), self.runner)
+            hits = self.hit_source.search(queries, min(k, rows), self.runner, self.allowed)
         else:
-            hits = self.hit_source.search(queries, min(max(k, rerank_depth), rows), self.runner)
+            hits = self.hit_source.search(queries, min(max(k, rerank_depth), rows), self.runner, self.allowed)
             hits, self._pair_cuts = rerank(hits, queries, rerank_depth, self._rerank_task, self.runner)
         return Hits(hits.scores[:, :k], hits.rows[:, :k])
 

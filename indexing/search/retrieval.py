@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from indexing.corpus.corpus import Corpus
+from indexing.corpus.filters import Filter, filter_columns
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
 from indexing.hit_sources.grammar import label, parse
@@ -25,7 +27,7 @@ from indexing.search.rescoring import (
 )
 from indexing.search.runs import hits_table, read_run, write_parquet
 from indexing.store.artifact import Draft
-from indexing.store.documents import Part
+from indexing.store.documents import Part, fingerprint_of
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
@@ -44,6 +46,7 @@ class SearchQueries:
         name: The name of the run.
         split: The queries.
         source: The source's name in the grammar of sources, with all names filled in.
+        allowed: The rows that match the filter, int64 ascending; None: there is no filter.
     """
 
     def __init__(
@@ -60,14 +63,18 @@ class SearchQueries:
         reranker: str | None = None,
         rerank_depth: int = RERANK_DEPTH,
         limit: int | None = None,
+        filter: str | None = None,
     ):
         """Opens and checks everything that the search needs, before anything is computed.
 
         Raises:
-            InputError: If an artifact is missing, or was not made from the ones that it is searched with.
+            InputError: If an artifact is missing, or was not made from the ones that it is searched with. Also if the
+                filter does not parse.
         """
         self.store, self.k, self.drop_self = store, k, drop_self
         self.corpus = Corpus.open(store)
+        parsed = None if filter is None else Filter.parse(filter, filter_columns(self.corpus))
+        self.allowed = None if parsed is None else parsed.rows(self.corpus)
         self.queries = Queries.open(store, queries)
         self.split = self.queries.split(split, limit)
         self.sources = HitSources(store, self.corpus, options)
@@ -84,6 +91,7 @@ class SearchQueries:
             [self.queries.artifact.name, split, label(self.source)]
             + ([label(task)] if task and not is_named else [])
             + ([label(reranker.rstrip("/").rpartition("/")[2])] if reranker else [])
+            + ([f"filter-{fingerprint_of(parsed.text)[:8]}"] if parsed else [])
         )
         self.config: dict[str, Any] = {
             "source": self.source,
@@ -95,6 +103,8 @@ class SearchQueries:
         }
         if self.reranker:
             self.config |= {"reranker": self.reranker[1], "rerank_depth": rerank_depth}
+        if parsed:
+            self.config["filter"] = json.loads(parsed.text)
 
     @property
     def targets(self) -> list[Target]:
@@ -162,7 +172,7 @@ class SearchStage(StageDefaults):
         ids, texts = search.split.ids[piece], search.split.texts[piece]
         depth = min(search.k + search.drop_self, max(1, search.corpus.num_rows))  # sources allocate as many per query
         try:
-            hits = search.hit_source.search(texts, depth, runner)
+            hits = search.hit_source.search(texts, depth, runner, search.allowed)
         except TextsError as error:
             number = min(error.reasons)
             raise InputError(f"query {ids[number]!r}: {error.reasons[number]}") from error

@@ -155,9 +155,17 @@ def _searcher(files: SegmentFiles, first_row: int) -> ImpactSearch:
     return ImpactSearch(segments_of(files), first_row)
 
 
-def search_impacts(index: ImpactIndex, queries: SparseVectors, k: int, deleted: np.ndarray, runner: Runner) -> Hits:
-    """Returns the top k of each query, spread over workers; arguments and errors as of `ImpactIndex.search`."""
-    task = SearchImpactsTask(index, k, deleted)
+def search_impacts(
+    index: ImpactIndex,
+    queries: SparseVectors,
+    k: int,
+    deleted: np.ndarray,
+    runner: Runner,
+    *,
+    allowed: np.ndarray | None = None,
+) -> Hits:
+    """Returns the top k of each query, spread over workers; see `ImpactIndex.search`, `allowed` is its `among`."""
+    task = SearchImpactsTask(index, k, deleted, allowed)
     return search_blocks(task, len(queries), queries.between, runner)
 
 
@@ -168,6 +176,7 @@ class SearchImpactsTask:
     index: ImpactIndex
     k: int
     deleted: np.ndarray
+    allowed: np.ndarray | None
     resources: Resources = ALL_CORES
 
     def open(self, place: Place) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
@@ -176,6 +185,8 @@ class SearchImpactsTask:
 
         def search(block: tuple[int, SparseVectors], report: Report) -> Hits:
             first, queries = block
-            return self.index.search(queries, self.k, self.deleted, threads=place.cores, first_query=first)
+            return self.index.search(
+                queries, self.k, self.deleted, threads=place.cores, among=self.allowed, first_query=first
+            )
 
         return search

@@ -48,6 +48,6 @@ def source_rate(search: SearchQueries, depth: int, texts: Sequence[str], batch: 
     source = HitSources(search.store, search.corpus, search.sources.options).open(search.source)
 
     def search_batch(some: Sequence[str]) -> Hits:
-        return source.search(some, depth, runner)
+        return source.search(some, depth, runner, search.allowed)
 
     return measure_rate(search_batch, texts, batch)

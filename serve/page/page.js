@@ -54,6 +54,7 @@ async function begin() {
     `${info.passages.toLocaleString("en")} passages${info.encoder ? ` · ${info.encoder}` : ""} · ${info.tasks.length} ${info.tasks.length === 1 ? "task" : "tasks"} · release ${info.release}`;
   one("newer").textContent = `The store has newer artifacts than this release: ${(info.newer ?? []).join(", ")}.`;
   one("newer").hidden = !info.newer?.length;
+  listFilters(info.filters);
   tasksOf = Object.fromEntries(tasks.tasks.map((task) => [task.name, task]));
   const chosen = one("task").value || new URLSearchParams(location.search).get("task");
   one("task").replaceChildren(...tasks.tasks.map((task) => new Option(task.name, task.name, false, task.name === chosen)));
@@ -81,6 +82,18 @@ function listModes() {
   const options = [...one("mode").options].filter((option) => !option.hidden);
   const option = options.find(({ value }) => value === chosen) || options[0];
   if (option) one("mode").value = option.value;
+}
+
+// Shows the field for a filter, with the metadata fields that the corpus can filter by and an example.
+function listFilters(types) {
+  const names = Object.keys(types);
+  one("filters").hidden = !names.length;
+  if (!names.length) return;
+  const value = (type) => ({ int64: "2000", float64: "0.5", bool: "true", timestamp: "2000-01-01" }[type] || "word");
+  const example = names.slice(0, 2).map((name) => `${name} = ${value(types[name].replace(/^list\[(.*)\]$/, "$1"))}`);
+  one("filter").placeholder = example.join(" and ");
+  const fields = names.map((name) => `${name} (${types[name]})`).join(", ");
+  one("fields").textContent = `Fields: ${fields}. Operators: = != < <= > >= in (a, b) and or not; = null: no value.`;
 }
 
 function column(mode, found) {
@@ -121,6 +134,8 @@ async function search() {
   one("error").hidden = true;
   one("status").textContent = "Searching …";
   const body = { query, task: one("task").value, k: Number(one("k").value) || 10, allow_partial: true };
+  const filter = one("filter").value.trim();
+  if (filter) body.filter = filter;
   try {
     const found = await Promise.all(wanted.map((mode) => call("/v1/search",
       mode.startsWith(SOURCE) ? { ...body, source: mode.slice(SOURCE.length) } : { ...body, mode })));

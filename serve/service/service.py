@@ -222,7 +222,7 @@ class Service:
         deadline = time.time() + timeout_s
         with self._kept_open(live):
             filter_text = None
-            if request.filter:  # its conditions may have thousands of values
+            if request.filter not in (None, {}):  # its conditions may have thousands of values
                 filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
             rerank, is_partial = request.rerank, request.allow_partial
             queries = [

@@ -189,7 +189,7 @@ def test_a_filter_that_many_match_searches_the_index_among_them(
 ) -> None:
     body = {"queries": list(query_texts(root).values())[:8], "mode": mode, "k": K, "filter": {"year": {"lt": 2100}}}
     few = client.post("/v1/search", json=body).json()["results"]
-    monkeypatch.setattr("indexing.dense.online.EXACT_ROWS", 10)
+    monkeypatch.setattr("indexing.dense.shard.EXACT_ROWS", 10)
     probed = []
 
     def search_shard(*arguments: Any, **options: Any) -> Any:
@@ -609,6 +609,11 @@ def test_an_ingress_takes_what_its_queues_hold(root: Path) -> None:
         ({"query": "a", "task": "none"}, 404),
         ({"query": "a", "filter": {"colour": "red"}}, 400),
         ({"query": "a", "filter": {"year": "1900"}}, 400),
+        ({"query": "a", "filter": {"or": []}}, 400),
+        ({"query": "a", "filter": "year >= 1900 and"}, 400),
+        ({"query": "a", "filter": ""}, 400),
+        ({"query": "a", "filter": '{"year": '}, 400),
+        ({"query": "a", "filter": 5}, 422),
         ({"query": "a", "rerank": 5}, 400),
     ],
 )
@@ -857,7 +862,7 @@ def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> N
 def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> None:
     info = client.get("/v1/info").json()
     assert (info["passages"], info["dim"], info["encoder"]) == (234, 32, Path(model).name)
-    assert info["filters"] == {"year": "int64", "lang": "string"}
+    assert info["filters"] == {"year": "int64", "lang": "string", "tags": "list[string]"}
     assert info["modes"] == ["dense", "exact", "bm25", "hybrid"]
     client.post("/v1/search", json={"query": "bafa", "mode": "hybrid"})
     text = client.get("/metrics").text

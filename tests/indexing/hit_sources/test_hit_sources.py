@@ -43,7 +43,7 @@ class Listed:
     def inputs(self) -> dict[str, Artifact]:
         return {}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
         self.asked.append(k)
         rows = np.full((len(texts), k), -1, np.int64)
         scores = np.full((len(texts), k), -np.inf, np.float32)

@@ -157,7 +157,7 @@ class Batched:
     def inputs(self) -> dict[str, Artifact]:
         return {}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
         self.calls.append(list(texts))
         rows = np.tile(np.arange(k), (len(texts), 1))
         return Hits(np.full(rows.shape, sum(map(len, texts)), np.float32) - rows, rows)
