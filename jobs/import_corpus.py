@@ -23,7 +23,6 @@ from indexing.corpus.importing import ImportCorpus as ImportWork
 from indexing.corpus.importing import ImportOptions
 from indexing.corpus.queries import check_splits, complete_queries, import_queries, read_judged_queries
 from indexing.files.columns import PassageNames
-from indexing.files.raw import open_input
 from indexing.formats.chunking import CHUNK_BYTES
 from indexing.formats.registry import FormatName
 from indexing.formats.sources import Source, describe_columns, detect
@@ -41,8 +40,9 @@ class ImportCorpus(Workers):
     NAMED_BY: ClassVar = ("source",)
 
     source: str | None = None
-    """Folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Titles in
-    para.title.txt (RocketQA's: id<TAB>title) beside MS MARCO's collection.tsv are joined."""
+    """Folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Of a folder of
+    .txt, .md and .html files, also in its subfolders, each file is a passage. Titles in para.title.txt (RocketQA's:
+    id<TAB>title) beside MS MARCO's collection.tsv are joined."""
     format: FormatName = "auto"
     """Format of the source; auto detects it from the file names and the first line."""
     append: bool = False
@@ -98,7 +98,7 @@ def main(options: ImportCorpus) -> None:
         if with_queries is None or complete_queries(store, with_queries, name, hold_out=hold_out):
             return say_complete(latest.url)
     if options.plan:
-        return plan(store, source, options)
+        return plan(store, source, work, options)
     judged = None
     if not work.complete:
         if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
@@ -151,19 +151,18 @@ def check_queries_name(source: Source) -> None:
         ) from None
 
 
-def plan(store: Store, source: Source | None, options: ImportCorpus) -> None:
+def plan(store: Store, source: Source | None, work: ImportWork, options: ImportCorpus) -> None:
     """Prints what an import reads and about how large the corpus becomes: Arrow needs as many bytes as plain text."""
     say(f"store    {store.url} ({len(store.generations('corpus'))} generations of a corpus now)")
     if source:
-        sizes = []
-        for file in source.corpus:
-            with open_input(file) as opened:
-                sizes.append(opened.size() * (3 if file.endswith(".gz") else 1))
-        say(f"source   {source.format.name}: {len(source.corpus)} corpus files, about {human(sum(sizes))} of text")
+        files = work.config["source"]
+        size = sum(each["bytes"] * (3 if each["file"].endswith(".gz") else 1) for each in files)
+        number = sum(each.get("documents", 1) for each in files)
+        say(f"source   {source.format.name}: {number:,} corpus files, about {human(size)} of text")
         with_queries = source.query_source or source
         say(f"queries  {len(with_queries.queries)} files, splits: {', '.join(with_queries.qrels) or 'none'}")
         part = f"{options.part_size:,} passages, at most {human(CHUNK_BYTES)}"
-        say(f"disk     about {human(sum(sizes) * 1.05)}; memory a few parts per core ({part} each)")
+        say(f"disk     about {human(size * 1.05)}; memory a few parts per core ({part} each)")
     if options.delete:
         say(f"delete   the ids in {options.delete}")
 

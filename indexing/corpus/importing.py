@@ -7,10 +7,8 @@ replaces it (indexing/store/artifact.py, Draft). An import that was killed keeps
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,8 @@ import xxhash
 from indexing.corpus.corpus import Corpus, save_array, write_table
 from indexing.corpus.duplicates import merge_ids
 from indexing.corpus.ids import num_buckets, sorted_hashes
-from indexing.files.raw import Lines, Piece, clip, no_rows, open_input
+from indexing.files.listing import file_identity
+from indexing.files.raw import Lines, Piece, clip, no_rows
 from indexing.files.rows import text_lines
 from indexing.files.titles import title_facts
 from indexing.formats.chunking import Chunk, chunks
@@ -80,7 +79,7 @@ class ImportCorpus(WorkDefaults):
             "part_size": options.part_size,
             "filters": dict(options.filters),
             "limit": options.limit,
-            "source": [file_identity(file) for file in source.corpus] if source else [],
+            "source": [source.format.identity(file) for file in source.corpus] if source else [],
             "delete": file_identity(delete) if delete else None,
         }
         if source and source.columns:
@@ -334,14 +333,3 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
         more = f", nor are {num_unknown - 1} more" if num_unknown > 1 else ""
         raise InputError(f"{first} is not in the corpus (or deleted already){more}; remove the line")
     return np.unique(np.concatenate(deleted))
-
-
-def file_identity(file: str) -> dict[str, Any]:
-    """Returns name, size and a hash of three samples of a raw file, which a resume compares."""
-    with open_input(file) as source:
-        size = source.size()
-        digest = hashlib.sha256()
-        for offset in (0, size // 2, max(0, size - (1 << 20))):
-            source.seek(offset)
-            digest.update(source.read(1 << 20))
-    return {"file": Path(file).name, "bytes": size, "samples": digest.hexdigest()}

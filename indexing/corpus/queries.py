@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from indexing.corpus.corpus import Corpus, write_table
 from indexing.corpus.hold_out import HoldOut
-from indexing.corpus.importing import file_identity
+from indexing.files.listing import file_identity
 from indexing.files.qrels import read_qrels
 from indexing.files.raw import clip
 from indexing.formats.parse import read_queries

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, Table, named_columns
-from indexing.files.parquet import ParquetRows, parquet_blocks, parquet_names, parquet_objects
+from indexing.files.parquet import ParquetRows, parquet_blocks, parquet_names, parquet_objects, stored_bytes
 from indexing.files.raw import Piece
 from indexing.files.rows import Row, RowReader, read_document
 from indexing.formats.tables import QueryRow, TableFormat, named_passages
@@ -127,6 +127,9 @@ Judgements of `test`:
 
     def blocks(self, piece: Piece, columns: PassageColumns | None = None) -> Iterator[Piece]:
         return parquet_blocks(piece, None if columns is None else columns.wanted)
+
+    def source_bytes(self, piece: Piece) -> int:
+        return stored_bytes(piece)
 
     def query_blocks(self, piece: Piece, table: Table) -> Iterator[Piece]:
         return parquet_blocks(piece)

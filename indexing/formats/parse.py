@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 
 from indexing.files import limits
-from indexing.files.parquet import stored_bytes
 from indexing.files.raw import Piece, clip
 from indexing.files.rows import Row, bad, dump_metadata, place
 from indexing.formats.chunking import Chunk
@@ -63,7 +62,7 @@ def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] 
             tables.append(_passages(block, rows, filters, is_text=format.has_text_values))
             size += tables[-1].nbytes
             if size > limits.MAX_PART_BYTES:
-                _check_growth(chunk, block, size)
+                _check_growth(format, chunk, block, size)
     passages = pa.concat_tables(tables)
     if chunk.titles is not None:
         field = CORPUS_SCHEMA.field("title")
@@ -90,15 +89,16 @@ def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, 
     return table
 
 
-def _check_growth(chunk: Chunk, block: Piece, size: int) -> None:
+def _check_growth(format: CorpusFormat, chunk: Chunk, block: Piece, size: int) -> None:
     """Raises InputError if the passages of a chunk take far more bytes than the rows that they are read from.
 
     Args:
+        format: The format of the chunk's source.
         chunk: The chunk.
         block: The last block that is parsed.
         size: Bytes of the passages up to there.
     """
-    source = sum(stored_bytes(piece) if piece.data is None else len(piece.data) for piece in chunk.pieces)
+    source = sum(format.source_bytes(piece) for piece in chunk.pieces)
     if size > limits.MAX_PART_GROWTH * source:
         first = chunk.pieces[0]
         raise InputError(

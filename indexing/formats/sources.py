@@ -19,7 +19,7 @@ from indexing.files.columns import (
     describe_passage_columns,
     describe_query_columns,
 )
-from indexing.files.listing import is_file, list_files
+from indexing.files.listing import is_file, list_files, walk_files
 from indexing.files.start import FileStart, refuse_unreadable
 from indexing.formats.format import CorpusFormat
 from indexing.formats.registry import FORMATS, find_format, known_endings, table_names
@@ -75,13 +75,14 @@ def detect(path: str, format: str = "auto", names: PassageNames | None = None) -
         chosen = requested or _detect_corpus(path, is_named)
         source = Source(chosen, _stem(path), (path,), (), {}, titles=_title_file(chosen, _files_beside(chosen, path)))
     else:
-        chosen, files = _corpus_files(path, listing, requested)
-        corpus = tuple(f"{path}/{name}" for name in files)
-        if requested is None and not chosen.has_columns and (is_named or not chosen.accepts(FileStart(corpus[0]))):
+        chosen, corpus = _corpus_files(path, listing, requested)
+        if chosen.is_folder:
+            _refuse_names(chosen, names)
+        elif requested is None and not chosen.has_columns and (is_named or not chosen.accepts(FileStart(corpus[0]))):
             chosen = _detect_corpus(corpus[0], has_columns=True)
         titles = _title_file(chosen, [f"{path}/{name}" for name in listing])
         source = Source(chosen, _name(path), corpus, (), {}, titles=titles)
-        if chosen.has_columns:
+        if chosen.has_columns or chosen.is_folder:
             source = replace(source, query_source=_queries_beside(path, listing))
         else:
             queries, qrels = _queries(path, listing, chosen)
@@ -130,9 +131,12 @@ def detect_queries(
 def describe_columns(source: Source) -> list[str]:
     """Returns one line per table that describes the role of each column; no lines for formats with fixed columns.
 
-    A BEIR file is described if it has additional fields, since those become metadata.
+    A line says what is left out of a folder of documents. A BEIR file is described if it has additional fields, since
+    those become metadata.
     """
     lines = []
+    if source.corpus and (left_out := source.format.left_out(source.corpus[0])):
+        lines.append(left_out)
     if source.corpus and (columns := source.format.shown_columns(source.corpus[0], source.columns)):
         lines.append(describe_passage_columns(source.corpus[0], columns))
     if source.titles is not None:
@@ -145,13 +149,19 @@ def describe_columns(source: Source) -> list[str]:
 def _requested(format: str, names: PassageNames | QueryNames) -> CorpusFormat | None:
     """Returns the format that the caller names; None: detect it. Refuses columns for a format with fixed columns."""
     requested = find_format(format)
-    if requested is not None and not requested.has_columns and names != type(names)():
+    if requested is not None:
+        _refuse_names(requested, names)
+    return requested
+
+
+def _refuse_names(format: CorpusFormat, names: PassageNames | QueryNames) -> None:
+    """Raises InputError if columns are named of a format that has fixed ones."""
+    if not format.has_columns and names != type(names)():
         parameter = next(name for name, value in vars(names).items() if value is not None)
         raise InputError(
-            f"parameter {parameter}: format {format} has fixed columns, expected one of {table_names()}; "
+            f"parameter {parameter}: format {format.name} has fixed columns, expected one of {table_names()}; "
             "leave the name out or choose one of these by parameter format"
         )
-    return requested
 
 
 def _detect_corpus(path: str, has_columns: bool) -> CorpusFormat:
@@ -173,8 +183,8 @@ def _detect_queries(path: str, has_columns: bool) -> CorpusFormat:
 
 
 def _candidates(has_columns: bool) -> list[CorpusFormat]:
-    """Returns all formats, or only those with columns."""
-    return [format for format in FORMATS if format.has_columns or not has_columns]
+    """Returns the formats whose corpus is a file: all, or only those with columns."""
+    return [format for format in FORMATS if not format.is_folder and (format.has_columns or not has_columns)]
 
 
 def _unknown_ending(start: FileStart, candidates: Sequence[CorpusFormat]) -> InputError:
@@ -185,17 +195,20 @@ def _unknown_ending(start: FileStart, candidates: Sequence[CorpusFormat]) -> Inp
     return InputError(f"{start.path}: found {actual}, expected {expected}; name the format")
 
 
-def _corpus_files(path: str, listing: list[str], requested: CorpusFormat | None) -> tuple[CorpusFormat, list[str]]:
-    """Returns the format of a folder's corpus and the names of its files."""
-    candidates = [requested] if requested else FORMATS
+def _corpus_files(
+    path: str, listing: list[str], requested: CorpusFormat | None
+) -> tuple[CorpusFormat, tuple[str, ...]]:
+    """Returns the format of a folder's corpus and its files; the folder itself if the format is one of folders."""
+    if requested is not None and requested.is_folder:
+        return requested, (path,)
+    candidates = [requested] if requested else _candidates(has_columns=False)
     matches = [(each, names) for each in candidates if (names := each.find_corpus(listing))]
     if requested is None:
         matches = [(each, names) for each, names in matches if not each.is_generic] or matches
     if not matches:
-        expected = ", ".join(f"{each.describe_files(each.corpus_files)} ({each.name})" for each in candidates)
-        raise InputError(
-            f"{path}: found no corpus among {_some(listing)}, expected one of {expected}; name its folder or file"
-        )
+        if requested is None and (format := _folder_format(path, listing)):
+            return format, (path,)
+        raise _no_corpus(path, listing, requested)
     if len(matches) > 1:
         raise InputError(
             f"{path}: found several corpora ({', '.join(f'{each.name}: {_some(files)}' for each, files in matches)})"
@@ -204,7 +217,34 @@ def _corpus_files(path: str, listing: list[str], requested: CorpusFormat | None)
     [(chosen, files)] = matches
     if len(files) > 1 and not chosen.has_many_files:
         raise InputError(f"{path}: found {' and '.join(files)}, expected one of them; remove or rename the other")
-    return chosen, files
+    return chosen, tuple(f"{path}/{name}" for name in files)
+
+
+def _folder_format(path: str, listing: list[str]) -> CorpusFormat | None:
+    """Returns the format of a folder of documents; None if there are none, or if a table may be the corpus."""
+    if _possible_files(listing):
+        return None
+    below = [name for name, _ in walk_files(path)]
+    return next((each for each in FORMATS if each.is_folder and each.find_corpus(below)), None)
+
+
+def _possible_files(listing: list[str]) -> list[str]:
+    """Returns the files of a folder that have the ending of a corpus but not its name, without queries."""
+    queries = {name for each in FORMATS for name in each.find_queries(listing)}
+    files = [name for name in listing if "/" not in name and name not in queries]
+    return [name for name in files if any(each.has_ending(FileStart(name)) for each in _candidates(False))]
+
+
+def _no_corpus(path: str, listing: list[str], requested: CorpusFormat | None) -> InputError:
+    """Returns the error for a folder without a corpus."""
+    if requested is not None:
+        expected = requested.describe_files(requested.corpus_files)
+    else:
+        expected = f"one of the formats {', '.join(each.name for each in FORMATS)}"
+    file = next(iter(_possible_files(listing)), "FILE")
+    return InputError(
+        f"{path}: found no corpus among {_some(listing)}, expected {expected}; name the file itself, as {path}/{file}"
+    )
 
 
 def _queries(path: str, listing: list[str], format: CorpusFormat) -> tuple[tuple[str, ...], dict[str, str]]:
