@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from indexing.files import limits
+from indexing.files.columns import value_at
 from indexing.files.raw import Piece, clip
 from indexing.files.rows import Row, bad, dump_metadata, place
 from indexing.formats.chunking import Chunk
@@ -82,7 +83,7 @@ def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, 
         texts.append(text)
         metadata.append(dump_metadata(block, line, fields) if fields else "")
         for name, kind in filters.items():
-            typed[name].append(_filter_value(block, line, name, kind, fields.get(name)))
+            typed[name].append(_filter_value(block, line, name, kind, value_at(fields, name)))
     table = pa.table([ids, titles, texts, metadata], schema=CORPUS_SCHEMA)
     for name, kind in filters.items():
         table = table.append_column(f"filter.{name}", pa.array(typed[name], FILTER_TYPES[kind]))
