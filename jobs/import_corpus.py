@@ -9,7 +9,7 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, Workers, human, run, say, say_complete
+from jobs.common.cli import Stage, Workers, as_options, human, run, say, say_complete
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -46,7 +46,8 @@ class ImportCorpus(Workers):
     format: FormatName = "auto"
     """Format of the source; auto detects it from the file names and the first line."""
     append: bool = False
-    """Add the source to the existing corpus as a new generation."""
+    """Add the source to the existing corpus as a new generation. Columns of a table that are not named are those of the
+    first import, if the table has them."""
     delete: str | None = option(None, metavar="FILE")
     """File of ids, one per line, that a new generation deletes."""
     COLUMNS: ClassVar = Heading("columns")
@@ -82,9 +83,11 @@ def main(options: ImportCorpus) -> None:
     hold_out = hold_out_of(options)
     source = None
     if options.source:
-        source = detect(options.source, options.format, names)
+        first = store.generations("corpus")[:1] if options.append else []
+        earlier = first[0].config.get("columns") if first else None
+        source = detect(options.source, options.format, names, earlier=earlier)
         for line in describe_columns(source):
-            say(line)
+            say(as_options(line))
     with_queries = (source.query_source or (source if source.queries else None)) if source else None
     if with_queries:
         check_queries_name(with_queries)

@@ -74,7 +74,7 @@ class ImportCorpus(WorkDefaults):
             options = replace(options, filters=_same_filters(self.previous[0], options.filters))
         check_filter_types(options.filters)
         self.source, self.options = source, options
-        self.config = {
+        self.config: dict[str, Any] = {
             "format": source.format.name if source else None,
             "part_size": options.part_size,
             "filters": dict(options.filters),

@@ -8,7 +8,7 @@ a parameter as `parameter NAME`, so that a job can put its option in that place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from indexing.files import limits
@@ -65,6 +65,27 @@ class PassageNames:
     title: str | None = None
     text: str | None = None
     metadata: tuple[str, ...] | None = None
+
+    def completed(self, file: str, table: Table, config: Mapping[str, Any]) -> tuple[PassageNames, str]:
+        """Returns the names with those of an earlier import of the corpus in place of names that are not given.
+
+        Args:
+            file: The file to import, for the line.
+            table: Its columns; names that it lacks are not taken.
+            config: The columns of the earlier import, as `PassageColumns.config` has them.
+
+        Returns:
+            The names, and a line that says which are taken; "" if there are none.
+        """
+        taken: dict[str, Any] = {}
+        for role in ("id", "title", "text", "metadata"):
+            if (value := config[role]) and getattr(self, role) is None:
+                names = [value] if isinstance(value, str) else list(value)
+                absent = table.missing(names)
+                if existing := [name for name in names if name not in absent]:
+                    taken[role] = value if isinstance(value, str) else tuple(existing)
+        shown = ", ".join(f"{role} = {shown_columns((v,) if isinstance(v, str) else v)}" for role, v in taken.items())
+        return replace(self, **taken), f"named as in the first import, in {file}: {shown}" if taken else ""
 
 
 @dataclass(frozen=True)
@@ -190,6 +211,16 @@ def describe_query_columns(file: str, table: Table, columns: QueryColumns) -> st
     return (
         f"columns of {file}: id = {columns.id or 'a hash of the text'}, text = {columns.text}, {judged}, "
         f"metadata = {_describe_rest(table, columns.used, columns.metadata)}"
+    )
+
+
+def no_judgements(file: str, table: Table, columns: QueryColumns) -> str:
+    """Returns one line that says how judgements would be found in a table of queries that seems to have none."""
+    others = [name for name in table.shown if name not in columns.used]
+    example = f", for example {others[0]}" if others else ""
+    return (
+        f"no judgements in {file}: none of its columns is called {', '.join(RELEVANT_NAMES)}; if one has the ids of "
+        f"relevant passages{example}, rename it, or name it by parameter relevant of import_queries"
     )
 
 

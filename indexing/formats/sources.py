@@ -8,8 +8,9 @@ The formats are those of `indexing.formats.registry`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from indexing.files.columns import (
     PassageColumns,
@@ -18,11 +19,13 @@ from indexing.files.columns import (
     QueryNames,
     describe_passage_columns,
     describe_query_columns,
+    no_judgements,
 )
 from indexing.files.listing import is_file, list_files, walk_files
 from indexing.files.start import FileStart, refuse_unreadable
 from indexing.formats.format import CorpusFormat
 from indexing.formats.registry import FORMATS, find_format, known_endings, table_names
+from indexing.formats.tables import TableFormat
 from retriever.errors import InputError, listed
 
 DEFAULT_SPLIT = "test"  # for judgements in a file whose name has no split: queries.csv
@@ -42,6 +45,7 @@ class Source:
         query_columns: The columns of the query tables; None: the fixed columns of the format.
         query_source: The queries in the same folder as a corpus, if they have another format than the corpus.
         titles: The file of the titles of MS MARCO's passages; None: they have no titles.
+        remembered: A line about columns that are those of an earlier import; "": there are none.
     """
 
     format: CorpusFormat
@@ -53,9 +57,16 @@ class Source:
     query_columns: QueryColumns | None = None
     query_source: Source | None = None
     titles: str | None = None
+    remembered: str = ""
 
 
-def detect(path: str, format: str = "auto", names: PassageNames | None = None) -> Source:
+def detect(
+    path: str,
+    format: str = "auto",
+    names: PassageNames | None = None,
+    *,
+    earlier: Mapping[str, Any] | None = None,
+) -> Source:
     """Finds the corpus at a path, with the queries and judgements of the folder if it has any.
 
     Args:
@@ -63,6 +74,8 @@ def detect(path: str, format: str = "auto", names: PassageNames | None = None) -
         format: The name of a format, or "auto" to detect it from the names in a folder, or a file's ending and first
             line.
         names: Names of the columns, for formats that have some; columns without a name are recognised.
+        earlier: The columns of an earlier import of the corpus, as its configuration has them. They count, if the file
+            has them, before recognised ones.
 
     Raises:
         InputError: If nothing, no known format or more than one corpus is found, or if a column cannot be chosen.
@@ -87,7 +100,14 @@ def detect(path: str, format: str = "auto", names: PassageNames | None = None) -
         else:
             queries, qrels = _queries(path, listing, chosen)
             source = replace(source, queries=queries, qrels=qrels)
-    return replace(source, columns=chosen.choose_columns(source.corpus[0], names))
+    if earlier is not None:
+        if requested is None and not chosen.has_columns and _has_columns(source.corpus[0], earlier):
+            source = replace(source, format=_detect_corpus(source.corpus[0], has_columns=True))
+        if isinstance(source.format, TableFormat):
+            table = source.format.read_table(source.corpus[0])
+            names, line = names.completed(source.corpus[0], table, earlier)
+            source = replace(source, remembered=line)
+    return replace(source, columns=source.format.choose_columns(source.corpus[0], names))
 
 
 def detect_queries(
@@ -137,13 +157,25 @@ def describe_columns(source: Source) -> list[str]:
     lines = []
     if source.corpus and (left_out := source.format.left_out(source.corpus[0])):
         lines.append(left_out)
+    if source.remembered:
+        lines.append(source.remembered)
     if source.corpus and (columns := source.format.shown_columns(source.corpus[0], source.columns)):
         lines.append(describe_passage_columns(source.corpus[0], columns))
     if source.titles is not None:
         lines.append(f"titles of {source.corpus[0]}: joined from {source.titles}")
     if source.queries and (shown := source.format.shown_query_columns(source.queries[0], source.query_columns)):
         lines.append(describe_query_columns(source.queries[0], *shown))
+        if not source.qrels and shown[1].relevant is None:
+            lines.append(no_judgements(source.queries[0], *shown))
     return lines + (describe_columns(source.query_source) if source.query_source else [])
+
+
+def _has_columns(file: str, earlier: Mapping[str, Any]) -> bool:
+    """Returns whether a file can be read as a table with the id, the title and the text of an earlier import."""
+    start = FileStart(file)
+    tables = [each for each in reversed(FORMATS) if isinstance(each, TableFormat) and each.detects_corpus(start)]
+    used = [earlier[role] for role in ("id", "title", "text") if earlier[role]]
+    return bool(tables) and not tables[0].read_table(file).missing(used)
 
 
 def _requested(format: str, names: PassageNames | QueryNames) -> CorpusFormat | None:

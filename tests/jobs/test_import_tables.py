@@ -182,3 +182,43 @@ def test_column_options_in_a_recipe(tmp_path: Path, done: Done) -> None:
     at = ("--store", tmp_path / "s", "--source", tmp_path / "a.csv", "--config", tmp_path / "r.yaml")
     done("import_corpus", *at)
     assert passages_of(tmp_path / "s") == [("1", "", "x", '{"c":"y"}')]
+
+
+def test_appended_tables_have_the_columns_of_the_first_import(tmp_path: Path, done: Done) -> None:
+    command = ("import_corpus", "--store", tmp_path / "s", "--source")
+    (tmp_path / "a.csv").write_text("number,id,answer,text,topic,author\n1,x,first,short,tides,Ann\n")
+    (tmp_path / "b.csv").write_text("number,id,answer,text,topic,author\n2,x,second,short,sails,Ben\n")
+    (tmp_path / "c.jsonl").write_text('{"_id": "3", "text": "third", "topic": "ropes"}\n')
+    (tmp_path / "d.csv").write_text("number,answer,text,topic,author\n4,a,fourth,sails,Ben\n")
+    (tmp_path / "e.jsonl").write_text('{"number": 5, "answer": "fifth", "_id": "y", "text": "short"}\n')
+    first = done(*command, tmp_path / "a.csv", "--id", "number", "--text", "answer", "--metadata", "topic")
+    assert "first import" not in first
+    again = done(*command, tmp_path / "b.csv", "--append")
+    line = f"named as in the first import, in {tmp_path}/b.csv: id = number, text = answer, metadata = topic"
+    assert line in again.splitlines()
+    assert done(*command, tmp_path / "b.csv", "--append", "--plan").splitlines()[-1].endswith("g0001 is complete")
+    assert "first import" not in done(*command, tmp_path / "c.jsonl", "--append")  # BEIR
+    done(*command, tmp_path / "d.csv", "--append", "--text", "text")
+    done(*command, tmp_path / "e.jsonl", "--append")
+    corpus = Corpus.open(Store(str(tmp_path / "s")))
+    assert [(p.id, p.text, p.metadata) for p in corpus.passages(range(corpus.num_rows))] == [
+        ("1", "first", '{"topic":"tides"}'),
+        ("2", "second", '{"topic":"sails"}'),
+        ("3", "third", '{"topic":"ropes"}'),
+        ("4", "fourth", '{"topic":"sails"}'),
+        ("5", "fifth", '{"_id":"y","text":"short"}'),
+    ]
+
+
+def test_queries_without_judgements_say_how_these_are_found(tmp_path: Path, done: Done) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,x\n")
+    (tmp_path / "asked.csv").write_text("query,answer\nwhat,1\n")
+    done("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.csv")
+    command = ("import_queries", "--store", tmp_path / "s", "--source", tmp_path / "asked.csv", "--queries")
+    [line] = [line for line in done(*command, "plain").splitlines() if line.startswith("no judgements")]
+    assert line.startswith(
+        f"no judgements in {tmp_path}/asked.csv: none of its columns is called relevant, passage_id, "
+    )
+    assert line.endswith("for example answer, rename it, or name it by --relevant of import_queries")
+    assert "no judgements" not in done(*command, "judged", "--relevant", "answer")
+    assert "no judgements" not in done(*command, "none", "--relevant", "")
