@@ -50,6 +50,9 @@ class ImportCorpus(Workers):
     first import, if the table has them."""
     delete: str | None = option(None, metavar="FILE")
     """File of ids, one per line, that a new generation deletes."""
+    drop_duplicates: bool = False
+    """Drop a passage if an earlier one, also of the existing corpus, has its id, title and text; without an id column,
+    its title and text. The metadata of the first one stay. No search finds a dropped passage, but it keeps its row."""
     COLUMNS: ClassVar = Heading("columns")
     id: str | None = None
     """Column with the id of a passage; default: a known name such as id, otherwise a hash of title and text ("")."""
@@ -93,7 +96,7 @@ def main(options: ImportCorpus) -> None:
         check_queries_name(with_queries)
     elif hold_out:
         raise InputError(f"--hold-out {options.hold_out}: expected queries in the folder of the source, found none")
-    shape = ImportOptions(part_size=options.part_size, filters=options.filters, limit=options.limit)
+    shape = ImportOptions(options.part_size, options.filters, options.limit, options.drop_duplicates)
     work = ImportWork(store, source, shape, append=options.append, delete=options.delete)
     if options.plan and work.complete:
         latest = work.previous[-1]
@@ -111,6 +114,8 @@ def main(options: ImportCorpus) -> None:
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
     say(f"{latest.url}: {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted")
+    if dropped := sum(part.rows for part in latest.group("dropped")):
+        say(f"dropped  {dropped:,} passages with the id, title and text of an earlier one")
     if source is not None and source.titles is not None:
         # If the source was imported before, later generations may be those of other sources.
         parts = next(a for a in reversed(corpus.generations) if a.config == work.config).group("part")
@@ -129,6 +134,8 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
     """Raises InputError if options do not fit each other, or name nothing to import."""
     if not options.source and options.delete is None:
         raise InputError("import_corpus: expected --source PATH, --delete IDS_FILE or both")
+    if options.source is None and options.drop_duplicates:
+        raise InputError("--drop-duplicates: expected --source PATH, of whose passages some are dropped")
     if options.source is None and names != PassageNames():
         raise InputError("--id, --title, --text, --metadata: expected --source PATH, whose columns they name")
     if options.source is not None and options.delete is not None and not options.append:

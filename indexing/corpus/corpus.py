@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from indexing.corpus.ids import candidates, hash_ids
-from indexing.store.artifact import Artifact
+from indexing.store.artifact import Artifact, Part
 from indexing.store.chain import RowPart, row_parts, split_rows
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -52,7 +52,7 @@ class Corpus:
     @functools.cached_property
     def deleted(self) -> np.ndarray:
         """The deleted rows: int64, ascending."""
-        files = [artifact.local("deleted") for artifact in self.generations if _has(artifact, "deleted")]
+        files = [artifact.local(part) for artifact in self.generations for part in deletions(artifact)]
         return np.unique(np.concatenate([np.load(file) for file in files])) if files else np.empty(0, np.int64)
 
     def table(self, part: RowPart) -> pa.Table:
@@ -135,8 +135,9 @@ def open_table(part: RowPart) -> pa.Table:
     return table
 
 
-def _has(artifact: Artifact, name: str) -> bool:
-    return any(part.name == name for part in artifact.parts)
+def deletions(generation: Artifact) -> list[Part]:
+    """Returns the files of a generation with rows that it deletes, or that it drops because an earlier one is equal."""
+    return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
 
 
 def contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:

@@ -1,8 +1,12 @@
-"""Merges the ids of a generation's parts, and refuses an id that occurs twice with the places of both rows."""
+"""Merges the ids of a generation's parts, and finds ids that occur twice.
+
+They are refused with the places of both rows; or, if title and text are the same too, the later row is dropped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +18,20 @@ from indexing.files.raw import clip
 from indexing.store.artifact import Artifact, Draft, Part
 from retriever.errors import InputError
 
+PAIRS_AT_ONCE = 4_096  # pairs of passages that are compared at once
+Content = tuple[str, str, str]  # id, title and text of a passage
+
 
 def merge_ids(
-    bucket: int, draft: Draft, committed: Mapping[str, Part], previous: Sequence[Artifact], buckets: int
+    bucket: int,
+    draft: Draft,
+    committed: Mapping[str, Part],
+    previous: Sequence[Artifact],
+    buckets: int,
+    *,
+    drop_duplicates: bool = False,
 ) -> None:
-    """Commits the merged ids of a bucket.
+    """Commits the merged ids of a bucket and, with drop_duplicates, the rows that are dropped.
 
     Args:
         bucket: Number of the bucket.
@@ -26,79 +39,136 @@ def merge_ids(
         committed: Its committed parts, with the hashes of all ids.
         previous: The earlier generations.
         buckets: Number of buckets.
+        drop_duplicates: Whether a row is dropped if an earlier one has its id, title and text.
 
     Raises:
-        InputError: For an id that occurs twice, or that the corpus has already.
+        InputError: For an id that occurs twice, or that the corpus has already, unless its row is dropped.
     """
     before = Corpus(previous)
     parts = [part for name, part in committed.items() if name.startswith("part-")]
     starts = before.num_rows + np.cumsum([0, *(part.rows for part in parts)])
+    new = _NewRows(draft, parts, starts)
     files = [
         (draft.local(committed[part.name.replace("part", "hashes")]), int(start))
         for part, start in zip(parts, starts, strict=False)
     ]
     ids = merge_bucket(files, bucket, buckets)
-    for one, other in repeated(ids):
-        if _id_at(draft, parts, starts, one) == _id_at(draft, parts, starts, other):
-            raise _duplicate(draft, parts, starts, one, other)
-    _refuse_known(draft, parts, starts, ids, before, committed)
+    dropped = []
+    for one, other, is_equal in _repeated_in_import(new, ids):
+        if not (drop_duplicates and is_equal):
+            raise _duplicate(new, one, other, drop_duplicates)
+        dropped.append(other)
+    for row, known, is_equal in _known_before(new, ids, before, committed):
+        if not (drop_duplicates and is_equal):
+            raise _known(new, row, known, drop_duplicates)
+        dropped.append(row)
     draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
+    if drop_duplicates:
+        rows = np.unique(np.array(dropped, np.int64))
+        draft.commit(f"dropped-{bucket:05d}", ".npy", lambda path: save_array(rows, path), rows=len(rows))
 
 
-def _refuse_known(
-    draft: Draft, parts: list[Part], starts: np.ndarray, ids: np.ndarray, before: Corpus, committed: Mapping[str, Part]
-) -> None:
-    """Raises InputError if an id belongs to a passage of an earlier generation that is not deleted."""
+@dataclass(frozen=True)
+class _NewRows:
+    """The rows that a generation adds.
+
+    Attributes:
+        draft: The draft of the generation.
+        parts: Its parts of passages.
+        starts: The first row of each part, and the row after the last one: int64 [parts + 1].
+    """
+
+    draft: Draft
+    parts: Sequence[Part]
+    starts: np.ndarray
+
+    def contents(self, rows: np.ndarray) -> list[Content]:
+        """Returns id, title and text of some rows, in their order."""
+        contents: list[Content] = [("", "", "")] * len(rows)
+        owners = np.searchsorted(self.starts, rows, side="right") - 1
+        for index in np.unique(owners):
+            positions = np.flatnonzero(owners == index)
+            table = pa.ipc.open_file(pa.memory_map(str(self.draft.local(self.parts[index])))).read_all()
+            taken = table.select(["id", "title", "text"]).take(pa.array(rows[positions] - self.starts[index]))
+            for position, content in zip(positions, zip(*taken.to_pydict().values(), strict=True), strict=True):
+                contents[position] = content
+        return contents
+
+    def id_at(self, row: int) -> str:
+        """Returns the id of a row."""
+        return self.contents(np.array([row]))[0][0]
+
+    def place(self, row: int) -> str:
+        """Returns `file:line` of a row; if a line can hold several passages (KILT), the first line of the part."""
+        index = int(np.searchsorted(self.starts, row, side="right")) - 1
+        part, offset = self.parts[index], int(row - self.starts[index])
+        pieces = part.facts["source"]
+        if sum(rows for _, _, rows, _ in pieces) != part.rows:
+            return f"{pieces[0][0]}:{pieces[0][1]} or after"
+        for file, first_line, rows, _ in pieces:
+            if offset < rows:
+                if delimiter := part.facts.get("delimiter"):
+                    return f"{file}:{line_of_row(file, delimiter, first_line, offset)}"
+                return f"{file}:{first_line + offset}"
+            offset -= rows
+        raise AssertionError("a row beyond its part")
+
+
+def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, int, bool]]:
+    """Yields pairs of new rows with the same id, the earlier one first, and whether title and text are equal too."""
+    pairs = repeated(ids)
+    for start in range(0, len(pairs), PAIRS_AT_ONCE):
+        block = pairs[start : start + PAIRS_AT_ONCE]
+        contents = zip(new.contents(block[:, 0]), new.contents(block[:, 1]), strict=True)
+        for (one, other), (first, second) in zip(block.tolist(), contents, strict=True):
+            if first[0] == second[0]:
+                yield one, other, first == second
+
+
+def _known_before(
+    new: _NewRows, ids: np.ndarray, before: Corpus, committed: Mapping[str, Part]
+) -> Iterator[tuple[int, int, bool]]:
+    """Yields new rows with the id of a passage of an earlier generation that is not deleted.
+
+    Yields:
+        The new row, the earlier row, and whether title and text are equal too.
+    """
     deleted = before.deleted if before.generations else np.empty(0, np.int64)
     if "deleted" in committed:
-        deleted = np.union1d(deleted, np.load(draft.local(committed["deleted"])))
+        deleted = np.union1d(deleted, np.load(new.draft.local(committed["deleted"])))
     for artifact in before.generations:
         files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
-        positions, rows = candidates(files, ids[0])
-        alive = ~np.isin(rows, deleted)
-        for position, row in zip(positions[alive], rows[alive], strict=True):
-            new = int(ids[1][position])
-            name = _id_at(draft, parts, starts, new)
-            if before.passages([row])[0].id == name:
-                raise InputError(
-                    f"{_place(parts, starts, new)}: id {clip(name)} is in the corpus already, as row {row}; "
-                    "delete it in the same command to replace it, or leave the line out"
-                )
+        positions, known = candidates(files, ids[0])
+        alive = ~np.isin(known, deleted)
+        rows, known = ids[1][positions[alive]].astype(np.int64), known[alive]
+        for start in range(0, len(rows), PAIRS_AT_ONCE):
+            block = slice(start, start + PAIRS_AT_ONCE)
+            pairs = zip(new.contents(rows[block]), before.passages(known[block]), strict=True)
+            for row, (content, passage) in zip(rows[block].tolist(), pairs, strict=True):
+                if content[0] == passage.id:
+                    yield row, passage.row, content == (passage.id, passage.title, passage.text)
 
 
-def _id_at(draft: Draft, parts: list[Part], starts: np.ndarray, row: int) -> str:
-    """Returns the id of a row of the draft."""
-    index = int(np.searchsorted(starts, row, side="right")) - 1
-    table = pa.ipc.open_file(pa.memory_map(str(draft.local(parts[index])))).read_all()
-    return table.column("id")[int(row - starts[index])].as_py()
-
-
-def _duplicate(draft: Draft, parts: list[Part], starts: np.ndarray, one: int, other: int) -> InputError:
-    """Returns the error for two rows with the same id."""
-    first, second = sorted((int(one), int(other)))
-    if (columns := draft.config.get("columns")) and columns["id"] is None:
+def _duplicate(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
+    """Returns the error for two rows with the same id. drops: whether equal rows are dropped, so these two differ."""
+    columns = new.draft.config.get("columns")
+    if columns and columns["id"] is None:
         return InputError(
-            f"{_place(parts, starts, second)}: found the title and text of {_place(parts, starts, first)}, expected "
-            "distinct passages, since their ids are hashes of title and text; remove one, or give every passage an id"
+            f"{new.place(other)}: found the title and text of {new.place(one)}, expected distinct passages, since "
+            "their ids are hashes of title and text; remove one, give every passage an id, or leave the later one out "
+            "by parameter drop_duplicates"
         )
-    id = clip(_id_at(draft, parts, starts, second))
+    differing = " with another title or text" if drops else ""
     return InputError(
-        f"{_place(parts, starts, second)}: id {id} comes a second time, first in "
-        f"{_place(parts, starts, first)}; rename or remove one and import again"
+        f"{new.place(other)}: id {clip(new.id_at(other))} comes a second time{differing}, first in {new.place(one)}; "
+        "rename or remove one and import again"
     )
 
 
-def _place(parts: list[Part], starts: np.ndarray, row: int) -> str:
-    """Returns `file:line` of a row; if a line can hold several passages (KILT), that of the first line of the part."""
-    index = int(np.searchsorted(starts, row, side="right")) - 1
-    part, offset = parts[index], int(row - starts[index])
-    pieces = part.facts["source"]
-    if sum(rows for _, _, rows, _ in pieces) != part.rows:
-        return f"{pieces[0][0]}:{pieces[0][1]} or after"
-    for file, first_line, rows, _ in pieces:
-        if offset < rows:
-            if delimiter := part.facts.get("delimiter"):
-                return f"{file}:{line_of_row(file, delimiter, first_line, offset)}"
-            return f"{file}:{first_line + offset}"
-        offset -= rows
-    raise AssertionError("a row beyond its part")
+def _known(new: _NewRows, row: int, known: int, drops: bool) -> InputError:
+    """Returns the error for a row whose id the corpus has already. drops: whether equal rows are dropped."""
+    differing = " with another title or text" if drops else ""
+    return InputError(
+        f"{new.place(row)}: id {clip(new.id_at(row))} is in the corpus already{differing}, as row {known}; "
+        "delete it in the same command to replace it, or leave the line out"
+    )

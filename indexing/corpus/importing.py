@@ -45,6 +45,7 @@ class ImportOptions:
     part_size: int = 10_000  # rows per part at most: 30 to 60 s of one encoding worker
     filters: Mapping[str, str] = field(default_factory=dict)  # metadata field -> type of a column to filter by
     limit: int | None = None
+    drop_duplicates: bool = False  # drop a passage if an earlier one has its id, title and text
 
 
 class ImportCorpus(WorkDefaults):
@@ -86,6 +87,8 @@ class ImportCorpus(WorkDefaults):
             self.config["columns"] = source.columns.config
         if source and source.titles:
             self.config["titles"] = [file_identity(source.titles)]
+        if options.drop_duplicates:
+            self.config["drop_duplicates"] = True
         grows = append or delete is not None
         done = self.previous[1:][-1:] if grows else self.previous[:1]
         self.complete = any(artifact.config == self.config for artifact in done)
@@ -127,7 +130,7 @@ class ImportCorpus(WorkDefaults):
         if self.deleted is not None:
             stages.append(DeleteStage(self.deleted))
         if self.source:
-            stages += [ParseStage(self.source, self.options), MergeIdsStage(self.before, self.options.filters)]
+            stages += [ParseStage(self.source, self.options), MergeIdsStage(self.before, self.options)]
         return stages
 
 
@@ -213,7 +216,7 @@ class MergeIdsStage(StageDefaults):
     """The stage that merges the hashes of all ids into buckets and finds ids that occur twice."""
 
     before: Corpus
-    filters: Mapping[str, str]
+    options: ImportOptions
     title: str = "check ids"
     noun: str = "ids"
     total: int | None = None
@@ -221,16 +224,20 @@ class MergeIdsStage(StageDefaults):
     def units(self, committed: Committed) -> list[Unit]:
         """Returns a unit for each bucket. Raises InputError if there are no passages, or a filter without values."""
         if not self.before.generations:
-            _refuse_filters_without_values(committed[0], self.filters)
+            _refuse_filters_without_values(committed[0], self.options.filters)
         total = sum(part.rows for name, part in committed[0].items() if name.startswith("part-"))
         if total == 0:
             raise InputError("the source has no passages; nothing is imported")
         buckets = num_buckets(total)
-        return [Unit((f"ids-{bucket:05d}",), total // buckets, (bucket, buckets)) for bucket in range(buckets)]
+        kinds = ("ids", "dropped") if self.options.drop_duplicates else ("ids",)
+        return [
+            Unit(tuple(f"{kind}-{bucket:05d}" for kind in kinds), total // buckets, (bucket, buckets))
+            for bucket in range(buckets)
+        ]
 
     def task(self, drafts: Sequence[Draft]) -> MergeIdsTask:
         """Returns the task of a worker."""
-        return MergeIdsTask(drafts[0], drafts[0].committed(), self.before.generations)
+        return MergeIdsTask(drafts[0], drafts[0].committed(), self.before.generations, self.options.drop_duplicates)
 
 
 @dataclass(frozen=True)
@@ -240,13 +247,16 @@ class MergeIdsTask:
     draft: Draft
     committed: Mapping[str, Part]
     previous: Sequence[Artifact]
+    drop_duplicates: bool
     resources: Resources = ONE_CORE
 
     def open(self, place: Place) -> Callable[[Unit, Report], None]:
         """Returns the worker."""
-        return lambda unit, report: merge_ids(
-            unit.payload[0], self.draft, self.committed, self.previous, unit.payload[1]
-        )
+        return self._merge
+
+    def _merge(self, unit: Unit, report: Report) -> None:
+        bucket, buckets = unit.payload
+        merge_ids(bucket, self.draft, self.committed, self.previous, buckets, drop_duplicates=self.drop_duplicates)
 
 
 def import_part(chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str]) -> int:
