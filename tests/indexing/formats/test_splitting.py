@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pyarrow as pa
@@ -51,7 +52,7 @@ def slow_split(sentences: list[list[str]], most: int, overlap: int) -> list[str]
     while True:
         end = min(first + most, len(words))
         if end < len(words):
-            borders = [number for number in range(first + max(most // 2, overlap) + 1, end + 1) if is_first[number]]
+            borders = [number for number in range(first + max(-(-most // 2), overlap + 1), end + 1) if is_first[number]]
             end = borders[-1] if borders else end
         found.append(" ".join(words[first:end]))
         if end == len(words):
@@ -101,7 +102,7 @@ def test_every_word_of_any_text_is_in_a_passage_that_the_offsets_reproduce(seed:
         passage = text[start:end]
         assert passage == passage.strip()
         assert 1 <= len(passage.split()) <= most
-    for (start, end), (next_start, next_end) in zip(spans, spans[1:], strict=False):
+    for (start, end), (next_start, next_end) in itertools.pairwise(spans):
         assert start < next_start
         assert end < next_end
         assert len(text[next_start:end].split()) <= overlap
