@@ -18,6 +18,8 @@ from retriever.systems.sentences import WORD
 _WORD = regex.compile(WORD)
 # Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.
 _BLOCK = 4_096
+# sentencex 1.0.32 ends with a panic of Rust at a capital letter, white space of several bytes and a full stop.
+_SPACES = dict.fromkeys((code for code in range(128, 0x3001) if chr(code).isspace()), " ")
 BYTES_PER_WORD = 6  # of English text in UTF-8, with the space
 
 
@@ -84,7 +86,7 @@ def _sentence_starts(text: str) -> Iterator[int]:
     """
     first, is_sentence = 0, True
     while first < len(text):
-        block = text[first : first + _BLOCK]
+        block = text[first : first + _BLOCK].translate(_SPACES)
         starts = [sentence["start_index"] for sentence in get_sentence_boundaries("en", block)]
         yield from (first + start for start in starts if start or is_sentence)
         is_sentence = starts[-1] > _BLOCK // 2

@@ -116,6 +116,13 @@ def test_a_text_without_sentence_borders_is_cut_by_words() -> None:
     assert passages(" ".join(words), 20, 5) == [" ".join(words[n : n + 20]) for n in (0, 15, 30)]
 
 
+@pytest.mark.parametrize("space", ["\u00a0", "\u3000", "\u2028", "\x85", "\u202f"])
+def test_white_space_of_several_bytes_is_a_space(space: str) -> None:
+    """sentencex itself fails at a capital letter before such a space and a full stop."""
+    text = f"Il prend de la vitamine{space}E{space}. Elle{space}aussi."
+    assert passages(text, 8) == [f"Il prend de la vitamine{space}E{space}.", f"Elle{space}aussi."]
+
+
 def test_characters_of_scripts_without_spaces_are_words() -> None:
     sentence = "今天天气很好。"
     assert passages(sentence * 5, 20) == [sentence * 2, sentence * 2, sentence]
