@@ -6,20 +6,22 @@ They are refused with the places of both rows; or, if title and text are the sam
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from indexing.corpus.corpus import Corpus, save_array
+from indexing.corpus.corpus import Corpus, document_starts, open_table, save_array
 from indexing.corpus.ids import candidates, merge_bucket, repeated
 from indexing.files.delimited import line_of_row
 from indexing.files.raw import clip
 from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.chain import split_rows
 from retriever.errors import InputError
 
 PAIRS_AT_ONCE = 4_096  # pairs of passages that are compared at once
-Content = tuple[str, str, str]  # id, title and text of a passage
+Content = tuple[Any, ...]  # of a passage: what must be equal in a duplicate, the id first
 
 
 def merge_ids(
@@ -45,14 +47,8 @@ def merge_ids(
         InputError: For an id that occurs twice, or that the corpus has already, unless its row is dropped.
     """
     before = Corpus(previous)
-    parts = [part for name, part in committed.items() if name.startswith("part-")]
-    starts = before.num_rows + np.cumsum([0, *(part.rows for part in parts)])
-    new = _NewRows(draft, parts, starts)
-    files = [
-        (draft.local(committed[part.name.replace("part", "hashes")]), int(start))
-        for part, start in zip(parts, starts, strict=False)
-    ]
-    ids = merge_bucket(files, bucket, buckets)
+    new = _NewRows(draft, committed, before.num_rows)
+    ids = merge_bucket(new.hash_files(committed), bucket, buckets)
     dropped = []
     for one, other, is_equal in _repeated_in_import(new, ids):
         if not (drop_duplicates and is_equal):
@@ -68,42 +64,45 @@ def merge_ids(
         draft.commit(f"dropped-{bucket:05d}", ".npy", lambda path: save_array(rows, path), rows=len(rows))
 
 
-@dataclass(frozen=True)
 class _NewRows:
-    """The rows that a generation adds.
+    """The rows that a generation adds, with their numbers in the corpus."""
 
-    Attributes:
-        draft: The draft of the generation.
-        parts: Its parts of passages.
-        starts: The first row of each part, and the row after the last one: int64 [parts + 1].
-    """
+    def __init__(self, draft: Draft, committed: Mapping[str, Part], first_row: int):
+        self.draft = draft
+        self.parts = [part for name, part in committed.items() if name.startswith("part-")]
+        self.starts = first_row + np.cumsum([0, *(part.rows for part in self.parts)])
+        self.id_column = "document" if "split" in draft.config else "id"  # the ids of the source
 
-    draft: Draft
-    parts: Sequence[Part]
-    starts: np.ndarray
+    def hash_files(self, committed: Mapping[str, Part]) -> list[tuple[Path, int]]:
+        """Returns the file of the hashes of each part, with the first row of the part."""
+        files = [self.draft.local(committed[part.name.replace("part", "hashes")]) for part in self.parts]
+        return list(zip(files, self.starts.tolist(), strict=False))
 
     def contents(self, rows: np.ndarray) -> list[Content]:
-        """Returns id, title and text of some rows, in their order."""
-        contents: list[Content] = [("", "", "")] * len(rows)
+        """Returns the contents of some rows, in their order."""
+        contents: list[Content] = [()] * len(rows)
         owners = np.searchsorted(self.starts, rows, side="right") - 1
         for index in np.unique(owners):
             positions = np.flatnonzero(owners == index)
-            table = pa.ipc.open_file(pa.memory_map(str(self.draft.local(self.parts[index])))).read_all()
-            taken = table.select(["id", "title", "text"]).take(pa.array(rows[positions] - self.starts[index]))
-            for position, content in zip(positions, zip(*taken.to_pydict().values(), strict=True), strict=True):
+            some = _contents(self._table(index), rows[positions] - self.starts[index])
+            for position, content in zip(positions, some, strict=True):
                 contents[position] = content
         return contents
 
-    def id_at(self, row: int) -> str:
-        """Returns the id of a row."""
-        return self.contents(np.array([row]))[0][0]
+    def source_id(self, row: int) -> str:
+        """Returns the id of a row in the source, for messages."""
+        index, offset = self._find(row)
+        return clip(self._table(index).column(self.id_column)[offset].as_py())
 
     def place(self, row: int) -> str:
-        """Returns `file:line` of a row; if a line can hold several passages (KILT), the first line of the part."""
-        index = int(np.searchsorted(self.starts, row, side="right")) - 1
-        part, offset = self.parts[index], int(row - self.starts[index])
-        pieces = part.facts["source"]
-        if sum(rows for _, _, rows, _ in pieces) != part.rows:
+        """Returns `file:line` of a row; if a line can hold several rows (KILT), that of the first line of the part."""
+        index, offset = self._find(row)
+        part, table = self.parts[index], self._table(index)
+        pieces, num_rows = part.facts["source"], part.rows
+        if "document" in table.schema.names:
+            documents = document_starts(table)
+            offset, num_rows = int(np.searchsorted(documents, offset, side="right")) - 1, len(documents)
+        if sum(rows for _, _, rows, _ in pieces) != num_rows:
             return f"{pieces[0][0]}:{pieces[0][1]} or after"
         for file, first_line, rows, _ in pieces:
             if offset < rows:
@@ -112,6 +111,37 @@ class _NewRows:
                 return f"{file}:{first_line + offset}"
             offset -= rows
         raise AssertionError("a row beyond its part")
+
+    def _find(self, row: int) -> tuple[int, int]:
+        """Returns the number of the part of a row, and the row within it."""
+        index = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return index, row - int(self.starts[index])
+
+    def _table(self, index: int) -> pa.Table:
+        """Returns the passages of a part, memory-mapped."""
+        return pa.ipc.open_file(pa.memory_map(str(self.draft.local(self.parts[index])))).read_all()
+
+
+def _contents(table: pa.Table, rows: np.ndarray) -> Iterator[Content]:
+    """Yields id, title and text of rows of a table; in a split corpus, also the number of passages of their documents.
+
+    So two documents are equal if all their passages are.
+    """
+    columns = list(table.select(["id", "title", "text"]).take(pa.array(rows)).to_pydict().values())
+    if "document" in table.schema.names:
+        starts = document_starts(table)
+        lengths = np.diff(np.append(starts, len(table)))
+        columns.append(lengths[np.searchsorted(starts, rows, side="right") - 1].tolist())
+    return zip(*columns, strict=True)
+
+
+def _known_contents(before: Corpus, rows: np.ndarray) -> list[Content]:
+    """Returns the contents of rows of the earlier generations, in their order."""
+    contents: list[Content] = [()] * len(rows)
+    for part, positions, local in split_rows(before.parts, rows):
+        for position, content in zip(positions, _contents(open_table(part), local), strict=True):
+            contents[position] = content
+    return contents
 
 
 def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, int, bool]]:
@@ -143,10 +173,10 @@ def _known_before(
         rows, known = ids[1][positions[alive]].astype(np.int64), known[alive]
         for start in range(0, len(rows), PAIRS_AT_ONCE):
             block = slice(start, start + PAIRS_AT_ONCE)
-            pairs = zip(new.contents(rows[block]), before.passages(known[block]), strict=True)
-            for row, (content, passage) in zip(rows[block].tolist(), pairs, strict=True):
-                if content[0] == passage.id:
-                    yield row, passage.row, content == (passage.id, passage.title, passage.text)
+            pairs = zip(new.contents(rows[block]), _known_contents(before, known[block]), strict=True)
+            for row, earlier, (one, other) in zip(rows[block].tolist(), known[block].tolist(), pairs, strict=True):
+                if one[0] == other[0]:
+                    yield row, earlier, one == other
 
 
 def _duplicate(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
@@ -160,7 +190,7 @@ def _duplicate(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
         )
     differing = " with another title or text" if drops else ""
     return InputError(
-        f"{new.place(other)}: id {clip(new.id_at(other))} comes a second time{differing}, first in {new.place(one)}; "
+        f"{new.place(other)}: id {new.source_id(other)} comes a second time{differing}, first in {new.place(one)}; "
         "rename or remove one and import again"
     )
 
@@ -169,6 +199,6 @@ def _known(new: _NewRows, row: int, known: int, drops: bool) -> InputError:
     """Returns the error for a row whose id the corpus has already. drops: whether equal rows are dropped."""
     differing = " with another title or text" if drops else ""
     return InputError(
-        f"{new.place(row)}: id {clip(new.id_at(row))} is in the corpus already{differing}, as row {known}; "
+        f"{new.place(row)}: id {new.source_id(row)} is in the corpus already{differing}, as row {known}; "
         "delete it in the same command to replace it, or leave the line out"
     )

@@ -8,7 +8,7 @@ replaces it (indexing/store/artifact.py, Draft). An import that was killed keeps
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,13 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from indexing.corpus.corpus import Corpus, save_array, write_table
+from indexing.corpus.corpus import Corpus, document_starts, save_array, write_table
 from indexing.corpus.duplicates import merge_ids
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.listing import file_identity
 from indexing.files.raw import Lines, Piece, clip, no_rows
 from indexing.files.rows import text_lines
+from indexing.files.splitting import Split
 from indexing.files.titles import title_facts
 from indexing.formats.chunking import Chunk, chunks
 from indexing.formats.format import CorpusFormat
@@ -46,6 +47,7 @@ class ImportOptions:
     filters: Mapping[str, str] = field(default_factory=dict)  # metadata field -> type of a column to filter by
     limit: int | None = None
     drop_duplicates: bool = False  # drop a passage if an earlier one has its id, title and text
+    split: Split | None = None  # how documents are split into passages; a later generation takes that of the first
 
 
 class ImportCorpus(WorkDefaults):
@@ -73,6 +75,9 @@ class ImportCorpus(WorkDefaults):
         self.previous = store.generations("corpus")
         if self.previous:
             options = replace(options, filters=_same_filters(self.previous[0], options.filters))
+        grows = append or delete is not None
+        if self.previous and grows:
+            options = replace(options, split=_same_split(self.previous[0], options.split))
         check_filter_types(options.filters)
         self.source, self.options = source, options
         self.config: dict[str, Any] = {
@@ -87,9 +92,10 @@ class ImportCorpus(WorkDefaults):
             self.config["columns"] = source.columns.config
         if source and source.titles:
             self.config["titles"] = [file_identity(source.titles)]
+        if options.split:
+            self.config["split"] = asdict(options.split)
         if options.drop_duplicates:
             self.config["drop_duplicates"] = True
-        grows = append or delete is not None
         done = self.previous[1:][-1:] if grows else self.previous[:1]
         self.complete = any(artifact.config == self.config for artifact in done)
         self.before = Corpus(self.previous)
@@ -169,7 +175,8 @@ class ParseStage(StageDefaults):
 
     def units(self, committed: Committed) -> Iterator[Unit]:
         """Returns a unit for each chunk, as a stream: the raw text of few chunks is in memory at a time."""
-        for chunk in chunks(self.source, self.options.part_size, limit=self.options.limit):
+        options = self.options
+        for chunk in chunks(self.source, options.part_size, limit=options.limit, split=options.split):
             names = (f"part-{chunk.index:05d}", f"hashes-{chunk.index:05d}")
             size = sum(len(piece.data) for piece in chunk.pieces if piece.data is not None)
             part = committed[0].get(names[0])
@@ -189,12 +196,12 @@ class ParseStage(StageDefaults):
             )
 
     def rows_of(self, unit: Unit, result: int) -> int:
-        """Returns the number of passages of a chunk; a page of KILT has several."""
+        """Returns the number of passages of a chunk; a page of KILT or a document that is split has several."""
         return result
 
     def task(self, drafts: Sequence[Draft]) -> ParseTask:
         """Returns the task of a worker."""
-        return ParseTask(drafts[0], self.source.format, dict(self.options.filters))
+        return ParseTask(drafts[0], self.source.format, dict(self.options.filters), self.options.split)
 
 
 @dataclass(frozen=True)
@@ -204,11 +211,12 @@ class ParseTask:
     draft: Draft
     format: CorpusFormat
     filters: Mapping[str, str]
+    split: Split | None
     resources: Resources = PYTHON_CORE
 
     def open(self, place: Place) -> Callable[[Unit, Report], int]:
         """Returns the worker."""
-        return lambda unit, report: import_part(unit.payload, self.draft, self.format, self.filters)
+        return lambda unit, report: import_part(unit.payload, self.draft, self.format, self.filters, self.split)
 
 
 @dataclass(frozen=True)
@@ -259,15 +267,19 @@ class MergeIdsTask:
         merge_ids(bucket, self.draft, self.committed, self.previous, buckets, drop_duplicates=self.drop_duplicates)
 
 
-def import_part(chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str]) -> int:
+def import_part(
+    chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str], split: Split | None
+) -> int:
     """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages."""
-    table = parse_corpus(format, chunk, filters)
+    table = parse_corpus(format, chunk, filters, split)
     pieces = [[piece.file, piece.first_line, piece.rows, digest(piece)] for piece in chunk.pieces]
     facts: dict[str, Any] = {"source": pieces, **_filter_facts(table, filters)}
     if chunk.titles is not None:
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:
         facts["delimiter"] = chunk.columns.table.delimiter  # a row may span several lines: see duplicates.py
+    if split is not None:
+        facts["documents"] = len(document_starts(table))
     name = f"{chunk.index:05d}"
     draft.commit(f"part-{name}", ".arrow", lambda path: write_table(table, path), rows=len(table), **facts)
     hashes = sorted_hashes(table.column("id").to_pylist())
@@ -277,7 +289,8 @@ def import_part(chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mappi
 
 def _parse_first_rows(source: Source, options: ImportOptions) -> None:
     """Raises InputError if the source has no row, or if one of the first FIRST_ROWS rows is bad."""
-    parse_corpus(source.format, next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS))), options.filters)
+    first = next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS), split=options.split))
+    parse_corpus(source.format, first, options.filters, options.split)
 
 
 def _filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
@@ -315,6 +328,17 @@ def _same_filters(first: Artifact, filters: Mapping[str, str]) -> Mapping[str, s
     return existing
 
 
+def _same_split(first: Artifact, split: Split | None) -> Split | None:
+    """Returns how the first generation is split, which holds for all later ones. Refuses another split."""
+    existing = Split(**first.config["split"]) if "split" in first.config else None
+    if split is not None and split != existing:
+        actual = f"with {existing}" if existing else "without parameter split_words"
+        raise InputError(
+            f"{split}: {first.url} was imported {actual}; leave the options out, or import into another store"
+        )
+    return existing
+
+
 def digest(piece: Piece) -> str:
     """Returns a hash of the raw lines of a piece; "" for Parquet, whose rows only the worker reads."""
     return xxhash.xxh3_128_hexdigest(piece.data) if piece.data is not None else ""
@@ -323,6 +347,8 @@ def digest(piece: Piece) -> str:
 def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
     """Returns the rows, int64 ascending, of the ids in a file, one per line; an id with a line break cannot be given.
 
+    The ids are those of documents in a split corpus, and all passages of each are deleted.
+
     Raises InputError that names the line of an unknown id.
     """
     lines = Lines(delete)
@@ -330,13 +356,13 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
     first, num_unknown = "", 0
     while piece := lines.take(1 << 20):
         ids = [id for _, id in text_lines(piece)]
-        rows = before.rows_of(ids)
-        unknown = np.flatnonzero(rows < 0)
+        firsts, ends = before.rows_of_documents(ids)
+        unknown = np.flatnonzero(firsts < 0)
         if len(unknown) and not num_unknown:
             line = int(unknown[0])
             first = f"{delete}:{piece.first_line + line}: id {clip(ids[line])}"
         num_unknown += len(unknown)
-        deleted.append(rows)
+        deleted.append(np.concatenate(list(map(np.arange, firsts, ends))))
     if not deleted:
         raise no_rows(delete)
     if num_unknown:

@@ -12,5 +12,6 @@ rows            blocks of lines parsed to rows; errors that name the line
 columns         which column holds the id, the title, the text, the metadata or a judgement
 markup          the title and the text of plain text, Markdown and HTML
 qrels           files of judgements
+splitting       splits documents into passages of at most N words
 titles          joins the titles of a separate file to the passages of a corpus
 """

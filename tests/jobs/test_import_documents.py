@@ -159,3 +159,23 @@ def test_a_folder_on_s3_is_read_like_a_local_one(tmp_path: Path, s3_server: str)
     assert rows == EXPECTED
     local = detect(str(write(tmp_path / "raw", FILES)))
     assert source.format.identity(source.corpus[0]) == local.format.identity(local.corpus[0])
+
+
+def test_documents_are_split_and_dropped_as_a_whole(tmp_path: Path, done: Done, refused: Done) -> None:
+    long = " ".join(f"Sentence {number} has five words." for number in range(12))
+    raw = write(tmp_path / "raw", {"a/long.md": f"# Long\n\n{long}".encode(), "b.txt": b"short"})
+    command = ("import_corpus", "--store", tmp_path / "s", "--split-words", 20, "--overlap", 0, "--source", raw)
+    out = done(*command)
+    passages = passages_of(tmp_path / "s")
+    assert [p.id for p in passages] == ["a/long.md#0", "a/long.md#1", "a/long.md#2", "b.txt#0"]
+    assert {p.title for p in passages[:3]} == {"Long"}
+    assert "4 passages of 2 documents" in out
+    more = write(tmp_path / "more", {"a/long.md": f"# Long\n\n{long}".encode(), "c.txt": b"new"})
+    append = ("import_corpus", "--store", tmp_path / "s", "--append", "--drop-duplicates", "--source", more)
+    (more / "a/long.md").write_bytes(f"# Long\n\n{long} {long}".encode())
+    assert "id 'a/long.md' is in the corpus already with another title or text" in refused(*append)
+    (more / "a/long.md").write_bytes(f"# Long\n\n{long}".encode())
+    assert "dropped  3 passages" in done(*append)
+    corpus = Corpus.open(Store(str(tmp_path / "s")))
+    assert corpus.deleted.tolist() == [4, 5, 6]
+    assert corpus.rows_of(["a/long.md#1", "c.txt#0"]).tolist() == [1, 7]
