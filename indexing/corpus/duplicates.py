@@ -188,17 +188,17 @@ def _duplicate(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
             "their ids are hashes of title and text; remove one, give every passage an id, or leave the later one out "
             "by parameter drop_duplicates"
         )
-    differing = " with another title or text" if drops else ""
+    difference = " with another title or text" if drops else ""
     return InputError(
-        f"{new.place(other)}: id {new.source_id(other)} comes a second time{differing}, first in {new.place(one)}; "
+        f"{new.place(other)}: id {new.source_id(other)} comes a second time{difference}, first in {new.place(one)}; "
         "rename or remove one and import again"
     )
 
 
 def _known(new: _NewRows, row: int, known: int, drops: bool) -> InputError:
     """Returns the error for a row whose id the corpus has already. drops: whether equal rows are dropped."""
-    differing = " with another title or text" if drops else ""
+    difference = " with another title or text" if drops else ""
     return InputError(
-        f"{new.place(row)}: id {new.source_id(row)} is in the corpus already{differing}, as row {known}; "
+        f"{new.place(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known}; "
         "delete it in the same command to replace it, or leave the line out"
     )

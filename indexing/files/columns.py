@@ -225,7 +225,7 @@ def no_judgements(file: str, table: Table, columns: QueryColumns) -> str:
 
 
 def value_at(row: Mapping[str, Any], name: str) -> Any:
-    """Returns the value of a column or, if there is none of this name, at a path with dots; None if it is missing."""
+    """Returns the value of a column or, without a column of this name, at a path with dots; None if it is missing."""
     if name in row or "." not in name:
         return row.get(name)
     value: Any = row

@@ -8,7 +8,7 @@ from typing import Any
 
 from retriever.errors import InputError
 
-# An element below one of these is not text of the document. Sphinx and MkDocs mark the link of a heading as headerlink.
+# Elements whose text is not that of the document. Sphinx and MkDocs mark the link of a heading as headerlink.
 LEFT_OUT = "script, style, noscript, template, nav, footer, .headerlink"
 MAIN = "main, [role=main]"
 # Elements that begin a line and end one.
@@ -44,9 +44,9 @@ def read_plain(file: str, source: str) -> tuple[str, str]:
 
 
 def read_markdown(file: str, source: str) -> tuple[str, str]:
-    """Returns the first heading of level 1, "" if there is none, and the text of Markdown (CommonMark and tables).
+    """Returns the title and the text of Markdown (CommonMark and tables).
 
-    YAML before the text (front matter) is left out.
+    The title is the first heading of level 1; "" without one. YAML before the text (front matter) is left out.
 
     Args:
         file: The file, for messages.
@@ -131,7 +131,7 @@ def _line(node: Any) -> str:
 
 def _check_structure(file: str, source: str) -> None:
     """Raises InputError for elements that are nested too deep, or a tag with too many attributes."""
-    opened: Counter[str] = Counter()
+    open_tags: Counter[str] = Counter()
     depth = 0
     for tag in _TAG.finditer(source):
         name, rest = (tag["name"] or "").lower(), tag["rest"] or ""
@@ -141,10 +141,10 @@ def _check_structure(file: str, source: str) -> None:
         if not name or _ENDED_BY_OTHERS.fullmatch(name):
             continue
         if not tag["end"]:
-            opened[name] += 1
+            open_tags[name] += 1
             depth += 1
-        elif opened[name]:
-            opened[name] -= 1
+        elif open_tags[name]:
+            open_tags[name] -= 1
             depth -= 1
         if depth > MAX_NESTED:
             place = f"{file}:{source.count(chr(10), 0, tag.start()) + 1}"

@@ -67,7 +67,7 @@ def _no_parquet(file: str, error: Exception) -> InputError:
 
 
 def parquet_table(file: str) -> Table:
-    """Returns the columns of a Parquet file, with the paths of fields of structs. Raises InputError if it is none."""
+    """Returns the columns of a Parquet file and the paths of fields of structs. Raises InputError for another file."""
     try:
         schema = read_footer(file).schema.to_arrow_schema()
         names = schema.names

@@ -22,6 +22,7 @@ from retriever.errors import InputError, listed
 READERS = {"txt": read_plain, "md": read_markdown, "html": read_html, "htm": read_html}
 READS = 16  # files that are read at once, because S3 takes some 30 ms to answer
 SHOWN_ENDINGS = 5
+QUERY_FILES = ("queries.", "qrels/")  # of tables of queries in the folder, which are imported with it
 T = TypeVar("T")
 
 
@@ -38,7 +39,7 @@ class Listing(NamedTuple):
     Attributes:
         documents: The documents, sorted by their paths.
         hidden: Number of files that are hidden, or in a hidden folder: a name begins with a dot.
-        others: Number of other files by ending, in lower case; "": without one.
+        others: Number of other files, without queries, by ending in lower case; "": without one.
     """
 
     documents: list[Document]
@@ -139,7 +140,7 @@ ids are these paths.
     def identity(self, file: str) -> dict[str, Any]:
         documents = list_documents(file).documents
         digest = hashlib.sha256()
-        identities = _each(lambda document: file_identity(f"{file}/{document.name}"), documents)
+        identities = _map_in_threads(lambda document: file_identity(f"{file}/{document.name}"), documents)
         for document, identity in zip(documents, identities, strict=True):
             digest.update(f"{document.name}\0{identity['bytes']}\0{identity['samples']}\n".encode())
         size = sum(document.size for document in documents)
@@ -169,7 +170,7 @@ ids are these paths.
 
     def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
         files = [f"{block.file}/{document.name}" for document in block.batch]
-        for line, (file, data) in enumerate(zip(files, _each(_read, files), strict=True), block.first_line):
+        for line, (file, data) in enumerate(zip(files, _map_in_threads(_read, files), strict=True), block.first_line):
             title, text = _parse(file, data)
             yield line, file[len(block.file) + 1 :], title, text, {}
 
@@ -191,7 +192,7 @@ def list_documents(folder: str) -> Listing:
         elif ending in READERS:
             check_path(f"{folder}/{name}")
             documents.append(Document(name, size))
-        else:
+        elif not name.startswith(QUERY_FILES):
             others[ending] += 1
     return Listing(documents, hidden, others)
 
@@ -210,7 +211,7 @@ def _endings() -> str:
     return ", ".join(f".{ending}" for ending in READERS)
 
 
-def _each(function: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
+def _map_in_threads(function: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
     """Yields the result of a function for each item, in their order; threads compute some at once."""
     iterator = iter(items)
     with ThreadPoolExecutor(READS) as pool:

@@ -64,7 +64,8 @@ def test_each_file_of_a_mixed_folder_is_a_passage(tmp_path: Path, done: Done) ->
 
 def test_queries_in_the_folder_are_imported_with_it(tmp_path: Path, done: Done) -> None:
     queries = {"queries.csv": b"query,relevant\nwhen is pay,a/deep/page.HTML\n"}
-    done("import_corpus", "--store", tmp_path / "s", "--source", write(tmp_path / "raw", FILES | queries))
+    out = done("import_corpus", "--store", tmp_path / "s", "--source", write(tmp_path / "raw", FILES | queries))
+    assert ".csv)" not in out
     judged = Queries.open(Store(str(tmp_path / "s")), "raw").qrels("test")
     assert judged["corpus_id"].to_pylist() == ["a/deep/page.HTML"]
 
