@@ -81,28 +81,42 @@ def test_other_formats_and_tables_come_first(tmp_path: Path, done: Done, refused
     assert detect(str(raw)).format.name == "csv"
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "expected"),
-    [
-        ("x.txt", b"ab\xff", "x.txt: found invalid UTF-8 (byte 0xff at byte offset 2), expected a document in UTF-8"),
-        ("x.html", b"\x89PNG\r\n\x1a\n\0", "x.html: found invalid UTF-8 (byte 0x89 at byte offset 0)"),
-        ("x.html", b"<p>a\0b", "x.html: found a zero byte at offset 4, expected text; remove the file"),
-        ("x.html", b"%PDF-1.4", "x.html: found no tag, expected HTML; rename the file to .txt if it is plain text"),
-        ("x.html", b"<nav>menu</nav><img src=a>", "x.html: found no text, expected some; remove the file"),
-        ("x.md", b"---\ntitle: x\n---\n", "x.md: found no text"),
-        ("x.txt", b"", "x.txt: found no text"),
-        ("x.html", b"\n" + b"<div>" * 2001, "x.html:2: found elements nested more than 2,000 deep"),
-        ("x\nx.txt", b"\xff", "found invalid UTF-8"),
-    ],
-)
+BAD = {
+    "a document that is not UTF-8": ("x.txt", b"ab\xff", "x.txt: found invalid UTF-8 (byte 0xff at byte offset 2)"),
+    "an image called .html": (
+        "x.html",
+        b"\x89PNG\r\n\x1a\n\0",
+        "x.html: found invalid UTF-8 (byte 0x89 at byte offset",
+    ),
+    "a document with a zero byte": ("x.html", b"<p>a\0b", "x.html: found a zero byte at offset 4, expected text"),
+    "a file called .html without a tag": (
+        "x.html",
+        b"%PDF-1.4",
+        "x.html: found no tag, expected HTML; rename the file",
+    ),
+    "a document without text": ("x.html", b"<nav>menu</nav><img src=a>", "x.html: found no text, expected some;"),
+    "Markdown with front matter alone": ("x.md", b"---\ntitle: x\n---\n", "x.md: found no text"),
+    "an empty document": ("x.txt", b"", "x.txt: found no text"),
+    "HTML that is nested too deep": (
+        "x.html",
+        b"\n" + b"<div>" * 2001,
+        "x.html:2: found elements nested more than 2,000",
+    ),
+}
+
+
 @pytest.mark.parametrize("rows_before", [0, 150])
+@pytest.mark.parametrize("case", BAD)
 def test_a_bad_document_is_named_and_leaves_nothing(
-    tmp_path: Path, done: Done, refused: Done, name: str, data: bytes, expected: str, rows_before: int
+    tmp_path: Path, done: Done, refused: Done, documented: Callable[..., None], case: str, rows_before: int
 ) -> None:
+    name, data, expected = BAD[case]
     raw = write(tmp_path / "raw", {f"a{number}.txt": b"text" for number in range(rows_before)})
     write(raw, {name: data, "z.md": b"z"})
     command = ("import_corpus", "--store", tmp_path / "s", "--source", raw)
-    assert expected in refused(*command)
+    line = refused(*command)
+    assert expected in line
+    documented("Importing", case, line, 1)
     assert Store(str(tmp_path / "s")).keys() == []
     (raw / name).write_bytes(b"<p>repaired")
     done(*command)
