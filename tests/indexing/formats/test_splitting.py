@@ -167,6 +167,19 @@ def test_columns_of_passages() -> None:
     assert take_passages(documents.slice(0, 0), spans[:0]).num_rows == 0
 
 
+def test_the_text_of_a_document_is_not_repeated_in_memory() -> None:
+    documents = pa.table([["a"], ["A"], ["word " * 60_000], [""]], ["id", "title", "text", "metadata"])
+    spans = document_spans(documents["text"].to_pylist(), Split(100))
+    assert len(spans) == 600
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    pa.set_memory_pool(pool)
+    try:
+        take_passages(documents, spans)
+    finally:
+        pa.set_memory_pool(pa.default_memory_pool())
+    assert 300_000 < pool.max_memory() < 3_000_000
+
+
 @pytest.mark.parametrize(
     ("words", "overlap", "message"),
     [
