@@ -8,7 +8,7 @@ The columns of each format are listed in docs/data.md.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, run, say, say_complete
+from jobs.common.cli import Common, as_options, run, say, say_complete
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -66,7 +66,7 @@ def main(options: ImportQueries) -> None:
     hold_out = hold_out_of(options)
     source = detect_queries(options.source, options.format, names, options.split)
     for line in describe_columns(source):
-        say(line)
+        say(as_options(line))
     name = options.queries or source.name
     if options.plan and (complete := complete_queries(store, source, name, limit=options.limit, hold_out=hold_out)):
         return say_complete(complete.artifact.url)

@@ -53,11 +53,13 @@ class Corpus:
     @functools.cached_property
     def deleted(self) -> np.ndarray:
         """The deleted rows: int64, ascending."""
-        files = [artifact.local("deleted") for artifact in self.generations if _has(artifact, "deleted")]
+        files = [artifact.local(part) for artifact in self.generations for part in deletions(artifact)]
         return np.unique(np.concatenate([np.load(file) for file in files])) if files else np.empty(0, np.int64)
 
     def table(self, part: RowPart) -> pa.Table:
-        """Returns the passages of a part, memory-mapped: columns id, title, text, metadata and the typed filters."""
+        """Returns the passages of a part, memory-mapped: columns id, title, text, metadata, with a
+        split also document, start, end, and the typed filters.
+        """
         return open_table(part)
 
     @functools.cached_property
@@ -91,6 +93,40 @@ class Corpus:
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """Returns the ids of rows (int64, any shape) as an object array of str; "" for a row of -1."""
+        return self._names(rows, "id")
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the import has split documents into passages."""
+        return bool(self.generations) and "split" in self.generations[0].config
+
+    @property
+    def num_documents(self) -> int:
+        """The number of documents, deleted ones included. Without a split, each passage is a document."""
+        return sum(part.part.facts["documents"] for part in self.parts) if self.is_split else self.num_rows
+
+    def documents(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the ids of the documents of rows, as `ids` does. Without a split, each passage is a document."""
+        return self._names(rows, "document" if self.is_split else "id")
+
+    def rows_of_documents(self, ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the passages of each document, which are contiguous: first row and end, two int64 [n].
+
+        Both are -1 for an id that is unknown or deleted. Without a split, each passage is a document.
+        """
+        if not self.is_split:
+            firsts = self.rows_of(ids)
+            return firsts, np.where(firsts < 0, -1, firsts + 1)
+        firsts = self.rows_of([first_passage(id) for id in ids])
+        ends = np.full(len(firsts), -1, np.int64)
+        found = np.flatnonzero(firsts >= 0)
+        for part, positions, local in split_rows(self.parts, firsts[found]):
+            starts = np.append(document_starts(open_table(part)), part.part.rows)
+            ends[found[positions]] = part.first_row + starts[np.searchsorted(starts, local, side="right")]
+        return firsts, ends
+
+    def _names(self, rows: np.ndarray, column: str) -> np.ndarray:
+        """Returns a column of text of rows (int64, any shape) as an object array of str; "" for a row of -1."""
         flat = rows.ravel()
         wanted, inverse = np.unique(flat, return_inverse=True)
         names = np.empty(len(wanted), object)
@@ -98,7 +134,7 @@ class Corpus:
         first = int(np.searchsorted(wanted, 0))
         for part, positions, local in split_rows(self.parts, wanted[first:]):
             names[positions + first] = (
-                open_table(part).column("id").take(pa.array(local)).to_numpy(zero_copy_only=False)
+                open_table(part).column(column).take(pa.array(local)).to_numpy(zero_copy_only=False)
             )
         return names[inverse].reshape(rows.shape)
 
@@ -115,6 +151,19 @@ class Corpus:
             same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
             result[positions[same]] = rows[same]
         return result
+
+
+def first_passage(document: str) -> str:
+    """Returns the id of the first passage of a document in a split corpus."""
+    return f"{document}#0"
+
+
+def document_starts(table: pa.Table) -> np.ndarray:
+    """Returns the first row of each document in a part of a split corpus: int64, ascending."""
+    names, starts = table["document"].to_numpy(), table["start"].to_numpy()
+    # A document whose id comes twice, which an import refuses, begins again.
+    begins = (names[1:] != names[:-1]) | (np.diff(starts) <= 0)
+    return np.flatnonzero(np.append(True, begins)) if len(names) else np.empty(0, np.int64)
 
 
 def save_array(array: np.ndarray, path: Path) -> None:
@@ -152,8 +201,9 @@ def open_table(part: RowPart) -> pa.Table:
     return table
 
 
-def _has(artifact: Artifact, name: str) -> bool:
-    return any(part.name == name for part in artifact.parts)
+def deletions(generation: Artifact) -> list[Part]:
+    """Returns the files of a generation with rows that it deletes, or that it drops because an earlier one is equal."""
+    return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
 
 
 def contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:

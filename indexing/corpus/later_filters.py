@@ -17,6 +17,7 @@ import pyarrow as pa
 from indexing.corpus.corpus import Corpus, open_table, write_table
 from indexing.corpus.filters import check_field_names
 from indexing.corpus.importing import filter_facts, refuse_filters_without_values
+from indexing.files.columns import value_at
 from indexing.formats.parse import FILTER_TYPES, check_filter_types, filter_value, typed_field
 from indexing.formats.registry import find_format
 from indexing.store.artifact import Draft
@@ -132,7 +133,7 @@ def columns_of_metadata(part: RowPart, passages: pa.Table, filters: Mapping[str,
     for id, metadata in zip(passages["id"].to_pylist(), passages["metadata"].to_pylist(), strict=True):
         fields = orjson.loads(metadata) if metadata else {}
         for name, kind in filters.items():
-            value = typed_field(fields.get(name), kind) if is_text else fields.get(name)
+            value = typed_field(value_at(fields, name), kind) if is_text else value_at(fields, name)
             columns[name].append(filter_value(partial(_refused, id), name, kind, value))
     return {f"filter.{name}": pa.array(columns[name], FILTER_TYPES[kind]) for name, kind in filters.items()}
 

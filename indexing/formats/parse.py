@@ -11,7 +11,7 @@ cannot hold.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from functools import partial
 from typing import Any
@@ -19,9 +19,10 @@ from typing import Any
 import pyarrow as pa
 
 from indexing.files import limits
-from indexing.files.parquet import decompressed_bytes
+from indexing.files.columns import value_at
 from indexing.files.raw import Piece, clip
 from indexing.files.rows import Row, bad, dump_metadata, place
+from indexing.files.splitting import Split, document_spans, passages_size, take_passages
 from indexing.formats.chunking import Chunk
 from indexing.formats.format import CorpusFormat
 from indexing.formats.sources import Source
@@ -41,7 +42,9 @@ _SCALARS = {
 FILTER_TYPES = _SCALARS | {f"list[{name}]": pa.list_(kind) for name, kind in _SCALARS.items()}
 
 
-def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] | None = None) -> pa.Table:
+def parse_corpus(
+    format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] | None = None, split: Split | None = None
+) -> pa.Table:
     """Parses the passages of a chunk.
 
     Args:
@@ -50,10 +53,11 @@ def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] 
         filters: Metadata field -> type: "int64", "float64" (integers too), "string", "bool", or "timestamp" (ISO 8601,
             UTC if it names no zone; microseconds). "list[int64]" and so on: a list of such values, or one value. Fields
             of CSV and TSV are converted to the type.
+        split: How the documents of the chunk are split into passages; None: each is one passage.
 
     Returns:
-        CORPUS_SCHEMA, then a typed column "filter.NAME" per filter; null where the field is missing, null, or a list
-        without values. Nulls in a list are left out.
+        CORPUS_SCHEMA, then with a split the columns that `take_passages` adds, then a typed column "filter.NAME" per
+        filter; null where the field is missing, null, or a list without values. Nulls in a list are left out.
 
     Raises:
         InputError: With file and line, for a bad row.
@@ -63,16 +67,33 @@ def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] 
     tables, size = [], 0
     for piece in chunk.pieces:
         for block in format.blocks(piece, chunk.columns):
-            rows = format.read_passages(block, chunk.columns)
+            if split is None:
+                rows = format.read_passages(block, chunk.columns)
+            else:
+                rows = _with_text(block, format.read_documents(block, chunk.columns))
             tables.append(_passages(block, rows, filters, is_text=format.has_text_values))
             size += tables[-1].nbytes
-            if size > limits.MAX_PART_BYTES:
-                _check_growth(chunk, block, size)
+            _check_growth(format, chunk, block, size, "lower parameter part_size")
     passages = pa.concat_tables(tables)
     if chunk.titles is not None:
         field = CORPUS_SCHEMA.field("title")
         passages = passages.set_column(1, field, pa.array(chunk.titles, field.type))
+    if split is not None:
+        spans = document_spans(passages["text"].to_pylist(), split)
+        remedy = "shorten the titles, lower parameter overlap"
+        _check_growth(format, chunk, chunk.pieces[-1], passages_size(passages, spans), remedy)
+        passages = take_passages(passages, spans)
     return passages
+
+
+def _with_text(block: Piece, rows: Iterable[Row]) -> Iterator[Row]:
+    """Yields the documents of a block. Raises InputError for one without a title and a text."""
+    for row in rows:
+        line, id, title, text, _ = row
+        if not title.strip() and not text.strip():
+            actual = f"document {clip(id)} without text"
+            raise bad(block, line, actual, "a text to split, or a title", "add it or leave the document out")
+        yield row
 
 
 def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
@@ -87,28 +108,32 @@ def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, 
         texts.append(text)
         metadata.append(dump_metadata(block, line, fields) if fields else "")
         for name, kind in filters.items():
-            typed[name].append(filter_value(partial(bad, block, line), name, kind, fields.get(name)))
+            typed[name].append(filter_value(partial(bad, block, line), name, kind, value_at(fields, name)))
     table = pa.table([ids, titles, texts, metadata], schema=CORPUS_SCHEMA)
     for name, kind in filters.items():
         table = table.append_column(f"filter.{name}", pa.array(typed[name], FILTER_TYPES[kind]))
     return table
 
 
-def _check_growth(chunk: Chunk, block: Piece, size: int) -> None:
+def _check_growth(format: CorpusFormat, chunk: Chunk, block: Piece, size: int, remedy: str) -> None:
     """Raises InputError if the passages of a chunk take far more bytes than the rows that they are read from.
 
     Args:
+        format: The format of the chunk's source.
         chunk: The chunk.
         block: The last block that is parsed.
         size: Bytes of the passages up to there.
+        remedy: What to do, for the message.
     """
-    source = sum(decompressed_bytes(piece) if piece.data is None else len(piece.data) for piece in chunk.pieces)
+    if size <= limits.MAX_PART_BYTES:
+        return
+    source = sum(format.source_bytes(piece) for piece in chunk.pieces)
     if size > limits.MAX_PART_GROWTH * source:
         first = chunk.pieces[0]
         raise InputError(
             f"{place(block, block.first_line)}: found {size:,} bytes of text and metadata in the part that begins in "
             f"{place(first, first.first_line)}, read from {source:,} bytes, expected at most "
-            f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; lower parameter part_size, "
+            f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; {remedy}, "
             "or leave out columns by parameter metadata"
         )
 

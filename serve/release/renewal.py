@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
-from indexing.corpus.corpus import Corpus
+from indexing.corpus.corpus import Corpus, deletions
 from indexing.lucene.bm25 import Bm25
 from indexing.search.rescoring import reranker_inputs
 from indexing.store.artifact import Artifact
@@ -174,7 +174,7 @@ def _describe(store: Store, whole: str, keys: list[str]) -> str:
     added = _passages(sum(artifact.rows for artifact in generations))
     if whole != "corpus":
         return f"{span}, {added}"
-    deleted = sum(part.rows for artifact in generations for part in artifact.parts if part.name == "deleted")
+    deleted = sum(part.rows for artifact in generations for part in deletions(artifact))
     return f"{span}, {added} added, {deleted:,} deleted"
 
 

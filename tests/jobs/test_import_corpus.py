@@ -181,7 +181,7 @@ def test_parts_that_were_cut_elsewhere_are_refused(
     pq.write_table(pa.table({"id": [*"abcdefghij"], "text": ["x" * 100] * 10}), tmp_path / "x.parquet")
     command = ("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "x.parquet", "--part-size", 5)
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
