@@ -1,7 +1,7 @@
-r"""Encode a corpus with a pool of encoders, one embeddings part for each corpus part.
+r"""Encode a corpus with a pool of encoders, part by part.
 
-    python jobs/encode_corpus.py --store data/squad --encoder sentence-transformers/all-MiniLM-L6-v2
-    ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://bucket/squad \
+    riptide encode-corpus --store data/squad --encoder sentence-transformers/all-MiniLM-L6-v2
+    ray job submit --working-dir . -- python -m riptide encode-corpus --store s3://bucket/squad \
         --encoder intfloat/e5-large --max-workers 8
 """
 

@@ -1,19 +1,19 @@
-"""Measure runs against qrels, side by side, with a paired test of each run against the first; measure embeddings.
+"""Measure runs against judgements, side by side with a paired test; measure vectors.
 
-    python jobs/evaluate.py --store data/squad --run minilm-exact minilm-dense other.trec --split test
+    riptide evaluate --store data/squad --run minilm-exact minilm-dense other.trec --split test
 
 Sources are searched first, as deep as the metrics need, and their runs are measured:
 
-    python jobs/evaluate.py --store data/squad --source bm25 exact:minilm 0.5*bm25+0.5*exact:minilm --split test
+    riptide evaluate --store data/squad --source bm25 exact:minilm 0.5*bm25+0.5*exact:minilm
 
 With --relevance category, a passage is relevant if it has a category in common with the query (Topic-DPR):
 
-    python jobs/evaluate.py --store data/arxiv --run bm25 topics --split test --relevance category
+    riptide evaluate --store data/arxiv --run bm25 topics --split test --relevance category
 
 The vectors of embeddings are measured with the judged pairs of the split, by alignment and uniformity (Wang and Isola
 2020); lower is better:
 
-    python jobs/evaluate.py --store data/squad --embeddings minilm --split test
+    riptide evaluate --store data/squad --embeddings minilm --split test
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Import a corpus, with the queries and judgements in its folder, or add to a corpus and delete from it.
+"""Import a corpus with its queries and judgements; add passages, or delete some.
 
-    python jobs/import_corpus.py --store data/scifact --source raw/scifact
-    python jobs/import_corpus.py --store data/faq --source faq.csv --id number --text answer --metadata topic
-    python jobs/import_corpus.py --store data/scifact --source raw/more --append --delete old-ids.txt
+    riptide import-corpus --store data/scifact --source raw/scifact
+    riptide import-corpus --store data/faq --source faq.csv --id number --text answer
+    riptide import-corpus --store data/scifact --source raw/more --append --delete old-ids.txt
 
 docs/data.md names the columns of every format.
 """
@@ -40,7 +40,7 @@ class ImportCorpus(Workers):
     MAKES: ClassVar = ("corpus",)
     NAMED_BY: ClassVar = ("source",)
 
-    source: str | None = None
+    source: str | None = option(None, metavar="PATH")
     """Folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Titles in
     para.title.txt (RocketQA's: id<TAB>title) beside MS MARCO's collection.tsv are joined."""
     format: FormatName = "auto"
@@ -125,7 +125,7 @@ def main(options: ImportCorpus) -> None:
 def check_options(options: ImportCorpus, names: PassageNames) -> None:
     """Raises InputError if options do not fit each other, or name nothing to import."""
     if not options.source and options.delete is None:
-        raise InputError("import_corpus: expected --source PATH, --delete IDS_FILE or both")
+        raise InputError("riptide import-corpus: expected --source PATH, --delete IDS_FILE or both")
     if options.source is None and names != PassageNames():
         raise InputError("--id, --title, --text, --metadata: expected --source PATH, whose columns they name")
     if options.source is not None and options.delete is not None and not options.append:
@@ -147,7 +147,7 @@ def check_queries_name(source: Source) -> None:
     except InputError as error:
         raise InputError(
             f"--source: its queries are named after it: {error}; rename the folder, or name "
-            "its corpus file and import the queries with jobs/import_queries.py"
+            "its corpus file and import the queries with riptide import-queries"
         ) from None
 
 

@@ -1,10 +1,11 @@
-"""Mine hard negatives: pool the hits of several sources, denoise them with a re-ranker, sample per query.
+"""Mine hard negatives: pool hits of several sources, denoise, sample per query.
 
-    python jobs/mine_negatives.py --store data/squad --split train --sources bm25 exact:minilm --depth 200
-    python jobs/mine_negatives.py --store data/squad --split train --sources bm25 --reranker models/reranker
+    riptide mine-negatives --store data/squad --split train --sources bm25 exact:minilm --depth 200
+    riptide mine-negatives --store data/squad --sources bm25 --reranker models/reranker
 
-The store keeps the output of each step: the pool (candidates/NAME), all scores (scores/NAME-RERANKER-DIGITS, where the
-digits come from the fingerprint of the re-ranker), and the sampled negatives (negatives/NAME).
+A re-ranker denoises the pool. The store keeps the output of each step: the pool (candidates/NAME), all scores
+(scores/NAME-RERANKER-DIGITS, where the digits come from the fingerprint of the re-ranker), and the sampled negatives
+(negatives/NAME).
 """
 
 from __future__ import annotations
@@ -47,9 +48,8 @@ EXAMPLES = 20  # examples in the report
 
 @dataclass(frozen=True, kw_only=True)
 class MineNegatives(GpuWorkers):
-    """--limit N mines the first N queries of the split."""
-
     GROUP: ClassVar = "queries"
+    HELP_FIRST: ClassVar = ("queries", "pool", "negatives", "output")
     MAKES: ClassVar = ("negatives",)
     NAMED_BY: ClassVar = ("name",)
     READS: ClassVar = {"queries": "queries", "sources": "sources", "reranker": "models", "task": "tasks"}
@@ -82,6 +82,8 @@ class MineNegatives(GpuWorkers):
     """Write an HTML report with charts of the pool and of the denoising to this folder."""
     overwrite: bool = False
     """Replace exported files and a report if they have other content."""
+    limit: int | None = None
+    """Mine the first N queries of the split."""
 
 
 def main(options: MineNegatives) -> None:

@@ -1,8 +1,8 @@
-"""Search the queries of a split and commit the hits as a run, or search a few queries and print their hits.
+"""Search all queries of a split as a run, or a few queries and print their hits.
 
-python jobs/search.py --store data/squad --split test --k 100 --run results/squad.trec
-python jobs/search.py --store data/squad --source 0.4*bm25+0.6*exact:minilm --split dev
-python jobs/search.py --store data/squad --mode bm25 --query "who wrote Dracula?" --query "who wrote Emma?"
+riptide search --store data/squad --split test --k 100 --run results/squad.trec
+riptide search --store data/squad --source 0.4*bm25+0.6*exact:minilm --split dev
+riptide search --store data/squad --query "who wrote Dracula?" --query "who wrote Emma?"
 """
 
 from __future__ import annotations

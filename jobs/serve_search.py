@@ -1,11 +1,12 @@
-"""Serve a store over HTTP: search, embeddings and re-ranking, many tasks with one backbone, and a page to try them.
+"""Serve search, embeddings and re-ranking over HTTP, with a page to try them.
 
-    python jobs/serve_search.py --store data/squad
-    python jobs/serve_search.py --store data/squad --rerank models/reranker --tokens tokens.json --host 0.0.0.0
+    riptide serve-search --store data/squad
+    riptide serve-search --store data/squad --rerank models/reranker --host 0.0.0.0 --tokens t.json
 
-The server serves a release, which serving/current.json of the store names. If the store has no release yet, or with
---renew, the job makes one of the artifacts in the store. Tasks that were put over HTTP are kept in it. If the artifacts
-of the release have grown since, the job makes a new release: the same tasks with the newest generations.
+One backbone serves many tasks. The server serves a release, which serving/current.json of the store names. If the store
+has no release yet, or with --renew, the job makes one of the artifacts in the store. Tasks that were put over HTTP are
+kept in it. If the artifacts of the release have grown since, the job makes a new release: the same tasks with the
+newest generations.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ HAPROXY = {
 @dataclass(frozen=True, kw_only=True)
 class ServeSearch(HttpLimits, Common):
     GROUP: ClassVar = "HTTP"
+    HELP_FIRST: ClassVar = ("release",)
     NAMED_BY: ClassVar = ("embeddings",)
     READS: ClassVar = {
         "tasks": "tasks",
@@ -121,6 +123,8 @@ class ServeSearch(HttpLimits, Common):
     """Maximum seconds of the warm-up (reading files, running queries) before a release is ready; 0: no warm-up."""
     compile: Literal["auto", "never"] = "never"
     """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
+    limit: int | None = option(None, hidden=True)
+    """A service has no rows to leave out."""
 
     @property
     def on_ray(self) -> bool:

@@ -1,11 +1,14 @@
-"""List a store's artifacts, show, remove or export one, or remove the files that nothing names (gc).
+"""List the artifacts of a store; show, remove or export one; remove unused files.
 
-python jobs/store.py list --store data/squad
-python jobs/store.py show index/minilm/g0000 --store data/squad
-python jobs/store.py show runs/minilm --query-id 56be4db0acb8001400a502ec --store data/squad
-python jobs/store.py remove index/minilm/g0000 --store data/squad
-python jobs/store.py export prompts/legal --to legal --store data/squad
-python jobs/store.py gc --store data/squad
+    riptide store list --store data/squad
+    riptide store show index/minilm --store data/squad
+    riptide store show runs/minilm --query-id 56be4db0acb8001400a502ec --store data/squad
+    riptide store remove index/minilm --store data/squad
+    riptide store remove embeddings/minilm --with-dependents --plan --store data/squad
+    riptide store export prompts/legal --to legal --store data/squad
+    riptide store gc --store data/squad
+
+A name without a generation (index/minilm for index/minilm/g0000) is accepted where there is only one.
 """
 
 from __future__ import annotations
@@ -38,27 +41,27 @@ SHOWN_HITS = 10  # hits of a query, if --k is not set
 
 @dataclass(frozen=True, kw_only=True)
 class StoreJob(Common):
-    """--limit N: list prints at most N artifacts, show N parts, and gc removes at most N items."""
-
     GROUP: ClassVar = "artifact"
 
     action: Literal["list", "show", "remove", "export", "gc"] = option(positional=True)
     """What to do; gc removes files, checkpoints, old releases and their prompts over HTTP that nothing names."""
     key: str | None = option(None, positional=True, metavar="KEY")
     """The artifact, as list prints it (show, remove, export)."""
-    to: str | None = None
+    to: str | None = option(None, metavar="FOLDER")
     """Folder for the files of a model or a prompt, which keep their names (export)."""
     query_id: str | None = None
     """A query of runs/NAME: print its text, hits and judgements, and the relevant passages that the run misses
     (show)."""
     k: int | None = None
     """Hits that --query-id prints; default: 10."""
+    limit: int | None = None
+    """List at most N artifacts, show N parts, or remove N items (gc)."""
 
 
 def main(options: StoreJob) -> None:
     store = Store(options.store).require()
     if options.action in ("show", "remove", "export") and options.key is None:
-        raise InputError(f"{options.action}: expected an artifact; jobs/store.py list shows what there is")
+        raise InputError(f"{options.action}: expected an artifact; riptide store list shows what there is")
     if options.key is not None and options.action in ("list", "gc"):
         raise InputError(f"{options.action} {options.key}: takes no artifact, it is for the whole store")
     if options.limit is not None and options.action in ("remove", "export"):
@@ -122,7 +125,7 @@ def end_with(problems: list[str], note: str) -> None:
     for problem in problems:
         say(f"bad: {problem}")
     if problems:
-        raise InputError(f"{len(problems)} damaged documents; {note}; jobs/verify.py names every damaged file")
+        raise InputError(f"{len(problems)} damaged documents; {note}; riptide verify names every damaged file")
 
 
 def list_artifacts(store: Store, limit: int | None) -> None:

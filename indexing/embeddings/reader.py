@@ -76,7 +76,7 @@ class EmbeddingsReader(ABC):
         if num_rows < rows_to_cover:
             raise InputError(
                 f"{store.url}/embeddings/{name} covers {num_rows:,} of the corpus' {rows_to_cover:,} passages: "
-                f"run jobs/encode_corpus.py --name {name} again to encode the new ones"
+                f"run riptide encode-corpus --name {name} again to encode the new ones"
             )
         return cls(name, generations)
 
@@ -107,5 +107,5 @@ def check_coverage(store: Store, name: str, num_rows: int, embeddings: Embedding
     if num_rows < embeddings.num_rows:
         raise InputError(
             f"{store.url}/index/{name} covers {num_rows:,} of the {embeddings.num_rows:,} vectors of "
-            f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
+            f"embeddings/{embeddings.name}: run riptide build-index --name {name} again to add the new ones"
         )

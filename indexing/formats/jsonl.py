@@ -40,7 +40,7 @@ file has no ids:
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/notes --source notes.jsonl
+riptide import-corpus --store data/notes --source notes.jsonl
 ```
 
 ```text
@@ -69,7 +69,7 @@ Queries with their judgements, a row per query with a list, and other names:
 ```
 
 ```bash
-python jobs/import_queries.py --store data/faq --source asked.jsonl --queries numbered \
+riptide import-queries --store data/faq --source asked.jsonl --queries numbered \
     --id number --text asked --relevant answered_by
 ```
 

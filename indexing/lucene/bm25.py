@@ -64,7 +64,7 @@ class Bm25:
         if found.num_rows < wanted:
             raise InputError(
                 f"{store.url}/bm25/{name} covers {found.num_rows:,} of the corpus' {wanted:,} passages: run "
-                f"jobs/build_bm25.py --name {name} again to add the new ones"
+                f"riptide build-bm25 --name {name} again to add the new ones"
             )
         return found
 

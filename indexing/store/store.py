@@ -35,20 +35,20 @@ TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file o
 ABANDONED_AGE = 86400.0  # the same for a draft, to which hours of work may add only one object
 MAX_NAME = 128  # characters: file systems allow 255, and the names of parts and checkpoints need some of them
 MADE_BY = {  # the commands that make the artifacts of a kind
-    "corpus": "import_corpus",
-    "queries": "import_corpus or import_queries",
-    "embeddings": "encode_corpus",
-    "index": "build_index",
-    "bm25": "build_bm25",
-    "topics": "fit_topics",
-    "candidates": "mine_negatives",
-    "scores": "mine_negatives",
-    "negatives": "mine_negatives",
-    "models": "train_reranker, train_retriever or pretrain_rip",
-    "prompts": "train_retriever, tune_prompts, pretrain_rip or convert_prompts",
-    "sweeps": "train_retriever",
-    "runs": "search",
-    "releases": "serve_search",
+    "corpus": "riptide import-corpus",
+    "queries": "riptide import-corpus or riptide import-queries",
+    "embeddings": "riptide encode-corpus",
+    "index": "riptide build-index",
+    "bm25": "riptide build-bm25",
+    "topics": "riptide fit-topics",
+    "candidates": "riptide mine-negatives",
+    "scores": "riptide mine-negatives",
+    "negatives": "riptide mine-negatives",
+    "models": "riptide train-reranker, riptide train-retriever or riptide pretrain-rip",
+    "prompts": "riptide train-retriever, riptide tune-prompts, riptide pretrain-rip or riptide convert-prompts",
+    "sweeps": "riptide train-retriever",
+    "runs": "riptide search",
+    "releases": "riptide serve-search",
 }
 _NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # other folders of a store
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -224,7 +224,7 @@ class Store:
         kind, name = Key.parse(key)
         files = self.removal(artifact_key(kind, name)) if kind not in _NO_ARTIFACTS else []
         if not files:
-            raise InputError(f"{self.url}/{key}: no such artifact; jobs/store.py list shows what there is")
+            raise InputError(f"{self.url}/{key}: no such artifact; riptide store list shows what there is")
         if needed_by := self.dependents(key):
             raise InputError(f"{self.url}/{key} is needed by {', '.join(needed_by)}: remove those first")
         return files
@@ -311,7 +311,7 @@ def artifact_key(kind: str, name: str = "") -> str:
     """Returns `kind/name`. Raises InputError if the name is not a plain file name (generations: NAME/g0000)."""
     pieces = [p for p in name.split("/") if p] if name else []
     if not _NAME.fullmatch(kind):
-        raise InputError(f"{kind!r} is not a kind of artifact; jobs/store.py list shows what there is")
+        raise InputError(f"{kind!r} is not a kind of artifact; riptide store list shows what there is")
     if any(not _NAME.fullmatch(piece) for piece in pieces) or len(pieces) > 2:
         raise InputError(f"name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
     for piece in (kind, *pieces):

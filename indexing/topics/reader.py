@@ -54,7 +54,7 @@ class Topics:
         if topics.num_rows < expected:
             raise InputError(
                 f"{store.url}/{KIND}/{name} covers {topics.num_rows:,} of the corpus' {expected:,} passages: run "
-                f"jobs/fit_topics.py --name {name} again to infer the topics of the new ones"
+                f"riptide fit-topics --name {name} again to infer the topics of the new ones"
             )
         return topics
 
