@@ -23,7 +23,7 @@ points: passages as points in the plane, by t-SNE of their vectors, coloured by 
 
 from __future__ import annotations
 
-from jobs.common.cli import run, say
+from jobs.common.cli import chosen_task, run, say
 
 import json
 import re
@@ -147,7 +147,7 @@ def draw_attention(options: Draw) -> None:
     sets = open_query_sets(store, names, options.split, options.limit)
     from indexing.measures.attention import MeasureAttention
 
-    task = options.task or ""
+    task = chosen_task(store, options.task) or ""
     measure = MeasureAttention(store, task)
     path = options.png or default_path("attention", task, *(queries.label for queries in sets))
     if options.plan:

@@ -10,7 +10,7 @@ A re-ranker denoises the pool. The store keeps the output of each step: the pool
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, chosen_task, run, say, say_complete, say_stages
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -89,7 +89,7 @@ class MineNegatives(GpuWorkers):
 def main(options: MineNegatives) -> None:
     store = Store(options.store).require()
     shape, draw = options.pool, options.negatives
-    search = SearchOptions(encoder=options.encoder, task=options.task)
+    search = SearchOptions(encoder=options.encoder, task=chosen_task(store, options.task))
     pool = PoolCandidates(
         store, options.queries, options.split, shape, name=options.candidates, search=search, limit=options.limit
     )

@@ -7,10 +7,10 @@ riptide search --store data/squad --query "who wrote Dracula?" --query "who wrot
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, chosen_task, run, say, say_complete, say_stages
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from jobs.common.cuts import say_part_cuts, say_search_cuts
@@ -97,6 +97,8 @@ class Search(GpuWorkers):
 def main(options: Search) -> None:
     store = Store(options.store).require()
     check_options(options)
+    settings = replace(options.settings, task=chosen_task(store, options.settings.task))
+    options = replace(options, settings=settings)
     source = choose_source(store, options)
     check_search_parameters(options, source)
     if options.query:

@@ -32,6 +32,7 @@ import uvloop
 
 from indexing.corpus.corpus import Corpus
 from indexing.store.cache import CorruptError
+from indexing.store.models import find_task
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
@@ -242,7 +243,7 @@ def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[
         embeddings=options.embeddings,
         index=options.index,
         bm25=options.bm25,
-        tasks=options.tasks,
+        tasks=options.tasks and [find_task(store, task) for task in options.tasks],
         reranker=None if reranker == NO_RERANKER else reranker,
         before=before,
         sources=options.sources,

@@ -20,7 +20,9 @@ from jobs.common.metrics import StageMetrics
 from jobs.common.options import flatten
 from jobs.common.starting import finish, is_program, with_commands
 
+from indexing.store.models import find_task
 from indexing.store.storage import describe_os_error
+from indexing.store.store import Store
 from indexing.work.local import has_unfinished_threads
 from indexing.work.nodes import parse_labels
 from indexing.work.tasks import MAX_WORKERS, WorkerRequest
@@ -214,6 +216,16 @@ def as_options(message: str) -> str:
 def say(message: str) -> None:
     """Prints a line for the user who runs the job."""
     print(message, flush=True)
+
+
+def chosen_task(store: Store, name: str | None) -> str | None:
+    """Returns the value of --task; for a sweep, the task that it chose, which is printed."""
+    if name is None:
+        return None
+    task = find_task(store, name)
+    if task != name:
+        say(f"task     {task}, chosen by sweeps/{name.removeprefix('sweeps/')}")
+    return task
 
 
 def say_complete(url: str, *files: str | None) -> None:

@@ -47,8 +47,9 @@ class MethodOptions(Common):
     divergence: DivergenceTerms = field(default_factory=DivergenceTerms)
     sweep: tuple[str, ...] = option((), group="sweep")
     """Train with every combination of the values of some options, and choose one by --dev-split: lr=1e-2,3e-2
-    seed=0,1,2 makes six runs, prompts/TASK-lr0.01-seed0 and so on, and sweeps/TASK, which names the chosen one.
-    Settings are compared by their mean over the seeds. --curves gets a table and a picture."""
+    seed=0,1,2 makes six runs, prompts/TASK-lr0.01-seed0 and so on, and sweeps/TASK, which names the chosen one:
+    --task TASK of other jobs means that one. Settings are compared by their mean over the seeds. --curves gets a table
+    and a picture."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -795,7 +795,7 @@ SCANS: dict[str, Callable[[Store], Any]] = {
     "superseded": lambda store: store.superseded(),
     "damaged": lambda store: store.damaged(),
     "dependents": lambda store: store.dependents("embeddings/other/g0000"),
-    "removable": lambda store: store.removable("embeddings/other/g0000"),
+    "removable": lambda store: store.removable("embeddings/other/g0000")["embeddings/other/g0000"],
     "verify": lambda store: [finding.problem for finding in verify(store) if finding.problem],
     "committed": lambda store: store.create("index", "d").committed(),
 }
