@@ -174,12 +174,12 @@ def list_artifacts(store: Store, limit: int | None) -> None:
             continue
         size = sum(part.bytes for part in artifact.parts)
         total += size
-        made = time.strftime("%Y-%m-%d %H:%M", time.localtime(written.get(f"{key}/{MANIFEST}", 0)))
+        written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(written.get(f"{key}/{MANIFEST}", 0)))
         parents = ", ".join(entry["artifact"] for entry in artifact.inputs.values()) or "-"
-        table.append((key, human(size), f"{artifact.rows:,}", made, parents))
+        table.append((key, human(size), f"{artifact.rows:,}", written_at, parents))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for key, size_text, rows, made, parents in table:
-        say(f"{key:{widths[0]}}  {size_text:>{widths[1]}}  {rows:>{widths[2]}}  {made:{widths[3]}}  {parents}")
+    for key, size_text, rows, written_at, parents in table:
+        say(f"{key:{widths[0]}}  {size_text:>{widths[1]}}  {rows:>{widths[2]}}  {written_at:{widths[3]}}  {parents}")
     for key, state in unfinished.items():
         say(f"{key:{widths[0]}}  {state}")
     shown = f"{len(table) - 1} of {len(keys)}" if len(table) - 1 < len(keys) else f"{len(keys)}"

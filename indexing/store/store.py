@@ -232,10 +232,10 @@ class Store:
         exact = artifact_key(kind, name)
         known = {*self.keys(exact), *self.incomplete()}
         generations = sorted(each for each in known if re.fullmatch(rf"{re.escape(exact)}/g\d{{4}}", each))
-        found = [exact] if self.removal(exact) else generations
-        if kind in _NO_ARTIFACTS or not found:
+        keys = [exact] if self.removal(exact) else generations
+        if kind in _NO_ARTIFACTS or not keys:
             raise InputError(f"{self.url}/{key}: no such artifact; riptide store list shows what there is")
-        return found
+        return keys
 
     def removable(self, key: str, *, with_dependents: bool = False) -> dict[str, list[tuple[str, int]]]:
         """Returns (key, bytes) of the files of an artifact, complete or not, in the order in which to delete them.
@@ -261,7 +261,7 @@ class Store:
                 f"{self.url}/{key} is needed by {', '.join(direct)}: remove those first, or everything that was made "
                 "from it by parameter with_dependents"
             )
-        if live := [each for each in removed if self._is_live(each)]:
+        if live := [other for other in removed if self._is_live(other)]:
             raise InputError(
                 f"{self.url}/{key} is needed by {CURRENT}, as {live[0]} is live: serve another release first"
             )

@@ -50,6 +50,15 @@ def run_command(arguments: Sequence[str], version: str) -> None:
     Raises:
         SystemExit: With status 2 for an unknown command, and as `jobs.common.cli.run` does.
     """
+    try:
+        _run(arguments, version)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `riptide | head`
+        os._exit(141)
+
+
+def _run(arguments: Sequence[str], version: str) -> None:
+    """See run_command."""
     name, *others = arguments or ["--help"]
     if name in ("-h", "--help"):
         print(overview())
