@@ -20,8 +20,8 @@ QUESTIONS_SHOWN = 3
 
 def job(name: str, *arguments: str) -> None:
     """Runs a job as a user would, and exits if it fails."""
-    print(f"\n$ python jobs/{name}.py {' '.join(arguments)}", flush=True)
-    status = subprocess.run([sys.executable, str(ROOT / "jobs" / f"{name}.py"), *arguments], cwd=ROOT).returncode
+    print(f"\n$ riptide {name} {' '.join(arguments)}", flush=True)
+    status = subprocess.run([sys.executable, "-m", "riptide", name, *arguments], cwd=ROOT).returncode
     if status:
         sys.exit(status)
 
@@ -52,18 +52,18 @@ def main() -> None:
     started = time.monotonic()
     store = sys.argv[1] if len(sys.argv) > 1 else "data/demo"
     at = ("--store", store)
-    job("import_corpus", *at, "--source", "examples/squad", "--part-size", "500")
-    job("encode_corpus", *at, "--encoder", MODEL, "--name", "minilm")
-    job("build_index", *at, "--embeddings", "minilm", "--factory", "IVF32,PQ48x4fs", "--shards", "4")
-    job("build_bm25", *at)
+    job("import-corpus", *at, "--source", "examples/squad", "--part-size", "500")
+    job("encode-corpus", *at, "--encoder", MODEL, "--name", "minilm")
+    job("build-index", *at, "--embeddings", "minilm", "--factory", "IVF32,PQ48x4fs", "--shards", "4")
+    job("build-bm25", *at)
     for mode in MODES:
         files = ("--run", f"results/demo-{mode}.trec", "--overwrite")
         job("search", *at, "--mode", mode, "--k", "100", "--name", f"demo-{mode}", *files)
     job("evaluate", *at, "--run", *(f"demo-{mode}" for mode in MODES), "--json", "results/demo.json", "--overwrite")
     show(store, "demo-hybrid")
-    print(f"\nThe store is {store} (python jobs/store.py list --store {store}), the runs are results/demo-*.trec, the")
+    print(f"\nThe store is {store} (riptide store list --store {store}), the runs are results/demo-*.trec, the")
     print(f"figures results/demo.json. It took {time.monotonic() - started:.0f} s; a second run has nothing to make.")
-    print(f"\nTo search it in a browser:  python jobs/serve_search.py --store {store}")
+    print(f"\nTo search it in a browser:  riptide serve-search --store {store}")
 
 
 if __name__ == "__main__":

@@ -1,30 +1,30 @@
-"""Measure runs against qrels, side by side, with a paired test of each run against the first; measure embeddings.
+"""Measure runs against judgements, with a paired test of each; measure vectors.
 
-    python jobs/evaluate.py --store data/squad --run minilm-exact minilm-dense other.trec --split test
+    riptide evaluate --store data/squad --run minilm-exact minilm-dense other.trec --split test
 
 Sources are searched first, as deep as the metrics need, and their runs are measured:
 
-    python jobs/evaluate.py --store data/squad --source bm25 exact:minilm 0.5*bm25+0.5*exact:minilm --split test
+    riptide evaluate --store data/squad --source bm25 exact:minilm 0.5*bm25+0.5*exact:minilm
 
 With --relevance category, a passage is relevant if it has a category in common with the query (Topic-DPR):
 
-    python jobs/evaluate.py --store data/arxiv --run bm25 topics --split test --relevance category
+    riptide evaluate --store data/arxiv --run bm25 topics --split test --relevance category
 
 The vectors of embeddings are measured with the judged pairs of the split, by alignment and uniformity (Wang and Isola
 2020); lower is better:
 
-    python jobs/evaluate.py --store data/squad --embeddings minilm --split test
+    riptide evaluate --store data/squad --embeddings minilm --split test
 """
 
 from __future__ import annotations
 
-from jobs.common.cli import run, say, say_complete, say_stages
+from jobs.common.cli import chosen_task, run, say, say_complete, say_stages
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +66,7 @@ def main(options: Evaluate) -> None:
     metrics = [metric for word in named for metric in word.split()] if options.run or options.source else []
     check_metrics(metrics, by_category=by_category)
     store = Store(options.store).require()
+    options = replace(options, task=chosen_task(store, options.task))
     queries = Queries.open(store, options.queries)
     measured = measured_queries(queries, options, [] if by_category else metrics)
     searches = open_searches(store, options, metrics)
@@ -193,7 +194,9 @@ def measure_runs(
     tests = {m: {name: paired_test(values[first][m], values[name][m]) for name in others} for m in metrics}
     p_values = {metric: holm(metric_tests) for metric, metric_tests in tests.items()}
     if metrics:
-        say(format_table({**values, **expected}, p_values, metrics))
+        say(format_table({**values, **expected}, metrics))
+        if others:
+            say(format_tests(first, p_values))
     for name, length in lengths.items():
         say(
             f"{name}: median length {length.words:g} words, of the {length.passages:,} passages among the first "
@@ -268,17 +271,29 @@ def default_path(
     return f"results/evaluation-{options.split}-{names}-{digits}.json"
 
 
-def format_table(values: dict[str, Any], p_values: dict[str, Any], metrics: list[str]) -> str:
-    """Returns one line per run with its metrics in columns, each followed by the p-value against the first run."""
-    width = max(len("run"), *(len(name) for name in values))
-    lines = ["run".ljust(width) + "".join(f"  {metric:>18}" for metric in metrics)]
-    for name, run_values in values.items():
-        cells = []
-        for metric in metrics:
-            p = p_values[metric].get(name)
-            cells.append(f"{run_values[metric].mean():.4f}" + (f" (p={p:.4f})" if p is not None else ""))
-        lines.append(name.ljust(width) + "".join(f"  {cell:>18}" for cell in cells))
-    return "\n".join(lines)
+def format_table(values: dict[str, Any], metrics: list[str]) -> str:
+    """Returns one line per run with its metrics in columns."""
+    means = {name: [f"{run_values[metric].mean():.4f}" for metric in metrics] for name, run_values in values.items()}
+    return _columns("run", means, metrics)
+
+
+def format_tests(first: str, p_values: dict[str, dict[str, float]]) -> str:
+    """Returns one line per run with the p-value of each metric against the first run."""
+    metrics = list(p_values)
+    names = p_values[metrics[0]]
+    rows = {name: [f"{p_values[metric][name]:.4f}" for metric in metrics] for name in names}
+    corrected = ", adjusted for their number in each column (Holm)" if len(names) > 1 else ""
+    title = f"p-values against {first}: two-sided paired randomisation test over the queries{corrected}"
+    return f"\n{title}\n{_columns('run', rows, metrics)}"
+
+
+def _columns(title: str, rows: Mapping[str, Sequence[str]], headings: Sequence[str]) -> str:
+    """Returns a table of rows by name, each column as wide as needed."""
+    width = max(map(len, [title, *rows]))
+    widths = [max(len(heading), 6) for heading in headings]
+    lines = {title: headings} | dict(rows)
+    cells = ((name, zip(row, widths, strict=True)) for name, row in lines.items())
+    return "\n".join(name.ljust(width) + "".join(f"  {cell:>{size}}" for cell, size in row) for name, row in cells)
 
 
 if __name__ == "__main__":

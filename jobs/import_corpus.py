@@ -1,10 +1,10 @@
-"""Import a corpus, with the queries and judgements in its folder, or add to a corpus and delete from it.
+"""Import a corpus with its queries and judgements; add passages, or delete some.
 
-    python jobs/import_corpus.py --store data/scifact --source raw/scifact
-    python jobs/import_corpus.py --store data/faq --source faq.csv --id number --text answer --metadata topic
-    python jobs/import_corpus.py --store data/scifact --source raw/more --append --delete old-ids.txt
-    python jobs/import_corpus.py --store data/scifact --filters year int64
-    python jobs/import_corpus.py --store data/manuals --source manuals.jsonl --split-words 120 --overlap 30
+    riptide import-corpus --store data/scifact --source raw/scifact
+    riptide import-corpus --store data/faq --source faq.csv --id number --text answer
+    riptide import-corpus --store data/scifact --source raw/more --append --delete old-ids.txt
+    riptide import-corpus --store data/scifact --filters year int64
+    riptide import-corpus --store data/manuals --source manuals.jsonl --split-words 120 --overlap 30
 
 docs/data.md names the columns of every format.
 """
@@ -43,7 +43,7 @@ class ImportCorpus(Workers):
     MAKES: ClassVar = ("corpus",)
     NAMED_BY: ClassVar = ("source",)
 
-    source: str | None = None
+    source: str | None = option(None, metavar="PATH")
     """Folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Of a folder of
     .txt, .md and .html files, also in its subfolders, each file is a passage. Titles in para.title.txt (RocketQA's:
     id<TAB>title) beside MS MARCO's collection.tsv are joined."""
@@ -171,7 +171,7 @@ def add_filters(store: Store, options: ImportCorpus) -> None:
 def check_options(options: ImportCorpus, names: PassageNames) -> None:
     """Raises InputError if options do not fit each other, or name nothing to import."""
     if not options.source and options.delete is None and not options.filters:
-        raise InputError("import_corpus: expected --source PATH, --delete IDS_FILE or both")
+        raise InputError("riptide import-corpus: expected --source PATH, --delete IDS_FILE or both")
     if options.source is None and options.drop_duplicates:
         raise InputError("--drop-duplicates: expected --source PATH, of whose passages some are dropped")
     if options.source is None and names != PassageNames():
@@ -199,7 +199,7 @@ def check_queries_name(source: Source) -> None:
     except InputError as error:
         raise InputError(
             f"--source: its queries are named after it: {error}; rename the folder, or name "
-            "its corpus file and import the queries with jobs/import_queries.py"
+            "its corpus file and import the queries with riptide import-queries"
         ) from None
 
 

@@ -1,15 +1,16 @@
-"""Mine hard negatives: pool the hits of several sources, denoise them with a re-ranker, sample per query.
+"""Mine hard negatives: pool hits of several sources, denoise, sample per query.
 
-    python jobs/mine_negatives.py --store data/squad --split train --sources bm25 exact:minilm --depth 200
-    python jobs/mine_negatives.py --store data/squad --split train --sources bm25 --reranker models/reranker
+    riptide mine-negatives --store data/squad --split train --sources bm25 exact:minilm --depth 200
+    riptide mine-negatives --store data/squad --sources bm25 --reranker models/reranker
 
-The store keeps the output of each step: the pool (candidates/NAME), all scores (scores/NAME-RERANKER-DIGITS, where the
-digits come from the fingerprint of the re-ranker), and the sampled negatives (negatives/NAME).
+A re-ranker denoises the pool. The store keeps the output of each step: the pool (candidates/NAME), all scores
+(scores/NAME-RERANKER-DIGITS, where the digits come from the fingerprint of the re-ranker), and the sampled negatives
+(negatives/NAME).
 """
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, chosen_task, run, say, say_complete, say_stages
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -42,9 +43,8 @@ EXAMPLES = 20  # examples in the report
 
 @dataclass(frozen=True, kw_only=True)
 class MineNegatives(GpuWorkers):
-    """--limit N mines the first N queries of the split."""
-
     GROUP: ClassVar = "queries"
+    HELP_FIRST: ClassVar = ("queries", "pool", "negatives", "output")
     MAKES: ClassVar = ("negatives",)
     NAMED_BY: ClassVar = ("name",)
     READS: ClassVar = {"queries": "queries", "sources": "sources", "reranker": "models", "task": "tasks"}
@@ -77,12 +77,14 @@ class MineNegatives(GpuWorkers):
     """Write an HTML report with charts of the pool and of the denoising to this folder."""
     overwrite: bool = False
     """Replace exported files and a report if they have other content."""
+    limit: int | None = None
+    """Mine the first N queries of the split."""
 
 
 def main(options: MineNegatives) -> None:
     store = Store(options.store).require()
     shape, draw = options.pool, options.negatives
-    search = SearchOptions(encoder=options.encoder, task=options.task)
+    search = SearchOptions(encoder=options.encoder, task=chosen_task(store, options.task))
     pool = PoolCandidates(
         store, options.queries, options.split, shape, name=options.candidates, search=search, limit=options.limit
     )

@@ -1,16 +1,16 @@
-"""Search the queries of a split and commit the hits as a run, or search a few queries and print their hits.
+"""Search all queries of a split as a run, or a few queries and print their hits.
 
-python jobs/search.py --store data/squad --split test --k 100 --run results/squad.trec
-python jobs/search.py --store data/squad --source 0.4*bm25+0.6*exact:minilm --split dev
-python jobs/search.py --store data/squad --mode bm25 --query "who wrote Dracula?" --query "who wrote Emma?"
+riptide search --store data/squad --split test --k 100 --run results/squad.trec
+riptide search --store data/squad --source 0.4*bm25+0.6*exact:minilm --split dev
+riptide search --store data/squad --query "who wrote Dracula?" --query "who wrote Emma?"
 """
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, chosen_task, run, say, say_complete, say_stages
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from jobs.common.cuts import say_part_cuts, say_search_cuts
@@ -100,6 +100,8 @@ class Search(GpuWorkers):
 def main(options: Search) -> None:
     store = Store(options.store).require()
     check_options(options)
+    settings = replace(options.settings, task=chosen_task(store, options.settings.task))
+    options = replace(options, settings=settings)
     source = choose_source(store, options)
     check_search_parameters(options, source)
     if options.query:

@@ -1,11 +1,12 @@
-"""Serve a store over HTTP: search, embeddings and re-ranking, many tasks with one backbone, and a page to try them.
+"""Serve search, embeddings and re-ranking over HTTP, with a page to try them.
 
-    python jobs/serve_search.py --store data/squad
-    python jobs/serve_search.py --store data/squad --rerank models/reranker --tokens tokens.json --host 0.0.0.0
+    riptide serve-search --store data/squad
+    riptide serve-search --store data/squad --rerank models/reranker --host 0.0.0.0 --tokens t.json
 
-The server serves a release, which serving/current.json of the store names. If the store has no release yet, or with
---renew, the job makes one of the artifacts in the store. Tasks that were put over HTTP are kept in it. If the artifacts
-of the release have grown since, the job makes a new release: the same tasks with the newest generations.
+One backbone serves many tasks. The server serves a release, which serving/current.json of the store names. If the store
+has no release yet, or with --renew, the job makes one of the artifacts in the store. Tasks that were put over HTTP are
+kept in it. If the artifacts of the release have grown since, the job makes a new release: the same tasks with the
+newest generations.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import uvloop
 from indexing.corpus.corpus import Corpus
 from indexing.store.cache import CorruptError
 from indexing.store.keys import Key
-from indexing.store.models import stored_model
+from indexing.store.models import find_task, stored_model
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
@@ -72,6 +73,7 @@ HAPROXY = {
 @dataclass(frozen=True, kw_only=True)
 class ServeSearch(ServiceOptions, HttpLimits, Common):
     GROUP: ClassVar = "HTTP"
+    HELP_FIRST: ClassVar = ("release",)
     NAMED_BY: ClassVar = ("embeddings",)
     READS: ClassVar = {
         "tasks": "tasks",
@@ -115,6 +117,8 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
     row_ranges: int = 0
     """Serve on Ray Serve with the rows of the corpus divided among so many processes, for a corpus that one machine
     cannot hold; 0: undivided."""
+    limit: int | None = option(None, hidden=True)
+    """A service has no rows to leave out."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a value out of range, and for options that exclude each other."""
@@ -243,7 +247,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
         embeddings=options.embeddings,
         index=options.index,
         bm25=options.bm25,
-        tasks=options.tasks,
+        tasks=options.tasks and [find_task(store, task) for task in options.tasks],
         reranker=None if reranker == NO_RERANKER else reranker,
         before=before,
         sources=options.sources,

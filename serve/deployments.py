@@ -185,7 +185,7 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
     store = Store(args.store).require()
     live = current(store)
     if live is None:
-        raise InputError(f"{store.url} has no live release: make one with jobs/serve_search.py --store {store.url}")
+        raise InputError(f"{store.url} has no live release: make one with riptide serve-search --store {store.url}")
     check_row_ranges(ReleaseArtifacts(store, Release.load(store, live[0])), args.row_ranges)
     leaves = [_leaf(args, number) for number in range(args.row_ranges)]
     # All queries that wait or run in the three queues of a replica. The replica itself refuses more, so that no

@@ -192,7 +192,7 @@ def complete_queries(
         changed = describe_changes(existing.artifact.config, config)
         raise InputError(
             f"{existing.artifact.url} was imported otherwise ({changed}): give it another name, or remove it: "
-            f"python jobs/store.py remove queries/{name} --store {shlex.quote(store.url)}"
+            f"riptide store remove queries/{name} --store {shlex.quote(store.url)}"
         )
     return existing
 

@@ -54,7 +54,7 @@ query-id	corpus-id	score
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/scifact --source scifact
+riptide import-corpus --store data/scifact --source scifact
 ```
 
 Passages:

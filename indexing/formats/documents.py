@@ -118,7 +118,7 @@ Ask Ann about advances.
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/handbook --source handbook
+riptide import-corpus --store data/handbook --source handbook
 ```
 
 Passages:

@@ -41,7 +41,7 @@ file has no ids:
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/notes --source notes.jsonl
+riptide import-corpus --store data/notes --source notes.jsonl
 ```
 
 ```text
@@ -67,7 +67,7 @@ named by a path have it as their name:
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/packages --source packages.jsonl \
+riptide import-corpus --store data/packages --source packages.jsonl \
     --id pkg.name --text pkg.about.summary --metadata pkg.version stars --filters pkg.version string
 ```
 
@@ -96,7 +96,7 @@ Queries with their judgements, a row per query with a list, and other names:
 ```
 
 ```bash
-python jobs/import_queries.py --store data/faq --source asked.jsonl --queries numbered \
+riptide import-queries --store data/faq --source asked.jsonl --queries numbered \
     --id number --text asked --relevant answered_by
 ```
 

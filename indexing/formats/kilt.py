@@ -48,7 +48,7 @@ can be measured too if their metadata have these two fields.
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/kilt --source kilt_knowledgesource.json
+riptide import-corpus --store data/kilt --source kilt_knowledgesource.json
 ```
 
 Passages:
@@ -68,7 +68,7 @@ Passages:
 ```
 
 ```bash
-python jobs/import_queries.py --store data/kilt --source fever-dev.jsonl
+riptide import-queries --store data/kilt --source fever-dev.jsonl
 ```
 
 Queries:

@@ -44,7 +44,7 @@ pq.write_table(table, "manual.parquet")
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/manual --source manual.parquet --id page --title caption --filters part int64
+riptide import-corpus --store data/manual --source manual.parquet --id page --title caption --filters part int64
 ```
 
 ```text
@@ -83,7 +83,7 @@ pq.write_table(table, "judged.parquet")
 ```
 
 ```bash
-python jobs/import_queries.py --store data/manual --source judged.parquet
+riptide import-queries --store data/manual --source judged.parquet
 ```
 
 Queries:

@@ -21,7 +21,7 @@ class SearchOptions:
     """Where the query encoder is now; default: where it was when the corpus was encoded."""
     task: str | None = None
     """Tuned task of the queries, which must encode passages as the embeddings were encoded; default: the task that the
-    corpus was encoded for, if any."""
+    corpus was encoded for, if any. A sweep stands for the task that it chose."""
     nprobe: int | None = None
     """Lists probed per query; default: the number at which recall was measured during the build."""
     depth: int | None = None

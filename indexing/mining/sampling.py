@@ -35,7 +35,7 @@ class NegativeOptions:
     """Negatives per query that are sampled from the whole pool, denoised or not."""
     denoised_negatives: int = 30
     """Negatives per query that are sampled from the passages which the re-ranker considers irrelevant; 0 without a
-    re-ranker. A passage that is samples in both ways is one negative, a denoised one."""
+    re-ranker. A passage that is sampled in both ways is one negative, a denoised one."""
     denoise_threshold: float = 0.1
     """Probability of relevance below which the re-ranker considers a passage irrelevant."""
     score_all: bool = False
@@ -45,7 +45,7 @@ class NegativeOptions:
     margins: Margins = NO_MARGINS
     teacher_scores: bool = False
     """Score all sampled negatives and the positives with the --reranker, and store the scores with the negatives, as
-    train_retriever --loss kl and --loss margin-mse need them."""
+    `riptide train-retriever --loss kl` and --loss margin-mse need them."""
 
     @property
     def needs_positives(self) -> bool:

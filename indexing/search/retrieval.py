@@ -28,6 +28,7 @@ from indexing.search.rescoring import (
 from indexing.search.runs import hits_table, read_run, write_parquet
 from indexing.store.artifact import Draft
 from indexing.store.documents import Part, fingerprint_of
+from indexing.store.keys import default_name
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
@@ -87,11 +88,11 @@ class SearchQueries:
         task = options.task if options else None
         # Embeddings that were made for a task often have its name.
         is_named = any(term.name == task for term in parse(self.source).terms)
-        self.name = name or "-".join(
-            [self.queries.artifact.name, split, label(self.source)]
-            + ([label(task)] if task and not is_named else [])
-            + ([label(reranker.rstrip("/").rpartition("/")[2])] if reranker else [])
-            + ([f"filter-{fingerprint_of(parsed.text)[:8]}"] if parsed else [])
+        self.name = name or default_name(
+            *(self.queries.artifact.name, split, label(self.source)),
+            *([label(task)] if task and not is_named else []),
+            *([label(reranker.rstrip("/").rpartition("/")[2])] if reranker else []),
+            *([f"filter-{fingerprint_of(parsed.text)[:8]}"] if parsed else []),
         )
         self.config: dict[str, Any] = {
             "source": self.source,

@@ -252,7 +252,7 @@ class Draft:
     @property
     def removal(self) -> str:
         """The command that removes the draft."""
-        return f"python jobs/store.py remove {self.key} --store {shlex.quote(self._storage.url)}"
+        return f"riptide store remove {self.key} --store {shlex.quote(self._storage.url)}"
 
     def is_pinned(self) -> bool:
         """Whether this draft, and no other one, is pinned under its key."""

@@ -126,7 +126,7 @@ def check_coverage(generations: Sequence[Artifact], source: Sequence[Artifact], 
             "the corpus' {:,} passages" if is_corpus else f"the {{:,}} vectors of {source[0].key.rpartition('/')[0]}"
         )
         raise InputError(
-            f"{url} covers {covered:,} of {nouns.format(expected)}: run jobs/{MADE_BY[first.kind]}.py "
+            f"{url} covers {covered:,} of {nouns.format(expected)}: run {MADE_BY[first.kind]} "
             f"--name {url.rpartition('/')[2]} again to {verb} the new ones"
         )
 

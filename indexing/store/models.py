@@ -83,6 +83,23 @@ def stored_model(store: Store, name: str) -> Artifact | None:
     return store.open(kind, model) if kind == "models" and model else None
 
 
+def find_task(store: Store, name: str) -> str:
+    """Returns the name of the prompt or model of a task: for a sweep, of the run that the dev split chose.
+
+    Args:
+        store: The store.
+        name: A task, sweeps/NAME, or the NAME of a sweep if no prompt and no model has this name.
+
+    Raises:
+        InputError: If sweeps/NAME is missing or incomplete.
+    """
+    sweep = name.removeprefix("sweeps/")
+    is_task = name == sweep and any(name in store.names(kind) for kind in ("prompts", "models"))
+    if is_task or (name == sweep and name not in store.names("sweeps")):
+        return name
+    return Key.parse(store.open("sweeps", sweep).notes["chosen"]).name
+
+
 def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
     """Returns the sides that have a separate encoder in models/NAME, from its record; empty for one model."""
     files = {str(part.facts["path"]) for part in artifact.group("file")}

@@ -333,7 +333,7 @@ def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name
             f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
             "name one with parameter embeddings"
         )
-    encode = f"run jobs/encode_corpus.py --encoder {backbone.name} first"
+    encode = f"run riptide encode-corpus --encoder {backbone.name} first"
     if not fitting and not reasons:
         raise InputError(
             f"{store.url}: there are no embeddings, from which training with parameter sides query reads "

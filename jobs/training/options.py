@@ -36,7 +36,8 @@ class MethodOptions(Common):
     flops: FlopsWeights = field(default_factory=FlopsWeights)
     categories: CategoryOptions = field(default_factory=CategoryOptions)
     topics: str | None = option(None, group=TopicLossOptions.GROUP)
-    """With --prompt topics: topics/NAME of the corpus (fit_topics); may be left out if the store has only one."""
+    """With --prompt topics: topics/NAME of the corpus (`riptide fit-topics`); may be left out if the store has
+    only one."""
     topic_prompts: TopicLossOptions = field(default_factory=TopicLossOptions)
     prompt_hidden: int | None = option(None, group=BasicPromptOptions.GROUP)
     """With --prompt synthesised: size of the hidden layer over the words of a query. Default: 400 (HYPER). With
@@ -45,15 +46,15 @@ class MethodOptions(Common):
     divergence: DivergenceTerms = field(default_factory=DivergenceTerms)
     sweep: tuple[str, ...] = option((), group="sweep")
     """Train with every combination of the values of some options, and choose one by --dev-split: lr=1e-2,3e-2
-    seed=0,1,2 makes six runs, prompts/TASK-lr0.01-seed0 and so on, and sweeps/TASK, which names the chosen one.
-    Settings are compared by their mean over the seeds. --curves gets a table and a picture."""
+    seed=0,1,2 makes six runs, prompts/TASK-lr0.01-seed0 and so on, and sweeps/TASK, which names the chosen one:
+    --task TASK of other jobs means that one. Settings are compared by their mean over the seeds. --curves gets a table
+    and a picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRetriever(Training, MethodOptions):
-    """--limit N trains on the first N queries of the split."""
-
     GROUP: ClassVar = "data"
+    HELP_FIRST: ClassVar = ("data", "optimisation", "batches", "quality during training", "what is trained", "prompt")
     MAKES: ClassVar = ("tasks", "models")
     NAMED_BY: ClassVar = ("task",)
     READS: ClassVar = {
@@ -87,8 +88,8 @@ class TrainRetriever(Training, MethodOptions):
     """Embeddings of the passages by the backbone, for --sides query; may be left out if the store has only one that was
     made with the same options."""
     init: str | None = option(None, group=WeightOptions.GROUP)
-    """Start from prompts/NAME, of the same backbone and length (`pretrain_rip --train prompts` trains one), or from
-    STORE/prompts/NAME of another store. It may have been trained for vectors of another scale (--normalize). With
+    """Start from prompts/NAME, of the same backbone and length (`riptide pretrain-rip --train prompts` trains one), or
+    from STORE/prompts/NAME of another store. It may have been trained for vectors of another scale (--normalize). With
     --prompt synthesised: continue training its network, whose sizes apply."""
     prompts: PromptOptions = field(default_factory=PromptOptions)
     negatives: str | None = None
@@ -126,6 +127,8 @@ class TrainRetriever(Training, MethodOptions):
     losses: LossOptions = field(default_factory=LossOptions)
     texts: TextOptions = field(default_factory=TextOptions)
     loop: ContrastiveOptimisation = field(default_factory=ContrastiveOptimisation)
+    limit: int | None = None
+    """Train on the first N queries of the split."""
 
     def as_run(self, task: str) -> Self:
         """Returns the options of one run of a sweep."""
@@ -159,8 +162,6 @@ class TrainRetriever(Training, MethodOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TunePrompts(TrainRetriever):
-    """--limit N trains on the first N queries of the split."""
-
     GROUP: ClassVar = "other names"
 
     train: Train = option("prompts", group=WeightOptions.GROUP)
@@ -217,8 +218,6 @@ class TunePrompts(TrainRetriever):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainReranker(Training):
-    """--limit N trains on the first N queries of the split."""
-
     GROUP: ClassVar = "data"
     MAKES: ClassVar = ("models",)
     NAMED_BY: ClassVar = ("name",)
@@ -239,6 +238,8 @@ class TrainReranker(Training):
     pairs: PairOptions = field(default_factory=PairOptions)
     dev_passages: int = option(20, group="quality during training")
     """Passages that are re-ranked for each query of the dev split: its relevant ones, and mined negatives."""
+    limit: int | None = None
+    """Train on the first N queries of the split."""
 
     @property
     def rows_per_step(self) -> int:
@@ -248,8 +249,6 @@ class TrainReranker(Training):
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainRip(Training):
-    """--limit N trains on the first N passages."""
-
     GROUP: ClassVar = PretrainingOptions.GROUP
     MAKES: ClassVar = ("models", "tasks")
     NAMED_BY: ClassVar = ("name",)
@@ -264,6 +263,8 @@ class PretrainRip(Training):
     loop: ContrastiveOptimisation = field(default_factory=ContrastiveOptimisation)
     queries: str | None = option(None, group="quality during training")
     """Name of the query set of --dev-split; may be left out if the store has only one."""
+    limit: int | None = None
+    """Train on the first N passages."""
 
     @property
     def rows_per_step(self) -> int:

@@ -26,8 +26,9 @@ class LossOptions(OptionGroup):
     loss: Loss = option("contrastive", later=True)
     """contrastive: softmax of each query over the passages of the batch (DPTDR); symmetric: the mean of that and of a
     softmax of each positive over the queries of the batch; symmetric-sum: the sum of both (GTR); kl and margin-mse:
-    distillation of the re-ranker that scored the negatives (mine_negatives --teacher-scores), by the KL divergence over
-    a query's positive and mined negatives, or by the squared error of its margins (Hofstätter et al. 2020)."""
+    distillation of the re-ranker that scored the negatives (`riptide mine-negatives --teacher-scores`), by the KL
+    divergence over a query's positive and mined negatives, or by the squared error of its margins (Hofstätter et al.
+    2020)."""
     contrastive_weight: float = option(0.0, least=0, later=True)
     """Add this times the contrastive loss to a distillation loss."""
     temperature: float | None = option(None, positive=True)

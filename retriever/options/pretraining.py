@@ -33,7 +33,8 @@ class PretrainingOptions(OptionGroup):
     train: Trains = "backbone"
     """backbone: train all weights; prompts: train a deep prompt over the frozen backbone and make prompts/NAME."""
     prompt_length: int | None = option(None, least=1)
-    """Length of the prompt, in tokens (with --train prompts). Default: 32. `tune_prompts --init` needs the same."""
+    """Length of the prompt, in tokens (with --train prompts). Default: 32. `riptide tune-prompts --init` needs
+    the same."""
     batch: int = option(2048, least=1)
     """Passages per step, summed over all workers (2,048 in DPTDR); at most the number of eligible passages, because
     they are negatives of each other."""

@@ -143,7 +143,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
         if not has_others:
             raise InputError(
                 f"parameter embeddings {NO_EMBEDDINGS}: {store.url} has no BM25 index, and no sources are named, so "
-                "nothing can be searched: build an index (build_bm25), or name parameter sources"
+                "nothing can be searched: build an index (riptide build-bm25), or name parameter sources"
             )
         return False
     if embeddings is not None or index is not None or not has_others:

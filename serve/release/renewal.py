@@ -23,7 +23,7 @@ from serve.release.live import missing_artifacts
 from serve.release.planning import check_passages, open_sources, open_space
 from serve.release.release import Release, encoder_of, fingerprints_of
 
-JOBS = {"embeddings": "encode_corpus", "index": "build_index", "bm25": "build_bm25"}  # that make the next generation
+JOBS = {"embeddings": "encode-corpus", "index": "build-index", "bm25": "build-bm25"}  # that make the next generation
 
 
 def newer_artifacts(store: Store, release: Release) -> list[str]:
@@ -100,7 +100,7 @@ def coverage_of(store: Store, release: Release, corpus: Corpus) -> list[Coverage
             limited = chains.get(Key("embeddings", generations[-1].config["embeddings"]), [])
         if limited:
             rows, limit = sum(artifact.rows for artifact in generations), limited[0].config["limit"] or corpus.num_rows
-            command = f"jobs/{JOBS[kind]}.py --name {name}"
+            command = f"riptide {JOBS[kind]} --name {name}"
             coverage.append(Coverage(f"{kind}/{name}", rows, min(corpus.num_rows, limit), command))
     return coverage
 

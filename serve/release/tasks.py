@@ -127,7 +127,7 @@ def search_of_mode(task: Task, mode: Mode) -> Search:
             f"task {task.name!r} has no dense embeddings, which mode {mode} searches: name a source ({names})"
         )
     if mode not in supported_modes(task):
-        raise InputError(f"task {task.name!r} has no BM25: build one (build_bm25), and serve it")
+        raise InputError(f"task {task.name!r} has no BM25: build one (riptide build-bm25), and serve it")
     search = search_of(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
     labels = tuple(part.kind.online.name for part in search.parts)
     return Search(search.source, search.parts, labels, search.weights)

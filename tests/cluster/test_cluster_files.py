@@ -47,24 +47,18 @@ def test_nodes_get_what_an_installation_needs() -> None:
     assert [path for path in sorted(local) if not (ROOT / path).exists()] == []
 
 
-def image_root() -> str:
-    """Where the image keeps the checkout."""
-    (found,) = re.findall(r"^WORKDIR (\S+)$", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE)
-    return found
-
-
 PAGES = ("README.md", "docs/cluster.md")
 
 
 def submitted(page: str) -> list[str]:
-    """Every `python jobs/x.py …` that a page submits to a cluster."""
+    """Every `python -m riptide x …` that a page submits to a cluster."""
     text = (ROOT / page).read_text().replace("\\\n", " ")
-    return re.findall(r"ray job submit --working-dir \. -- +(python jobs/\w+\.py --[^\n`]+)", text)
+    return re.findall(r"ray job submit --working-dir \. -- +(python -m riptide [\w-]+ --[^\n`]+)", text)
 
 
 def job_commands() -> list[str]:
-    """Every job of rayjob.yaml and of the pages, with paths as in the checkout."""
-    entrypoint = load("rayjob.yaml")["spec"]["entrypoint"].replace(f"{image_root()}/", "")
+    """Every job of rayjob.yaml and of the pages."""
+    entrypoint = load("rayjob.yaml")["spec"]["entrypoint"]
     return list(dict.fromkeys([entrypoint, *(command for page in PAGES for command in submitted(page))]))
 
 
@@ -85,10 +79,9 @@ def test_what_pages_submit_has_what_it_needs(page: str) -> None:
 
 @pytest.mark.parametrize("command", job_commands())
 def test_jobs_and_their_options_exist(command: str) -> None:
-    python, job, *arguments = shlex.split(command)
-    assert python == "python"
-    assert (ROOT / job).is_file(), f"{job}: named in cluster/rayjob.yaml or a page, but not there"
-    shown = subprocess.run([sys.executable, job, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    job, *arguments = shlex.split(command.removeprefix("python -m ").removeprefix("riptide "))
+    helped = [sys.executable, "-m", "riptide", job, "--help"]
+    shown = subprocess.run(helped, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     known = set(re.findall(r"--[a-z][a-z0-9-]*", shown))
     assert {argument for argument in arguments if argument.startswith("--")} <= known
 

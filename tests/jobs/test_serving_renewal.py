@@ -108,9 +108,9 @@ def test_a_store_in_the_middle_of_growth_is_served_as_it_was(
     growth.grow(*steps)
     warning = warning_of(growth.store, done)
     assert "without newer artifacts (corpus: g0002, 1 passage added, 1 deleted" in warning
-    jobs = {"embeddings/enc": "encode_corpus", "index/idx": "build_index", "bm25/bm25": "build_bm25"}
+    jobs = {"embeddings/enc": "encode-corpus", "index/idx": "build-index", "bm25/bm25": "build-bm25"}
     for whole, job in jobs.items():
-        command = f"{whole} covers 240 of 241 passages: run jobs/{job}.py --name {whole.split('/')[1]} again"
+        command = f"{whole} covers 240 of 241 passages: run riptide {job} --name {whole.split('/')[1]} again"
         assert (command in warning) == (whole in behind)
     documented("Serving a store", f"a grown store, if {case}: the live release is served", warning, 0)
 
@@ -150,7 +150,7 @@ def test_embeddings_with_a_limit_cover_new_passages_up_to_it(
         "serve_search", *at, "--plan"
     )
     make_live(store, releases[0])
-    assert "embeddings/few covers 240 of 241 passages: run jobs/encode_corpus.py --name few again" in warning_of(
+    assert "embeddings/few covers 240 of 241 passages: run riptide encode-corpus --name few again" in warning_of(
         store, done
     )
     assert "embeddings/few covers 240 of the corpus' 241 passages" in refused("search", *at, "--source", "exact:few")

@@ -104,7 +104,7 @@ def test_growth_adds_shards_and_equals_what_is_built_in_one_go(tmp_path: Path) -
     corpus = extend_corpus(tmp_path, cut(passages[200:], 1, 99))
     with pytest.raises(InputError) as raised:
         Bm25.open(store, None, corpus)
-    assert f"{store.url}/bm25/bm25 covers 120 of the corpus' 300 passages: run jobs/build_bm25.py --name bm25" in str(
+    assert f"{store.url}/bm25/bm25 covers 120 of the corpus' 300 passages: run riptide build-bm25 --name bm25" in str(
         raised.value
     )
     work = BuildBm25(store, corpus, "bm25", shards=2)

@@ -73,7 +73,7 @@ def test_a_toy_experiment_is_chosen_measured_and_compared_and_made_once(
 
     main(RunExperiment(store=str(world.store), arms=arms, json=str(file), plan=True), controls)
     planned = capsys.readouterr().out
-    assert "$ python jobs/train_retriever.py" in planned
+    assert "$ riptide train-retriever" in planned
     assert "4 train_retriever" not in planned, "a plan assumes the first values: two rates, and a second seed of one"
     assert "3 train_retriever" in planned
     assert not Store(str(world.store)).names("prompts")

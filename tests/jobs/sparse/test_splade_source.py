@@ -290,6 +290,9 @@ def test_a_store_without_anything_to_search_names_the_commands(
     store.create("bm25", "bm25/g0000")
     assert "there is nothing to search (bm25/bm25/g0000: begun and not complete): encode" in refused(*at)
     shutil.rmtree(root / "corpus")
-    assert "/corpus/g0000: there is no such artifact (complete corpus: none); import_corpus makes one" in refused(*at)
-    with pytest.raises(InputError, match=r"enc: there is no such artifact .*; encode_corpus makes one"):
+    assert (
+        "/corpus/g0000: there is no such artifact (complete corpus: none); riptide import-corpus makes one"
+        in refused(*at)
+    )
+    with pytest.raises(InputError, match=r"enc: there is no such artifact .*; riptide encode-corpus makes one"):
         default_source(store, "enc")
