@@ -78,7 +78,7 @@ class Search(GpuWorkers):
     """Hits per query; default: 1000, or 10 with --query."""
     filter: str | None = None
     """Return only passages whose metadata match, such as 'year >= 2000 and lang in (en, de)', or a JSON object. The
-    fields are those of --filters of import_corpus; docs/data.md has the grammar."""
+    fields are those of `riptide import-corpus --filters`; docs/data.md has the grammar."""
     drop_self: bool = False
     """Exclude a hit whose id equals the id of the query (ArguAna, Quora)."""
     OUTPUT: ClassVar = Heading("output")

@@ -18,13 +18,13 @@ import numpy as np
 from indexing.corpus.corpus import save_array
 from indexing.dense.searching import folded
 from indexing.embeddings.kind import PartTexts, VectorKind
-from indexing.embeddings.reader import EmbeddingsReader, check_coverage
+from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import Hits
 from indexing.hit_sources import registry
 from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
 from indexing.hit_sources.online import OnlineSearch
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.chain import check_lineage
+from indexing.store.chain import check_lineage, open_chain
 from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild, count_shards, next_target
@@ -200,8 +200,7 @@ class SeveralSourceKind(IndexKind):
     def open(self, context: SearchContext, name: str) -> SeveralSource:
         store = context.store
         embeddings = SeveralEmbeddings.open(store, self.config_of(store, name)["embeddings"], context.corpus)
-        index = SeveralIndex(name, store.generations("index", name))
-        check_coverage(store, name, index.num_rows, embeddings)
+        index = SeveralIndex(name, open_chain(store, "index", name, embeddings.generations))
         return SeveralSource(embeddings, index, context.corpus, context.query_encoder(embeddings))
 
     def build(self, store: Store, embeddings: SeveralEmbeddings, name: str, options: Any) -> IndexBuild:

@@ -171,7 +171,7 @@ class _Compiler:
 
     def _condition(self, name: str, condition: Any) -> Test:
         if name not in self.columns:
-            names = ", ".join(self.columns) or "none; import_corpus --filters adds them"
+            names = ", ".join(self.columns) or "none; riptide import-corpus --filters adds them"
             raise InputError(f"filter: {name[:100]!r} is no filter of this corpus; there are: {names}")
         kind, column = self.columns[name], f"filter.{name}"
         if condition is None:

@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_named(corpus: Corpus, document: dict[str, Any], to
 
 
 def test_a_corpus_without_filters_says_so(corpus: Corpus) -> None:
-    with pytest.raises(InputError, match="there are: none; import_corpus --filters adds them"):
+    with pytest.raises(InputError, match="there are: none; riptide import-corpus --filters adds them"):
         Filter.parse({"year": 1}, {})
 
 
