@@ -22,10 +22,11 @@ from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.modes import default_source, resolve, source_of
 from indexing.hit_sources.options import NEEDS, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
+from indexing.search.documents import By
 from indexing.search.few_queries import LocalSearch
 from indexing.search.hit_tables import ShownHit, hit_table, style_for
 from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries
-from indexing.search.runs import read_run, write_trec
+from indexing.search.runs import read_hits, write_trec
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import check_targets, complete_artifact, run_work
@@ -76,6 +77,10 @@ class Search(GpuWorkers):
     """FAISS index to search (dense, hybrid); may be left out if the store has only one FAISS index."""
     k: int | None = None
     """Hits per query; default: 1000, or 10 with --query."""
+    by: By | None = None
+    """What the hits are if the corpus is one of split documents. document: documents, each with its best piece; the
+    file of --run has ids of documents, which judgements name; passage: pieces. Default: document. Without a split
+    corpus, both are the passages."""
     drop_self: bool = False
     """Exclude a hit whose id equals the id of the query (ArguAna, Quora)."""
     OUTPUT: ClassVar = Heading("output")
@@ -114,6 +119,7 @@ def main(options: Search) -> None:
         reranker=options.rerank,
         rerank_depth=options.rerank_depth or RERANK_DEPTH,
         limit=options.limit,
+        by=options.by,
     )
     source = work.source
     artifact = complete_artifact(store, work)
@@ -135,7 +141,7 @@ def main(options: Search) -> None:
         say(f"  {len(unanswered):,} queries found nothing: {', '.join(unanswered[:SHOWN])}{more}")
     say_part_cuts(artifact.group("part"), work.sources)
     if options.run:
-        write_trec(read_run(artifact), options.run, work.name, overwrite=options.overwrite)
+        write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)
         say(options.run)
     return None
 
@@ -158,7 +164,7 @@ def choose_source(store: Store, options: Search) -> str:
 def show_hits(store: Store, source: str, options: Search) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
-    search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank)
+    search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank, by=options.by)
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
     if options.plan:
         say(f"queries  {len(options.query):,}, in this process")
