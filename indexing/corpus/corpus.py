@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from indexing.corpus.ids import candidates, hash_ids
 from indexing.store.artifact import Artifact
@@ -74,6 +75,35 @@ class Corpus:
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """Returns the ids of rows (int64, any shape) as an object array of str; "" for a row of -1."""
+        return self._names(rows, "id")
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the passages are those of documents that the import has split."""
+        return bool(self.generations) and "split" in self.generations[0].config
+
+    def documents(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the ids of the documents of rows, as `ids` does. Without a split, each passage is a document."""
+        return self._names(rows, "document" if self.is_split else "id")
+
+    def rows_of_documents(self, ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the passages of each document, which are contiguous: first row and end, two int64 [n].
+
+        Both are -1 for an id that is unknown or deleted. Without a split, each passage is a document.
+        """
+        if not self.is_split:
+            firsts = self.rows_of(ids)
+            return firsts, np.where(firsts < 0, -1, firsts + 1)
+        firsts = self.rows_of([first_passage(id) for id in ids])
+        ends = np.full(len(firsts), -1, np.int64)
+        found = np.flatnonzero(firsts >= 0)
+        for part, positions, local in split_rows(self.parts, firsts[found]):
+            starts = np.append(document_starts(open_table(part)), part.part.rows)
+            ends[found[positions]] = part.first_row + starts[np.searchsorted(starts, local, side="right")]
+        return firsts, ends
+
+    def _names(self, rows: np.ndarray, column: str) -> np.ndarray:
+        """Returns a column of text of rows (int64, any shape) as an object array of str; "" for a row of -1."""
         flat = rows.ravel()
         wanted, inverse = np.unique(flat, return_inverse=True)
         names = np.empty(len(wanted), object)
@@ -81,7 +111,7 @@ class Corpus:
         first = int(np.searchsorted(wanted, 0))
         for part, positions, local in split_rows(self.parts, wanted[first:]):
             names[positions + first] = (
-                open_table(part).column("id").take(pa.array(local)).to_numpy(zero_copy_only=False)
+                open_table(part).column(column).take(pa.array(local)).to_numpy(zero_copy_only=False)
             )
         return names[inverse].reshape(rows.shape)
 
@@ -98,6 +128,21 @@ class Corpus:
             same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
             result[positions[same]] = rows[same]
         return result
+
+
+def first_passage(document: str) -> str:
+    """Returns the id of the first passage of a document in a split corpus."""
+    return f"{document}#0"
+
+
+def document_starts(table: pa.Table) -> np.ndarray:
+    """Returns the first row of each document in a part of a split corpus: int64, ascending."""
+    if not len(table):
+        return np.empty(0, np.int64)
+    documents, starts = table["document"].combine_chunks(), table["start"].to_numpy()
+    is_other = pc.not_equal(documents[1:], documents[:-1]).to_numpy(zero_copy_only=False)
+    # A document whose id comes twice, which an import refuses, starts again.
+    return np.flatnonzero(np.append(True, is_other | (np.diff(starts) <= 0)))
 
 
 def save_array(array: np.ndarray, path: Path) -> None:

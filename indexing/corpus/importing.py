@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from indexing.corpus.duplicates import merge_ids
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.raw import Lines, Piece, clip, no_rows, open_input
 from indexing.files.rows import text_lines
+from indexing.files.splitting import Split
 from indexing.files.titles import title_facts
 from indexing.formats.chunking import Chunk, chunks
 from indexing.formats.format import CorpusFormat
@@ -46,6 +47,7 @@ class ImportOptions:
     part_size: int = 10_000  # rows per part at most: 30 to 60 s of one encoding worker
     filters: Mapping[str, str] = field(default_factory=dict)  # metadata field -> type of a column to filter by
     limit: int | None = None
+    split: Split | None = None  # how documents are split into passages; a later generation takes that of the first
 
 
 class ImportCorpus(WorkDefaults):
@@ -73,6 +75,9 @@ class ImportCorpus(WorkDefaults):
         self.previous = store.generations("corpus")
         if self.previous:
             options = replace(options, filters=_same_filters(self.previous[0], options.filters))
+        grows = append or delete is not None
+        if self.previous and grows:
+            options = replace(options, split=_same_split(self.previous[0], options.split))
         check_filter_types(options.filters)
         self.source, self.options = source, options
         self.config = {
@@ -87,7 +92,8 @@ class ImportCorpus(WorkDefaults):
             self.config["columns"] = source.columns.config
         if source and source.titles:
             self.config["titles"] = [file_identity(source.titles)]
-        grows = append or delete is not None
+        if options.split:
+            self.config["split"] = asdict(options.split)
         done = self.previous[1:][-1:] if grows else self.previous[:1]
         self.complete = any(artifact.config == self.config for artifact in done)
         self.before = Corpus(self.previous)
@@ -192,7 +198,7 @@ class ParseStage(StageDefaults):
 
     def task(self, drafts: Sequence[Draft]) -> ParseTask:
         """Returns the task of a worker."""
-        return ParseTask(drafts[0], self.source.format, dict(self.options.filters))
+        return ParseTask(drafts[0], self.source.format, dict(self.options.filters), self.options.split)
 
 
 @dataclass(frozen=True)
@@ -202,11 +208,12 @@ class ParseTask:
     draft: Draft
     format: CorpusFormat
     filters: Mapping[str, str]
+    split: Split | None
     resources: Resources = PYTHON_CORE
 
     def open(self, place: Place) -> Callable[[Unit, Report], int]:
         """Returns the worker."""
-        return lambda unit, report: import_part(unit.payload, self.draft, self.format, self.filters)
+        return lambda unit, report: import_part(unit.payload, self.draft, self.format, self.filters, self.split)
 
 
 @dataclass(frozen=True)
@@ -250,9 +257,11 @@ class MergeIdsTask:
         )
 
 
-def import_part(chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str]) -> int:
+def import_part(
+    chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str], split: Split | None
+) -> int:
     """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages."""
-    table = parse_corpus(format, chunk, filters)
+    table = parse_corpus(format, chunk, filters, split)
     pieces = [[piece.file, piece.first_line, piece.rows, digest(piece)] for piece in chunk.pieces]
     facts: dict[str, Any] = {"source": pieces, **_filter_facts(table, filters)}
     if chunk.titles is not None:
@@ -268,7 +277,8 @@ def import_part(chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mappi
 
 def _parse_first_rows(source: Source, options: ImportOptions) -> None:
     """Raises InputError if the source has no row, or if one of the first FIRST_ROWS rows is bad."""
-    parse_corpus(source.format, next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS))), options.filters)
+    first = next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS)))
+    parse_corpus(source.format, first, options.filters, options.split)
 
 
 def _filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
@@ -303,6 +313,20 @@ def _same_filters(first: Artifact, filters: Mapping[str, str]) -> Mapping[str, s
     existing = first.config["filters"]
     if filters and dict(filters) != existing:
         raise InputError(f"filters {dict(filters)}: {first.url} was imported with {existing}; leave them out")
+    return existing
+
+
+def _same_split(first: Artifact, split: Split | None) -> Split | None:
+    """Returns how the first generation is split, which holds for all later ones. Refuses another split."""
+    existing = Split(**first.config["split"]) if "split" in first.config else None
+    if split not in (None, existing):
+        was = (
+            f"parameter split_words {existing.words}, parameter overlap {existing.overlap}" if existing else "no split"
+        )
+        raise InputError(
+            f"parameter split_words {split.words}, parameter overlap {split.overlap}: {first.url} was imported with "
+            f"{was}; leave them out, or import into another store"
+        )
     return existing
 
 

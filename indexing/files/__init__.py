@@ -11,5 +11,6 @@ thrift          the encoding of Parquet's footers and page headers
 rows            blocks of lines parsed to rows; errors that name the line
 columns         which column holds the id, the title, the text, the metadata or a judgement
 qrels           files of judgements
+splitting       splits documents into passages of at most N words
 titles          joins the titles of a separate file to the passages of a corpus
 """

@@ -11,7 +11,7 @@ cannot hold.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -21,6 +21,7 @@ from indexing.files import limits
 from indexing.files.parquet import stored_bytes
 from indexing.files.raw import Piece, clip
 from indexing.files.rows import Row, bad, dump_metadata, place
+from indexing.files.splitting import Split, document_spans, passages_size, take_passages
 from indexing.formats.chunking import Chunk
 from indexing.formats.format import CorpusFormat
 from indexing.formats.sources import Source
@@ -39,7 +40,9 @@ FILTER_TYPES = {
 }
 
 
-def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] | None = None) -> pa.Table:
+def parse_corpus(
+    format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] | None = None, split: Split | None = None
+) -> pa.Table:
     """Parses the passages of a chunk.
 
     Args:
@@ -47,9 +50,11 @@ def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] 
         chunk: Rows of it, from `chunking.chunks`.
         filters: Metadata field -> type: "int64", "float64" (integers too), "string", "bool", or "timestamp" (ISO 8601,
             UTC if it names no zone; microseconds). Fields of CSV and TSV are converted to the type.
+        split: How the documents of the chunk are split into passages; None: each is one passage.
 
     Returns:
-        CORPUS_SCHEMA, then a typed column "filter.NAME" per filter; null where the field is missing or null.
+        CORPUS_SCHEMA, then with a split the columns that `take_passages` adds, then a typed column "filter.NAME" per
+        filter; null where the field is missing or null.
 
     Raises:
         InputError: With file and line, for a bad row.
@@ -60,15 +65,30 @@ def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] 
     for piece in chunk.pieces:
         for block in format.blocks(piece, chunk.columns):
             rows = format.read_passages(block, chunk.columns)
+            if split is not None:
+                rows = _with_text(block, rows)
             tables.append(_passages(block, rows, filters, is_text=format.has_text_values))
             size += tables[-1].nbytes
-            if size > limits.MAX_PART_BYTES:
-                _check_growth(chunk, block, size)
+            _check_growth(chunk, block, size)
     passages = pa.concat_tables(tables)
     if chunk.titles is not None:
         field = CORPUS_SCHEMA.field("title")
         passages = passages.set_column(1, field, pa.array(chunk.titles, field.type))
+    if split is not None:
+        spans = document_spans(passages["text"].to_pylist(), split)
+        _check_growth(chunk, chunk.pieces[-1], passages_size(passages, spans))
+        passages = take_passages(passages, spans)
     return passages
+
+
+def _with_text(block: Piece, rows: Iterable[Row]) -> Iterator[Row]:
+    """Yields the documents of a block. Raises InputError for one without a title and a text."""
+    for row in rows:
+        line, id, title, text, _ = row
+        if not title.strip() and not text.strip():
+            actual = f"document {clip(id)} without text"
+            raise bad(block, line, actual, "a text to split, or a title", "add it or leave the document out")
+        yield row
 
 
 def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
@@ -98,6 +118,8 @@ def _check_growth(chunk: Chunk, block: Piece, size: int) -> None:
         block: The last block that is parsed.
         size: Bytes of the passages up to there.
     """
+    if size <= limits.MAX_PART_BYTES:
+        return
     source = sum(stored_bytes(piece) if piece.data is None else len(piece.data) for piece in chunk.pieces)
     if size > limits.MAX_PART_GROWTH * source:
         first = chunk.pieces[0]

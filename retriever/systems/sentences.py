@@ -13,7 +13,7 @@ _FEWEST_LETTERS = 4
 _LETTER = r"\p{L}"
 # A character of a script without spaces, or a run of other characters; it is a word if it holds a letter or a digit.
 _UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_RUN = rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+"
+WORD = rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+"
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
@@ -75,7 +75,7 @@ def spans(text: str, longest: int, draw: np.random.Generator, shortest: int = 1)
 
 def _word_starts(text: str) -> list[int]:
     """Returns the position of each word's first character; punctuation before it counts as part of the word."""
-    runs = _pattern(_RUN).finditer(text)
+    runs = _pattern(WORD).finditer(text)
     return [run.start() for run in runs if any(character.isalnum() for character in run.group())]
 
 
