@@ -20,9 +20,8 @@ from jobs.common.workers import GpuWorkers
 
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.modes import default_source, resolve, source_of
-from indexing.hit_sources.options import NEEDS, Mode, SearchOptions
+from indexing.hit_sources.options import NEEDS, By, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
-from indexing.search.documents import By
 from indexing.search.few_queries import LocalSearch
 from indexing.search.hit_tables import ShownHit, hit_table, style_for
 from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries

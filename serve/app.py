@@ -219,6 +219,7 @@ def release_routes(changes: Changes) -> APIRouter:
             "similarity": None,
             "numerics": None,
             "passages": corpus.num_rows - len(corpus.deleted),
+            "is_split": corpus.is_split,
             "reranker": public_name(release.reranker) if release.reranker else None,
             "modes": modes_of(*release.tasks),
             "filters": {name: str(kind) for name, kind in live.columns.items()},

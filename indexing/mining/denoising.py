@@ -566,7 +566,7 @@ def draw_part(
         denoised_negatives=draw.denoised_negatives if scores else 0,
         threshold=draw.denoise_threshold,
         seed=draw.seed,
-        copies=read_copies(candidates).of(queries.positives),
+        copies=queries.copies(read_copies(candidates)),
         margins=draw.margins,
         reranked_positives=_lowest_positives(queries, name, scores) if scores else None,
         teacher_positives=positive_scores(queries, name, scores) if draw.teacher_scores else None,

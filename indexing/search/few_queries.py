@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from indexing.corpus.corpus import Corpus
+from indexing.corpus.corpus import Corpus, Documents
 from indexing.exact import Hits
 from indexing.hit_sources.opening import HitSources
-from indexing.hit_sources.options import SearchOptions
-from indexing.search.documents import By, Documents, is_by_document, search_documents
+from indexing.hit_sources.options import By, SearchOptions
+from indexing.search.documents import is_by_document, search_documents
 from indexing.search.rescoring import RerankerSpec, RerankTask, numerics_of_reranker, open_reranker, rerank
 from indexing.search.runs import SearchCuts, search_cuts
 from indexing.store.store import Store

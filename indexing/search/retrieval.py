@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
+from indexing.corpus.corpus import Corpus, Documents
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
 from indexing.hit_sources.grammar import label, parse
 from indexing.hit_sources.opening import HitSources
-from indexing.hit_sources.options import SearchOptions
-from indexing.search.documents import By, Documents, is_by_document, search_documents
+from indexing.hit_sources.options import By, SearchOptions
+from indexing.search.documents import is_by_document, search_documents
 from indexing.search.rescoring import (
     BLOCK_QUERIES,
     RerankerSpec,
@@ -142,7 +142,6 @@ class SearchQueries:
         rows[surplus, self.k :] = -1
         return Hits(hits.scores, rows), ids
 
-
     def hits(self, ids: list[str], texts: list[str], rerank_task: RerankTask | None, runner: Runner) -> FoundHits:
         """Searches queries, and re-ranks their hits if there is a task for it."""
         cuts = Cuts()
@@ -164,7 +163,7 @@ class SearchQueries:
                 self.documents,
                 rerank=reorder,
                 rerank_depth=self.rerank_depth if rerank_task else 0,
-                excluded=self.corpus.rows_of_documents(ids)[:, 0] if self.drop_self else None,
+                excluded=self.corpus.rows_of_documents(ids)[0] if self.drop_self else None,
             )
             return FoundHits(hits, self.corpus.ids(hits.rows), cuts)
         depth = min(self.k + self.drop_self, max(1, self.corpus.num_rows))  # sources allocate as many per query
