@@ -3,6 +3,7 @@
     python jobs/import_corpus.py --store data/scifact --source raw/scifact
     python jobs/import_corpus.py --store data/faq --source faq.csv --id number --text answer --metadata topic
     python jobs/import_corpus.py --store data/scifact --source raw/more --append --delete old-ids.txt
+    python jobs/import_corpus.py --store data/manuals --source manuals.jsonl --split-words 120 --overlap 30
 
 docs/data.md names the columns of every format.
 """
@@ -24,6 +25,7 @@ from indexing.corpus.importing import ImportOptions
 from indexing.corpus.queries import check_splits, complete_queries, import_queries, read_judged_queries
 from indexing.files.columns import PassageNames
 from indexing.files.raw import open_input
+from indexing.files.splitting import BYTES_PER_WORD, Split
 from indexing.formats.chunking import CHUNK_BYTES
 from indexing.formats.registry import FormatName
 from indexing.formats.sources import Source, describe_columns, detect
@@ -48,7 +50,7 @@ class ImportCorpus(Workers):
     append: bool = False
     """Add the source to the existing corpus as a new generation."""
     delete: str | None = option(None, metavar="FILE")
-    """File of ids, one per line, that a new generation deletes."""
+    """File of ids, one per line, that a new generation deletes; with --split-words ids of documents."""
     COLUMNS: ClassVar = Heading("columns")
     id: str | None = None
     """Column with the id of a passage; default: a known name such as id, otherwise a hash of title and text ("")."""
@@ -61,6 +63,12 @@ class ImportCorpus(Workers):
     filters: dict[str, str] = field(default_factory=dict)
     """Metadata fields to filter by, with their types: year int64 lang string (also float64, bool, timestamp).
     A field that no passage of a new corpus has is refused; passages added with --append may all lack it."""
+    LONG_DOCUMENTS: ClassVar = Heading("long documents")
+    split_words: int | None = None
+    """Split each document into passages of at most N words, which end at sentence borders where possible. Judgements
+    name documents. Default: a document is one passage; with --append, the value of the first import."""
+    overlap: int = 0
+    """Maximum number of words that a passage repeats from the end of the one before it; less than --split-words."""
     HELD_OUT_QUERIES: ClassVar = Heading("held-out queries")
     hold_out: int | None = None
     """Move N queries of the folder from the split of --hold-out-split to a new split, held-out. Training can choose its
@@ -71,8 +79,9 @@ class ImportCorpus(Workers):
     """Seed of the draw of --hold-out."""
     PARTS: ClassVar = Heading("parts")
     part_size: int = 10_000
-    """Maximum number of passages per part (KILT: pages); a part has at most 256 MiB of raw text. The first parts are
-    smaller, from 512 passages on. A part is the unit of work, retry and encoding."""
+    """Maximum number of passages per part (KILT: pages; with --split-words: documents, and about as many passages). A
+    part has at most 256 MiB of raw text. The first parts are smaller, from 512 passages on. A part is the unit of work,
+    retry and encoding."""
 
 
 def main(options: ImportCorpus) -> None:
@@ -90,7 +99,8 @@ def main(options: ImportCorpus) -> None:
         check_queries_name(with_queries)
     elif hold_out:
         raise InputError(f"--hold-out {options.hold_out}: expected queries in the folder of the source, found none")
-    shape = ImportOptions(part_size=options.part_size, filters=options.filters, limit=options.limit)
+    split = None if options.split_words is None else Split(options.split_words, options.overlap)
+    shape = ImportOptions(part_size=options.part_size, filters=options.filters, limit=options.limit, split=split)
     work = ImportWork(store, source, shape, append=options.append, delete=options.delete)
     if options.plan and work.complete:
         latest = work.previous[-1]
@@ -98,7 +108,7 @@ def main(options: ImportCorpus) -> None:
         if with_queries is None or complete_queries(store, with_queries, name, hold_out=hold_out):
             return say_complete(latest.url)
     if options.plan:
-        return plan(store, source, options)
+        return plan(store, source, options, work.options.split)
     judged = None
     if not work.complete:
         if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
@@ -107,12 +117,15 @@ def main(options: ImportCorpus) -> None:
         run_work(store, work, open_runner(store, options), Stage)
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
-    say(f"{latest.url}: {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted")
+    documents = f" of {corpus.num_documents:,} documents" if corpus.is_split else ""
+    parts = f"{len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted"
+    say(f"{latest.url}: {corpus.num_rows:,} passages{documents} in {parts}")
     if source is not None and source.titles is not None:
         # If the source was imported before, later generations may be those of other sources.
-        parts = next(a for a in reversed(corpus.generations) if a.config == work.config).group("part")
-        titled, passages = sum(part.facts["titles"] for part in parts), sum(part.rows for part in parts)
-        say(f"{source.titles}: {titled:,} of {passages:,} passages have a title")
+        imported = next(a for a in reversed(corpus.generations) if a.config == work.config).group("part")
+        titled = sum(part.facts["titles"] for part in imported)
+        rows = sum(part.facts.get("documents", part.rows) for part in imported)
+        say(f"{source.titles}: {titled:,} of {rows:,} {'documents' if corpus.is_split else 'passages'} have a title")
     if with_queries:
         name = queries_name(with_queries, options, latest)
         with resumable():  # the corpus is kept
@@ -130,6 +143,10 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
         raise InputError("--id, --title, --text, --metadata: expected --source PATH, whose columns they name")
     if options.source is not None and options.delete is not None and not options.append:
         raise InputError("--source with --delete: add --append to do both in one new generation")
+    if options.overlap and options.split_words is None:
+        raise InputError(
+            f"--overlap {options.overlap}: found no --split-words, the maximum number of words of a passage; give both"
+        )
     if options.part_size < 1:
         raise InputError(f"--part-size {options.part_size}: expected at least 1")
 
@@ -151,7 +168,7 @@ def check_queries_name(source: Source) -> None:
         ) from None
 
 
-def plan(store: Store, source: Source | None, options: ImportCorpus) -> None:
+def plan(store: Store, source: Source | None, options: ImportCorpus, split: Split | None) -> None:
     """Prints what an import reads and about how large the corpus becomes: Arrow needs as many bytes as plain text."""
     say(f"store    {store.url} ({len(store.generations('corpus'))} generations of a corpus now)")
     if source:
@@ -163,7 +180,12 @@ def plan(store: Store, source: Source | None, options: ImportCorpus) -> None:
         with_queries = source.query_source or source
         say(f"queries  {len(with_queries.queries)} files, splits: {', '.join(with_queries.qrels) or 'none'}")
         part = f"{options.part_size:,} passages, at most {human(CHUNK_BYTES)}"
-        say(f"disk     about {human(sum(sizes) * 1.05)}; memory a few parts per core ({part} each)")
+        growth = 1.05
+        if split is not None:
+            growth *= split.words / (split.words - split.overlap)
+            passages = growth * sum(sizes) / (split.words * BYTES_PER_WORD)
+            say(f"split    about {passages:,.0f} passages of at most {split.words:,} words")
+        say(f"disk     about {human(sum(sizes) * growth)}; memory a few parts per core ({part} each)")
     if options.delete:
         say(f"delete   the ids in {options.delete}")
 

@@ -57,7 +57,9 @@ class Corpus:
         return np.unique(np.concatenate([np.load(file) for file in files])) if files else np.empty(0, np.int64)
 
     def table(self, part: RowPart) -> pa.Table:
-        """Returns the passages of a part, memory-mapped: columns id, title, text, metadata and the typed filters."""
+        """Returns the passages of a part, memory-mapped: columns id, title, text, metadata, with a
+        split also document, start, end, and the typed filters.
+        """
         return open_table(part)
 
     def passages(self, rows: Sequence[int] | np.ndarray) -> list[Passage]:
@@ -79,8 +81,13 @@ class Corpus:
 
     @property
     def is_split(self) -> bool:
-        """Whether the passages are those of documents that the import has split."""
+        """Whether the import has split documents into passages."""
         return bool(self.generations) and "split" in self.generations[0].config
+
+    @property
+    def num_documents(self) -> int:
+        """The number of documents, deleted ones included. Without a split, each passage is a document."""
+        return sum(part.part.facts["documents"] for part in self.parts) if self.is_split else self.num_rows
 
     def documents(self, rows: np.ndarray) -> np.ndarray:
         """Returns the ids of the documents of rows, as `ids` does. Without a split, each passage is a document."""

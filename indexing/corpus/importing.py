@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from indexing.corpus.corpus import Corpus, save_array, write_table
+from indexing.corpus.corpus import Corpus, document_starts, save_array, write_table
 from indexing.corpus.duplicates import merge_ids
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.raw import Lines, Piece, clip, no_rows, open_input
@@ -173,7 +173,8 @@ class ParseStage(StageDefaults):
 
     def units(self, committed: Committed) -> Iterator[Unit]:
         """Returns a unit for each chunk, as a stream: the raw text of few chunks is in memory at a time."""
-        for chunk in chunks(self.source, self.options.part_size, limit=self.options.limit):
+        options = self.options
+        for chunk in chunks(self.source, options.part_size, limit=options.limit, split=options.split):
             names = (f"part-{chunk.index:05d}", f"hashes-{chunk.index:05d}")
             size = sum(len(piece.data) for piece in chunk.pieces if piece.data is not None)
             part = committed[0].get(names[0])
@@ -193,7 +194,7 @@ class ParseStage(StageDefaults):
             )
 
     def rows_of(self, unit: Unit, result: int) -> int:
-        """Returns the number of passages of a chunk; a page of KILT has several."""
+        """Returns the number of passages of a chunk; a page of KILT or a document that is split has several."""
         return result
 
     def task(self, drafts: Sequence[Draft]) -> ParseTask:
@@ -268,6 +269,8 @@ def import_part(
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:
         facts["delimiter"] = chunk.columns.table.delimiter  # a row may span several lines: see duplicates.py
+    if split is not None:
+        facts["documents"] = len(document_starts(table))
     name = f"{chunk.index:05d}"
     draft.commit(f"part-{name}", ".arrow", lambda path: write_table(table, path), rows=len(table), **facts)
     hashes = sorted_hashes(table.column("id").to_pylist())
@@ -277,7 +280,7 @@ def import_part(
 
 def _parse_first_rows(source: Source, options: ImportOptions) -> None:
     """Raises InputError if the source has no row, or if one of the first FIRST_ROWS rows is bad."""
-    first = next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS)))
+    first = next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS), split=options.split))
     parse_corpus(source.format, first, options.filters, options.split)
 
 
@@ -338,6 +341,8 @@ def digest(piece: Piece) -> str:
 def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
     """Returns the rows, int64 ascending, of the ids in a file, one per line; an id with a line break cannot be given.
 
+    The ids are those of documents in a split corpus, and all passages of each are deleted.
+
     Raises InputError that names the line of an unknown id.
     """
     lines = Lines(delete)
@@ -345,13 +350,13 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
     first, num_unknown = "", 0
     while piece := lines.take(1 << 20):
         ids = [id for _, id in text_lines(piece)]
-        rows = before.rows_of(ids)
-        unknown = np.flatnonzero(rows < 0)
+        firsts, ends = before.rows_of_documents(ids)
+        unknown = np.flatnonzero(firsts < 0)
         if len(unknown) and not num_unknown:
             line = int(unknown[0])
             first = f"{delete}:{piece.first_line + line}: id {clip(ids[line])}"
         num_unknown += len(unknown)
-        deleted.append(rows)
+        deleted.append(np.concatenate(list(map(np.arange, firsts, ends))))
     if not deleted:
         raise no_rows(delete)
     if num_unknown:

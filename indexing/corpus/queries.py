@@ -269,7 +269,7 @@ def _judged_generation(corpus: Corpus, qrels: Iterable[pa.Table]) -> Artifact:
     The query set needs no later generation.
     """
     judged = [table["corpus_id"].combine_chunks().unique().to_pylist() for table in qrels]
-    last = max((int(corpus.rows_of(ids).max()) for ids in judged if ids), default=0)
+    last = max((int(corpus.rows_of_documents(ids)[0].max()) for ids in judged if ids), default=0)
     end = 0
     for artifact in corpus.generations:
         end += artifact.rows
@@ -283,11 +283,14 @@ def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
 
 
 def _checked_qrels(file: str, qrels: pa.Table, corpus: Corpus, partial: bool) -> pa.Table:
-    """Returns the judgements of a file restricted to known passages. Unless `partial`, an unknown one is an error."""
+    """Returns the judgements of a file restricted to known passages. Unless `partial`, an unknown one is an error.
+
+    In a split corpus, documents are judged.
+    """
     passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
-    known = (corpus.rows_of(passages.dictionary.to_pylist()) >= 0)[passages.indices.to_numpy()]
+    known = (corpus.rows_of_documents(passages.dictionary.to_pylist())[0] >= 0)[passages.indices.to_numpy()]
     if not partial:
-        _refuse_unknown(file, qrels, "corpus_id", known, "passage", "the corpus")
+        _refuse_unknown(file, qrels, "corpus_id", known, "document" if corpus.is_split else "passage", "the corpus")
     return qrels.filter(pa.array(known)).drop_columns(["line"])
 
 

@@ -17,7 +17,7 @@ from retriever.systems.sentences import WORD
 
 _WORD = regex.compile(WORD)
 # Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.
-_BLOCK = 8_192
+_BLOCK = 4_096
 BYTES_PER_WORD = 6  # of English text in UTF-8, with the space
 
 

@@ -128,6 +128,10 @@ class CorpusFormat(ABC):
     def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
         """Yields the passages of a block. Raises InputError with the file and line of a bad row."""
 
+    def read_documents(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+        """Yields the documents of a block, one per row, which an import splits into passages."""
+        return self.read_passages(block, columns)
+
     def read_queries(self, block: Piece) -> Iterator[Row]:
         """Yields the queries of a block of lines. Raises InputError with the file and line of a bad row."""
         raise InputError(f"{block.file}: found the format {self.name}, which has no queries; name another format")

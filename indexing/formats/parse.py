@@ -64,9 +64,10 @@ def parse_corpus(
     tables, size = [], 0
     for piece in chunk.pieces:
         for block in format.blocks(piece, chunk.columns):
-            rows = format.read_passages(block, chunk.columns)
-            if split is not None:
-                rows = _with_text(block, rows)
+            if split is None:
+                rows = format.read_passages(block, chunk.columns)
+            else:
+                rows = _with_text(block, format.read_documents(block, chunk.columns))
             tables.append(_passages(block, rows, filters, is_text=format.has_text_values))
             size += tables[-1].nbytes
             _check_growth(chunk, block, size)
