@@ -26,7 +26,7 @@ from serve.errors import ExpiredError, LostError, StoreError
 from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, result_of
 from serve.parts.models import TOGETHER, Encoded, EncoderPart, RerankPart, finite, unusable
 from serve.parts.part import Usable
-from serve.parts.queries import Answer, Hit, Pairs, Query, Texts
+from serve.parts.queries import Answer, Group, Hit, Pairs, Query, QueryState, Texts
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
 from serve.release.release import Release
 
