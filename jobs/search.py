@@ -175,10 +175,11 @@ def show_hits(store: Store, source: str, options: Search) -> None:
     for number, query in enumerate(options.query):
         rows = results.rows[number][results.rows[number] >= 0]
         passages = search.corpus.passages(rows)
+        ids = search.corpus.ids(rows) if search.documents is None else search.corpus.documents(rows)
         scores = results.scores[number].tolist()
         hits = [
-            ShownHit(rank, score, passage.id, passage.title, passage.text)
-            for rank, (score, passage) in enumerate(zip(scores, passages, strict=False), 1)
+            ShownHit(rank, score, id, passage.title, passage.text)
+            for rank, (score, id, passage) in enumerate(zip(scores, ids, passages, strict=False), 1)
         ]
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
         for line in hit_table(hits, query, style) if hits else ():
