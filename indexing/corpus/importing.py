@@ -322,13 +322,10 @@ def _same_filters(first: Artifact, filters: Mapping[str, str]) -> Mapping[str, s
 def _same_split(first: Artifact, split: Split | None) -> Split | None:
     """Returns how the first generation is split, which holds for all later ones. Refuses another split."""
     existing = Split(**first.config["split"]) if "split" in first.config else None
-    if split not in (None, existing):
-        was = (
-            f"parameter split_words {existing.words}, parameter overlap {existing.overlap}" if existing else "no split"
-        )
+    if split is not None and split != existing:
+        actual = f"with {existing}" if existing else "without parameter split_words"
         raise InputError(
-            f"parameter split_words {split.words}, parameter overlap {split.overlap}: {first.url} was imported with "
-            f"{was}; leave them out, or import into another store"
+            f"{split}: {first.url} was imported {actual}; leave the options out, or import into another store"
         )
     return existing
 

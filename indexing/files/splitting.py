@@ -18,6 +18,8 @@ from retriever.systems.sentences import WORD
 _WORD = regex.compile(WORD)
 # Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.
 _BLOCK = 4_096
+# sentencex 1.0.32 ends with a panic of Rust at a capital letter, white space of several bytes and a full stop.
+_SPACES = dict.fromkeys((code for code in range(128, 0x3001) if chr(code).isspace()), " ")
 BYTES_PER_WORD = 6  # of English text in UTF-8, with the space
 
 
@@ -63,10 +65,10 @@ def passage_spans(text: str, split: Split) -> Iterator[tuple[int, int]]:
         return
     starts = np.fromiter(_sentence_starts(text), np.int64)
     borders = [0, *np.unique(np.searchsorted(words[:, 0], starts)).tolist()]  # the first words of the sentences
-    first, shortest = 0, max(split.words // 2, split.overlap)
+    first, shortest = 0, max((split.words + 1) // 2, split.overlap + 1)
     while True:
         end = min(first + split.words, len(words))
-        if end < len(words) and (border := borders[bisect.bisect_right(borders, end) - 1]) > first + shortest:
+        if end < len(words) and (border := borders[bisect.bisect_right(borders, end) - 1]) >= first + shortest:
             end = border
         yield int(words[first, 0]), int(words[end - 1, 1])
         if end == len(words):
@@ -79,18 +81,16 @@ def passage_spans(text: str, split: Split) -> Iterator[tuple[int, int]]:
 def _sentence_starts(text: str) -> Iterator[int]:
     """Yields the position of each sentence of a text, in time linear in its length.
 
-    The text is read in blocks. A block starts at the last sentence of the one before it, which was cut; so the position
-    in a sentence of more than half a block may be yielded too.
+    The text is read in blocks. A block starts at the last sentence of the one before it, or at the end of that one if
+    the sentence is longer than half a block.
     """
-    first = 0
+    first, is_sentence = 0, True
     while first < len(text):
-        block = text[first : first + _BLOCK]
+        block = text[first : first + _BLOCK].translate(_SPACES)
         starts = [sentence["start_index"] for sentence in get_sentence_boundaries("en", block)]
-        step = len(block)
-        if first + step < len(text) and starts and starts[-1] > _BLOCK // 2:
-            step = starts.pop()
-        yield from (first + start for start in starts)
-        first += step
+        yield from (first + start for start in starts if start or is_sentence)
+        is_sentence = starts[-1] > _BLOCK // 2
+        first += starts[-1] if is_sentence else len(block)
 
 
 def document_spans(texts: Iterable[str], split: Split) -> np.ndarray:

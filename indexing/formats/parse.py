@@ -70,14 +70,16 @@ def parse_corpus(
                 rows = _with_text(block, format.read_documents(block, chunk.columns))
             tables.append(_passages(block, rows, filters, is_text=format.has_text_values))
             size += tables[-1].nbytes
-            _check_growth(chunk, block, size)
+            _check_growth(chunk, block, size, "lower parameter part_size")
     passages = pa.concat_tables(tables)
     if chunk.titles is not None:
         field = CORPUS_SCHEMA.field("title")
         passages = passages.set_column(1, field, pa.array(chunk.titles, field.type))
     if split is not None:
         spans = document_spans(passages["text"].to_pylist(), split)
-        _check_growth(chunk, chunk.pieces[-1], passages_size(passages, spans))
+        _check_growth(
+            chunk, chunk.pieces[-1], passages_size(passages, spans), "shorten the titles, lower parameter overlap"
+        )
         passages = take_passages(passages, spans)
     return passages
 
@@ -111,13 +113,14 @@ def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, 
     return table
 
 
-def _check_growth(chunk: Chunk, block: Piece, size: int) -> None:
+def _check_growth(chunk: Chunk, block: Piece, size: int, remedy: str) -> None:
     """Raises InputError if the passages of a chunk take far more bytes than the rows that they are read from.
 
     Args:
         chunk: The chunk.
         block: The last block that is parsed.
         size: Bytes of the passages up to there.
+        remedy: What to do, for the message.
     """
     if size <= limits.MAX_PART_BYTES:
         return
@@ -127,7 +130,7 @@ def _check_growth(chunk: Chunk, block: Piece, size: int) -> None:
         raise InputError(
             f"{place(block, block.first_line)}: found {size:,} bytes of text and metadata in the part that begins in "
             f"{place(first, first.first_line)}, read from {source:,} bytes, expected at most "
-            f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; lower parameter part_size, "
+            f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; {remedy}, "
             "or leave out columns by parameter metadata"
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pyarrow as pa
@@ -51,7 +52,7 @@ def slow_split(sentences: list[list[str]], most: int, overlap: int) -> list[str]
     while True:
         end = min(first + most, len(words))
         if end < len(words):
-            borders = [number for number in range(first + max(most // 2, overlap) + 1, end + 1) if is_first[number]]
+            borders = [number for number in range(first + max(-(-most // 2), overlap + 1), end + 1) if is_first[number]]
             end = borders[-1] if borders else end
         found.append(" ".join(words[first:end]))
         if end == len(words):
@@ -101,7 +102,7 @@ def test_every_word_of_any_text_is_in_a_passage_that_the_offsets_reproduce(seed:
         passage = text[start:end]
         assert passage == passage.strip()
         assert 1 <= len(passage.split()) <= most
-    for (start, end), (next_start, next_end) in zip(spans, spans[1:], strict=False):
+    for (start, end), (next_start, next_end) in itertools.pairwise(spans):
         assert start < next_start
         assert end < next_end
         assert len(text[next_start:end].split()) <= overlap
@@ -113,6 +114,13 @@ def test_a_text_without_sentence_borders_is_cut_by_words() -> None:
     words = [f"w{n}" for n in range(50)]
     assert passages(" ".join(words), 20) == [" ".join(words[n : n + 20]) for n in (0, 20, 40)]
     assert passages(" ".join(words), 20, 5) == [" ".join(words[n : n + 20]) for n in (0, 15, 30)]
+
+
+@pytest.mark.parametrize("space", ["\u00a0", "\u3000", "\u2028", "\x85", "\u202f"])
+def test_white_space_of_several_bytes_is_a_space(space: str) -> None:
+    """sentencex itself fails at a capital letter before such a space and a full stop."""
+    first, second = f"Vitamin{space}E{space}. is what they take.", f"They{space}are well."
+    assert passages(f"{first}{space}{second}", 9) == [first, second]
 
 
 def test_characters_of_scripts_without_spaces_are_words() -> None:
