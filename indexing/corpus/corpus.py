@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from indexing.corpus.ids import candidates, hash_ids
 from indexing.store.artifact import Artifact
@@ -144,12 +143,10 @@ def first_passage(document: str) -> str:
 
 def document_starts(table: pa.Table) -> np.ndarray:
     """Returns the first row of each document in a part of a split corpus: int64, ascending."""
-    if not len(table):
-        return np.empty(0, np.int64)
-    documents, starts = table["document"].combine_chunks(), table["start"].to_numpy()
-    is_other = pc.not_equal(documents[1:], documents[:-1]).to_numpy(zero_copy_only=False)
-    # A document whose id comes twice, which an import refuses, starts again.
-    return np.flatnonzero(np.append(True, is_other | (np.diff(starts) <= 0)))
+    names, starts = table["document"].to_numpy(), table["start"].to_numpy()
+    # A document whose id comes twice, which an import refuses, begins again.
+    begins = (names[1:] != names[:-1]) | (np.diff(starts) <= 0)
+    return np.flatnonzero(np.append(True, begins)) if len(names) else np.empty(0, np.int64)
 
 
 class Documents:

@@ -8,14 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import regex
 from sentencex import get_sentence_boundaries
 
 from retriever.errors import InputError
-from retriever.systems.sentences import WORD
+from retriever.systems.sentences import runs
 
-_WORD = regex.compile(WORD)
 # Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.
 _BLOCK = 4_096
 # sentencex 1.0.32 ends with a panic of Rust at a capital letter, white space of several bytes and a full stop.
@@ -58,7 +55,7 @@ def passage_spans(text: str, split: Split) -> Iterator[tuple[int, int]]:
     next passage starts at the first sentence border among the last `split.overlap` words, or `split.overlap` words
     before the end if there is none. Every word is in a passage, and each passage has a word that no earlier one has.
     """
-    words = np.fromiter((word.span() for word in _WORD.finditer(text)), np.dtype((np.int64, 2)))
+    words = np.fromiter((run.span() for run in runs(text)), np.dtype((np.int64, 2)))
     if len(words) <= split.words:
         if len(words):
             yield int(words[0, 0]), int(words[-1, 1])
@@ -112,8 +109,9 @@ def document_spans(texts: Iterable[str], split: Split) -> np.ndarray:
 
 
 def passages_size(documents: pa.Table, spans: np.ndarray) -> int:
-    """Returns the bytes of title, text and metadata of the passages of documents, if a character has one byte."""
-    repeated = sum(pc.binary_length(documents[name]).to_numpy() for name in ("id", "title", "metadata"))
+    """Returns the number of characters of id, title, text and metadata of the passages of documents."""
+    columns = (documents[name].to_pylist() for name in ("id", "title", "metadata"))
+    repeated = np.array([sum(map(len, values)) for values in zip(*columns, strict=True)], np.int64)
     return int(repeated[spans[:, 0]].sum() + (spans[:, 2] - spans[:, 1]).sum())
 
 

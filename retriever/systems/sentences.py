@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ _FEWEST_LETTERS = 4
 _LETTER = r"\p{L}"
 # A character of a script without spaces, or a run of other characters; it is a word if it holds a letter or a digit.
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-WORD = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
+_RUN = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
@@ -73,10 +73,14 @@ def spans(text: str, longest: int, draw: np.random.Generator, shortest: int = 1)
     return found
 
 
+def runs(text: str) -> Iterator[Any]:
+    """Yields a match for each run of characters between white space, and each character of scripts without spaces."""
+    return _pattern(_RUN).finditer(text)
+
+
 def _word_starts(text: str) -> list[int]:
     """Returns the position of each word's first character; punctuation before it counts as part of the word."""
-    runs = _pattern(WORD).finditer(text)
-    return [run.start() for run in runs if any(character.isalnum() for character in run.group())]
+    return [run.start() for run in runs(text) if any(character.isalnum() for character in run.group())]
 
 
 # sentencex and regex are imported at their first use: what encodes and trains prompts runs without them.

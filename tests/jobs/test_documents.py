@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -18,19 +19,24 @@ from samples import WORDS, write_beir
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
+from indexing.corpus.judged_pairs import judged_pairs
 from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.hit_sources.options import SearchOptions
 from indexing.measures.metrics import per_query
+from indexing.mining.negatives import read_groups
 from indexing.search import documents, rescoring
 from indexing.search.documents import search_documents
 from indexing.search.few_queries import LocalSearch
 from indexing.search.runs import read_run, read_trec
 from indexing.store.store import Store
+from indexing.training.dev import dev_set
+from indexing.training.training_sets import SetName, open_sets
 from indexing.work.local import LocalRunner
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.encoding.reranker import RerankerOptions
+from retriever.training.reranker_data import batch_at
 from serve.local import open_local
 from serve.parts.engine import Engine
 from serve.parts.leaf import Leaf, ask_here
@@ -301,3 +307,72 @@ def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
     borders = [corpus.num_rows * number // 5 for number in range(1, 5)]
     names = corpus.documents(np.arange(corpus.num_rows))
     assert any(names[border] == names[border - 1] for border in borders)
+
+
+def passages_of_positives(store: Store, split: str) -> dict[str, set[int]]:
+    """Returns the rows of all passages of the judged documents of each query."""
+    corpus, qrels = Corpus.open(store), Queries.open(store).qrels(split)
+    rows: dict[str, set[int]] = {}
+    for query, document in zip(qrels["query_id"].to_pylist(), qrels["corpus_id"].to_pylist(), strict=True):
+        [first], [end] = corpus.rows_of_documents([document])
+        rows.setdefault(query, set()).update(range(first, end))
+    return rows
+
+
+def test_no_passage_of_a_positive_document_is_a_negative(built: Path, done: Done, tmp_path: Path) -> None:
+    shutil.copytree(built / "store", tmp_path / "store")
+    store = Store(str(tmp_path / "store"))
+    corpus, queries = Corpus.open(store), Queries.open(store)
+    sources = ("--sources", "bm25", "exact:enc", "--depth", 300, "--pool-negatives", 200)
+    done("mine_negatives", "--store", store.url, "--split", "test", *sources, "--name", "mined")
+    own, pairs = passages_of_positives(store, "test"), judged_pairs(corpus, queries, "test")
+    assert pairs.ids == list(own)
+    groups = read_groups(store.open("negatives", "mined"))
+    assert groups.query_ids == pairs.ids
+    for query, rows, positives, negatives, copies in zip(pairs.ids, pairs.rows, *groups[1:], strict=True):
+        assert positives.tolist() == rows.tolist()
+        assert len(positives) == 2  # one passage of each document
+        assert {*positives.tolist(), *copies.tolist()} >= own[query]
+        assert len(negatives) >= 20
+        assert not own[query] & {*negatives.tolist()}
+    options = SimpleNamespace(batch=16, negatives_per_query=4, seed=0)
+    for negatives in ("mined", None):
+        name = SetName(queries="source", split="test", negatives=negatives)
+        data = open_sets(store, [name], limit=None, batches="mixed", weighted=True).data
+        assert [weights.tolist() for weights in data.weights or ()] == [[2.0, 1.0]] * len(pairs.ids)
+        for step in range(30):
+            for query, group in zip(*batch_at(data, options, step, draw_positive="weighted"), strict=True):
+                rows = own[pairs.ids[query]]
+                assert group[0] in pairs.rows[query]
+                assert not rows & {*group[1:].tolist()}
+                assert rows <= {*data.relevant(query).tolist()}  # the mask of the other passages of a batch
+
+
+class Lengths:
+    """A system whose vectors depend on the text alone."""
+
+    dim = 3
+
+    def encode(self, texts, side, rank=0, world=1) -> np.ndarray:
+        return np.array([np.random.default_rng(len(text)).normal(size=3) for text in texts], np.float32)
+
+
+def test_dev_splits_rank_documents(store: Store) -> None:
+    corpus, queries = Corpus.open(store), Queries.open(store)
+    dev = dev_set(corpus, queries, "test", None, 120, lambda titles, texts: list(texts))
+    own, system = passages_of_positives(store, "test"), Lengths()
+    rows = np.setdiff1d(np.arange(corpus.num_rows), corpus.deleted)
+    documents = corpus.documents(rows).tolist()
+    names = {passage.text: name for passage, name in zip(corpus.passages(rows), documents, strict=True)}
+    expected = []
+    for id, text in zip(*queries.split("test"), strict=True):
+        scores = system.encode([text], "query")[0] @ system.encode(dev.texts, "passage").T
+        best: dict[str, float] = {}
+        for name, score in zip([names[text] for text in dev.texts], scores, strict=True):
+            best[name] = max(score, best.get(name, -np.inf))
+        relevant = {*corpus.documents(np.array(sorted(own[id]))).tolist()}
+        top = max(best[name] for name in relevant)
+        rank = 1 + sum(score >= top for name, score in best.items() if name not in relevant)
+        expected.append(1 / rank if rank <= 10 else 0)
+    assert dev.mrr(system) == pytest.approx(np.mean(expected))
+    assert len(dev.texts) >= 120
