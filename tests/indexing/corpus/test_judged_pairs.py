@@ -51,11 +51,15 @@ def test_queries_are_in_the_order_of_the_split_and_rows_in_that_of_the_judgement
 
 
 def test_the_relevant_passage_of_a_split_document_is_its_best_by_bm25(tmp_path: Path) -> None:
-    texts = {"a": "the tide rises the moon pulls the sun sets far away", "b": "one short passage", "c": "the sun the sun"}
+    texts = {
+        "a": "the tide rises the moon pulls the sun sets far away",
+        "b": "one short passage",
+        "c": "the sun the sun",
+    }
     lines = [json.dumps({"_id": id, "text": text}) for id, text in texts.items()]
     (tmp_path / "c.jsonl").write_text("\n".join(lines) + "\n")
     source, store = detect(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
-    run_work(store, ImportCorpus(store, source, ImportOptions(split=Split(3))), LocalRunner(cores=1))
+    run_work(store, ImportCorpus(store, source, ImportOptions(split=Split(3)), append=False), LocalRunner(cores=1))
     corpus = Corpus.open(store)
     passages = [passage.text for passage in corpus.passages(range(5))]
     assert passages == ["the tide rises", "the moon pulls", "the sun sets", "far away", "one short passage"]
