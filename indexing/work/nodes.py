@@ -204,7 +204,7 @@ class WaitForNodes:
 
 
 @contextlib.contextmanager
-def actors_of(kind: type, nodes: Nodes, cores: int, gpus: int, count: int, **options: int) -> Iterator[list[Any]]:
+def actors_of(kind: type, nodes: Nodes, cores: int, gpus: int, count: int) -> Iterator[list[Any]]:
     """Provides `count` actors, which end with the block. Pending, they make an autoscaler add the nodes of all at once.
 
     Actors, as a task cannot be cancelled safely: Ray 2.60 aborts the process if the task ends at this moment.
@@ -214,11 +214,10 @@ def actors_of(kind: type, nodes: Nodes, cores: int, gpus: int, count: int, **opt
         nodes: The nodes on which they may run.
         cores, gpus: What each of them takes.
         count: Number of actors.
-        options: Further options of Ray for an actor.
     """
     import ray
 
-    remote = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector, **options)(kind)
+    remote = ray.remote(num_cpus=cores, num_gpus=gpus, label_selector=nodes.selector)(kind)
     actors = [remote.remote() for _ in range(count)]
     try:
         yield actors

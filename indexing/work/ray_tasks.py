@@ -166,14 +166,20 @@ class RayTasks:
         count = max(1, min(count, self.request.max_workers))
         probe = type(f"probe {task_name(task)}", (Probe,), {})
         key, handle = self._put(task)
-        retries = {"max_restarts": RETRIES, "max_task_retries": RETRIES}
+        lost = 0
         with self._say_waiting(place, lambda: count):
             while True:
-                with actors_of(probe, self.nodes, place.cores, place.gpus, count, **retries) as actors:
+                with actors_of(probe, self.nodes, place.cores, place.gpus, count) as actors:
                     pending = [actor.call.remote(item, key, [handle], place) for actor in actors]
                     self._check_room(place, count)
                     [done], _ = ray.wait(pending, num_returns=1)
-                    result = ray.get(done)
+                    try:  # Ray's own retries would print a line about each actor that is ended
+                        result = ray.get(done)
+                    except ray.exceptions.RayActorError:  # its process or node is lost
+                        lost += 1
+                        if lost > RETRIES:
+                            raise
+                        continue
                 if not isinstance(result, NodeFailure):
                     return result
                 self._exclude(result, place)

@@ -91,7 +91,9 @@ def places(
         timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])  # Ray may print lines about lost actors
+    answer: dict[str, Any] = json.loads(
+        next(line for line in done.stdout.splitlines() if line.startswith("{"))  # Ray prints lines about lost actors
+    )
     return answer
 
 

@@ -93,7 +93,10 @@ BAD_JSON = {
     "text a list": ('{"_id": "c", "text": ["x"]}', r"found text \['x'\], expected text to be a string"),
     "title a number": ('{"_id": "c", "text": "x", "title": 0}', "found title 0"),
     "metadata a string": ('{"_id": "c", "text": "x", "metadata": "m"}', "found metadata 'm', expected an object"),
-    "field twice": ('{"_id": "c", "text": "x", "metadata": {"a": 1}, "a": 2}', "found field 'a' in metadata and"),
+    "field twice": (
+        '{"_id": "c", "text": "x", "metadata": {"a": 1}, "a": 2}',
+        "found field 'a' inside and outside of metadata",
+    ),
     "surrogate": ('{"_id": "c", "text": "\\ud800"}', "found an unpaired surrogate escape at column"),
     "surrogate in metadata": ('{"_id": "c", "text": "", "m": "\\udc00x"}', "found an unpaired surrogate escape"),
     "UTF-8": (b'{"_id": "c", "text": "\xc3\xa9\xff"}', r"found invalid UTF-8 \(byte 0xff at byte offset 24 of the"),

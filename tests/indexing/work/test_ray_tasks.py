@@ -171,6 +171,10 @@ def test_the_first_of_several_workers_gives_the_result_and_the_others_end(tmp_pa
     assert RayTasks().first(Calls(wait_for, tmp_path / "go"), 7, 50) == 7
 
 
+def test_the_first_worker_may_be_lost(tmp_path: Path) -> None:
+    assert RayTasks().first(Calls(die_once, tmp_path), 1, 1) == 1
+
+
 @dataclass(frozen=True)
 class Broken:
     """A task whose workers cannot open."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jobs.common.options import build
 from jobs.training import retriever
-from jobs.training.opening import Opened
+from jobs.training.opening import RetrieverSetup
 from jobs.training.options import TrainRetriever
 from jobs.training.retriever import FIXED
 from jobs.training.sweep_grid import parse_grid
@@ -49,20 +49,20 @@ def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
 ) -> None:
     train, trained = retriever.train, []
 
-    def interrupted(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
+    def interrupted(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artifact:
         if len(trained) == 2:
             raise KeyboardInterrupt
         trained.append(options.task)
-        return train(store, options, opened)
+        return train(store, options, setup)
 
     ask = command(TUNE, world, "grid", "--steps", 4, *GRID)
     monkeypatch.setattr(retriever, "train", interrupted)
     assert job(*ask).status == 130
     assert trained == [*RUNS[:2]]
 
-    def counted(store: Store, options: TrainRetriever, opened: Opened) -> Artifact:
+    def counted(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artifact:
         trained.append(options.task)
-        return train(store, options, opened)
+        return train(store, options, setup)
 
     monkeypatch.setattr(retriever, "train", counted)
     done(*ask)

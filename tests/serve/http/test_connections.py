@@ -288,7 +288,7 @@ def test_heads_that_do_not_come_and_idle_connections_are_closed(documented: Call
 
 
 def count(server: Running, state: State) -> int:
-    return sum(one.state is state for one in (*server.connections.served, *server.connections.over))
+    return sum(one.state is state for one in (*server.connections.served, *server.connections.excess))
 
 
 def test_over_the_limit_only_health_is_answered_until_others_have_waited_too_long(
