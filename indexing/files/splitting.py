@@ -51,9 +51,9 @@ class Split:
 def passage_spans(text: str, split: Split) -> Iterator[tuple[int, int]]:
     """Yields the first character and the end of each passage of a text; none for a text without a word.
 
-    A passage ends at the last sentence border in its second half, or after `split.words` words if there is none. The
-    next passage starts at the first sentence border among the last `split.overlap` words, or `split.overlap` words
-    before the end if there is none. Every word is in a passage, and each passage has a word that no earlier one has.
+    A passage ends at the last sentence border in its second half, otherwise after `split.words` words. The next passage
+    starts at the first sentence border among the last `split.overlap` words, otherwise `split.overlap` words before the
+    end. Every word is in a passage, and each passage has a word that no earlier one has.
     """
     words = np.fromiter((run.span() for run in runs(text)), np.dtype((np.int64, 2)))
     if len(words) <= split.words:

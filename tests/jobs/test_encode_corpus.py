@@ -215,7 +215,7 @@ def counted(store: Path, name: str) -> Cuts:
 LONG = [100 if number % 3 == 0 else 20 for number in range(30)]
 WARNING = (
     "warning: 10 of 30 passages were cut to 64 tokens; 74% of all tokens were kept; split long documents into "
-    "passages before they are imported, because the model allows no more tokens"
+    "passages, as import_corpus --split-words does, because the model allows no more tokens"
 )
 
 
