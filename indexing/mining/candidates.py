@@ -55,7 +55,9 @@ class MiningQueries(NamedTuple):
 
     def part(self, start: int, count: int) -> MiningQueries:
         """Returns `count` queries from `start` on."""
-        return MiningQueries(*(None if each is None else each[start : start + count] for each in self))
+        piece = slice(start, start + count)
+        others = None if self.others is None else self.others[piece]
+        return MiningQueries(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece], others)
 
     def copies(self, copies: Copies) -> list[np.ndarray]:
         """Returns the rows that are no negatives of each query as its positives are not, int64 [any] each.
