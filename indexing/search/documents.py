@@ -18,6 +18,7 @@ from indexing.hit_sources.options import By
 from indexing.hit_sources.query_encoder import SelectedTexts
 from indexing.work.tasks import Runner
 
+DEEPER = 4  # passages that are searched first for each of k documents, and how much deeper each next search is
 CELLS = 1 << 24  # hits of passages that are in memory at once: about 600 MB with what is computed of them
 
 
@@ -89,7 +90,7 @@ def reranked_documents(hits: Hits, documents: np.ndarray, k: int) -> Hits:
 
 def first_depth(k: int, rerank_depth: int, num_sources: int) -> int:
     """Returns the number of passages in which k documents are looked for first; those of a fusion cost no more."""
-    return source_depth(max(2 * k, rerank_depth), num_sources)
+    return source_depth(max(DEEPER * k, rerank_depth), num_sources)
 
 
 def search_documents(
@@ -105,8 +106,8 @@ def search_documents(
 ) -> Hits:
     """Returns the best passage of the top k documents of each query.
 
-    Queries whose passages have fewer than k documents are searched again, twice as deep each time. So the hits of a
-    query do not depend on the other queries.
+    Queries whose passages have fewer than k documents are searched again, DEEPER times as deep each time. So the
+    hits of a query do not depend on the other queries.
 
     Args:
         source: Finds passages.
@@ -143,5 +144,5 @@ def search_documents(
                 hits = rerank(hits, [texts[number] for number in numbers])
             best = best_passages if rerank is None else reranked_documents
             scores[numbers], rows[numbers] = best(hits, documents.numbers(hits.rows), k)
-        pending, depth = np.concatenate(short), min(2 * depth, most)
+        pending, depth = np.concatenate(short), min(DEEPER * depth, most)
     return Hits(scores, rows)

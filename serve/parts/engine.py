@@ -17,7 +17,7 @@ import orjson
 
 from indexing.exact import Hits, merge, nothing
 from indexing.hit_sources.fusion import fuse, source_depth
-from indexing.search.documents import first_depth, has_documents, passages_to_rerank, reranked_documents
+from indexing.search.documents import DEEPER, first_depth, has_documents, passages_to_rerank, reranked_documents
 from indexing.search.rescoring import reranked
 from retriever.cuts import Cuts
 from retriever.errors import InputError
@@ -241,7 +241,7 @@ class Engine:
     ) -> None:
         """Replaces the hits of queries by document by the best passages of documents and those to re-rank.
 
-        Queries whose passages have fewer than k documents are searched again, twice as deep each time.
+        Queries whose passages have fewer than k documents are searched again, DEEPER times as deep each time.
         """
         pending = [number for number, query in enumerate(queries) if query.by_document]
         while pending := [number for number in pending if fused[number] is not None]:
@@ -262,7 +262,7 @@ class Engine:
                     pending.remove(number)
             again = {number: states[number] for number in pending}
             for state in again.values():
-                state.depth = min(2 * state.depth, MOST_PASSAGES)
+                state.depth = min(DEEPER * state.depth, MOST_PASSAGES)
             self._find(release, [deeper for group in groups for deeper in group.deeper(again)], states, deadline)
             for number in pending:
                 fused[number] = _fused(queries[number], states[number])

@@ -49,7 +49,7 @@ from serve.release.tasks import search_of
 Done = Callable[..., str]
 Ranking = list[tuple[str, float]]
 SOURCES = ("exact:enc", "bm25", "0.5*bm25+0.5*exact:enc", "bm25+exact:enc")
-K = 25  # of 60 documents: the first 50 passages have fewer
+K = 25  # of 60 documents: the first 100 passages often have fewer
 
 
 @pytest.fixture(scope="module")
