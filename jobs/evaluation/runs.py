@@ -82,8 +82,8 @@ def load_checked(store: Store, run: Run, measured: MeasuredQueries, split: str, 
         split: Their split.
         depth: Number of hits per query that the metrics need, for a warning.
     """
-    table, corpus = load(store, run.name, measured.queries, split, is_file=run.is_file), Corpus.open(store)
-    if corpus.is_split:
+    table = load(store, run.name, measured.queries, split, is_file=run.is_file)
+    if (corpus := Corpus(store.generations("corpus"))).is_split:
         table, num_shallow = documents_of(table, corpus, depth)
         if num_shallow:
             say(
