@@ -102,10 +102,10 @@ class Corpus:
             return firsts, np.where(firsts < 0, -1, firsts + 1)
         firsts = self.rows_of([first_passage(id) for id in ids])
         ends = np.full(len(firsts), -1, np.int64)
-        found = np.flatnonzero(firsts >= 0)
-        for part, positions, local in split_rows(self.parts, firsts[found]):
+        known = np.flatnonzero(firsts >= 0)
+        for part, positions, local in split_rows(self.parts, firsts[known]):
             starts = np.append(document_starts(open_table(part)), part.part.rows)
-            ends[found[positions]] = part.first_row + starts[np.searchsorted(starts, local, side="right")]
+            ends[known[positions]] = part.first_row + starts[np.searchsorted(starts, local, side="right")]
         return firsts, ends
 
     def _names(self, rows: np.ndarray, column: str) -> np.ndarray:

@@ -127,19 +127,20 @@ def take_passages(documents: pa.Table, spans: np.ndarray) -> pa.Table:
         `document`, the id of the document, and `start` and `end`, int64, the characters of its text.
     """
     owners, starts, ends = spans.T
-    passages = documents.take(pa.array(owners))
-    names, texts = documents["id"].to_pylist(), documents["text"].to_pylist()
     first = np.flatnonzero(np.diff(owners, prepend=-1))
     numbers = np.arange(len(owners)) - np.repeat(first, np.diff(first, append=len(owners)))
-    ids = [f"{names[owner]}#{number}" for owner, number in zip(owners.tolist(), numbers.tolist(), strict=True)]
-    cut = [texts[owner][start:end] for owner, start, end in spans.tolist()]
-    columns = {"id": ids, "text": cut}
-    for name, values in columns.items():
-        place = passages.schema.get_field_index(name)
-        field = passages.schema.field(place)
-        passages = passages.set_column(place, field, pa.array(values, field.type))
-    place = passages.schema.get_field_index("metadata") + 1
-    added = {"document": documents["id"].take(pa.array(owners)), "start": pa.array(starts), "end": pa.array(ends)}
-    for offset, (name, column) in enumerate(added.items()):
-        passages = passages.add_column(place + offset, name, column)
-    return passages
+    names, texts = documents["id"].to_pylist(), documents["text"].to_pylist()
+    values = {
+        "id": [f"{names[owner]}#{number}" for owner, number in zip(owners.tolist(), numbers.tolist(), strict=True)],
+        "text": [texts[owner][start:end] for owner, start, end in spans.tolist()],
+    }
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+    for field in documents.schema:
+        if field.name in values:
+            columns[field.name] = pa.array(values[field.name], field.type)
+        else:
+            columns[field.name] = documents[field.name].take(pa.array(owners))
+        if field.name == "metadata":
+            columns["document"] = documents["id"].take(pa.array(owners))
+            columns |= {"start": pa.array(starts), "end": pa.array(ends)}
+    return pa.table(columns)

@@ -108,4 +108,6 @@ def chunk_rows(index: int, most: int) -> int:
 
 def _chunk_bytes(rows: int, split: Split | None) -> int:
     """Returns the bytes of raw text at which a chunk of at most N rows ends."""
-    return CHUNK_BYTES if split is None else min(CHUNK_BYTES, rows * split.words * BYTES_PER_WORD)
+    if split is None:
+        return CHUNK_BYTES
+    return min(CHUNK_BYTES, rows * (split.words - split.overlap) * BYTES_PER_WORD)

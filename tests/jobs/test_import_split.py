@@ -42,7 +42,7 @@ def make_documents(count: int, *, seed: int = 0, prefix: str = "d") -> list[dict
     return documents
 
 
-def opened(store: Path) -> Corpus:
+def open_corpus(store: Path) -> Corpus:
     return Corpus.open(Store(str(store)))
 
 
@@ -61,7 +61,7 @@ def test_the_passages_of_documents_with_their_columns(tmp_path: Path, done: Done
     source = write_beir(tmp_path / "raw", documents)
     command = ("import_corpus", "--store", tmp_path / "s", "--source", source, "--part-size", 20, *SPLIT)
     out = done(*command, "--filters", "year", "int64")
-    corpus = opened(tmp_path / "s")
+    corpus = open_corpus(tmp_path / "s")
     assert f"{corpus.num_rows} passages of 90 documents in {len(corpus.parts)} parts, 0 deleted" in out
     assert corpus.generations[0].config["split"] == {"words": 12, "overlap": 4}
     assert corpus.is_split
@@ -82,7 +82,6 @@ def test_the_passages_of_documents_with_their_columns(tmp_path: Path, done: Done
     texts = {document["_id"]: document["text"] for document in documents}
     for part in corpus.parts:
         table = corpus.table(part)
-        assert table.column_names == [*Corpus.open(Store(str(tmp_path / "s"))).table(part).column_names]
         assert table.column_names[4:] == ["document", "start", "end", "filter.year"]
         for passage in table.to_pylist():
             assert passage["text"] == texts[passage["document"]][passage["start"] : passage["end"]]
@@ -96,7 +95,7 @@ def test_the_documents_of_rows_and_the_rows_of_documents(tmp_path: Path, done: D
     (tmp_path / "gone").write_text("d3\nd5#1\n")
     more = write_beir(tmp_path / "more", [*make_documents(10, seed=4, prefix="e"), {"_id": "d3", "text": "New. Text."}])
     done("import_corpus", "--store", tmp_path / "s", "--source", more, "--append", "--delete", tmp_path / "gone")
-    corpus = opened(tmp_path / "s")
+    corpus = open_corpus(tmp_path / "s")
     names = [name for part in corpus.parts for name in corpus.table(part)["document"].to_pylist()]
     rows = np.random.default_rng(0).integers(-1, corpus.num_rows, (7, 11))
     assert corpus.documents(rows).tolist() == [["" if row < 0 else names[row] for row in line] for line in rows]
@@ -104,10 +103,10 @@ def test_the_documents_of_rows_and_the_rows_of_documents(tmp_path: Path, done: D
     for row, name in enumerate(names):
         if row not in set(corpus.deleted.tolist()):
             expected.setdefault(name, []).append(row)
-    asked = [*expected, "d5#1", "d5", "d1#0", "", "none"]
-    random.Random(1).shuffle(asked)
-    firsts, ends = corpus.rows_of_documents(asked)
-    for id, first, end in zip(asked, firsts.tolist(), ends.tolist(), strict=True):
+    ids = [*expected, "d5#1", "d5", "d1#0", "", "none"]
+    random.Random(1).shuffle(ids)
+    firsts, ends = corpus.rows_of_documents(ids)
+    for id, first, end in zip(ids, firsts.tolist(), ends.tolist(), strict=True):
         assert (list(range(first, end)) if first >= 0 else []) == expected.get(id, [])
         assert (first < 0) == (end < 0) == (id not in expected)
     assert [array.tolist() for array in corpus.rows_of_documents([])] == [[], []]
@@ -116,7 +115,7 @@ def test_the_documents_of_rows_and_the_rows_of_documents(tmp_path: Path, done: D
 def test_without_a_split_a_passage_is_a_document(tmp_path: Path, done: Done) -> None:
     source = write_beir(tmp_path / "raw", make_documents(10))
     done("import_corpus", "--store", tmp_path / "s", "--source", source)
-    corpus = opened(tmp_path / "s")
+    corpus = open_corpus(tmp_path / "s")
     assert not corpus.is_split
     assert "split" not in corpus.generations[0].config
     assert corpus.table(corpus.parts[0]).column_names == ["id", "title", "text", "metadata"]
@@ -125,7 +124,7 @@ def test_without_a_split_a_passage_is_a_document(tmp_path: Path, done: Done) -> 
     assert [array.tolist() for array in corpus.rows_of_documents(["d3", "x", "d0#1"])] == [[3, -1, 0], [4, -1, 1]]
 
 
-def test_a_grown_corpus_equals_one_imported_anew(tmp_path: Path, done: Done) -> None:
+def test_a_grown_corpus_equals_one_that_is_imported_at_once(tmp_path: Path, done: Done) -> None:
     old, new = make_documents(60), make_documents(25, seed=5, prefix="n")
     changed = {**make_documents(1, seed=6)[0], "_id": "d7"}
     at = ("import_corpus", "--store", tmp_path / "s")
@@ -136,12 +135,12 @@ def test_a_grown_corpus_equals_one_imported_anew(tmp_path: Path, done: Done) -> 
     assert "nothing to make" in done(*grow, *SPLIT, "--plan")
     (tmp_path / "more").write_text("n3\n")
     done(*at, "--delete", tmp_path / "more")
-    grown = opened(tmp_path / "s")
+    grown = open_corpus(tmp_path / "s")
     assert [generation.config["split"] for generation in grown.generations] == 3 * [{"words": 12, "overlap": 4}]
     final = [each for each in [*old, *new, changed] if each["_id"] not in {"d7", "d10#1", "d59", "n3"}] + [changed]
-    anew = ("import_corpus", "--store", tmp_path / "anew", "--source", write_beir(tmp_path / "all", final))
-    done(*anew, *SPLIT, "--filters", "year", "int64")
-    assert alive_rows(grown) == alive_rows(opened(tmp_path / "anew"))
+    fresh = ("import_corpus", "--store", tmp_path / "fresh", "--source", write_beir(tmp_path / "all", final))
+    done(*fresh, *SPLIT, "--filters", "year", "int64")
+    assert alive_rows(grown) == alive_rows(open_corpus(tmp_path / "fresh"))
     firsts, ends = grown.rows_of_documents(["d7", "d10#1", "d59", "n3"])
     assert firsts.tolist()[1:] == [-1, -1, -1]
     assert {passage.text for passage in grown.passages(range(firsts[0], ends[0]))} == {
@@ -154,14 +153,14 @@ def test_an_interrupted_import_resumes_to_the_same_bytes(tmp_path: Path, interru
     command = ("import_corpus", "--source", source, "--part-size", 15, *SPLIT, "--store")
     done(*command, tmp_path / "whole")
     assert "run the same command again to resume" in interrupt(2, *command, tmp_path / "s").err
-    assert opened_or_none(tmp_path / "s") is None
+    assert corpus_or_none(tmp_path / "s") is None
     done(*command, tmp_path / "s")
     assert files_of(tmp_path / "s") == files_of(tmp_path / "whole")
 
 
-def opened_or_none(store: Path) -> Corpus | None:
+def corpus_or_none(store: Path) -> Corpus | None:
     try:
-        return opened(store)
+        return open_corpus(store)
     except InputError:
         return None
 
@@ -176,8 +175,8 @@ def test_judgements_name_documents(tmp_path: Path, done: Done, refused: Done, do
     assert [tuple(row.values()) for row in table.to_pylist()] == judged
     more = write_beir(tmp_path / "more", make_documents(5, seed=9, prefix="m"))
     done("import_corpus", *at, more, "--append")
-    asked = write_lines(tmp_path / "asked.jsonl", [{"query": "which", "relevant": ["m2", "d1"]}])
-    done("import_queries", *at, asked)
+    more_queries = write_lines(tmp_path / "asked.jsonl", [{"query": "which", "relevant": ["m2", "d1"]}])
+    done("import_queries", *at, more_queries)
     assert Queries.open(Store(str(tmp_path / "s")), "asked").artifact.inputs["corpus"]["artifact"] == "corpus/g0001"
     wrong = write_lines(tmp_path / "wrong.jsonl", [{"query": "which", "relevant": ["d1#0"]}])
     line = refused("import_queries", *at, wrong)
@@ -192,7 +191,7 @@ def test_a_part_ends_at_the_text_of_about_as_many_passages(tmp_path: Path, done:
     documents = [*make_documents(5), long, *make_documents(30, prefix="x")]
     source = write_beir(tmp_path / "raw", documents)
     done("import_corpus", "--store", tmp_path / "s", "--source", source, "--part-size", 40, *SPLIT)
-    corpus = opened(tmp_path / "s")
+    corpus = open_corpus(tmp_path / "s")
     assert [part.part.facts["documents"] for part in corpus.parts][:1] == [6]
     assert sum(part.part.facts["documents"] for part in corpus.parts[1:]) == 30
     assert all(part.part.rows < 120 for part in corpus.parts[1:])
@@ -211,7 +210,7 @@ def test_pages_of_kilt_are_documents(tmp_path: Path, done: Done) -> None:
     ]
     source = write_lines(tmp_path / "kilt_knowledgesource.json", pages)
     done("import_corpus", "--store", tmp_path / "s", "--source", source, "--split-words", 4)
-    corpus = opened(tmp_path / "s")
+    corpus = open_corpus(tmp_path / "s")
     assert [passage[1:] for passage in corpus.passages(range(corpus.num_rows))] == [
         ("1#0", "Moon", "It pulls.", '{"wikipedia_id":"1"}'),
         ("1#1", "Moon", "It is far.", '{"wikipedia_id":"1"}'),
@@ -224,7 +223,7 @@ def test_joined_titles_are_those_of_documents(tmp_path: Path, done: Done) -> Non
     (tmp_path / "raw" / "para.title.txt").write_text("0\tA\n2\tC\n")
     out = done("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "raw", "--split-words", 3)
     assert "2 of 3 documents have a title" in out
-    corpus = opened(tmp_path / "s")
+    corpus = open_corpus(tmp_path / "s")
     titles = [passage.title for passage in corpus.passages(range(corpus.num_rows))]
     assert titles == ["A", "A", "", "C", "C"]
 
@@ -264,7 +263,7 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, done: Done, refused, do
     documented("Importing", "a long title that is repeated in each passage of a document", line, 1)
     write_lines(tmp_path / "c.jsonl", [{"id": "a", "text": "x"}, {"id": "t", "title": "Title", "text": ""}])
     done("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "c.jsonl", *SPLIT)
-    assert [passage[1:4] for passage in opened(tmp_path / "s").passages([0, 1])] == [
+    assert [passage[1:4] for passage in open_corpus(tmp_path / "s").passages([0, 1])] == [
         ("a#0", "", "x"),
         ("t#0", "Title", ""),
     ]

@@ -28,6 +28,8 @@ ODD = [
 ]
 GAPS = [" ", "  ", "\n", "\n\n", "\t", "\u00a0", " \n \n"]
 
+POOL = pa.proxy_memory_pool(pa.default_memory_pool())  # Arrow needs it as long as any memory that it has allocated
+
 
 def passages(text: str, words: int, overlap: int = 0) -> list[str]:
     return [text[start:end] for start, end in passage_spans(text, Split(words, overlap))]
@@ -165,6 +167,19 @@ def test_columns_of_passages() -> None:
     assert table.schema.field("start").type == table.schema.field("end").type == pa.int64()
     assert passages_size(documents, spans) == 2 * len('aA{"n":1}') + 8 + 11 + len("b#0B") + len("c{}Five.")
     assert take_passages(documents.slice(0, 0), spans[:0]).num_rows == 0
+
+
+def test_the_text_of_a_document_is_not_repeated_in_memory() -> None:
+    documents = pa.table([["a"], ["A"], ["word " * 60_000], [""]], ["id", "title", "text", "metadata"])
+    spans = document_spans(documents["text"].to_pylist(), Split(100))
+    assert len(spans) == 600
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(POOL)
+    try:
+        take_passages(documents, spans)
+    finally:
+        pa.set_memory_pool(before)
+    assert 300_000 < POOL.max_memory() < 3_000_000
 
 
 @pytest.mark.parametrize(
