@@ -1,6 +1,7 @@
 """The search engine: runs batches of queries on the parts of a service, and reports how each answer came about.
 
-The stages of a search are: encode the queries, search the sources, fuse the hits, fetch the passages, re-rank.
+The stages of a search are: encode the queries, search the sources, fuse the hits, fetch the passages, re-rank. By
+document, the sources are searched until there are enough documents, and the best passage of each is kept at the end.
 """
 
 from __future__ import annotations

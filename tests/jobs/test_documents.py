@@ -7,6 +7,8 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,6 +39,7 @@ from indexing.work.local import LocalRunner
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.encoding.reranker import RerankerOptions
 from retriever.training.reranker_data import batch_at
+from serve.errors import IncompleteError, LostError
 from serve.local import open_local
 from serve.parts.engine import Engine
 from serve.parts.leaf import Leaf, ask_here
@@ -279,6 +282,32 @@ def test_a_service_shows_passages_and_filters_documents(served: Store, client: T
     every = searched(served, "bm25", "document", 100)
     kept = np.isin(every.rows[0], Filter.parse({"part": 1}, {"part": pa.int64()}).rows(corpus, 0, corpus.num_rows))
     assert [hit["id"] for hit in found] == corpus.ids(every.rows[0][kept]).tolist()
+
+
+def test_passages_whose_documents_a_lost_leaf_knows_are_missing(served: Store) -> None:
+    release, _ = plan(served)
+    release.save(served)
+    leaves = [Leaf(served, number, 2) for number in range(2)]
+    encoder, reranker = EncoderPart(served, device="cpu", threads=2), RerankPart(served, device="cpu", threads=2)
+    for part in (encoder, *(part for leaf in leaves for part in leaf.parts.values())):
+        part.prepare(release.id)
+
+    def ask(method: str, request: object) -> list:
+        replies = ask_here(leaves, method, request)
+        if method == "documents":
+            replies[1] = Future()
+            replies[1].set_exception(LostError("lost"))
+        return replies
+
+    engine, [task] = Engine(encoder, reranker, ask), release.tasks
+    query = Query(release, texts_of(served)[0], task, K, search_of(task, "exact:enc"), time.time() + 60)
+    [whole] = engine.search([replace(query, by_document=True)])
+    assert isinstance(whole.error, IncompleteError)
+    [partial] = engine.search([replace(query, by_document=True, partial=True)])
+    assert partial.error is None
+    assert partial.shards == (2, 1, 1, 0)
+    assert partial.hits
+    assert max(hit.row for hit in partial.hits) < Corpus.open(served).num_rows // 2
 
 
 def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
