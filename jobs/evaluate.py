@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.evaluation.categories import RANDOM, CategoryMeasure, category_measure
+from jobs.evaluation.documents import passages_of
 from jobs.evaluation.embeddings import MeasureWork, measure_embeddings, open_embeddings
 from jobs.evaluation.measures import Measure, check_metrics, measure_of
 from jobs.evaluation.options import Evaluate
 from jobs.evaluation.rates import measure_rates
 from jobs.evaluation.runs import EvaluationQueries, RunReference, check_passages, load_checked, measured_queries
-from jobs.evaluation.searches import make_run, open_searches
+from jobs.evaluation.searches import make_run, needed_depth, open_searches
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from indexing.search.retrieval import SearchQueries
 
 METRICS = ("nDCG@10", "R@100", "RR@10")
+DEEPEST = 1_000  # hits per query that a metric without a cutoff needs, as `search` finds them by default
 NAME_LENGTH = 60  # characters of the runs' names in the name of the file
 
 
@@ -180,12 +182,14 @@ def measure_runs(
         expected[RANDOM] = measure_category.of_random_ranking()
     else:
         measure = measure_of(store, measured.queries, measured.qrels, measured.ids, metrics)
+    depth = needed_depth(metrics, None, DEEPEST)
     values: dict[str, dict[str, np.ndarray]] = {}
     lengths: dict[str, PassageLength] = {}
     for each in runs:
-        name, table = each.name, load_checked(store, each, measured, options.split)
+        name, table = each.name, load_checked(store, each, measured, options.split, depth)
         if options.median_length is not None:
-            lengths[name] = measure_length(store, table, name, measured.ids, options.median_length)
+            passages = passages_of(table, f"--median-length {options.median_length}")
+            lengths[name] = measure_length(store, passages, name, measured.ids, options.median_length)
         values[name] = measure(table)
         without_hits = metrics and not any(metric_values.any() for metric_values in values[name].values())
         if without_hits and (hint := check_passages(store, table)):

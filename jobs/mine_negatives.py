@@ -145,7 +145,8 @@ def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     queries = negatives.pool.mined
     say(f"{candidates.url}: {candidates.rows:,} candidates of {len(queries.ids):,} queries")
     if num_copies:
-        say(f"  {num_copies:,} passages with the title and text of a positive are no negatives")
+        others = " or of its document" if negatives.pool.corpus.is_split else ""
+        say(f"  {num_copies:,} passages with the title and text of a positive{others} are no negatives")
     for reason, count in sorted(dropped.items()):
         limit, _, scorer = reason.partition(":")
         say(f"  {count:,} candidates exceed --{limit.replace('_', '-')} by the scores of {scorer}")

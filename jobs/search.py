@@ -20,12 +20,12 @@ from jobs.common.workers import GpuWorkers
 
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.modes import default_source, resolve, source_of
-from indexing.hit_sources.options import NEEDS, Mode, SearchOptions
+from indexing.hit_sources.options import NEEDS, By, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
 from indexing.search.few_queries import LocalSearch
 from indexing.search.hit_tables import ShownHit, hit_table, style_for
 from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries
-from indexing.search.runs import read_run, write_trec
+from indexing.search.runs import read_hits, write_trec
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import check_targets, complete_artifact, run_work
@@ -79,6 +79,10 @@ class Search(GpuWorkers):
     filter: str | None = None
     """Return only passages whose metadata match, such as 'year >= 2000 and lang in (en, de)', or a JSON object. The
     fields are those of `riptide import-corpus --filters`; docs/data.md has the grammar."""
+    by: By | None = None
+    """What the hits are if the corpus is one of split documents. document: documents, each with its best piece; the
+    file of --run has ids of documents, which judgements name; passage: pieces. Default: document. Without a split
+    corpus, both are the passages."""
     drop_self: bool = False
     """Exclude a hit whose id equals the id of the query (ArguAna, Quora)."""
     OUTPUT: ClassVar = Heading("output")
@@ -120,6 +124,7 @@ def main(options: Search) -> None:
         rerank_depth=options.rerank_depth or RERANK_DEPTH,
         limit=options.limit,
         filter=options.filter,
+        by=options.by,
     )
     source = work.source
     artifact = complete_artifact(store, work)
@@ -142,7 +147,7 @@ def main(options: Search) -> None:
         say(f"  {len(unanswered):,} queries found nothing: {', '.join(unanswered[:SHOWN])}{more}")
     say_part_cuts(artifact.group("part"), work.sources)
     if options.run:
-        write_trec(read_run(artifact), options.run, work.name, overwrite=options.overwrite)
+        write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)
         say(options.run)
     return None
 
@@ -165,7 +170,9 @@ def choose_source(store: Store, options: Search) -> str:
 def show_hits(store: Store, source: str, options: Search) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
-    search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank, filter=options.filter)
+    search = LocalSearch(
+        store, source, options.settings, runner, reranker=options.rerank, filter=options.filter, by=options.by
+    )
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
     say_filter(search)
     if options.plan:
@@ -178,10 +185,11 @@ def show_hits(store: Store, source: str, options: Search) -> None:
     for number, query in enumerate(options.query):
         rows = results.rows[number][results.rows[number] >= 0]
         passages = search.corpus.passages(rows)
+        ids = search.corpus.ids(rows) if search.documents is None else search.corpus.documents(rows)
         scores = results.scores[number].tolist()
         hits = [
-            ShownHit(rank, score, passage.id, passage.title, passage.text)
-            for rank, (score, passage) in enumerate(zip(scores, passages, strict=False), 1)
+            ShownHit(rank, score, id, passage.title, passage.text)
+            for rank, (score, id, passage) in enumerate(zip(scores, ids, passages, strict=False), 1)
         ]
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
         for line in hit_table(hits, query, style) if hits else ():

@@ -227,6 +227,7 @@ def release_routes(changes: Changes) -> APIRouter:
             "similarity": None,
             "numerics": None,
             "passages": corpus.num_rows - len(corpus.deleted),
+            "is_split": corpus.is_split,
             "reranker": public_name(release.reranker) if release.reranker else None,
             "modes": supported_modes(*release.tasks),
             "filters": {name: type_name(kind) for name, kind in live.columns.items()},

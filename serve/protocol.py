@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-from indexing.hit_sources.options import Mode
+from indexing.hit_sources.options import By, Mode
 
 MAX_QUERIES = 64  # queries of one request
 MAX_CHARACTERS = 8_192  # characters of a query
@@ -66,6 +66,11 @@ class SearchRequest(Strict):
         description="Sources of the task instead of a mode: one, A+B (by reciprocal ranks), 0.4*A+0.6*B (by scores).",
         examples=["0.4*bm25+0.6*exact:minilm"],
     )
+    by: By | None = Field(
+        None,
+        description="What the hits are if the corpus is one of split documents: documents, each with its best passage "
+        "(the default), or passages. Otherwise both are the passages.",
+    )
     filter: FilterIn | None = Field(
         None,
         description="Conditions on metadata, as an object or as a text; docs/data.md has the grammar.",
@@ -96,6 +101,9 @@ class FoundPassage(Strict):
     """
 
     id: str
+    document: str | None = Field(None, description="Document of the passage. Only hits of a split corpus have one.")
+    start: int | None = Field(None, description="First character of the passage in the text of its document.")
+    end: int | None = Field(None, description="Character of that text at which the passage ends.")
     rank: int
     score: float
     title: str
@@ -227,6 +235,7 @@ class InfoResponse(Strict):
     similarity: str | None
     numerics: str | None
     passages: int
+    is_split: bool = Field(description="Whether the passages are those of documents that the import has split.")
     shards: int
     reranker: str | None
     modes: list[str]

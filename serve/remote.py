@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from grpc import RpcError
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
@@ -50,6 +51,9 @@ class LeafReplica:
 
     async def fetch(self, request: PassagesRequest) -> list[Passage]:
         return await asyncio.to_thread(self.leaf.fetch, request)
+
+    async def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
+        return await asyncio.to_thread(self.leaf.documents, request)
 
     async def control(self, part: str, method: str, *arguments: Any) -> Any:
         """Calls a method of a part; broadcasts of Ray Serve take this method's name."""

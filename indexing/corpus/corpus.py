@@ -166,6 +166,29 @@ def document_starts(table: pa.Table) -> np.ndarray:
     return np.flatnonzero(np.append(True, begins)) if len(names) else np.empty(0, np.int64)
 
 
+class Documents:
+    """The documents of passages, by number: the number of a document is the row of its first passage.
+
+    Args:
+        parts: Parts of a corpus of split documents.
+    """
+
+    def __init__(self, parts: Sequence[RowPart]):
+        self._parts = parts
+        self.num_rows = parts[-1].end if parts else 0
+
+    def numbers(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the number of the document of each row of the parts, int64, any shape; -1 for a row of -1."""
+        firsts = np.append(self._first_rows, -1)  # also for no parts
+        return np.where(rows >= 0, firsts[np.searchsorted(self._first_rows, rows, side="right") - 1], -1)
+
+    @functools.cached_property
+    def _first_rows(self) -> np.ndarray:
+        """The rows at which a document begins, int64, ascending."""
+        starts = [part.first_row + document_starts(open_table(part)) for part in self._parts]
+        return np.concatenate([*starts, np.empty(0, np.int64)])
+
+
 def save_array(array: np.ndarray, path: Path) -> None:
     """Writes a .npy file.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 Mode = Literal["dense", "exact", "bm25", "hybrid"]  # short names of sources
+By = Literal["document", "passage"]  # what the hits of a search are; the same unless the corpus is split
 
 # What a source must search for a setting to have an effect, in error messages.
 NEEDS = {"nprobe": "an index", "depth": "an index", "encoder": "vectors", "task": "vectors"}

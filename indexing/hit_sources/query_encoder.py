@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
 from indexing.embeddings.encoders import EncoderSpec, differing, spec_of
 from indexing.embeddings.kind import VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
@@ -23,6 +25,26 @@ if TYPE_CHECKING:
 Vectors = TypeVar("Vectors")  # of the queries: float32 [q, dim] if the embeddings are dense
 
 _RECENT = 2  # blocks of queries whose vectors are kept, for sources over the same embeddings
+
+
+class SelectedTexts(list[str]):
+    """Some queries of a list: the whole list is encoded once, however often some of it are searched.
+
+    Args:
+        whole: The list.
+        numbers: The numbers of the selected queries, int64 [n].
+    """
+
+    def __init__(self, whole: Sequence[str], numbers: np.ndarray):
+        super().__init__(whole[number] for number in numbers.tolist())
+        self.whole, self.numbers = whole, numbers
+
+
+def select(queries: Any, numbers: np.ndarray) -> Any:
+    """Returns some of the queries: a list of texts, vectors [q, dim], or sparse vectors. numbers: int64 [n]."""
+    if isinstance(queries, list):
+        return [queries[number] for number in numbers.tolist()]
+    return queries[numbers] if isinstance(queries, np.ndarray) else queries.take(numbers)
 
 
 class QueryEncoder(Generic[Vectors]):
@@ -57,6 +79,9 @@ class QueryEncoder(Generic[Vectors]):
 
     def encode(self, texts: Sequence[str], runner: Runner) -> Vectors:
         """Returns the vectors of queries. Raises InputError for another numerics class."""
+        if isinstance(texts, SelectedTexts):
+            selected: Vectors = select(self.encode(texts.whole, runner), texts.numbers)
+            return selected
         for recent_texts, vectors in self._recent:
             if recent_texts is texts:
                 return vectors

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from indexing.corpus.corpus import Corpus
+from indexing.corpus.judged_pairs import judged_pairs
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
 from indexing.hit_sources.grammar import label
@@ -38,20 +38,34 @@ PART_QUERIES = 512  # queries per part: a re-ranker on a CPU scores their pairs 
 
 
 class MiningQueries(NamedTuple):
-    """Queries of a split: ids, texts, known answers, and the rows of the relevant passages.
+    """Queries of a split.
 
-    The rows are int64 arrays, in the order of the judgements.
+    Attributes:
+        ids, texts: Their ids and texts.
+        answers: Their known answers.
+        positives: Rows of their relevant passages, int64 [any] each, in the order of the judgements.
+        others: Rows of the other passages of the same documents, int64 [any] each; None: each passage is a document.
     """
 
     ids: list[str]
     texts: list[str]
     answers: list[list[str]]
     positives: list[np.ndarray]
+    others: list[np.ndarray] | None = None
 
     def part(self, start: int, count: int) -> MiningQueries:
         """Returns `count` queries from `start` on."""
         piece = slice(start, start + count)
-        return MiningQueries(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece])
+        others = None if self.others is None else self.others[piece]
+        return MiningQueries(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece], others)
+
+    def copies(self, copies: Copies) -> list[np.ndarray]:
+        """Returns the rows that are no negatives of each query as its positives are not, int64 [any] each.
+
+        They are the passages with the text of a positive, and the other passages of the documents of positives.
+        """
+        same = copies.of(self.positives)
+        return same if self.others is None else [*map(np.union1d, same, self.others)]
 
 
 @dataclass(frozen=True)
@@ -240,7 +254,7 @@ class PoolTask:
 
     def _pool(self, item: PoolItem, report: Report) -> None:
         name, queries, hits, facts = item
-        table = mining.pool(queries.ids, hits, queries.positives, self.depth, self.copies.of(queries.positives))
+        table = mining.pool(queries.ids, hits, queries.positives, self.depth, queries.copies(self.copies))
         if self.corpus is not None:
             table = without_answers(table, queries.answers, self.corpus)
         self.draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **facts)
@@ -252,20 +266,16 @@ def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None
     Raises:
         InputError: If the split has no qrels, or if an answer is not a text.
     """
-    qrels = queries.qrels(split).filter(pc.field("score") > 0)
-    chosen = queries.split(split, limit)
+    pairs, chosen = judged_pairs(corpus, queries, split, limit), queries.split(split, limit)
+    positives, others = (dict(zip(pairs.ids, rows, strict=True)) for rows in (pairs.rows, pairs.others))
+    none = np.empty(0, np.int64)
     metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
-    passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
-    rows = corpus.rows_of(passages.dictionary.to_pylist())[passages.indices.to_numpy()]
-    positives: dict[str, dict[int, None]] = {}  # a pair may be judged twice
-    for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
-        if row >= 0:  # deleted since
-            positives.setdefault(query, {})[row] = None
     return MiningQueries(
         chosen.ids,
         chosen.texts,
         [_parse_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in chosen.ids],
-        [np.array([*positives.get(id, {})], np.int64) for id in chosen.ids],
+        [positives.get(id, none) for id in chosen.ids],
+        [others.get(id, none) for id in chosen.ids] if corpus.is_split else None,
     )
 
 

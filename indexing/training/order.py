@@ -83,7 +83,8 @@ def read_lists(
         return None
     texts = dict(zip(*queries.split(split, limit), strict=True))
     groups = read_groups(negatives)
-    positives = dict(zip(groups.query_ids, groups.positives, strict=True))
+    # A rank that is missing may be that of a copy of a positive, or of another passage of its document.
+    positives = {id: rows for id, rows, _, copies in zip(*groups, strict=True) if not len(copies)}
     by_source: dict[str, RankedLists] = {}
     for part in candidates.group("part")[:MAX_PARTS]:
         table = pq.read_table(candidates.local(part))

@@ -302,7 +302,7 @@ def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *
             "passage in the corpus; name another split, or import the passages"
         )
     no_rows = [np.empty(0, np.int64)] * len(pairs.ids)
-    check_room(corpus, queries.artifact.url, pairs.ids, pairs.rows, no_rows)
+    check_room(corpus, queries.artifact.url, pairs.ids, pairs.rows, pairs.others)
     weights = [scores.astype(np.float64) for scores in pairs.scores] if weighted else None
     return TrainingData(
         pairs.texts,
@@ -311,5 +311,6 @@ def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *
         corpus.num_rows,
         passages_of(corpus),
         deleted=corpus.deleted,
+        copies=pairs.others if corpus.is_split else None,
         weights=weights,
     )

@@ -6,6 +6,7 @@ from jobs.common.cli import say
 
 from dataclasses import dataclass
 
+from jobs.evaluation.documents import documents_of
 from jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
 from jobs.evaluation.options import Evaluate
 
@@ -71,9 +72,26 @@ def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
     return pa.table({"query_id": pa.array([], pa.string())})
 
 
-def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, split: str) -> pa.Table:
-    """Returns a run as `load` does, after warnings about queries that it lacks or that the split does not judge."""
+def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, split: str, depth: int) -> pa.Table:
+    """Returns a run as `load` does, after warnings about queries that it lacks or that the split does not judge.
+
+    If the corpus is split, the hits are documents, as `documents_of` returns them.
+
+    Args:
+        store: The store.
+        run: The run.
+        measured: The queries.
+        split: Their split.
+        depth: Number of hits per query that the metrics need, for a warning.
+    """
     table = load(store, run.name, measured.queries, split, is_file=run.is_file)
+    if (corpus := Corpus(store.generations("corpus"))).is_split:
+        table, num_shallow = documents_of(table, corpus, depth)
+        if num_shallow:
+            say(
+                f"warning: {run.name}: it is a run of passages, and has fewer than {depth:,} documents for "
+                f"{num_shallow:,} queries; search by document"
+            )
     where = f"{measured.queries.artifact.key} {split}"
     noun = "queries" if split == ALL else "judged queries"
     warnings = check_queries(table, run.name, measured.judged, set(measured.ids), where, is_file=run.is_file, noun=noun)
@@ -165,7 +183,7 @@ def check_queries(
 def check_passages(store: Store, table: pa.Table) -> str | None:
     """Returns a warning if none of the first passages of a run is in the corpus."""
     ids = table["id"].slice(0, SAMPLE).to_pylist()
-    if not ids or (Corpus.open(store).rows_of(ids) >= 0).any():
+    if not ids or (Corpus.open(store).rows_of_documents(ids)[0] >= 0).any():
         return None
     return (
         f"no relevant hit, and none of its first {len(ids):,} passages (such as {ids[0]!r}) is in the corpus of "

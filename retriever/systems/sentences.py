@@ -12,8 +12,8 @@ import numpy as np
 _FEWEST_LETTERS = 4
 _LETTER = r"\p{L}"
 # A character of a script without spaces, or a run of other characters; it is a word if it holds a letter or a digit.
-_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_RUN = rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+"
+UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_RUN = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:

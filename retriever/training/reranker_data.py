@@ -48,8 +48,8 @@ class TrainingData:
             one after the other.
         passages: Returns the titles and the texts of rows int64 [n].
         deleted: Rows that are never drawn, int64, ascending.
-        copies: Rows of other passages with the text of a positive of each query, int64 [any]: they are never drawn, and
-            are no negatives in a batch; None: there are none.
+        copies: Rows of other passages with the text of a positive of each query, or of its document, int64 [any]: they
+            are never drawn, and are no negatives in a batch; None: there are none.
         teacher: The scores for distillation; None: there are none.
         weights: Sampling weights of the positives of each query, more than 0, float64 [any]; None: not known.
         mixture: The mixture of the training sets that the queries come from; None: they are one set.

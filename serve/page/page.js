@@ -53,6 +53,7 @@ async function begin() {
   one("about").textContent =
     `${info.passages.toLocaleString("en")} passages${info.encoder ? ` · ${info.encoder}` : ""} · ${info.tasks.length} ${info.tasks.length === 1 ? "task" : "tasks"} · release ${info.release}`;
   one("newer").textContent = `The store has newer artifacts than this release: ${(info.newer ?? []).join(", ")}.`;
+  one("by-label").hidden = !info.is_split;
   one("newer").hidden = !info.newer?.length;
   listFilters(info.filters);
   tasksOf = Object.fromEntries(tasks.tasks.map((task) => [task.name, task]));
@@ -116,7 +117,7 @@ function column(mode, found) {
   for (const hit of result.hits) {
     const item = made("li");
     item.tabIndex = 0;
-    item.append(made("h3", `${hit.rank}. ${hit.title || hit.id}`), made("p", hit.text, "more"));
+    item.append(made("h3", `${hit.rank}. ${hit.title || hit.document || hit.id}`), made("p", hit.text, "more"));
     const from = Object.entries(hit.scores).map(([source, score]) => `${source} ${score.toFixed(4)}`).join(" · ");
     item.append(made("p", `${hit.id} · ${hit.score.toFixed(4)}${from ? ` · from ${from}` : ""}`, "from"));
     list.append(item);
@@ -133,7 +134,7 @@ async function search() {
     : [one("mode").value];
   one("error").hidden = true;
   one("status").textContent = "Searching …";
-  const body = { query, task: one("task").value, k: Number(one("k").value) || 10, allow_partial: true };
+  const body = { query, task: one("task").value, k: Number(one("k").value) || 10, by: one("by").value, allow_partial: true };
   const filter = one("filter").value.trim();
   if (filter) body.filter = filter;
   try {
@@ -153,6 +154,7 @@ async function search() {
 one("ask").addEventListener("submit", (event) => { event.preventDefault(); search(); });
 one("task").addEventListener("change", () => { listModes(); search(); });
 one("mode").addEventListener("change", search);
+one("by").addEventListener("change", search);
 one("give").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("token", one("secret").value);

@@ -34,7 +34,7 @@ from serve.release.artifacts import ReleaseArtifacts
 
 Result = TypeVar("Result", covariant=True)
 LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves
-Passage = tuple[int, str, str, str, str]  # row, id, title, text, metadata as JSON
+Passage = tuple[Any, ...]  # as `OpenPassages.fetch` returns it: the row, the id, the title, the text, …
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class SourceHits(NamedTuple):
 
 @dataclass(frozen=True)
 class PassagesRequest:
-    """Passages to look up. rows: int64 [n]; a leaf returns those of its range."""
+    """Passages to look up, or their documents. rows: int64 [n]; a leaf returns those of its range."""
 
     release: str
     rows: np.ndarray
@@ -129,8 +129,12 @@ class Leaf:
         return [self._search(request, queries) for queries in request.sources]
 
     def fetch(self, request: PassagesRequest) -> list[Passage]:
-        """Returns (row, id, title, text, metadata as JSON) of those of the rows that are in the range."""
+        """Returns those of the passages that are in the range."""
         return self.passages.fetch(request)
+
+    def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
+        """Returns those of the rows that are in the range, and the numbers of their documents: int64 [n] both."""
+        return self.passages.documents(request)
 
     def _search(self, request: HitsRequest, queries: SourceQueries) -> SourceHits | Exception:
         kind = find_kind(queries.kind)
@@ -231,10 +235,19 @@ class PassagesPart(Part):
 
     @converted
     def fetch(self, request: PassagesRequest) -> list[Passage]:
-        """Returns (row, id, title, text, metadata as JSON) of those of the rows that are in the range."""
+        """Returns those of the passages that are in the range."""
+        return self._at(request).fetch(request.rows)
+
+    @converted
+    def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
+        """Returns those of the rows that are in the range, and the numbers of their documents: int64 [n] both."""
+        return self._at(request).documents(request.rows)
+
+    def _at(self, request: PassagesRequest) -> OpenPassages:
+        """Returns the passages of a request's release. Raises ExpiredError if the request is late."""
         check_deadline(request.deadline)
         passages: OpenPassages = self._of(request.release)
-        return passages.fetch(request.rows)
+        return passages
 
     def _open(self, artifacts: ReleaseArtifacts) -> OpenPassages:
         return OpenPassages(artifacts.corpus, self.range_of(artifacts.corpus))

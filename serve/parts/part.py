@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
+from indexing.hit_sources.query_encoder import select
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError
 from indexing.store.documents import Part as FilePart
@@ -236,17 +237,9 @@ def use_texts(function: Callable[[Any], T], queries: Any) -> Usable[T]:
     numbers = list(range(len(queries)))
     while numbers:
         try:
-            return Usable(function(_those(queries, numbers)), numbers, refused)
+            usable = queries if not refused else select(queries, np.array(numbers))
+            return Usable(function(usable), numbers, refused)
         except TextsError as error:
             refused |= {numbers[place]: reason for place, reason in error.reasons.items()}
             numbers = [number for number in numbers if number not in refused]
     return Usable(None, [], refused)
-
-
-def _those(queries: Any, numbers: list[int]) -> Any:
-    """Returns the queries of some numbers; the same object if these are all."""
-    if len(numbers) == len(queries):
-        return queries
-    if isinstance(queries, list):
-        return [queries[number] for number in numbers]
-    return queries[numbers] if isinstance(queries, np.ndarray) else queries.take(np.array(numbers))

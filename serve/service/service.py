@@ -9,12 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from indexing.corpus.filters import Filter
+from indexing.search.documents import is_by_document
 from indexing.store.store import Store
 from retriever.cuts import Cuts
 from retriever.errors import InputError
@@ -224,11 +226,19 @@ class Service:
             filter_text = None
             if request.filter not in (None, {}):  # its conditions may have thousands of values
                 filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
-            rerank, is_partial = request.rerank, request.allow_partial
-            queries = [
-                Query(live.release, text, task, request.k, search, deadline, filter_text, rerank, is_partial)
-                for text in request.texts
-            ]
+            query = Query(
+                live.release,
+                "",
+                task,
+                request.k,
+                search,
+                deadline,
+                filter_text,
+                request.rerank,
+                request.allow_partial,
+                is_by_document(live.corpus, request.by),
+            )
+            queries = [replace(query, text=text) for text in request.texts]
             return live, search, await self.searches.submit_all(queries, deadline)
 
     async def embed(self, texts: Sequence[str], task: str, side: Side, timeout_s: float) -> tuple[np.ndarray, Cuts]:

@@ -109,7 +109,7 @@ class WarmUp:
         rows = np.unique(np.random.default_rng(0).integers(0, max(1, num_rows), SAMPLE))
         seconds = max(MIN_S, end - time.monotonic())
         passages = self.engine.passages(release, rows, time.time() + seconds)
-        texts = [" ".join(f"{title} {text}".split()[:WORDS]) for _, _, title, text, _ in passages]
+        texts = [" ".join(f"{title} {text}".split()[:WORDS]) for _, _, title, text, *_ in passages]
         return [text[:500] for text in texts if text]
 
     def _run_queries(self, release: Release, part: str, sample: Sample, texts: Sequence[str], end: float) -> float:
