@@ -23,7 +23,7 @@ from serve.service.changes import Changes
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
-MAX_FILES = 12
+MAX_FILES = 13
 TEXT = "what is a rip current?"
 FOLDER = str(Path(serve.__file__).parent) + "/"
 
@@ -52,7 +52,7 @@ def start_server(service: Service) -> tuple[uvicorn.Server, threading.Thread]:
     return server, thread
 
 
-def test_a_dense_query_crosses_at_most_twelve_files(served: Path, files: set[str]) -> None:
+def test_a_dense_query_crosses_at_most_thirteen_files(served: Path, files: set[str]) -> None:
     live = threading.Event()
     service = open_local(Store(str(served / "store")), ServiceOptions(threads=1), device="cpu")
     service.on_live = live.set
