@@ -79,7 +79,7 @@ def judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int | None
     if corpus.is_split:
         texts = [text for (_, text), own in zip(chosen, ranges, strict=True) for _ in own]
         best = choose_passages(corpus, texts, np.concatenate([*ranges, np.empty((0, 2), np.int64)]))
-        rows = np.split(best, np.cumsum([len(own) for own in ranges])[:-1])
+        rows = np.split(best, np.cumsum([len(own) for own in ranges])[:-1]) if chosen else []
         every = [np.concatenate([np.arange(first, end) for first, end in own]) for own in ranges]
         others = [np.setdiff1d(passages, own) for passages, own in zip(every, rows, strict=True)]
     return JudgedPairs(

@@ -12,7 +12,7 @@ from small_stores import build_corpus
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus, ImportOptions
-from indexing.corpus.judged_pairs import choose_passages, judged_pairs
+from indexing.corpus.judged_pairs import JudgedPairs, choose_passages, judged_pairs
 from indexing.corpus.queries import CommitQueries, Queries
 from indexing.files.splitting import Split
 from indexing.formats.sources import detect
@@ -28,14 +28,18 @@ JUDGED = [("q1", "c", 2), ("q0", "b", 1), ("q1", "a", 1), ("q2", "a", 0), ("q3",
 def opened(tmp_path: Path) -> tuple[Corpus, Queries]:
     """Five queries over the passages a, b, c, d, of which d is deleted."""
     corpus = build_corpus(tmp_path / "s", [[["a", "b"], ["c"]], [["d"]], [[]]], {2: [3]})
-    store = Store(str(tmp_path / "s"))
+    return corpus, commit_queries(Store(str(tmp_path / "s")), corpus, JUDGED)
+
+
+def commit_queries(store: Store, corpus: Corpus, judged: list[tuple[str, str, int]]) -> Queries:
+    """Returns five queries with their judgements in the split `test`."""
     ids = [f"q{number}" for number in range(5)]
     table = pa.table({"id": ids, "text": [f"text of {id}" for id in ids], "metadata": [""] * 5})
-    columns = dict(zip(("query_id", "corpus_id", "score"), map(list, zip(*JUDGED, strict=True)), strict=True))
+    columns = dict(zip(("query_id", "corpus_id", "score"), map(list, zip(*judged, strict=True)), strict=True))
     qrels = pa.table(columns).set_column(2, "score", pa.array(columns["score"], pa.int32()))
     target = Target("queries", "q", {"corpus": corpus.generations[0]}, {}, by_content=True)
     run_work(store, CommitQueries(target, table, {"test": qrels}), LocalRunner(cores=1))
-    return corpus, Queries.open(store)
+    return Queries.open(store)
 
 
 def test_queries_are_in_the_order_of_the_split_and_rows_in_that_of_the_judgements(opened) -> None:
@@ -67,3 +71,12 @@ def test_the_relevant_passage_of_a_split_document_is_its_best_by_bm25(tmp_path: 
     documents = np.array([[0, 4]] * len(expected))
     assert choose_passages(corpus, [*expected], documents).tolist() == [*expected.values()]
     assert choose_passages(corpus, ["the sun"], np.array([[4, 5]])).tolist() == [4]
+
+
+def test_no_query_of_a_split_corpus_has_a_relevant_document(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"_id": "a", "text": "the tide rises"}\n')
+    source, store = detect(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
+    run_work(store, ImportCorpus(store, source, ImportOptions(split=Split(2)), append=False), LocalRunner(cores=1))
+    corpus = Corpus.open(store)
+    pairs = judged_pairs(corpus, commit_queries(store, corpus, [("q0", "a", 0), ("q1", "gone", 1)]), "test")
+    assert pairs == JudgedPairs([], [], [], [], [], 2)
