@@ -35,7 +35,8 @@ _ENDED_BY_OTHERS = re.compile(
     "a|area|base|body|br|col|colgroup|dd|dt|embed|head|hr|html|img|input|li|link|meta|optgroup|option|p|param|source|"
     "tbody|td|tfoot|th|thead|tr|track|wbr"
 )
-_FRONT_MATTER = re.compile(r"---[ \t]*\n.*?\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+# As in Pandoc, `---` before an empty line is a horizontal line, and begins no front matter.
+_FRONT_MATTER = re.compile(r"---[ \t]*\n(?![ \t]*\n)(?:.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 
 
 def read_plain(file: str, source: str) -> tuple[str, str]:
@@ -57,6 +58,7 @@ def read_markdown(file: str, source: str) -> tuple[str, str]:
     """
     from markdown_it import MarkdownIt
 
+    source = source.replace("\r\n", "\n")
     if front := _FRONT_MATTER.match(source):
         source = source[front.end() :]
     parser = MarkdownIt("commonmark", {"maxNesting": 100}).enable("table")

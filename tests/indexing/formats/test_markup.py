@@ -36,6 +36,10 @@ def test_html(source: str, title: str, text: str) -> None:
         ("| a | b |\n|---|---|\n| 1 | 2 |\n\n[link](u) `c < d` <b>raw</b>", "", "a b\n1 2\nlink c < d raw"),
         ("- " * 40 + "deep", "", "deep"),
         ("---\nnot front matter", "", "not front matter"),
+        ("---\ntitle: X\n---\n# Head\nText", "Head", "Text"),
+        ("---\r\ntitle: X\r\n---\r\n# Head\r\nText", "Head", "Text"),
+        ("---\n---\nFirst\n\n---\nSecond", "", "First\nSecond"),
+        ("---\n\nFirst\n\n---\nSecond", "", "First\nSecond"),
     ],
 )
 def test_markdown(source: str, title: str, text: str) -> None:
