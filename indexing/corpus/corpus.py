@@ -158,6 +158,12 @@ def first_passage(document: str) -> str:
     return f"{document}#0"
 
 
+def document_of(passage: str) -> str:
+    """Returns the id of the document of a passage in a split corpus; an id without #NUMBER at its end stays as it is."""
+    document, _, number = passage.rpartition("#")
+    return document if document and number.isdecimal() else passage
+
+
 def document_starts(table: pa.Table) -> np.ndarray:
     """Returns the first row of each document in a part of a split corpus: int64, ascending."""
     names, starts = table["document"].to_numpy(), table["start"].to_numpy()

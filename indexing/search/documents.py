@@ -48,9 +48,17 @@ def best_passages(hits: Hits, documents: np.ndarray, k: int) -> Hits:
     return padded(Hits(np.where(is_kept, scores, np.float32(-np.inf)), np.where(is_kept, rows, -1)), k)
 
 
-def has_documents(hits: Hits, documents: np.ndarray, k: int) -> np.ndarray:
-    """Returns whether the hits of each query have k documents, or are all that its source finds: bool [q]."""
-    return (_is_first(documents).sum(axis=1) >= k) | (hits.rows[:, -1] < 0)
+def has_documents(hits: Hits, documents: np.ndarray, k: int, rerank_depth: int = 0) -> np.ndarray:
+    """Returns whether the hits of each query are enough, or are all that its source finds: bool [q].
+
+    Args:
+        hits: Hits of passages, [q, any].
+        documents: The number of the document of each hit, int64 [q, any]; -1: no hit, or one that is excluded.
+        k: Number of documents that are enough.
+        rerank_depth: Number of passages that are enough.
+    """
+    is_enough = (_is_first(documents).sum(axis=1) >= k) & ((documents >= 0).sum(axis=1) >= rerank_depth)
+    return is_enough | (hits.rows[:, -1] < 0)
 
 
 def _is_first(documents: np.ndarray) -> np.ndarray:
@@ -107,8 +115,8 @@ def search_documents(
 ) -> Hits:
     """Returns the best passage of the top k documents of each query.
 
-    Queries whose passages have fewer than k documents are searched again, DEEPER times as deep each time. So the
-    hits of a query do not depend on the other queries.
+    Queries with fewer than k documents, or than `rerank_depth` passages, are searched again, DEEPER times as deep each
+    time. So the hits of a query do not depend on the other queries.
 
     Args:
         source: Finds passages.
@@ -126,25 +134,26 @@ def search_documents(
     """
     scores, rows = nothing(len(texts), k)
     most = max(1, documents.num_rows)
-    wanted = k + (excluded is not None)
     num_sources = len(source.parts) if isinstance(source, Fusion) else 1
-    pending, depth = np.arange(len(texts)), min(first_depth(wanted, rerank_depth, num_sources), most)
+    pending, depth = np.arange(len(texts)), min(first_depth(k, rerank_depth, num_sources), most)
     while len(pending):
         short = []
         for numbers in np.array_split(pending, -(-len(pending) * depth // CELLS)):
             some = texts if len(numbers) == len(texts) else SelectedTexts(texts, numbers)
             hits = source.search(some, depth, runner, allowed)
             of = documents.numbers(hits.rows)
-            is_done = has_documents(hits, of, wanted) | (depth == most)
+            if excluded is not None:
+                of = np.where(of == excluded[numbers, None], -1, of)
+            is_done = has_documents(hits, of, k, rerank_depth) | (depth == most)
             short.append(numbers[~is_done])
-            numbers, hits = numbers[is_done], Hits(hits.scores[is_done], hits.rows[is_done])
+            numbers, of = numbers[is_done], of[is_done]
             if not len(numbers):
                 continue
-            if excluded is not None:
-                hits = Hits(hits.scores, np.where(of[is_done] == excluded[numbers, None], -1, hits.rows))
-            if rerank is not None:
+            hits = Hits(hits.scores[is_done], np.where(of < 0, -1, hits.rows[is_done]))
+            if rerank is None:
+                scores[numbers], rows[numbers] = best_passages(hits, of, k)
+            else:
                 hits = rerank(hits, [texts[number] for number in numbers])
-            best = best_passages if rerank is None else reranked_documents
-            scores[numbers], rows[numbers] = best(hits, documents.numbers(hits.rows), k)
+                scores[numbers], rows[numbers] = reranked_documents(hits, documents.numbers(hits.rows), k)
         pending, depth = np.concatenate(short), min(DEEPER * depth, most)
     return Hits(scores, rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from indexing.corpus.corpus import Corpus
+from indexing.corpus.corpus import Corpus, document_of
 from retriever.errors import InputError
 
 
@@ -13,8 +13,9 @@ def documents_of(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Table, i
     """Returns a run with each document of a query once, by its best passage.
 
     Args:
-        run: Columns query_id, id and score. Ids are those of passages; in a file, they may be those of documents.
-        corpus: A split corpus. Ids that it does not know stay as they are.
+        run: Columns query_id, id and score, and row if it is of the store. Ids are those of passages, some of which may
+            be deleted by now. Without rows, ids may be those of documents.
+        corpus: A split corpus.
         depth: Number of documents that a query needs.
 
     Returns:
@@ -23,9 +24,11 @@ def documents_of(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Table, i
     """
     encoded = run["id"].combine_chunks().dictionary_encode()
     names, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-    is_document = corpus.rows_of_documents(names)[0] >= 0
-    rows = np.where(is_document, -1, corpus.rows_of(names))
-    documents = pa.array(np.where(rows >= 0, corpus.documents(rows), np.array(names, object)), pa.string())
+    # The id of a document of the corpus may look like that of a passage.
+    is_whole = np.zeros(len(names), bool) if "row" in run.column_names else corpus.rows_of_documents(names)[0] >= 0
+    owners = [name if whole else document_of(name) for name, whole in zip(names, is_whole, strict=True)]
+    documents = pa.array(owners, pa.string())
+    is_document = np.array([owner == name for owner, name in zip(owners, names, strict=True)], bool)
     numbers = documents.dictionary_encode().indices.to_numpy()[codes].astype(np.int64)
     queries = run["query_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     order = np.lexsort((-run["score"].to_numpy(), queries))

@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -230,6 +230,42 @@ def test_a_query_that_is_a_document_does_not_find_itself(store: Store) -> None:
     without = search_documents(search.hit_source, texts, 6, runner, search.documents, excluded=np.array([own]))
     assert plain[0][0][0] in (0, 1)
     assert as_pairs(without)[0] == [hit for hit in plain[0] if corpus.documents(np.array([hit[0]]))[0] != "d0"][:6]
+
+
+def test_passages_of_the_query_itself_take_no_place_of_a_re_ranked_one(store: Store) -> None:
+    corpus, depth = Corpus.open(store), 40
+    search = LocalSearch(store, "bm25", SearchOptions(), LocalRunner(gpus=0))
+    firsts, ends = corpus.rows_of_documents([f"d{number}" for number in range(50)])
+    own, end = max(zip(firsts.tolist(), ends.tolist(), strict=True), key=lambda rows: rows[1] - rows[0])
+    every = search.hit_source.search(texts := [corpus.passages([own])[0].text], corpus.num_rows, search.runner)
+    expected = [row for row in every.rows[0].tolist() if row >= 0 and not own <= row < end][:depth]
+    reranked = []
+
+    def rerank(hits: Hits, some: Sequence[str]) -> Hits:
+        reranked.extend(row for row in hits.rows[0].tolist() if row >= 0)
+        return hits
+
+    assert search.documents is not None
+    options = {"rerank": rerank, "rerank_depth": depth, "excluded": np.array([own])}
+    search_documents(search.hit_source, texts, 2, search.runner, search.documents, **options)
+    assert reranked[:depth] == expected
+
+
+def test_a_run_is_measured_as_before_after_documents_are_deleted(built: Path, done: Done, tmp_path: Path) -> None:
+    shutil.copytree(built / "store", tmp_path / "store")
+    at, means = ("--store", tmp_path / "store"), []
+    for by in ("document", "passage"):
+        done("search", *at, "--source", "bm25", "--k", K, "--by", by, "--name", by, "--run", tmp_path / f"{by}.trec")
+    runs = ("document", "passage", tmp_path / "document.trec", tmp_path / "passage.trec")
+    (tmp_path / "ids").write_text("d1\nd5\nd7\nd14\n")
+    for name in ("before", "after"):
+        out = tmp_path / f"{name}.json"
+        done("evaluate", *at, "--run", *runs, "--metrics", "nDCG@10", "R@10", "--split", "test", "--json", out)
+        means.append(json.loads(out.read_text())["mean"])
+        if name == "before":
+            done("import_corpus", *at, "--delete", tmp_path / "ids")
+    assert means[0] == means[1]
+    assert means[0]["document"] == means[0][str(tmp_path / "document.trec")]
 
 
 @pytest.fixture
