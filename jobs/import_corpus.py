@@ -56,7 +56,7 @@ class ImportCorpus(Workers):
     """File of ids, one per line, that a new generation deletes; with --split-words ids of documents."""
     drop_duplicates: bool = False
     """Drop a passage if an earlier one, also of the existing corpus, has its id, title and text; without an id column,
-    its title and text. The metadata of the first one stay. No search finds a dropped passage, but it keeps its row."""
+    its title and text. The metadata of the first one are kept. A dropped passage keeps its row; no search finds it."""
     COLUMNS: ClassVar = Heading("columns")
     id: str | None = None
     """Column with the id of a passage; default: a known name such as id, otherwise a hash of title and text ("")."""
@@ -172,6 +172,11 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
     """Raises InputError if options do not fit each other, or name nothing to import."""
     if not options.source and options.delete is None and not options.filters:
         raise InputError("riptide import-corpus: expected --source PATH, --delete IDS_FILE or both")
+    if options.source is None and options.delete is None:
+        unused = {name: getattr(options, name) for name in ("append", "limit", "split_words", "hold_out")}
+        for name, value in unused.items():
+            if value not in (None, False):
+                raise InputError(f"--{name.replace('_', '-')} with --filters: expected --source PATH, which it is for")
     if options.source is None and options.drop_duplicates:
         raise InputError("--drop-duplicates: expected --source PATH, of whose passages some are dropped")
     if options.source is None and names != PassageNames():

@@ -80,9 +80,8 @@ class Search(GpuWorkers):
     """Return only passages whose metadata match, such as 'year >= 2000 and lang in (en, de)', or a JSON object. The
     fields are those of `riptide import-corpus --filters`; docs/data.md has the grammar."""
     by: By | None = None
-    """What the hits are if the corpus is one of split documents. document: documents, each with its best piece; the
-    file of --run has ids of documents, which judgements name; passage: pieces. Default: document. Without a split
-    corpus, both are the passages."""
+    """What a hit is in a corpus of split documents. document (default): a document, shown by its best passage; the file
+    of --run has ids of documents, which judgements name. passage: a passage. In other corpora, a hit is a passage."""
     drop_self: bool = False
     """Exclude a hit whose id equals the id of the query (ArguAna, Quora)."""
     OUTPUT: ClassVar = Heading("output")

@@ -159,7 +159,7 @@ def first_passage(document: str) -> str:
 
 
 def document_of(passage: str) -> str:
-    """Returns the id of the document of a passage in a split corpus; an id without #NUMBER at its end stays as it is."""
+    """Returns the id of the document of a passage in a split corpus; an id that does not end in #NUMBER, unchanged."""
     document, _, number = passage.rpartition("#")
     return document if document and number.isdecimal() else passage
 

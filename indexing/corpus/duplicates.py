@@ -22,7 +22,7 @@ from indexing.store.documents import Part
 from retriever.errors import InputError
 
 PAIRS_AT_ONCE = 4_096  # pairs of passages that are compared at once
-Content = tuple[Any, ...]  # of a passage: what must be equal in a duplicate, the id first
+Content = tuple[Any, ...]  # of a passage: the values that a duplicate shares, the id first
 
 
 def merge_ids(

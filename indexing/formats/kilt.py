@@ -30,8 +30,8 @@ has some), and all other fields.
 
 With `--split-words 100`, a page is one document with its `wikipedia_id` as the id, and its paragraphs become passages
 of at most 100 words that end at sentence borders, as in KILT's own passages ([long documents](#long-documents)). KILT
-counts spaCy's tokens and ends a passage with its section; here white space separates words and a passage may go on in
-the next section. The metadata is `wikipedia_id`.
+counts spaCy's tokens and ends a passage with its section; here white space separates words and a passage may continue
+in the next section. The metadata is `wikipedia_id`.
 
 `evaluate --split all --metrics PageRprec` measures KILT's page-level R-precision from `provenance` and the
 `wikipedia_id` of the passages. A page ranks by its first passage in the run. For a provenance set of R pages, the

@@ -60,7 +60,7 @@ class MiningQueries(NamedTuple):
         return MiningQueries(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece], others)
 
     def copies(self, copies: Copies) -> list[np.ndarray]:
-        """Returns the rows that are no negatives of each query as its positives are not, int64 [any] each.
+        """Returns the rows that, besides the positives, are never negatives of each query: int64 [any] each.
 
         They are the passages with the text of a positive, and the other passages of the documents of positives.
         """

@@ -60,7 +60,7 @@ class LocalSearch:
         return self.hit_source.source
 
     def search(self, queries: Sequence[str], k: int, *, rerank_depth: int = 0) -> Hits:
-        """Returns the top k passages of each query, or the best pieces of the top k documents.
+        """Returns the top k passages of each query, or the best passage of each of the top k documents.
 
         Args:
             queries: The texts of the queries.

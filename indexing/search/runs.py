@@ -51,7 +51,7 @@ def read_run(artifact: Artifact) -> Iterator[pa.Table]:
 
 
 def is_run_of_documents(run: Artifact) -> bool:
-    """Returns whether the hits of a run are documents, each as its best piece."""
+    """Returns whether the hits of a run are documents, each as its best passage."""
     return run.config.get("by") == "document"
 
 

@@ -55,6 +55,9 @@ def test_filters_that_do_not_fit_an_existing_corpus_are_refused(
 ) -> None:
     at = ("--store", tmp_path / "s")
     assert "has no corpus yet" in refused("import_corpus", *at, "--filters", "year", "int64")
+    for unused in (("--append",), ("--limit", 3), ("--split-words", 9)):
+        line = refused("import_corpus", *at, "--filters", "year", "int64", *unused)
+        assert f"{unused[0]} with --filters: expected --source PATH, which it is for" in line
     source = write_lines(
         tmp_path / "a.jsonl", [{"id": "a", "text": "x", "year": 1}, {"id": "b", "text": "x", "year": "?"}]
     )
