@@ -167,7 +167,7 @@ def document_of(passage: str) -> str:
 def document_starts(table: pa.Table) -> np.ndarray:
     """Returns the first row of each document in a part of a split corpus: int64, ascending."""
     names, starts = table["document"].to_numpy(), table["start"].to_numpy()
-    # A document whose id comes twice, which an import refuses, begins again.
+    # Adjacent documents may have the same id: an import refuses or drops one of them later.
     begins = (names[1:] != names[:-1]) | (np.diff(starts) <= 0)
     return np.flatnonzero(np.append(True, begins)) if len(names) else np.empty(0, np.int64)
 

@@ -330,8 +330,8 @@ def _same_filters(existing: Artifact, filters: Mapping[str, str]) -> Mapping[str
     expected: Mapping[str, str] = existing.config["filters"]
     if filters and dict(filters) != expected:
         raise InputError(
-            f"filters {dict(filters)}: {existing.url} has the filters {expected}; leave them out, or give them to the "
-            "corpus before, without a source"
+            f"filters {dict(filters)}: {existing.url} has the filters {expected}; leave them out, or import "
+            "these filters alone first, without a source, to replace those of the corpus"
         )
     return expected
 

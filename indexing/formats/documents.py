@@ -48,11 +48,11 @@ class Listing(NamedTuple):
 
 
 class DocumentRows:
-    """Documents as ranges of files, which are not read.
+    """Takes ranges of the documents of a folder, without reading their files.
 
     Args:
         folder: The folder.
-        documents: Its documents, or some that follow each other.
+        documents: Consecutive documents of the folder.
         first_row: The 1-based number of the first of them.
     """
 

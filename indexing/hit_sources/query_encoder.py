@@ -28,7 +28,7 @@ _RECENT = 2  # blocks of queries whose vectors are kept, for sources over the sa
 
 
 class SelectedTexts(list[str]):
-    """Some queries of a list: the whole list is encoded once, however often some of it are searched.
+    """Selected queries of a list. The whole list is encoded once, even if several selections of it are searched.
 
     Args:
         whole: The list.

@@ -18,14 +18,14 @@ from indexing.hit_sources.options import By
 from indexing.hit_sources.query_encoder import SelectedTexts
 from indexing.work.tasks import Runner
 
-DEEPER = 4  # passages that are searched first for each of k documents, and how much deeper each next search is
-CELLS = 1 << 24  # hits of passages that are in memory at once: about 600 MB with what is computed of them
+DEEPER = 4  # passages per document of the first search; each next search is deeper by this factor
+CELLS = 1 << 24  # hits of passages that are in memory at once: about 600 MB with the arrays that are computed from them
 
 
 def is_by_document(corpus: Corpus, by: By | None) -> bool:
-    """Returns whether the hits of a search are documents, each as its best passage; None: if the corpus is split.
+    """Returns whether the hits of a search are documents, each as its best passage.
 
-    Hits are passages if the corpus is not split: each passage is a document then.
+    They are if the corpus is split, unless `by` is "passage". Otherwise hits are passages.
     """
     return corpus.is_split and by != "passage"
 
@@ -97,7 +97,7 @@ def reranked_documents(hits: Hits, documents: np.ndarray, k: int) -> Hits:
 
 
 def first_depth(k: int, rerank_depth: int, num_sources: int) -> int:
-    """Returns the number of passages in which k documents are looked for first; those of a fusion cost no more."""
+    """Returns the depth of the first search for k documents; a fusion reads FUSION_DEPTH hits per source anyway."""
     return source_depth(max(DEEPER * k, rerank_depth), num_sources)
 
 

@@ -5,6 +5,6 @@ files     the files of a part: read into memory, and checked while it serves
 states    the parts of a release, and the state of each
 models    the encoders and the re-ranker
 leaf      the searches and the passages of a range of rows
-queries   what the engine is asked, and its answers
+queries   the queries of the engine, their states during a search, and their answers
 engine    a batch of queries over the models and all leaves
 """

@@ -404,7 +404,7 @@ def _hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]
 
 
 def _depth(query: Query) -> int:
-    """Returns the number of passages that are looked for first."""
+    """Returns the number of passages of the first search."""
     if query.by_document:
         return min(first_depth(query.k, query.rerank, len(query.search.parts)), MAX_PASSAGES)
     return max(query.k, query.rerank)

@@ -1,4 +1,4 @@
-"""What the engine of a service is asked, what it knows of a query meanwhile, and its answers."""
+"""The queries of the engine of a service, their states during a search, and their answers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Answer:
 
 @dataclass
 class QueryState:
-    """What is known of a query so far: the hits of each source, and what failed.
+    """The state of a query during a search: the hits of each source, and the failures.
 
     Attributes:
         depth: Number of passages that the fusion of the sources returns.
@@ -150,7 +150,7 @@ class Group:
         depth: Number of hits per query.
         filter: The text of a Filter; None: no filter.
         members: The number of each query, and the label that it has for the source.
-        queries: What the leaves get in place of the members.
+        queries: The members as the leaves receive them: texts or vectors.
     """
 
     source: ServedSource

@@ -164,7 +164,7 @@ def _last_generations(keys: Iterable[str]) -> dict[str, int]:
 
 
 def _describe(store: Store, whole: str, keys: list[str]) -> str:
-    """Returns the names of generations of one artifact, and the passages that they add and delete."""
+    """Returns the names of generations of one artifact, the passages that they add and delete, and other filters."""
     names = [key[-5:] for key in keys]
     span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     try:
@@ -175,7 +175,8 @@ def _describe(store: Store, whole: str, keys: list[str]) -> str:
     if whole != "corpus":
         return f"{span}, {added}"
     deleted = sum(part.rows for artifact in generations for part in deletions(artifact))
-    return f"{span}, {added} added, {deleted:,} deleted"
+    filters = ", other filters" if any(artifact.group("filters") for artifact in generations) else ""
+    return f"{span}, {added} added, {deleted:,} deleted{filters}"
 
 
 def _passages(number: int) -> str:

@@ -11,6 +11,7 @@ from samples import write_lines
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter, filter_columns
 from indexing.store.store import Store
+from serve.release.renewal import describe_generations
 
 Done = Callable[..., str]
 
@@ -31,6 +32,8 @@ def test_a_corpus_gets_filters_after_its_import(done: Done, tmp_path: Path) -> N
         "import_corpus", *at, *filters
     )
     assert "nothing to make" in done("import_corpus", *at, *filters, "--plan")
+    lines = describe_generations(Store(str(tmp_path / "s")), ["corpus/g0001", "corpus/g0002"])
+    assert lines == ["corpus: g0001 to g0002, 1 passage added, 0 deleted, other filters"]
     assert "corpus/g0002: filters" in done("import_corpus", *at, *filters)
     done("import_corpus", *at, "--delete", tmp_path / "gone")
     done("import_corpus", *at, "--source", tmp_path / "c.jsonl", "--append")
