@@ -9,20 +9,20 @@ of Pyserini with one segment, riptide with one shard, and riptide with 4 shards.
 
 from __future__ import annotations
 
-import argparse
 import json
 import runpy
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import write_json
+from benchmarks.common.program import ROOT, Parser
+from benchmarks.common.timing import in_turns, ratio
 
 Run = dict[str, list[tuple[str, float]]]
 """Hits of each query id, best first: passage id and score."""
@@ -147,19 +147,9 @@ def measure_throughput(
 
     systems = {"pyserini": search_pyserini}
     systems |= {name: lambda s=s: s.search(texts, k, threads=threads) for name, s in searchers.items()}
-    for search in systems.values():
-        search()
-    rates: dict[str, list[float]] = {name: [] for name in systems}
-    for _ in range(rounds):
-        for name, search in systems.items():
-            started = time.perf_counter()
-            search()
-            rates[name].append(len(texts) / (time.perf_counter() - started))
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(rates[name], rates["pyserini"], strict=True))
-        for name in searchers
-    }
-    return {"rates": rates, "ratios": ratios}
+    seconds = in_turns(systems, rounds)
+    rates = {name: [len(texts) / each for each in values] for name, values in seconds.items()}
+    return {"rates": rates, "ratios": {name: ratio(seconds, "pyserini", name) for name in searchers}}
 
 
 def main() -> None:
@@ -171,13 +161,13 @@ def main() -> None:
         sys.argv = sys.argv[2:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", default="examples/squad", help="BEIR folder (default: %(default)s)")
-    parser.add_argument("--split", default="test", help="split whose queries are searched (default: %(default)s)")
-    parser.add_argument("--k", type=int, default=200, help="hits per query (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="threads of each system (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=5, help="rounds that measure throughput (default: %(default)s)")
-    parser.add_argument("--json", default="results/bm25.json", help="output file (default: %(default)s)")
+    parser = Parser(__doc__)
+    parser.add("--source", "examples/squad", "BEIR folder")
+    parser.add("--split", "test", "split whose queries are searched")
+    parser.add("--k", 200, "hits per query")
+    parser.add("--threads", 2, "threads of each system")
+    parser.add("--pairs", 5, "rounds that measure throughput")
+    parser.add("--json", "results/bm25.json", "output file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="riptide-bm25-") as name:
         folder = Path(name)
@@ -189,9 +179,7 @@ def main() -> None:
             figures[f"differing_{index}"] = count_differences(our_run, peer_run, options.k)
         figures["same_in_4_shards"] = read_run(folder / "one.trec") == read_run(folder / "bm25.trec")
         figures |= measure_throughput(folder, ids, texts, options.k, options.threads, options.pairs)
-    path = Path(options.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(options.json, figures)
     print(json.dumps(figures, indent=1))
 
 

@@ -8,7 +8,6 @@ plain lower-case text between word boundaries.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import read_documents, read_qrels
+from benchmarks.common.program import Parser
 
 
 def plain(text: str) -> str:
@@ -29,12 +29,12 @@ def plain(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True)
-    parser.add_argument("--source", type=Path, required=True, help="the raw files, in BEIR form")
-    parser.add_argument("--negatives", required=True)
-    parser.add_argument("--split", default="train")
-    parser.add_argument("--count", type=int, default=2_000, help="number of queries, drawn at random")
+    parser = Parser(__doc__)
+    parser.add("--store", None, "store with the corpus and the negatives", required=True)
+    parser.add("--source", None, "the raw files, in BEIR form", type=Path, required=True)
+    parser.add("--negatives", None, "negatives/NAME of the store", required=True)
+    parser.add("--split", "train", "split of the queries")
+    parser.add("--count", 2_000, "number of queries, drawn at random")
     options = parser.parse_args()
     from indexing.corpus.corpus import Corpus
     from indexing.store.store import Store

@@ -9,7 +9,6 @@ holds an answer if it contains the answer's words in a row, as plain lower-case 
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
@@ -22,16 +21,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.check_negatives import plain
 from benchmarks.common.files import read_documents
+from benchmarks.common.program import Parser
 
 THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.01)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True)
-    parser.add_argument("--source", type=Path, required=True, help="the raw files, in BEIR form")
-    parser.add_argument("--candidates", required=True, help="candidates/NAME of the store")
-    parser.add_argument("--scores", required=True, help="scores/NAME of the store: its first generation is read")
+    parser = Parser(__doc__)
+    parser.add("--store", None, "store with the corpus and the candidates", required=True)
+    parser.add("--source", None, "the raw files, in BEIR form", type=Path, required=True)
+    parser.add("--candidates", None, "candidates/NAME of the store", required=True)
+    parser.add("--scores", None, "scores/NAME of the store: its first generation is read", required=True)
     options = parser.parse_args()
     from indexing.corpus.corpus import Corpus
     from indexing.store.store import Store

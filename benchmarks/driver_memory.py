@@ -9,20 +9,19 @@ visible. The ratio of the two peaks and the bytes per further part are printed.
 
 from __future__ import annotations
 
-import argparse
-import json
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tiny import save_bert, write_corpus  # noqa: E402
+from tiny import save_bert, write_corpus
+
+from benchmarks.common.files import write_json
+from benchmarks.common.program import Parser, run_job
+from benchmarks.common.watching import watch_job
 
 PASSAGES = 10  # per part
 
@@ -39,45 +38,18 @@ def encode(folder: Path, model: Path, parts: int) -> tuple[int, float]:
         Peak resident bytes of the driver, and seconds.
     """
     source, store = write_corpus(folder / f"raw-{parts}", parts * PASSAGES), folder / f"store-{parts}"
-    run_job("import_corpus", "--store", store, "--source", source, "--part-size", PASSAGES)
-    started = time.monotonic()
-    peak = run_job("encode_corpus", "--store", store, "--encoder", model, "--compile", "never", "--name", "tiny")
-    seconds = time.monotonic() - started
+    run_job(store, "import_corpus", "--source", source, "--part-size", PASSAGES)
+    job = watch_job(store, "encode_corpus", "--encoder", model, "--compile", "never", "--name", "tiny")
     records = list((store / "embeddings/tiny/g0000").glob("part-?????.json"))
     assert len(records) == parts, f"{len(records)} parts are committed, expected {parts}"
-    return peak, seconds
-
-
-def run_job(name: str, *arguments: object) -> int:
-    """Runs a job; returns the peak resident bytes of its process, children excluded.
-
-    Raises:
-        CalledProcessError: If the job fails.
-    """
-    command = [sys.executable, str(ROOT / "jobs" / f"{name}.py"), *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    status, peak = Path(f"/proc/{process.pid}/status"), 0
-    while process.poll() is None:
-        if match := re.search(r"VmHWM:\s+(\d+) kB", status.read_text()):  # missing while the process ends
-            peak = int(match.group(1)) * 1024
-        time.sleep(0.1)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, process.args)
-    return peak
+    return job.rss_bytes, job.seconds
 
 
 def main() -> None:
     """Reads the options, encodes both corpora, prints and writes the peaks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--parts",
-        type=int,
-        nargs=2,
-        default=[200, 2000],
-        metavar=("FEW", "MANY"),
-        help="parts of the small and of the large corpus (default: 200 2000)",
-    )
-    parser.add_argument("--json", default="results/driver_memory.json", help="output file (default: %(default)s)")
+    parser = Parser(__doc__)
+    parser.add("--parts", [200, 2000], "parts of the small and of the large corpus", metavar=("FEW", "MANY"), nargs=2)
+    parser.add("--json", "results/driver_memory.json", "output file")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="riptide-driver-"))
     figures = []
@@ -92,9 +64,7 @@ def main() -> None:
     few, many = figures
     growth = (many["peak_bytes"] - few["peak_bytes"]) / (many["parts"] - few["parts"])
     print(f"ratio {many['peak_bytes'] / few['peak_bytes']:.3f}: {growth / 1e3:,.1f} kB per further part")
-    path = Path(options.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

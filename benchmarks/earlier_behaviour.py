@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.program import Parser
 
 
 def dropout_per_chunk() -> None:
@@ -54,10 +55,10 @@ BEHAVIOURS: dict[str, Callable[[], None]] = {
 
 
 def main() -> Any:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("behaviour", choices=BEHAVIOURS)
-    parser.add_argument("script", help="the job or benchmark")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    parser = Parser(__doc__)
+    parser.add("behaviour", None, "the behaviour", choices=BEHAVIOURS)
+    parser.add("script", None, "the job or benchmark")
+    parser.add("arguments", None, "its arguments", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     BEHAVIOURS[options.behaviour]()
     sys.argv = [options.script, *options.arguments]

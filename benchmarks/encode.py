@@ -2,7 +2,7 @@
 
     python benchmarks/encode.py --data examples/squad/corpus.jsonl.gz --count 512 --threads 2
 
-Rounds alternate riptide, sentence-transformers with default settings (float32, batches of 32) and sentence-transformers
+Rounds alternate riptide, sentence-transformers with float32 and sentence-transformers
 in bfloat16; the medians are compared. Each round has different passages, because batches of lengths that occurred
 before are faster. All systems get the same strings (title and text joined by a space) and tokenise them within the
 measured time, and their tokens/s count the tokens of the texts without padding. Start-up is the time from a fresh
@@ -11,9 +11,6 @@ process to the first vector, once with an empty compiler cache and once with a f
 
 from __future__ import annotations
 
-import argparse
-import gzip
-import json
 import os
 import statistics
 import subprocess
@@ -22,27 +19,35 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+import numpy as np
+import torch
 
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from retriever.encoding.encoder import Encoder  # noqa: E402
-from retriever.model.files import resolve  # noqa: E402
-from retriever.options import EncoderOptions  # noqa: E402
+from benchmarks.common.files import read_documents, write_json
+from benchmarks.common.models import MINILM
+from benchmarks.common.program import ROOT, Parser
+from benchmarks.common.timing import ratio
+from retriever.encoding.encoder import Encoder
+from retriever.model.files import resolve
+from retriever.options import EncoderOptions, Precision
+from retriever.options.encoding import Compile
 
 START = """
 import sys, time
 started = time.perf_counter()
 from retriever.encoding.encoder import Encoder
-from retriever.options import EncoderOptions
+from retriever.options import EncoderOptions, Precision
+from retriever.options.encoding import Compile
 encoder = Encoder(sys.argv[1], EncoderOptions(compile=sys.argv[2]), threads=int(sys.argv[3]))
 encoder.encode(["a query"])
 print(time.perf_counter() - started)
 """
+
+
+START_UPS = {"not compiled": "never", "compiled, empty cache": "always", "compiled, filled cache": "always"}
 
 
 def read_passages(path: Path, count: int, rounds: int) -> list[tuple[list[str], list[str]]]:
@@ -56,8 +61,7 @@ def read_passages(path: Path, count: int, rounds: int) -> list[tuple[list[str], 
     Returns:
         Titles and texts of each round.
     """
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else open(path, encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
+    rows = list(read_documents(path))
     rows = rows[:: max(1, len(rows) // (count * rounds))]
     rows_by_round = [rows[number::rounds][: min(count, len(rows) // rounds)] for number in range(rounds)]
     return [([row.get("title") or "" for row in part], [row["text"] for row in part]) for part in rows_by_round]
@@ -80,38 +84,17 @@ def measure_start_up(model: str, compile: str, threads: int, cache: str) -> floa
 
 def main() -> None:
     """Reads the options, runs the rounds, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=ROOT / "examples/squad/corpus.jsonl.gz",
-        help="BEIR corpus, compressed or not (default: examples/squad/corpus.jsonl.gz)",
-    )
-    parser.add_argument("--count", type=int, default=512, help="passages per round (default: %(default)s)")
-    parser.add_argument(
-        "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="encoder (default: %(default)s)"
-    )
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads (default: all cores)")
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: %(default)s)")
-    parser.add_argument(
-        "--dtype",
-        default="auto",
-        choices=["auto", "float32", "bfloat16"],
-        help="dtype of riptide's encoder (default: auto, bfloat16 if the device supports it)",
-    )
-    parser.add_argument(
-        "--compile",
-        default="auto",
-        choices=["auto", "never", "always"],
-        help="whether riptide's encoder is compiled (default: auto, if that is faster)",
-    )
-    parser.add_argument("--no-start-up", action="store_true", help="do not measure start-up times")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=ROOT / "results/encode.json",
-        help="output file (default: results/encode.json)",
-    )
+    parser = Parser(__doc__)
+    parser.add("--data", ROOT / "examples/squad/corpus.jsonl.gz", "BEIR corpus, compressed or not")
+    parser.add("--count", 512, "passages per round")
+    parser.add("--model", MINILM, "encoder")
+    parser.add("--threads", os.cpu_count(), "CPU threads (default: all cores)")
+    parser.add("--rounds", 5, "number of rounds")
+    parser.add("--batch", 32, "texts per batch of sentence-transformers")
+    parser.add("--dtype", "auto", "dtype of riptide's encoder", choices=get_args(Precision))
+    parser.add("--compile", "auto", "whether riptide's encoder is compiled", choices=get_args(Compile))
+    parser.add("--no-start-up", False, "do not measure start-up times")
+    parser.add("--json", "results/encode.json", "output file")
     options = parser.parse_args()
 
     from sentence_transformers import SentenceTransformer
@@ -127,8 +110,8 @@ def main() -> None:
     bfloat16_model = SentenceTransformer(folder, device=device, model_kwargs={"dtype": torch.bfloat16})
     systems: dict[str, Callable[[list[str]], Any]] = {
         "riptide": lambda passages: encoder.encode(passages, side="passage"),
-        "sentence-transformers float32": lambda passages: float32_model.encode(passages, batch_size=32),
-        "sentence-transformers bfloat16": lambda passages: bfloat16_model.encode(passages, batch_size=32),
+        "sentence-transformers float32": lambda passages: float32_model.encode(passages, batch_size=options.batch),
+        "sentence-transformers bfloat16": lambda passages: bfloat16_model.encode(passages, batch_size=options.batch),
     }
     print(f"{len(first)} passages per round, {sum(num_tokens)} tokens, {options.threads} threads; {encoder.numerics}")
     # This also warms up the systems.
@@ -158,24 +141,19 @@ def main() -> None:
         name: statistics.median(tokens / time_s for tokens, time_s in zip(num_tokens, times_s, strict=True))
         for name, times_s in seconds.items()
     }
-    figures["times_as_fast_as"] = {
-        name: statistics.median(b / a for a, b in zip(seconds["riptide"], seconds[name], strict=True))
-        for name in list(systems)[1:]
-    }
+    figures["times_as_fast_as"] = {name: ratio(seconds, name, "riptide") for name in list(systems)[1:]}
     for name, rate in figures["tokens_per_second"].items():
         print(f"{name:32} {rate:10,.0f} tokens/s   smallest cosine to float32 {cosine[name]:.5f}")
-    for name, ratio in figures["times_as_fast_as"].items():
-        print(f"riptide is {ratio:.2f} times as fast as {name} (median of {options.rounds} pairs)")
+    for name, times in figures["times_as_fast_as"].items():
+        print(f"riptide is {times:.2f} times as fast as {name} (median of {options.rounds} pairs)")
     if not options.no_start_up:
         with tempfile.TemporaryDirectory() as cache:
             figures["start_up_seconds"] = {
-                "not compiled": measure_start_up(options.model, "never", options.threads, cache),
-                "compiled, empty cache": measure_start_up(options.model, "always", options.threads, cache),
-                "compiled, filled cache": measure_start_up(options.model, "always", options.threads, cache),
+                name: measure_start_up(options.model, compile, options.threads, cache)
+                for name, compile in START_UPS.items()
             }
         print("start-up:", ", ".join(f"{name} {time_s:.1f} s" for name, time_s in figures["start_up_seconds"].items()))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,12 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
+from benchmarks.common.files import write_json
+from benchmarks.common.models import MINILM
+from benchmarks.common.program import ROOT, Parser
+
 TURN_S = 4.0
 
 
@@ -47,7 +49,7 @@ def run_bare_encoder(store: str, limit: int) -> None:
     from indexing.store.store import Store
     from retriever.encoding.encoder import Encoder
 
-    encoder = Encoder(MODEL, threads=len(os.sched_getaffinity(0)))
+    encoder = Encoder(MINILM, threads=len(os.sched_getaffinity(0)))
     ready = time.time()
     rows = 0
     while True:
@@ -100,7 +102,7 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
         work = EncodeWork(corpus_store, spec, DENSE, name, resources=resources, numerics=numerics, limit=limit)
         run_work(corpus_store, work, runner, observe=observe)
 
-    sys.argv[1:] = ["--store", store, "--encoder", MODEL, "--name", name, *job_options]
+    sys.argv[1:] = ["--store", store, "--encoder", MINILM, "--name", name, *job_options]
     cli.run(main, EncodeCorpus)
 
 
@@ -185,14 +187,14 @@ def take_turns(bare: Side, job: Side) -> dict[str, float]:
 
 def main() -> None:
     """Reads the options, runs the rounds, prints and writes the figures; or runs one side (--side)."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", default="examples/squad", help="BEIR folder (default: %(default)s)")
-    parser.add_argument("--passages", type=int, default=12_000, help="passages to encode (default: %(default)s)")
-    parser.add_argument("--part-size", type=int, default=1_000, help="passages per part (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: %(default)s)")
-    parser.add_argument("--json", default="results/encode_job.json", help="output file (default: %(default)s)")
-    parser.add_argument("--side", nargs=2, metavar=("SIDE", "STORE"), help=argparse.SUPPRESS)
-    parser.add_argument("--name", help=argparse.SUPPRESS)
+    parser = Parser(__doc__)
+    parser.add("--source", "examples/squad", "BEIR folder")
+    parser.add("--passages", 12_000, "passages to encode")
+    parser.add("--part-size", 1_000, "passages per part")
+    parser.add("--rounds", 5, "number of rounds")
+    parser.add("--json", "results/encode_job.json", "output file")
+    parser.add("--side", None, argparse.SUPPRESS, metavar=("SIDE", "STORE"), nargs=2)
+    parser.add("--name", None, argparse.SUPPRESS)
     options, job_options = parser.parse_known_args()  # unknown options, for example --cpus 2, go to the job
     if options.side:
         side, store = options.side
@@ -226,9 +228,7 @@ def main() -> None:
         shutil.rmtree(store)
     median = statistics.median(figures["ratio"] for figures in rounds)
     print(f"job / bare encoder: {median:.3f} (median of {len(rounds)} rounds)")
-    path = Path(options.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"rounds": rounds, "median_ratio": median}, indent=1) + "\n")
+    write_json(options.json, {"rounds": rounds, "median_ratio": median})
 
 
 if __name__ == "__main__":

@@ -12,12 +12,8 @@ float32 result of FAISS, which is rounded: a recall below 1 means scores that ar
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.common.files import write_json
+from benchmarks.common.program import Parser
+from benchmarks.common.timing import in_turns
 from indexing.dense.faiss_index import faiss, recall_at
 from indexing.exact import available_threads, exact_search
 
@@ -52,13 +51,6 @@ def make_vectors(num_vectors: int, num_queries: int, dim: int, seed: int) -> tup
     return samples[0].astype(np.float16), samples[1]
 
 
-def measure_seconds(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Returns the seconds of a call, and its result."""
-    start = time.perf_counter()
-    result = call()
-    return time.perf_counter() - start, result
-
-
 def compare(name: str, vectors: np.ndarray, queries: np.ndarray, k: int, pairs: int, threads: int) -> dict[str, Any]:
     """Searches with FAISS and with riptide in alternation, and prints a line.
 
@@ -76,13 +68,13 @@ def compare(name: str, vectors: np.ndarray, queries: np.ndarray, k: int, pairs: 
     faiss.omp_set_num_threads(threads)
     flat = faiss.IndexFlatIP(vectors.shape[1])
     flat.add(vectors.astype(np.float32))
-    times = []
-    for number in range(pairs + 1):
-        faiss_s, (_, faiss_rows) = measure_seconds(lambda: flat.search(queries, k))
-        our_s, hits = measure_seconds(lambda: exact_search(queries, [(0, vectors)], k, threads=threads))
-        if number:
-            times.append((faiss_s, our_s))
-    ratios = [faiss_s / our_s for faiss_s, our_s in times]
+    systems = {
+        "faiss": lambda: flat.search(queries, k)[1],
+        "riptide": lambda: exact_search(queries, [(0, vectors)], k, threads=threads).rows,
+    }
+    rows = {name: search() for name, search in systems.items()}
+    seconds = in_turns(systems, pairs)
+    ratios = [faiss_s / our_s for faiss_s, our_s in zip(seconds["faiss"], seconds["riptide"], strict=True)]
     result = {
         "data": name,
         "vectors": len(vectors),
@@ -90,15 +82,15 @@ def compare(name: str, vectors: np.ndarray, queries: np.ndarray, k: int, pairs: 
         "queries": len(queries),
         "k": k,
         "threads": threads,
-        "faiss_seconds": [round(t, 4) for t, _ in times],
-        "our_seconds": [round(t, 4) for _, t in times],
+        "faiss_seconds": [round(each, 4) for each in seconds["faiss"]],
+        "our_seconds": [round(each, 4) for each in seconds["riptide"]],
         "median_ratio": round(float(np.median(ratios)), 2),
         "least_ratio": round(min(ratios), 2),
-        "recall": round(recall_at(hits.rows, faiss_rows, [k])[k], 6),
+        "recall": round(recall_at(rows["riptide"], rows["faiss"], [k])[k], 6),
     }
     print(
         f"{name}: {len(vectors):,} x {vectors.shape[1]}, {len(queries):,} queries, top {k}: "
-        f"FAISS {np.median([t for t, _ in times]):.3f} s, ours {np.median([t for _, t in times]):.3f} s, "
+        f"FAISS {np.median(seconds['faiss']):.3f} s, ours {np.median(seconds['riptide']):.3f} s, "
         f"ratio {result['median_ratio']} (lowest {result['least_ratio']}), recall@{k} {result['recall']}",
         flush=True,
     )
@@ -107,34 +99,16 @@ def compare(name: str, vectors: np.ndarray, queries: np.ndarray, k: int, pairs: 
 
 def main() -> None:
     """Reads the options, compares each data set with each number of queries, and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--vectors", type=Path, help="vectors to search, float16 or float32 .npy [n, dim] (default: synthetic)"
-    )
-    parser.add_argument(
-        "--queries", type=Path, help="queries, float32 .npy [q, dim], for --vectors (default: random vectors of it)"
-    )
-    parser.add_argument(
-        "--dims", type=int, nargs="+", default=[384, 768], help="dimensions of synthetic vectors (default: 384 768)"
-    )
-    parser.add_argument(
-        "--num-vectors", type=int, default=200_000, help="maximum number of vectors (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--num-queries",
-        type=int,
-        nargs="+",
-        default=[1024, 8192],
-        help="numbers of queries to compare (default: 1024 8192)",
-    )
-    parser.add_argument("--k", type=int, default=200, help="hits per query (default: %(default)s)")
-    parser.add_argument("--pairs", type=int, default=5, help="pairs of runs (default: %(default)s)")
-    parser.add_argument(
-        "--threads", type=int, default=available_threads(), help="threads of both (default: all available)"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/exact_search.json"), help="output file (default: %(default)s)"
-    )
+    parser = Parser(__doc__)
+    parser.add("--vectors", None, "vectors to search, float16 or float32 .npy [n, dim] (default: synthetic)", type=Path)
+    parser.add("--queries", None, "queries, float32 .npy [q, dim] (default: some of the vectors)", type=Path)
+    parser.add("--dims", [384, 768], "dimensions of synthetic vectors")
+    parser.add("--num-vectors", 200_000, "maximum number of vectors")
+    parser.add("--num-queries", [1024, 8192], "numbers of queries to compare")
+    parser.add("--k", 200, "hits per query")
+    parser.add("--pairs", 5, "pairs of runs")
+    parser.add("--threads", available_threads(), "threads of both (default: all available)")
+    parser.add("--json", "results/exact_search.json", "output file")
     options = parser.parse_args()
     sets = []
     if options.vectors:
@@ -150,9 +124,8 @@ def main() -> None:
         for name, vectors, queries in sets
         for count in sorted({min(count, len(queries)) for count in options.num_queries})
     ]
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     document = {"machine": platform.processor() or platform.machine(), "faiss": faiss.__version__, "results": results}
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    write_json(options.json, document)
 
 
 if __name__ == "__main__":

@@ -11,21 +11,23 @@ are those of `OpenPart`, which are converted once and searched many times.
 from __future__ import annotations
 
 import argparse
-import json
+import functools
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from exact_search import make_vectors
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.common.files import write_json
+from benchmarks.common.program import Parser
+from benchmarks.common.timing import in_turns
+from benchmarks.exact_search import make_vectors
 from indexing.dense.faiss_index import fill_shard, search_shard, train_quantizer
-from indexing.exact import OpenPart, available_threads, exact_search, rescore, search_open
+from indexing.exact import OpenPart, available_threads, exact_search, rescore_pieces, search_open
 
 
 def measure(rows: int, options: argparse.Namespace) -> dict[int, dict[str, float]]:
@@ -46,7 +48,7 @@ def measure(rows: int, options: argparse.Namespace) -> dict[int, dict[str, float
 
     def search_lists(batch: np.ndarray) -> Any:
         candidates = search_shard(index, batch, options.depth, nprobe=options.nprobe, threads=threads)
-        return rescore(batch, candidates, vectors, 0, 10, threads=threads)
+        return rescore_pieces(batch, candidates, [(0, vectors)], 10, threads=threads)
 
     ways: dict[str, Callable[[np.ndarray], Any]] = {
         "lists": search_lists,
@@ -55,43 +57,30 @@ def measure(rows: int, options: argparse.Namespace) -> dict[int, dict[str, float
     }
     medians: dict[int, dict[str, float]] = {}
     for count in options.queries:
-        times_ms: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(options.rounds):
-            for way, search in ways.items():
-                started = time.perf_counter()
-                search(queries[:count])
-                times_ms[way].append(1000 * (time.perf_counter() - started))
-        medians[count] = {way: statistics.median(values) for way, values in times_ms.items()}
+        batch = queries[:count]
+        seconds = in_turns({way: functools.partial(search, batch) for way, search in ways.items()}, options.rounds)
+        medians[count] = {way: 1000 * statistics.median(values) for way, values in seconds.items()}
     return medians
 
 
 def main() -> None:
     """Reads the options, measures each number of vectors, prints and writes the medians."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--rows", type=int, nargs="+", default=[20_958, 50_000], help="numbers of vectors (default: 20958 50000)"
-    )
-    parser.add_argument("--dim", type=int, default=384, help="dimension of the vectors (default: %(default)s)")
-    parser.add_argument(
-        "--queries", type=int, nargs="+", default=[1, 8, 32], help="queries per batch (default: 1 8 32)"
-    )
-    parser.add_argument(
-        "--factory", default="IVF512,RaBitQ", help="FAISS factory of the inverted lists (default: %(default)s)"
-    )
-    parser.add_argument("--nprobe", type=int, default=64, help="lists probed per query (default: %(default)s)")
-    parser.add_argument(
-        "--depth", type=int, default=200, help="candidates per query that are scored again (default: %(default)s)"
-    )
-    parser.add_argument("--rounds", type=int, default=20, help="number of rounds (default: %(default)s)")
-    parser.add_argument("--json", default="results/few_vectors.json", help="output file (default: %(default)s)")
+    parser = Parser(__doc__)
+    parser.add("--rows", [20_958, 50_000], "numbers of vectors")
+    parser.add("--dim", 384, "dimension of the vectors")
+    parser.add("--queries", [1, 8, 32], "queries per batch")
+    parser.add("--factory", "IVF512,RaBitQ", "FAISS factory of the inverted lists")
+    parser.add("--nprobe", 64, "lists probed per query")
+    parser.add("--depth", 200, "candidates per query that are scored again")
+    parser.add("--rounds", 20, "number of rounds")
+    parser.add("--json", "results/few_vectors.json", "output file")
     options = parser.parse_args()
     medians = {rows: measure(rows, options) for rows in options.rows}
     for rows, by_count in medians.items():
         for count, by_way in by_count.items():
             cells = "  ".join(f"{way} {value:.1f} ms" for way, value in by_way.items())
             print(f"{rows:7,} vectors, {count:3} queries  {cells}")
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps({"options": vars(options), "milliseconds": medians}, indent=1) + "\n")
+    write_json(options.json, {"options": vars(options), "milliseconds": medians})
 
 
 if __name__ == "__main__":

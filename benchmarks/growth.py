@@ -8,41 +8,29 @@ from the rounding of a batch. The figures also say how many passages were encode
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-
-def run_job(store: Path, name: str, *arguments: object) -> None:
-    """Runs a job on a store."""
-    command = [sys.executable, f"jobs/{name}.py", "--store", str(store), *map(str, arguments)]
-    subprocess.run(command, cwd=ROOT, check=True)
+from benchmarks.common.files import write_json
+from benchmarks.common.models import MINILM
+from benchmarks.common.program import Parser, run_job
 
 
 def main() -> None:
     """Reads the options, builds and searches both stores, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path, required=True, help="BEIR folder with compressed files")
-    parser.add_argument(
-        "--encoder", default="sentence-transformers/all-MiniLM-L6-v2", help="encoder (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--dtype",
-        default="float32",
-        choices=["float32", "bfloat16"],
-        help="dtype of the encoder; bfloat16 also shows differences by rounding (default: %(default)s)",
-    )
-    parser.add_argument("--json", default="results/growth.json", help="output file (default: %(default)s)")
+    parser = Parser(__doc__)
+    parser.add("--source", None, "BEIR folder with compressed files", type=Path, required=True)
+    parser.add("--encoder", MINILM, "encoder")
+    parser.add("--dtype", "float32", "bfloat16 also shows differences by rounding", choices=["float32", "bfloat16"])
+    parser.add("--json", "results/growth.json", "output file")
     options = parser.parse_args()
 
     def encode_and_index(store: Path) -> None:
@@ -93,8 +81,7 @@ def main() -> None:
             "largest_difference_of_a_score": max(abs(one[2] - other[2]) for one, other in pairs),
         }
     print(json.dumps(figures, indent=1))
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

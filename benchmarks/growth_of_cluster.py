@@ -20,15 +20,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fake_cloud import NodeType, growing_cluster  # noqa: E402
-from local_cluster import clean_environment  # noqa: E402
+from fake_cloud import NodeType, growing_cluster
+from local_cluster import clean_environment
 
-from indexing.work.ray_actors import RayActors  # noqa: E402
-from indexing.work.ray_tasks import RayTasks  # noqa: E402
-from indexing.work.tasks import Place, Report, Resources, WorkerRequest  # noqa: E402
+from benchmarks.common.files import write_json
+from benchmarks.common.program import ROOT, Parser
+from indexing.work.ray_actors import RayActors
+from indexing.work.ray_tasks import RayTasks
+from indexing.work.tasks import Place, Report, Resources, WorkerRequest
 
 CORES = 2  # of a node and of a worker
 CALLS = {"tasks": 1, "actors": 2}  # parts that a worker takes at a time, by the kind of runner
@@ -79,13 +81,13 @@ def run_parts(kind: str, parts: int, seconds: float, workers: int) -> list[float
 
 def main() -> None:
     """Reads the options, measures both runners, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", type=int, default=96, help="parts of the work (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of a part (default: %(default)s)")
-    parser.add_argument("--workers", type=int, default=4, help="workers, each on its own node (default: %(default)s)")
-    parser.add_argument("--boot", type=float, default=20.0, help="seconds that a node boots (default: %(default)s)")
-    parser.add_argument("--json", default="results/growth_of_cluster.json", help="output file (default: %(default)s)")
-    parser.add_argument("--run", choices=CALLS, help=argparse.SUPPRESS)
+    parser = Parser(__doc__)
+    parser.add("--parts", 96, "parts of the work")
+    parser.add("--seconds", 2.0, "seconds of a part")
+    parser.add("--workers", 4, "workers, each on its own node")
+    parser.add("--boot", 20.0, "seconds that a node boots")
+    parser.add("--json", "results/growth_of_cluster.json", "output file")
+    parser.add("--run", None, argparse.SUPPRESS, choices=CALLS)
     options = parser.parse_args()
     if options.run:  # in a process that joins the cluster
         took = run_parts(options.run, options.parts, options.seconds, options.workers)
@@ -115,8 +117,7 @@ def main() -> None:
                 f"{kind}: on existing nodes {existing:.1f} s, {ideal / existing:.2f} of the ideal; "
                 f"from nothing {grown:.1f} s, {grown - existing - options.boot:.1f} s more and a boot"
             )
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(options.json, figures)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ tokens.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import statistics
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import Judgement, read_documents, read_qrels, write_documents, write_qrels
 from benchmarks.common.models import MINILM
+from benchmarks.common.program import Parser
 
 VOCABULARY = 8_192  # pieces of the Unigram tokenizer
 LENGTH = 64  # tokens of a text
@@ -142,11 +142,11 @@ def describe(folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Reads the options and writes what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the BEIR folders of all sets")
-    parser.add_argument("--folder", type=Path, required=True, help="folder of stores and models")
-    parser.add_argument("--models", nargs="+", required=True, help="t5-LAYERSxHIDDEN and minilm-LAYERS")
-    parser.add_argument("--queries", type=int, required=True, help="training queries of squad-100")
+    parser = Parser(__doc__)
+    parser.add("--data", None, "folder with the BEIR folders of all sets", type=Path, required=True)
+    parser.add("--folder", None, "folder of stores and models", type=Path, required=True)
+    parser.add("--models", None, "t5-LAYERSxHIDDEN and minilm-LAYERS", required=True, nargs="+")
+    parser.add("--queries", None, "training queries of squad-100", type=int, required=True)
     options = parser.parse_args()
     raw, models = options.folder / "raw", options.folder / "models"
     write_passage_pairs(options.data / "squad" / "corpus.jsonl.gz", raw / "passages")

@@ -15,7 +15,6 @@ import asyncio
 import json
 import re
 import resource
-import signal
 import subprocess
 import sys
 import time
@@ -25,23 +24,13 @@ from pathlib import Path
 import psutil
 import uvloop
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.program import ROOT, Parser
+from benchmarks.common.server import start_server, stopping
 
 HALF_HEAD = b"GET /v1/info HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-
-
-def start(options: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
-    """Starts the server, waits until it is ready, and returns its process and port."""
-    command = [sys.executable, str(ROOT / "jobs/serve_search.py"), "--store", options.store, "--port", "0"]
-    command += ["--max-connections", str(options.limit)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if match := re.search(r"http://127\.0\.0\.1:(\d+)", line):
-            return process, int(match.group(1))
-    raise SystemExit("the server did not start")
 
 
 def search_request(text: str, close: bool = False) -> bytes:
@@ -188,13 +177,13 @@ async def measure(process: subprocess.Popen[str], port: int, options: argparse.N
 
 def main() -> None:
     """Reads the options, starts the server, runs the attack and prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--store", required=True, help="Store with a live release, or from which one can be made.")
-    parser.add_argument("--queries", help="Query set of the store for the good clients; default: one fixed query.")
-    parser.add_argument("--limit", type=int, default=1024, help="Value of --max-connections of the server.")
-    parser.add_argument("--beyond", type=int, default=2000, help="Number of attackers above that limit.")
-    parser.add_argument("--clients", type=int, default=4, help="Number of good clients of each kind.")
-    parser.add_argument("--seconds", type=float, default=15, help="Duration of the measurement in seconds.")
+    parser = Parser(__doc__.partition("\n")[0])
+    parser.add("--store", None, "Store with a live release, or from which one can be made.", required=True)
+    parser.add("--queries", None, "Query set of the store for the good clients; default: one fixed query.")
+    parser.add("--limit", 1024, "Value of --max-connections of the server.")
+    parser.add("--beyond", 2000, "Number of attackers above that limit.")
+    parser.add("--clients", 4, "Number of good clients of each kind.")
+    parser.add("--seconds", 15, "Duration of the measurement in seconds.", type=float)
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = options.limit + options.beyond + 200
@@ -208,12 +197,18 @@ def main() -> None:
         from indexing.store.store import Store
 
         texts = Queries.open(Store(options.store), options.queries).split("test").texts[:200]
-    process, port = start(options)
-    try:
+    command = [
+        str(ROOT / "jobs/serve_search.py"),
+        "--store",
+        options.store,
+        "--port",
+        "0",
+        "--max-connections",
+        str(options.limit),
+    ]
+    process, port = start_server(ROOT, command)
+    with stopping({"server": (process, port)}):
         figures = uvloop.run(measure(process, port, options, texts))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
     for name, value in figures.items():
         print(f"{name:28} {value}")
 

@@ -13,7 +13,6 @@ not answer after a request, and stopped by its process id at the end.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import sys
@@ -24,27 +23,27 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import write_json
+from benchmarks.common.program import ROOT, Parser
 from benchmarks.hostile.measurement import Server, measure
 from benchmarks.hostile.requests import REQUESTS
 from benchmarks.hostile.store import make_store, prompt_folder
 from benchmarks.hostile.uploads import prompt_uploads
 
-ROOT = Path(__file__).resolve().parents[1]
 IDLE = "no hostile client"
 
 
 def main() -> None:
     """Reads the options, makes the store, measures all requests for each checkout, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkouts", type=Path, nargs="+", default=[ROOT], help="checkouts to compare")
-    parser.add_argument("--store", help="store of an earlier run (--keep) to copy; default: make one")
-    parser.add_argument("--keep", type=Path, help="empty folder in which the store is made and kept")
-    parser.add_argument("--only", nargs="+", default=[""], help="requests whose names start with one of these")
-    parser.add_argument("--clients", type=int, default=32, help="number of hostile clients (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=5, help="time in which requests begin (default: %(default)s)")
-    parser.add_argument("--most", type=int, default=20, help="requests per client at most (default: %(default)s)")
-    parser.add_argument("--patience", type=float, default=20, help="time limit of a response (default: %(default)s s)")
-    parser.add_argument("--json", type=Path, default=Path("results/hostile_requests.json"), help="output file")
+    parser = Parser(__doc__)
+    parser.add("--checkouts", [ROOT], "checkouts to compare")
+    parser.add("--store", None, "store of an earlier run (--keep) to copy; default: make one")
+    parser.add("--keep", None, "empty folder in which the store is made and kept", type=Path)
+    parser.add("--only", [""], "requests whose names start with one of these")
+    parser.add("--clients", 32, "number of hostile clients")
+    parser.add("--seconds", 5, "time in which requests begin", type=float)
+    parser.add("--most", 20, "requests per client at most")
+    parser.add("--patience", 20, "time limit of a response ( s )", type=float)
+    parser.add("--json", Path("results/hostile_requests.json"), "output file")
     options = parser.parse_args()
     figures: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="riptide-hostile-") as folder:

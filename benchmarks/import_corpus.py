@@ -9,19 +9,17 @@ including those of the object store, count once. The page cache does not count.
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-import psutil
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks.common.files import write_json
+from benchmarks.common.program import Parser
+from benchmarks.common.watching import watch_job
 
 ROWS = {
     "beir": '{{"_id": "d{id}", "text": "{text}"}}\n',
@@ -52,66 +50,34 @@ def write_rows(path: Path, rows: int, format: str) -> None:
             )
 
 
-def tree_pss(process: psutil.Process) -> int:
-    """Returns the proportional set size of a process and all its descendants, in bytes."""
-    total = 0
-    for member in [process, *process.children(recursive=True)]:
-        try:
-            total += member.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return total
-
-
 def main() -> None:
     """Reads the options, writes the rows, imports them, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=10_000_000, help="number of rows (default: %(default)s)")
-    parser.add_argument("--part-size", type=int, default=100_000, help="rows per part (default: %(default)s)")
-    parser.add_argument(
-        "--format",
-        choices=list(ROWS),
-        default="beir",
-        help="format of the file; hashed: CSV without ids (default: %(default)s)",
-    )
-    parser.add_argument("--json", default="results/import_corpus.json", help="output file (default: %(default)s)")
+    parser = Parser(__doc__)
+    parser.add("--rows", 10_000_000, "number of rows")
+    parser.add("--part-size", 100_000, "rows per part")
+    parser.add("--format", "beir", "format of the file; hashed: CSV without ids", choices=list(ROWS))
+    parser.add("--json", "results/import_corpus.json", "output file")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="riptide-import-"))
     try:
         source = folder / ("corpus.csv" if options.format in HEADERS else "corpus.jsonl")
         write_rows(source, options.rows, options.format)
-        command = [sys.executable, str(ROOT / "jobs/import_corpus.py"), "--store", str(folder / "store")]
-        command += ["--source", str(source), "--part-size", str(options.part_size)]
-        started = time.monotonic()
-        job = subprocess.Popen(command)
-        driver, peak_pss, peak_rss = psutil.Process(job.pid), 0, 0
-        while job.poll() is None:
-            try:
-                peak_pss = max(peak_pss, tree_pss(driver))
-                peak_rss = max(peak_rss, driver.memory_info().rss)
-            except psutil.NoSuchProcess:
-                break
-            time.sleep(0.25)
-        seconds = time.monotonic() - started
-        if job.wait():
-            sys.exit(job.returncode)
-        stored_bytes = sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
+        job = watch_job(folder / "store", "import_corpus", "--source", source, "--part-size", options.part_size)
+        decompressed_bytes = sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
         figures = {
             "format": options.format,
             "rows": options.rows,
             "part_size": options.part_size,
             "source_bytes": source.stat().st_size,
-            "stored_bytes": stored_bytes,
-            "seconds": round(seconds, 1),
-            "rows_per_second": round(options.rows / seconds),
-            "peak_pss_bytes_all_processes": peak_pss,
-            "peak_rss_bytes_driver": peak_rss,
+            "decompressed_bytes": decompressed_bytes,
+            "seconds": round(job.seconds, 1),
+            "rows_per_second": round(options.rows / job.seconds),
+            "peak_pss_bytes_all_processes": job.pss_bytes,
+            "peak_rss_bytes_driver": job.rss_bytes,
         }
     finally:
         shutil.rmtree(folder)
-    path = Path(options.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(figures, indent=1) + "\n")
+    write_json(options.json, figures)
     for name, value in figures.items():
         print(f"{name:30} {value:>16,}" if isinstance(value, int | float) else f"{name:30} {value:>16}")
 

@@ -8,8 +8,6 @@ The vectors are clustered and normalised. The ratio of a round is the time of ri
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
@@ -17,17 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from indexing.dense.faiss_index import (  # noqa: E402
-    TRAINING_THREADS,
-    choose_factory,
-    faiss,
-    fill_shard,
-    train_quantizer,
-    training_size,
-)
+from benchmarks.common.files import write_json
+from benchmarks.common.program import Parser
+from indexing.dense.factory import choose_factory, training_size
+from indexing.dense.faiss_index import TRAINING_THREADS, faiss, fill_shard, train_quantizer
 
 
 def make_vectors(count: int, dim: int) -> np.ndarray:
@@ -74,22 +67,13 @@ def build_with_faiss(sample: np.ndarray, vectors: np.ndarray, factory: str, thre
 
 def main() -> None:
     """Reads the options, runs the rounds, prints the seconds and the median ratios."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vectors", type=int, default=1_000_000, help="number of vectors (default: %(default)s)")
-    parser.add_argument("--dim", type=int, default=384, help="dimension of the vectors (default: %(default)s)")
-    parser.add_argument(
-        "--factory", help="FAISS factory string (default: the one that build_index chooses for a recall of 0.95)"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=TRAINING_THREADS, help="threads of both sides (default: %(default)s)"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=ROOT / "results/index_build.json",
-        help="output file (default: results/index_build.json)",
-    )
+    parser = Parser(__doc__)
+    parser.add("--vectors", 1_000_000, "number of vectors")
+    parser.add("--dim", 384, "dimension of the vectors")
+    parser.add("--factory", None, "FAISS factory string (default: that of build_index for a recall of 0.95)")
+    parser.add("--threads", TRAINING_THREADS, "threads of both sides")
+    parser.add("--rounds", 3, "number of rounds")
+    parser.add("--json", "results/index_build.json", "output file")
     options = parser.parse_args()
     vectors = make_vectors(options.vectors, options.dim)
     factory = options.factory or choose_factory(options.vectors, options.dim, 0.95)
@@ -107,8 +91,7 @@ def main() -> None:
             ours[place] / theirs[place] for ours, theirs in zip(seconds["riptide"], seconds["faiss"], strict=True)
         ]
         print(f"{stage:8} {statistics.median(ratios):.3f}  ({', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({"factory": factory, "seconds": seconds}, indent=1) + "\n", encoding="utf-8")
+    write_json(options.json, {"factory": factory, "seconds": seconds})
 
 
 if __name__ == "__main__":

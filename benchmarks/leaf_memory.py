@@ -12,12 +12,9 @@ first, without an encoder.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 import multiprocessing
 import re
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -26,8 +23,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import write_json
+from benchmarks.common.program import Parser, run_job
 
 K = 10
 QUERIES = 32  # of a batch
@@ -47,15 +46,11 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     from serve.release.release import Release, fingerprints_of
     from serve.release.tasks import Task
 
-    def run_job(name: str, *arguments: object) -> None:
-        command = [sys.executable, f"jobs/{name}.py", "--store", store_url, *map(str, arguments)]
-        subprocess.run(command, cwd=ROOT, check=True)
-
     source = Path(f"{store_url}-source") / "corpus.jsonl"
     source.parent.mkdir(parents=True, exist_ok=True)
     if not source.exists():
         write_rows(source, passages, "beir")
-    run_job("import_corpus", "--source", source.parent)
+    run_job(store_url, "import_corpus", "--source", source.parent)
     store = Store(store_url)
     corpus = Corpus.open(store)
     config = {"encoder": {"dim": dim, "pooling": "mean"}, "limit": None, "numerics": "random"}
@@ -67,8 +62,8 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
                 rows = vectors[part.first_row : part.end]
                 draft.commit(part.part.name, ".npy", functools.partial(save_array, rows), rows=len(rows))
             draft.note(encoder="none", options={}, dim=dim, similarity="cosine", task=None)
-    run_job("build_index", "--embeddings", "random", "--name", "random", "--shards", shards)
-    run_job("build_bm25", "--shards", shards)
+    run_job(store_url, "build_index", "--embeddings", "random", "--name", "random", "--shards", shards)
+    run_job(store_url, "build_bm25", "--shards", shards)
     parts = [*corpus.generations]
     for kind, name in (("embeddings", "random"), ("index", "random"), ("bm25", "bm25")):
         parts += store.generations(kind, name)
@@ -89,13 +84,13 @@ def make_batches(store_url: str, count: int) -> list[Batch]:
     """Returns batches of queries, made of the vectors and the first words of random passages."""
     from indexing.embeddings.embeddings import Embeddings
     from indexing.store.store import Store
+    from serve.release.artifacts import ReleaseArtifacts
     from serve.release.live import live_release
-    from serve.release.opened import Opened
 
     store = Store(store_url)
     release, _ = live_release(store)
     assert release is not None
-    corpus = Opened(store, release).corpus
+    corpus = ReleaseArtifacts(store, release).corpus
     embeddings, random = Embeddings.open(store, release.tasks[0].embeddings, corpus), np.random.default_rng(0)
     batches = []
     for _ in range(count):
@@ -166,20 +161,13 @@ def open_and_query(store_url: str, number: int, leaves: int, batches: list[Batch
 
 def main() -> None:
     """Reads the options, makes the store, runs the leaves, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True, help="folder of a store with a live release, or for --make")
-    parser.add_argument("--make", type=int, metavar="PASSAGES", help="make a store of so many passages first")
-    parser.add_argument("--dim", type=int, default=384, help="dimension of vectors of --make (default: %(default)s)")
-    parser.add_argument(
-        "--leaves", type=int, nargs="+", default=[1, 2, 4], help="numbers of leaves to compare (default: 1 2 4)"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=int,
-        default=20,
-        help=f"batches of {QUERIES} queries of each kind per leaf (default: %(default)s)",
-    )
-    parser.add_argument("--json", default="results/leaf_memory.json", help="output file (default: %(default)s)")
+    parser = Parser(__doc__)
+    parser.add("--store", None, "folder of a store with a live release, or for --make", required=True)
+    parser.add("--make", None, "make a store of so many passages first", type=int, metavar="PASSAGES")
+    parser.add("--dim", 384, "dimension of vectors of --make")
+    parser.add("--leaves", [1, 2, 4], "numbers of leaves to compare")
+    parser.add("--rounds", 20, f"batches of {QUERIES} queries of each kind per leaf")
+    parser.add("--json", "results/leaf_memory.json", "output file")
     options = parser.parse_args()
     if options.make:
         make_store(options.store, options.make, options.dim, shards=max(options.leaves))
@@ -201,8 +189,7 @@ def main() -> None:
                 f"{leaves or 'none':>6} {number:4} {figures['anonymous'] >> 20:9} {heap:11} {' '.join(cells)}",
                 flush=True,
             )
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps({"options": vars(options), "leaves": results}, indent=1) + "\n")
+    write_json(options.json, {"options": vars(options), "leaves": results})
 
 
 if __name__ == "__main__":

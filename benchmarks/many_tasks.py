@@ -10,9 +10,7 @@ calls.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 import os
 import statistics
 import sys
@@ -21,41 +19,46 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
-from query_prompts import add_inputs, fixed_prompt, in_turns, ratio, read_texts
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from retriever.encoding.encoder import Encoder  # noqa: E402
-from retriever.forward.prompt_rows import PromptShape  # noqa: E402
-from retriever.options import EncoderOptions  # noqa: E402
+from benchmarks.common.files import read_texts, write_json
+from benchmarks.common.program import Parser
+from benchmarks.common.timing import in_turns, ratio
+from benchmarks.query_prompts import add_inputs, fixed_prompt
+from retriever.encoding.encoder import Encoder
+from retriever.forward.prompt_rows import PromptShape
+from retriever.options import EncoderOptions
+
+
+def resident_bytes() -> int:
+    """Returns the resident memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:
     """Reads the options, adds the tasks, measures each number of tasks, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add_inputs(parser)
-    parser.add_argument("--tasks", type=int, default=1000, help="number of tasks (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=32, help="tokens of each prompt (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="number of rounds (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads (default: all cores)")
-    parser.add_argument("--json", default="results/many_tasks.json", help="output file (default: %(default)s)")
+    parser.add("--tasks", 1000, "number of tasks")
+    parser.add("--length", 32, "tokens of each prompt")
+    parser.add("--rounds", 7, "number of rounds")
+    parser.add("--threads", os.cpu_count() or 1, "CPU threads (default: all cores)")
+    parser.add("--json", "results/many_tasks.json", "output file")
     options = parser.parse_args()
-    texts = read_texts(options.questions, 640)
+    texts = read_texts(options.queries, 640)
     random = np.random.default_rng(0)
     settings = EncoderOptions(compile="never", normalize=True)
     encoder = Encoder(options.model, settings, threads=options.threads, tasks={})
     encoder.encode(texts[:32])
-    process = psutil.Process()
-    rss_before = process.memory_info().rss
+    rss_before = resident_bytes()
     assert encoder._shape is not None
     shape: PromptShape = encoder._shape
     started = time.perf_counter()
     for number in range(options.tasks):
         encoder.put_task(f"t{number}", fixed_prompt(encoder, options.length, number))
     seconds_per_task = (time.perf_counter() - started) / options.tasks
-    memory_bytes = process.memory_info().rss - rss_before
+    memory_bytes = resident_bytes() - rss_before
     counts = [count for count in (1, 10, 100, 1_000, 10_000) if count <= options.tasks]
     batches = [texts[start : start + 32] for start in range(0, len(texts), 32)]
     tasks_by_count = {
@@ -90,8 +93,7 @@ def main() -> None:
         rate = len(texts) / statistics.median(seconds[count])
         share = ratio(seconds, 1, count)
         print(f"{count:6,} tasks in the traffic: {rate:8.0f} queries/s, {share:.2f} of the rate of one task")
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(document, indent=2) + "\n")
+    write_json(options.json, document)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -25,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from serving import cpu_seconds, load_requests, request, start
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import write_json
 from benchmarks.common.machine import cpu_name
+from benchmarks.common.program import Parser
+from benchmarks.common.server import stopping
+from benchmarks.serving import cpu_seconds, load_requests, request, start
 
 MIXED = "mixed"
 
@@ -47,7 +48,7 @@ def sources_of(options: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def requests_of(sources: dict[str, str], texts: list[str]) -> dict[str, list[bytes]]:
+def stop_requests(sources: dict[str, str], texts: list[str]) -> dict[str, list[bytes]]:
     """Returns the requests of each kind of search, and those of all kinds in turn."""
     requests = {kind: [request(text, source=source) for text in texts] for kind, source in sources.items()}
     requests[MIXED] = [request(text, source=source) for text in texts for source in sources.values()]
@@ -100,19 +101,19 @@ def mixed_ratio(rounds: list[Any], clients: str, kinds: list[str], kind: str) ->
 
 def main() -> None:
     """Reads the options, starts the server, runs the rounds, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True, help="store with a corpus, queries and what is named here")
-    parser.add_argument("--embeddings", required=True, help="name of dense embeddings")
-    parser.add_argument("--index", help="name of a FAISS index over them (default: exact search)")
-    parser.add_argument("--splade", required=True, help="name of an index of sparse embeddings")
-    parser.add_argument("--bm25", default="bm25", help="name of a BM25 index (default: %(default)s)")
-    parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
-    parser.add_argument("--split", default="test", help="split whose queries are searched (default: %(default)s)")
-    parser.add_argument("--clients", type=int, nargs="+", default=[8, 32], help="concurrent clients (default: 8 32)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each measurement (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=32, help="maximum queries per batch (default: %(default)s)")
-    parser.add_argument("--json", type=Path, default=Path("results/mixed_sources.json"), help="output file")
+    parser = Parser(__doc__)
+    parser.add("--store", None, "store with a corpus, queries and what is named here", required=True)
+    parser.add("--embeddings", None, "name of dense embeddings", required=True)
+    parser.add("--index", None, "name of a FAISS index over them (default: exact search)")
+    parser.add("--splade", None, "name of an index of sparse embeddings", required=True)
+    parser.add("--bm25", "bm25", "name of a BM25 index")
+    parser.add("--queries", None, "name of the query set; may be left out if the store has only one")
+    parser.add("--split", "test", "split whose queries are searched")
+    parser.add("--clients", [8, 32], "concurrent clients")
+    parser.add("--seconds", 5.0, "seconds of each measurement")
+    parser.add("--rounds", 5, "number of rounds")
+    parser.add("--batch", 32, "maximum queries per batch")
+    parser.add("--json", Path("results/mixed_sources.json"), "output file")
     options = parser.parse_args()
     options.compile = "never"
     from indexing.corpus.queries import Queries
@@ -128,24 +129,17 @@ def main() -> None:
     rounds = document["rounds"]
     if len(rounds) < options.rounds:
         texts = Queries.open(Store(options.store), options.queries).split(options.split).texts
-        requests = requests_of(sources, texts)
+        requests = stop_requests(sources, texts)
         arguments = ["--renew", "--tasks", "default", "--embeddings", options.embeddings]
         arguments += ["--index", options.index] if options.index else []
         arguments += ["--bm25", options.bm25, "--sources", f"splade:{options.splade}"]
         process, port = start("riptide", options, arguments=arguments)
-        try:
+        with stopping({"riptide": (process, port)}):
             for bodies in requests.values():
                 uvloop.run(load_requests(port, 8, min(2.0, options.seconds), bodies))
             for number in range(len(rounds), options.rounds):
                 rounds.append(measure_round(process, port, requests, options, number))
                 write_json(options.json, document)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
     for kind, source in sources.items():
         print(f"{kind}: {source}")
     report(rounds, list(sources))

@@ -8,10 +8,8 @@ modules in TESTS. Each one is made in a copy of the checkout, in which the tests
 
 from __future__ import annotations
 
-import argparse
 import ast
 import copy
-import json
 import random
 import shutil
 import subprocess
@@ -22,10 +20,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import write_json
+from benchmarks.common.program import ROOT, Parser
+
 TESTS = {
     "indexing/store/store.py": ("tests/indexing/store/test_store.py", "tests/indexing/work"),
     "indexing/store/artifact.py": ("tests/indexing/store/test_store.py", "tests/indexing/work"),
+    "indexing/store/documents.py": ("tests/indexing/store/test_store.py",),
     "indexing/work/work.py": ("tests/indexing/work",),
     "indexing/work/local.py": ("tests/indexing/work",),
     "indexing/store/conflicts.py": ("tests/indexing/work",),
@@ -156,10 +159,10 @@ def tests_pass(checkout: Path, module: str, source: str) -> bool:
 
 def main() -> None:
     """Draws the changes, tries each, and prints whether a test notices it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=40, help="Number of changes (default: %(default)s).")
-    parser.add_argument("--seed", type=int, default=0, help="Seed of the draw (default: %(default)s).")
-    parser.add_argument("--json", help="Write the results to this file, after each change.")
+    parser = Parser(__doc__)
+    parser.add("--count", 40, "Number of changes.")
+    parser.add("--seed", 0, "Seed of the draw.")
+    parser.add("--json", None, "Write the results to this file, after each change.")
     options = parser.parse_args()
     all_mutants = [entry for module in TESTS for entry in mutants_of(module, (ROOT / module).read_text())]
     sample = random.Random(options.seed).sample(all_mutants, options.count)
@@ -179,8 +182,7 @@ def main() -> None:
             verdict = "noticed" if mutant.noticed else "SURVIVED"
             print(f"{verdict}  {mutant.module}:{mutant.line}  {mutant.before} -> {mutant.after}", flush=True)
             if options.json:
-                Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-                Path(options.json).write_text(json.dumps([asdict(entry) for entry, _ in sample], indent=1))
+                write_json(options.json, [asdict(entry) for entry, _ in sample])
     noticed = sum(bool(mutant.noticed) for mutant, _ in sample)
     print(f"{noticed} of {len(sample)} changes are noticed ({noticed / len(sample):.0%})")
 

@@ -9,46 +9,30 @@ within each round.
 
 from __future__ import annotations
 
-import argparse
-import gzip
-import itertools
-import json
 import os
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-
-def read_texts(folder: Path, name: str, count: int) -> list[str]:
-    """Returns the first texts of a BEIR file, compressed or not.
-
-    Args:
-        folder: The BEIR folder.
-        name: "queries" or "corpus".
-        count: Number of texts.
-    """
-    path = next(folder.glob(f"{name}.jsonl*"))
-    with gzip.open(path, "rt") if path.suffix == ".gz" else open(path) as file:
-        return [json.loads(line)["text"] for line in itertools.islice(file, count)]
+from benchmarks.common.files import read_texts, write_json
+from benchmarks.common.models import MINILM
+from benchmarks.common.program import Parser
+from benchmarks.common.timing import in_turns, ratio
 
 
 def main() -> None:
     """Reads the options, measures each kind of batch, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="examples/squad", help="BEIR folder (default: %(default)s)")
-    parser.add_argument(
-        "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="encoder (default: %(default)s)"
-    )
-    parser.add_argument("--passages", type=int, default=512, help="number of passages (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="number of rounds (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads (default: all cores)")
-    parser.add_argument("--json", default="results/packing.json", help="output file (default: %(default)s)")
+    parser = Parser(__doc__)
+    parser.add("--data", "examples/squad", "BEIR folder")
+    parser.add("--model", MINILM, "encoder")
+    parser.add("--passages", 512, "number of passages")
+    parser.add("--rounds", 7, "number of rounds")
+    parser.add("--threads", os.cpu_count() or 1, "CPU threads (default: all cores)")
+    parser.add("--json", "results/packing.json", "output file")
     options = parser.parse_args()
     from sentence_transformers import SentenceTransformer
 
@@ -62,8 +46,8 @@ def main() -> None:
     with mock.patch.object(packing, "kernel", return_value=None):  # without the kernel, an encoder pads its batches
         padded = Encoder(options.model, settings, threads=options.threads)
     peer = SentenceTransformer(str(resolve(options.model)), device="cpu", model_kwargs={"dtype": packed.dtype})
-    queries = read_texts(Path(options.data), "queries", 640)
-    passages = read_texts(Path(options.data), "corpus", options.passages)
+    queries = read_texts(Path(options.data, "queries.jsonl"), 640)
+    passages = read_texts(Path(options.data, "corpus.jsonl"), options.passages)
     cases: dict[str, tuple[str, list[list[str]]]] = {
         "1 query": ("query", [[text] for text in queries[:40]]),
         "32 queries": ("query", [queries[start : start + 32] for start in range(0, 640, 32)]),
@@ -79,18 +63,13 @@ def main() -> None:
             "padded": lambda batch, side=side: padded.encode(batch, side=side),
             "theirs": lambda batch: peer.encode(batch, normalize_embeddings=True, show_progress_bar=False),
         }
-        times_ms: dict[str, list[float]] = {system: [] for system in systems}
-        for number in range(options.rounds + 1):
-            for system, encode in systems.items():
-                started = time.perf_counter()
-                for batch in batches:
-                    encode(batch)
-                if number:  # the first round is a warm-up
-                    times_ms[system].append(1000 * (time.perf_counter() - started) / len(batches))
-        ratios = [
-            statistics.median(b / a for a, b in zip(times_ms["packed"], times_ms[system], strict=True))
-            for system in ("padded", "theirs")
-        ]
+        functions = {
+            system: lambda encode=encode, batches=batches: [encode(batch) for batch in batches]
+            for system, encode in systems.items()
+        }
+        seconds = in_turns(functions, options.rounds)
+        times_ms = {system: [1000 * each / len(batches) for each in values] for system, values in seconds.items()}
+        ratios = [ratio(seconds, system, "packed") for system in ("padded", "theirs")]
         document["ms"][name] = {**times_ms, "ratios": ratios}
         medians = {system: statistics.median(values) for system, values in times_ms.items()}
         print(
@@ -98,8 +77,7 @@ def main() -> None:
             f"{ratios[0]:.2f}, {ratios[1]:.2f}",
             flush=True,
         )
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(document, indent=2) + "\n")
+    write_json(options.json, document)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,6 @@ interrupted run resumes.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from small_backbone import make, pretrain  # noqa: E402
+from benchmarks.common.files import write_json
+from benchmarks.common.program import Parser
+from benchmarks.small_backbone import make, pretrain
 
 PAIRS = 2_000  # queries for which l_align is measured, and passages for which l_uniform is
 
@@ -105,31 +104,21 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
 
 def main() -> None:
     """Reads the options, trains the models that are missing, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True, help="store with the corpus and the queries")
-    parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
-    parser.add_argument(
-        "--general", nargs="+", required=True, help="BEIR corpus.jsonl.gz files on which the backbone is trained"
-    )
-    parser.add_argument("--folder", required=True, help="folder in which the backbone is trained")
-    parser.add_argument("--layers", type=int, default=4, help="layers of the backbone (default: %(default)s)")
-    parser.add_argument("--hidden", type=int, default=256, help="hidden size of the backbone (default: %(default)s)")
-    parser.add_argument(
-        "--general-steps", type=int, default=8_000, help="training steps of the backbone (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--general-batch", type=int, default=32, help="passages per step of the backbone (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--general-lr", type=float, default=1e-3, help="peak learning rate of the backbone (default: %(default)s)"
-    )
-    parser.add_argument("--steps", type=int, default=300, help="steps of RIP, and of MLM (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=256, help="passages per step of RIP (default: %(default)s)")
-    parser.add_argument(
-        "--lr", type=float, default=3e-4, help="peak learning rate of RIP and MLM (default: %(default)s)"
-    )
-    parser.add_argument("--cpus", type=int, default=2, help="threads of training (default: %(default)s)")
-    parser.add_argument("--json", default="results/pretraining_quality.json", help="output file (default: %(default)s)")
+    parser = Parser(__doc__)
+    parser.add("--store", None, "store with the corpus and the queries", required=True)
+    parser.add("--queries", None, "name of the query set; may be left out if the store has only one")
+    parser.add("--general", None, "BEIR files on which the backbone is trained", required=True, nargs="+")
+    parser.add("--folder", None, "folder in which the backbone is trained", required=True)
+    parser.add("--layers", 4, "layers of the backbone")
+    parser.add("--hidden", 256, "hidden size of the backbone")
+    parser.add("--general-steps", 8_000, "training steps of the backbone")
+    parser.add("--general-batch", 32, "passages per step of the backbone")
+    parser.add("--general-lr", 1e-3, "peak learning rate of the backbone")
+    parser.add("--steps", 300, "steps of RIP, and of MLM")
+    parser.add("--batch", 256, "passages per step of RIP")
+    parser.add("--lr", 3e-4, "peak learning rate of RIP and MLM")
+    parser.add("--cpus", 2, "threads of training")
+    parser.add("--json", "results/pretraining_quality.json", "output file")
     options = parser.parse_args()
     backbone = make(
         options.general,
@@ -151,8 +140,7 @@ def main() -> None:
     for name, model in {"small": backbone, "small-mlm": mlm, "small-rip": rip}.items():
         document[name] = measure(options.store, model, name, 128, options.queries)
         print(f"{name:10} {'  '.join(f'{metric} {value:.4f}' for metric, value in document[name].items())}", flush=True)
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps(document, indent=1) + "\n")
+    write_json(options.json, document)
 
 
 if __name__ == "__main__":

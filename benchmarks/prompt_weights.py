@@ -9,7 +9,6 @@ the entropy of their mean weights. prompts/TASK is that of the first store.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.common.program import Parser
 from indexing.corpus.queries import Queries
 from indexing.measures.attention import MeasureAttention
 from indexing.measures.distributions import cosines
@@ -29,10 +29,10 @@ from retriever.losses.divergence import mean_divergences
 
 def main() -> None:
     """Reads the options, computes the weights and prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", required=True, help="the trained task")
-    parser.add_argument("--stores", nargs="+", required=True, help="the stores, each with one query set")
-    parser.add_argument("--count", type=int, default=300, help="test queries of each store (default: %(default)s)")
+    parser = Parser(__doc__)
+    parser.add("--task", None, "the trained task", required=True)
+    parser.add("--stores", None, "the stores, each with one query set", required=True, nargs="+")
+    parser.add("--count", 300, "test queries of each store")
     options = parser.parse_args()
     attention = MeasureAttention(Store(options.stores[0]), options.task)
     weights = []

@@ -18,22 +18,24 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.common.files import read_documents
+from benchmarks.common.files import read_texts, write_json
 from benchmarks.common.machine import cpu_name
+from benchmarks.common.models import MINILM
+from benchmarks.common.program import ROOT, Parser
+from benchmarks.common.timing import in_turns, ratio
 from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions
 from retriever.options.synthesis import Mix, SynthesisOptions
@@ -44,26 +46,13 @@ from retriever.topics.model import TopicModel
 from retriever.topics.saved import SavedTopics
 from retriever.topics.words import topic_words
 
-ROOT = Path(__file__).resolve().parents[1]
 MIXES: tuple[Mix, ...] = get_args(Mix)
-Name = TypeVar("Name", bound=Hashable)  # of a function that is measured
 
 
 def add_inputs(parser: argparse.ArgumentParser) -> None:
     """Adds the options for the backbone and the file of the queries."""
-    parser.add_argument(
-        "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="backbone (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--questions",
-        default=str(ROOT / "examples/squad/queries.jsonl.gz"),
-        help="file of the queries, compressed BEIR (default: examples/squad/queries.jsonl.gz)",
-    )
-
-
-def read_texts(file: str, count: int) -> list[str]:
-    """Returns the first `count` queries of a compressed BEIR file."""
-    return [document["text"] for document in itertools.islice(read_documents(Path(file)), count)]
+    parser.add("--model", MINILM, "backbone")
+    parser.add("--queries", str(ROOT / "examples/squad/queries.jsonl.gz"), "file of the queries, compressed BEIR")
 
 
 def fixed_prompt(encoder: Encoder, length: int, seed: int) -> TaskPrompt:
@@ -141,33 +130,6 @@ def put_tasks(encoder: Encoder, count: int, length: int) -> dict[str, list[str]]
     fixed = [f"fixed{number}" for number in range(count)]
     half = fixed[: count - count // 2]
     return {"fixed": fixed} | {f"half {mix}": [*half, *(f"{mix}{n}" for n in range(count // 2))] for mix in MIXES}
-
-
-def in_turns(
-    functions: Mapping[Name, Callable[[], object]], rounds: int, deadline: float = float("inf")
-) -> dict[Name, list[float]]:
-    """Returns the seconds of each function in each round. The first round is a warm-up and is not counted.
-
-    Args:
-        functions: By name.
-        rounds: Number of rounds; fewer, but at least one, if time is short.
-        deadline: Value of time.monotonic() after which no round starts.
-    """
-    seconds: dict[Name, list[float]] = {name: [] for name in functions}
-    for number in range(rounds + 1):
-        if number > 1 and time.monotonic() > deadline:
-            break
-        for name, function in functions.items():
-            started = time.perf_counter()
-            function()  # its result is in main memory, so nothing runs on a device any more
-            if number:
-                seconds[name].append(time.perf_counter() - started)
-    return seconds
-
-
-def ratio(seconds: Mapping[Name, Sequence[float]], name: Name, to: Name) -> float:
-    """Returns the median of the ratios of the seconds of two functions in the same round."""
-    return statistics.median(a / b for a, b in zip(seconds[name], seconds[to], strict=True))
 
 
 def measure_traffic(
@@ -283,24 +245,24 @@ def tables(document: Mapping[str, Any]) -> str:
 
 def main() -> None:
     """Reads the options, measures, prints the tables, and writes them and the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(__doc__)
     add_inputs(parser)
-    parser.add_argument("--count", type=int, default=640, help="number of queries (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=32, help="queries of a batch (default: %(default)s)")
-    parser.add_argument("--tasks", type=int, default=100, help="number of tasks (default: %(default)s)")
-    parser.add_argument("--length", type=int, default=20, help="tokens of the prompts of traffic (default: 20)")
-    parser.add_argument("--lengths", type=int, nargs="+", default=[5, 20, 100], help="lengths (default: 5 20 100)")
-    parser.add_argument("--topics", type=int, help="also tasks with prompts of N topics (default: none)")
-    parser.add_argument("--rounds", type=int, default=7, help="number of rounds (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=3600, help="no round starts after this (default: 3600)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16 (default: %(default)s)")
-    parser.add_argument("--compile", default="auto", help="auto or never (default: %(default)s)")
-    parser.add_argument("--device", help="cpu or cuda (default: cuda if there is one)")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="CPU threads (default: all cores)")
-    parser.add_argument("--json", default="results/query_prompts.json", help="output file (default: %(default)s)")
+    parser.add("--count", 640, "number of queries")
+    parser.add("--batch", 32, "queries of a batch")
+    parser.add("--tasks", 100, "number of tasks")
+    parser.add("--length", 20, "tokens of the prompts of traffic")
+    parser.add("--lengths", [5, 20, 100], "lengths")
+    parser.add("--topics", None, "also tasks with prompts of N topics (default: none)", type=int)
+    parser.add("--rounds", 7, "number of rounds")
+    parser.add("--seconds", 3600, "no round starts after this", type=float)
+    parser.add("--dtype", "auto", "auto, float32 or bfloat16")
+    parser.add("--compile", "auto", "auto or never")
+    parser.add("--device", None, "cpu or cuda (default: cuda if there is one)")
+    parser.add("--threads", os.cpu_count() or 1, "CPU threads (default: all cores)")
+    parser.add("--json", "results/query_prompts.json", "output file")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    texts = read_texts(options.questions, options.count)
+    texts = read_texts(options.queries, options.count)
     batches = [texts[start : start + options.batch] for start in range(0, len(texts), options.batch)]
 
     def start(dtype: str, compile: str) -> tuple[Encoder, dict[str, list[str]]]:
@@ -324,10 +286,8 @@ def main() -> None:
         "traffic": measure_traffic(encoder, batches, tasks, options.rounds, deadline),
         "lengths": measure_lengths(encoder, batches, options.lengths, options.rounds, deadline),
     }
-    path = Path(options.json)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n")
-    path.with_suffix(".md").write_text(tables(document))
+    write_json(options.json, document)
+    Path(options.json).with_suffix(".md").write_text(tables(document))
     print(tables(document), end="")
 
 

@@ -10,30 +10,33 @@ sample the dev split. The output is in BEIR form, and the same for the same seed
 
 from __future__ import annotations
 
-import argparse
-import gzip
-import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import read_documents, read_qrels, write_documents, write_qrels
+from benchmarks.common.program import Parser
+
 
 def main() -> None:
     """Reads the options, draws the sample and writes it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", type=Path, required=True, help="BEIR folder with compressed queries")
-    parser.add_argument("--count", type=int, required=True, help="training queries to draw, those of --dev included")
-    parser.add_argument("--dev", type=int, default=0, help="queries of the sample that become the dev split")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write, which must not exist")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sample (default: %(default)s)")
+    parser = Parser(__doc__)
+    parser.add("--source", None, "BEIR folder with compressed queries", type=Path, required=True)
+    parser.add("--count", None, "training queries to draw, those of --dev included", type=int, required=True)
+    parser.add("--dev", 0, "queries of the sample that become the dev split")
+    parser.add("--out", None, "folder to write, which must not exist", type=Path, required=True)
+    parser.add("--seed", 0, "seed of the sample")
     options = parser.parse_args()
     if options.dev and (options.source / "qrels/dev.tsv").exists():
         parser.error(f"--dev {options.dev}: {options.source} has a dev split; leave out --dev")
     if options.out.exists():
         parser.error(f"--out {options.out}: already exists; give another folder")
-    header, *lines = (options.source / "qrels/train.tsv").read_text().splitlines()
-    ids = list(dict.fromkeys(line.split("\t")[0] for line in lines))
+    judgements = read_qrels(options.source / "qrels/train.tsv")
+    ids = list(dict.fromkeys(judgement.query for judgement in judgements))
     sample = np.random.default_rng(options.seed).choice(len(ids), min(options.count, len(ids)), replace=False)
     if not 0 <= options.dev < len(sample):
         parser.error(f"--dev {options.dev}: expected 0 to {len(sample) - 1}")
@@ -44,13 +47,10 @@ def main() -> None:
         shutil.copyfile(file, options.out / "qrels" / file.name)
     for split, split_ids in (("train", train_ids), ("dev", dev_ids)):
         if split_ids:
-            split_lines = [line for line in lines if line.split("\t")[0] in split_ids]
-            (options.out / f"qrels/{split}.tsv").write_text("\n".join([header, *split_lines]) + "\n")
-    with (
-        gzip.open(options.source / "queries.jsonl.gz", "rt", encoding="utf-8") as source,
-        open(options.out / "queries.jsonl", "w", encoding="utf-8") as target,
-    ):
-        target.writelines(line for line in source if json.loads(line)["_id"] not in dropped_ids)
+            of_split = (judgement for judgement in judgements if judgement.query in split_ids)
+            write_qrels(options.out / f"qrels/{split}.tsv", of_split)
+    queries = read_documents(options.source / "queries.jsonl")
+    write_documents(options.out / "queries.jsonl", (query for query in queries if query["_id"] not in dropped_ids))
 
 
 if __name__ == "__main__":

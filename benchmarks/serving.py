@@ -23,7 +23,6 @@ import math
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -39,8 +38,11 @@ import psutil
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.common.files import write_json
+from benchmarks.common.program import ROOT, Parser
+from benchmarks.common.server import start_server, stopping
 
 SERVERS = ("peer", "peer-tuned", "riptide", "riptide-replica", "riptide-replica-ray-proxy", "riptide-row-ranges")
 METRICS_S = 6  # seconds after which Ray has exported what replicas have counted
@@ -160,16 +162,10 @@ def start(
         command = [__file__, "--store", options.store, "--serve", name, "--port", str(port)]
     ray_folder = tempfile.mkdtemp(prefix="riptide-ray-", dir="/tmp")  # the path of a socket has at most 107 bytes
     atexit.register(shutil.rmtree, ray_folder, ignore_errors=True)
-    environment = {**os.environ, "PYTHONPATH": str(root), "RAY_TMPDIR": ray_folder, **RAY_METRICS}
+    environment = {"RAY_TMPDIR": ray_folder, **RAY_METRICS}
     if name.endswith("ray-proxy"):  # instead of HAProxy
         environment["RAY_SERVE_ENABLE_HA_PROXY"] = "0"
-    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    for line in process.stdout:
-        if re.search(r"http://127\.0\.0\.1:\d+", line):
-            break
-    else:
-        raise SystemExit(f"{name} did not start")
+    process, _ = start_server(root, command, environment)
     for _ in range(600):
         try:
             uvloop.run(load(port, 1, 0.0, ["what is a rip current?"]))
@@ -312,44 +308,19 @@ async def load_requests(port: int, clients: int, seconds: float, bodies: Sequenc
 
 def main() -> None:
     """Reads the options, runs the rounds, prints and writes the figures; or runs a peer (--serve)."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True, help="store with a corpus, embeddings and queries")
-    parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
-    parser.add_argument(
-        "--servers",
-        nargs="+",
-        default=list(SERVERS[:3]),
-        choices=SERVERS,
-        help=f"servers to compare (default: {' '.join(SERVERS[:3])})",
-    )
-    parser.add_argument(
-        "--clients", type=int, nargs="+", default=[1, 8, 32], help="numbers of concurrent clients (default: 1 8 32)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=10.0,
-        help="seconds of load per server, number of clients and round (default: %(default)s)",
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
-    parser.add_argument(
-        "--batch", type=int, default=32, help="maximum queries per batch of riptide (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--mode",
-        default="dense",
-        choices=["dense", "bm25", "hybrid"],
-        help="mode of the searches (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--compile",
-        default="never",
-        choices=["auto", "never"],
-        help="whether riptide compiles its encoder (default: %(default)s)",
-    )
-    parser.add_argument("--json", default="results/serving.json", help="output file (default: %(default)s)")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser = Parser(__doc__)
+    parser.add("--store", None, "store with a corpus, embeddings and queries", required=True)
+    parser.add("--queries", None, "name of the query set; may be left out if the store has only one")
+    parser.add("--servers", list(SERVERS[:3]), "servers to compare", choices=SERVERS)
+    parser.add("--clients", [1, 8, 32], "numbers of concurrent clients")
+    parser.add("--seconds", 10.0, "seconds of load per server, number of clients and round")
+    parser.add("--rounds", 3, "number of rounds")
+    parser.add("--batch", 32, "maximum queries per batch of riptide")
+    parser.add("--mode", "dense", "mode of the searches", choices=["dense", "bm25", "hybrid"])
+    parser.add("--compile", "never", "whether riptide compiles its encoder", choices=["auto", "never"])
+    parser.add("--json", "results/serving.json", "output file")
+    parser.add("--serve", None, argparse.SUPPRESS)
+    parser.add("--port", None, argparse.SUPPRESS, type=int)
     options = parser.parse_args()
     if options.serve:
         serve_peer(options.store, options.serve == "peer-tuned", options.port)
@@ -368,7 +339,7 @@ def main() -> None:
     queries = [texts[n] for n in random.choice(len(texts), min(4_000, len(texts)), replace=False)]
     running: dict[str, tuple[subprocess.Popen[str], int]] = {}
     results: dict[str, dict[int, list[dict[str, Any]]]] = {name: {} for name in options.servers}
-    try:
+    with stopping(running):
         for name in options.servers:
             running[name] = start(name, options)
             uvloop.run(load(running[name][1], 8, 3, queries, **fields))
@@ -382,19 +353,13 @@ def main() -> None:
                         formed, items = batch_counts(name, process, port) - batches
                         figures["batch"] = items / formed
                     results[name].setdefault(clients, []).append(figures)
-    finally:
-        for process, _ in running.values():
-            process.send_signal(signal.SIGTERM)
-        for process, _ in running.values():
-            process.wait(60)
     print("server              clients  queries/s   p50 ms   p95 ms   p99 ms   CPU ms    batch")
     for name, by_clients in results.items():
         for clients, rounds in by_clients.items():
             keys = ("qps", "p50_ms", "p95_ms", "p99_ms", "cpu_ms", "batch")
             medians = [statistics.median(figures.get(key, math.nan) for figures in rounds) for key in keys]
             print(f"{name:19} {clients:7} {medians[0]:10.1f} " + " ".join(f"{value:8.1f}" for value in medians[1:]))
-    Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(options.json).write_text(json.dumps({"options": vars(options), "servers": results}, indent=1) + "\n")
+    write_json(options.json, {"options": vars(options), "servers": results})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ with its tokenizer, which `encode_corpus` and all training jobs open. An interru
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -20,6 +19,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import read_documents, write_documents
+from benchmarks.common.program import Parser
 
 VOCABULARY = 8_192  # word pieces, lower case
 
@@ -128,16 +128,16 @@ def save_half(model: str, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--general", nargs="+", required=True, help="BEIR corpus.jsonl.gz files")
-    parser.add_argument("--folder", required=True, help="where it is trained")
-    parser.add_argument("--out", required=True, help="the folder of the model in float16")
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=6_000)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--cpus", type=int, default=2, help="threads of training")
+    parser = Parser(__doc__)
+    parser.add("--general", None, "BEIR corpus.jsonl.gz files", required=True, nargs="+")
+    parser.add("--folder", None, "where it is trained", required=True)
+    parser.add("--out", None, "the folder of the model in float16", required=True)
+    parser.add("--layers", 3, "layers of the backbone")
+    parser.add("--hidden", 128, "hidden size of the backbone")
+    parser.add("--steps", 6_000, "steps of training")
+    parser.add("--batch", 32, "passages per step")
+    parser.add("--lr", 1e-3, "peak learning rate")
+    parser.add("--cpus", 2, "threads of training")
     options = parser.parse_args()
     model = make(
         options.general,

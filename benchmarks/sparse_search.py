@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import write_documents, write_json
 from benchmarks.common.machine import cpu_name
+from benchmarks.common.program import Parser
 from indexing.corpus.corpus import Corpus
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.index import ImpactIndex
@@ -242,21 +243,21 @@ def report(cells: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     """Reads the options, compares each set of vectors, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", help="folder of a store with sparse embeddings and queries")
-    parser.add_argument("--embeddings", nargs="+", default=[], help="names of sparse embeddings of the store")
-    parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
-    parser.add_argument("--split", default="test", help="split whose queries are searched (default: %(default)s)")
-    parser.add_argument("--random-store", help="folder of a store of random vectors, which is made; default: none")
-    parser.add_argument("--passages", type=int, default=20_000, help="random passages (default: %(default)s)")
-    parser.add_argument("--words", type=int, nargs=2, default=[200, 40], help="words drawn for a random passage, query")
-    parser.add_argument("--num-queries", type=int, default=300, help="random queries (default: %(default)s)")
-    parser.add_argument("--shards", type=int, nargs="+", default=[1, 4], help="numbers of shards (default: 1 4)")
-    parser.add_argument("--depth", type=int, default=1000, help="hits whose ranking is compared (default: %(default)s)")
-    parser.add_argument("--k", type=int, default=100, help="hits of a query in the timed search (default: %(default)s)")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="threads of each system (default: 1 2)")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds that are timed (default: %(default)s)")
-    parser.add_argument("--json", type=Path, default=Path("results/sparse_search.json"), help="output file")
+    parser = Parser(__doc__)
+    parser.add("--store", None, "folder of a store with sparse embeddings and queries")
+    parser.add("--embeddings", [], "names of sparse embeddings of the store")
+    parser.add("--queries", None, "name of the query set; may be left out if the store has only one")
+    parser.add("--split", "test", "split whose queries are searched")
+    parser.add("--random-store", None, "folder of a store of random vectors, which is made; default: none")
+    parser.add("--passages", 20_000, "random passages")
+    parser.add("--words", [200, 40], "words drawn for a random passage, query", nargs=2)
+    parser.add("--num-queries", 300, "random queries")
+    parser.add("--shards", [1, 4], "numbers of shards")
+    parser.add("--depth", 1000, "hits whose ranking is compared")
+    parser.add("--k", 100, "hits of a query in the timed search")
+    parser.add("--threads", [1, 2], "threads of each system")
+    parser.add("--rounds", 7, "rounds that are timed")
+    parser.add("--json", Path("results/sparse_search.json"), "output file")
     options = parser.parse_args()
     if bool(options.store) != bool(options.embeddings) or not (options.store or options.random_store):
         parser.error("expected --store with --embeddings, --random-store, or both")

@@ -13,7 +13,6 @@ above zero: 7,000 of 8,192, and 30,500 of 30,522. An interrupted run resumes.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -26,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import Judgement, write_documents, write_qrels
 from benchmarks.common.models import MINILM
+from benchmarks.common.program import ROOT, Parser
 
-ROOT = Path(__file__).resolve().parents[1]
 BACKBONES = {"small": str(ROOT / "examples/backbone"), "minilm": MINILM}
 LENGTH = 128  # tokens of a passage
 
@@ -122,10 +121,10 @@ def save_backbone(name: str, folder: Path, store_url: str, words: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True, help="folder of a store with a corpus")
-    parser.add_argument("--words", type=int, default=500, help="non-zero words of a passage before training")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the choice of sentences")
+    parser = Parser(__doc__)
+    parser.add("--store", None, "folder of a store with a corpus", required=True)
+    parser.add("--words", 500, "non-zero words of a passage before training")
+    parser.add("--seed", 0, "seed of the choice of sentences")
     options = parser.parse_args()
     folder = Path(f"{options.store.rstrip('/')}-splade")
     import_pairs(options.store, folder, options.seed)

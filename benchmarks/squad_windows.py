@@ -9,7 +9,6 @@ in MS MARCO, but they can be counted. Queries are sampled by the seed; one whose
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import Judgement, read_documents, read_qrels, write_qrels
+from benchmarks.common.program import Parser
 
 
 def windows(words: list[str], size: int, stride: int) -> list[str]:
@@ -36,15 +36,15 @@ def holds(text: str, answers: list[str]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", required=True, help="a BEIR folder whose queries have metadata.answers")
-    parser.add_argument("--out", required=True, help="the BEIR folder to write")
-    parser.add_argument("--size", type=int, default=60, help="words of a window")
-    parser.add_argument("--stride", type=int, default=30, help="words between the starts of two windows")
-    parser.add_argument("--train", type=int, default=3_000, help="queries of the training split")
-    parser.add_argument("--dev", type=int, default=500)
-    parser.add_argument("--test", type=int, default=3_000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = Parser(__doc__)
+    parser.add("--source", None, "a BEIR folder whose queries have metadata.answers", required=True)
+    parser.add("--out", None, "the BEIR folder to write", required=True)
+    parser.add("--size", 60, "words of a window")
+    parser.add("--stride", 30, "words between the starts of two windows")
+    parser.add("--train", 3_000, "queries of the training split")
+    parser.add("--dev", 500, "queries of the dev split")
+    parser.add("--test", 3_000, "queries of the test split")
+    parser.add("--seed", 0, "seed of the draw")
     options = parser.parse_args()
     source, out = Path(options.source), Path(options.out)
     (out / "qrels").mkdir(parents=True, exist_ok=True)

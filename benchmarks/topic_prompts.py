@@ -24,7 +24,7 @@ from jobs.common.cli import run
 from jobs import train_retriever
 from jobs.common.steps import Step, make_step
 from jobs.experiments.experiment import RunExperiment, main
-from jobs.experiments.measuring import Control, ControlSearch
+from jobs.experiments.measuring import Control, ControlSearchRequest
 from jobs.pipeline import perform
 from jobs.training.opening import open_all
 
@@ -40,7 +40,6 @@ from indexing.training.tuning import TuneMaker
 from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions, Side
 from retriever.prompts.prompts import load_prompt
-from retriever.topics.controls import random_topics, shuffled_topics
 from retriever.topics.model import with_default
 
 HITS = 100  # per query
@@ -55,7 +54,7 @@ class Searched:
         topics: The topics of the passages.
     """
 
-    def __init__(self, search: ControlSearch):
+    def __init__(self, search: ControlSearchRequest):
         store = Store(search.store)
         prompts = store.open("prompts", search.task)
         self.corpus, self._queries = Corpus.open(store), Queries.open(store, search.queries)
@@ -84,7 +83,11 @@ class Searched:
     def swap_prompts(self, seed: int) -> None:
         """Gives each topic the prompt of another one."""
         assert self._prompt.topics is not None
-        self._prompt = replace(self._prompt, topics=self._prompt.topics.shuffled(seed))
+        topics = self._prompt.topics
+        order = np.random.default_rng(seed).permutation(topics.model.num_topics)
+        moved = np.empty_like(order)
+        moved[order] = np.roll(order, 1)  # a cycle, so that no topic keeps its prompt
+        self._prompt = replace(self._prompt, topics=replace(topics, prompts=topics.prompts[moved]))
 
     def encoded_passages(self) -> np.ndarray:
         """Returns the vectors of the passages with the prompts as they are, float16 [n, dim]."""
@@ -115,13 +118,18 @@ class Searched:
         self.search(self.encode(self.texts, "query", of_queries), vectors)
 
 
+def random_topics(count: int, num_topics: int, seed: int) -> np.ndarray:
+    """Returns random topics of `count` texts, int64 [count]; the sizes of two topics differ by at most 1."""
+    return np.random.default_rng(seed).permutation(np.arange(count, dtype=np.int64) % num_topics)
+
+
 @functools.cache
 def open_encoder(backbone: str, options: EncoderOptions) -> Encoder:
     """Returns an open backbone without tasks."""
     return Encoder(backbone, options, tasks={})
 
 
-def search_random(search: ControlSearch) -> None:
+def search_random(search: ControlSearchRequest) -> None:
     """Searches with random topics of passages and of queries."""
     searched = Searched(search)
     num_topics, num_passages = searched.topics.model.num_topics, searched.corpus.num_rows
@@ -129,27 +137,27 @@ def search_random(search: ControlSearch) -> None:
     searched.search_with_topics(of_passages, random_topics(len(searched.texts), num_topics, search.seed + 2_000))
 
 
-def search_shuffled(search: ControlSearch) -> None:
+def search_shuffled(search: ControlSearchRequest) -> None:
     """Searches with the topics of passages, and those of queries, at random places."""
     searched = Searched(search)
-    of_passages, of_queries = searched.topics_of_passages(), searched.topics_of_queries()
-    searched.search_with_topics(shuffled_topics(of_passages, 0), shuffled_topics(of_queries, 1))
+    topics = searched.topics_of_passages(), searched.topics_of_queries()
+    searched.search_with_topics(*(np.random.default_rng(seed).permutation(each) for seed, each in enumerate(topics)))
 
 
-def search_swapped(search: ControlSearch) -> None:
+def search_swapped(search: ControlSearchRequest) -> None:
     """Searches with the prompt of another topic in place of that of each topic."""
     searched = Searched(search)
     searched.swap_prompts(search.seed)
     searched.search_with_topics(searched.topics_of_passages(), searched.topics_of_queries())
 
 
-def search_judged(search: ControlSearch) -> None:
+def search_judged(search: ControlSearchRequest) -> None:
     """Searches with queries that have the topic of their judged passage."""
     searched = Searched(search)
     searched.search(searched.encode(searched.texts, "query", searched.judged_topics()), searched.encoded_passages())
 
 
-def search_same_topic(search: ControlSearch) -> None:
+def search_same_topic(search: ControlSearchRequest) -> None:
     """Searches with one prompt for all; a weight is added to the scores of passages with the topic of the query."""
     searched = Searched(search)
     queries, passages = searched.encode(searched.texts, "query", None), searched.encoded_passages()
@@ -185,8 +193,8 @@ def train_random(step: Step) -> None:
     store = Store(options.store)
     job = open_all(store, options)
     maker = RandomTopicsMaker(**{field.name: getattr(job.maker, field.name) for field in fields(job.maker)})
-    config = job.config | {"control": "random topics"}
-    train_retriever.train(store, options, replace(job, maker=maker, config=config))
+    target = replace(job.target, config={**job.target.config, "control": "random topics"})
+    train_retriever.train(store, options, replace(job, maker=maker, target=target))
 
 
 CONTROLS = {

@@ -9,7 +9,6 @@ front of each query and passage, or with --random those of a topic that is drawn
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import read_documents, write_documents
+from benchmarks.common.program import Parser
 
 
 def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> dict[str, dict[str, str]]:
@@ -57,13 +57,13 @@ def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> dict[st
 
 def main() -> None:
     """Reads the options and writes the folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["first-words", "topic-words"])
-    parser.add_argument("--source", type=Path, required=True, help="BEIR folder of the set")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--words", type=int, required=True, help="number of words")
-    parser.add_argument("--store", help="topic-words: store of the set with topics/topics")
-    parser.add_argument("--random", action="store_true", help="topic-words: words of a random topic")
+    parser = Parser(__doc__)
+    parser.add("kind", None, "what is written", choices=["first-words", "topic-words"])
+    parser.add("--source", None, "BEIR folder of the set", type=Path, required=True)
+    parser.add("--out", None, "folder to write", type=Path, required=True)
+    parser.add("--words", None, "number of words", type=int, required=True)
+    parser.add("--store", None, "topic-words: store of the set with topics/topics")
+    parser.add("--random", False, "topic-words: words of a random topic")
     options = parser.parse_args()
     if (options.kind == "topic-words") != (options.store is not None):
         parser.error(f"{options.kind}: --store is needed by topic-words, and by nothing else")

@@ -29,6 +29,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.common.files import write_json
+from benchmarks.common.program import Parser
+
 QUERIES, QUERY_TOKENS, PASSAGE_TOKENS, WORDS = 32, 32, 128, 5_000
 RUNS = (
     "finetune",
@@ -125,23 +128,13 @@ def train_with_peer(folder: Path, steps: int, attention_dropout: bool) -> list[f
         attention_dropout: Whether attention weights are dropped out, as the backbone's configuration has it.
     """
     from datasets import Dataset
-    from sentence_transformers import (
-        SentenceTransformer,
-        SentenceTransformerTrainer,
-        SentenceTransformerTrainingArguments,
-    )
-    from sentence_transformers.losses import MultipleNegativesRankingLoss
-    from sentence_transformers.models import Pooling, Transformer
-    from sentence_transformers.util import dot_score
+    from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from transformers import TrainerCallback
 
     from retriever.forward.numerics import choose_device, choose_dtype
 
     device = choose_device(None)
-    config = {} if attention_dropout else {"attention_probs_dropout_prob": 0.0}
-    transformer = Transformer(str(folder), max_seq_length=PASSAGE_TOKENS, config_kwargs=config)
-    pooling = Pooling(hidden_size(transformer), "cls")
-    model = SentenceTransformer(modules=[transformer, pooling], device=str(device))
+    model, loss = open_peer(folder, device, {} if attention_dropout else {"attention_probs_dropout_prob": 0.0})
     queries = random_texts(steps * QUERIES, QUERY_TOKENS, 1)
     passages = random_texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
     rows = Dataset.from_dict({"anchor": queries, "positive": passages[::2], "negative": passages[1::2]})
@@ -172,7 +165,6 @@ def train_with_peer(folder: Path, steps: int, attention_dropout: bool) -> list[f
             use_cpu=device.type == "cpu",
             disable_tqdm=True,
         )
-        loss = MultipleNegativesRankingLoss(model, scale=1.0, similarity_fct=dot_score)
         trainer = SentenceTransformerTrainer(
             model=model, args=arguments, train_dataset=rows, callbacks=[Clock()], loss=loss
         )
@@ -185,18 +177,10 @@ def train_peer_in_a_loop(folder: Path, steps: int) -> list[float]:
 
     The loop does the same as the trainer in a step: tokenise, forward under autocast, backward, clip, AdamW.
     """
-    from sentence_transformers import SentenceTransformer
-    from sentence_transformers.losses import MultipleNegativesRankingLoss
-    from sentence_transformers.models import Pooling, Transformer
-    from sentence_transformers.util import dot_score
-
     from retriever.forward.numerics import choose_device, choose_dtype
 
     device = choose_device(None)
-    transformer = Transformer(str(folder), max_seq_length=PASSAGE_TOKENS)
-    pooling = Pooling(hidden_size(transformer), "cls")
-    model = SentenceTransformer(modules=[transformer, pooling], device=str(device))
-    loss = MultipleNegativesRankingLoss(model, scale=1.0, similarity_fct=dot_score)
+    model, loss = open_peer(folder, device, {})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     tokenize = getattr(model, "preprocess", None) or model.tokenize  # the method's name depends on the version
     queries = random_texts(steps * QUERIES, QUERY_TOKENS, 1)
@@ -225,10 +209,18 @@ def train_peer_in_a_loop(folder: Path, steps: int) -> list[float]:
     return seconds
 
 
-def hidden_size(transformer: Any) -> int:
-    """Returns the hidden size of a sentence-transformers module; the method's name depends on the version."""
-    method = getattr(transformer, "get_embedding_dimension", None) or transformer.get_word_embedding_dimension
-    return int(method())
+def open_peer(folder: Path, device: torch.device, config: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns a model of sentence-transformers and its loss; config: values in place of those of config.json."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.losses import MultipleNegativesRankingLoss
+    from sentence_transformers.models import Pooling, Transformer
+    from sentence_transformers.util import dot_score
+
+    transformer = Transformer(str(folder), max_seq_length=PASSAGE_TOKENS, config_kwargs=config)
+    # The name of the method depends on the version.
+    hidden_size = getattr(transformer, "get_embedding_dimension", None) or transformer.get_word_embedding_dimension
+    model = SentenceTransformer(modules=[transformer, Pooling(int(hidden_size()), "cls")], device=str(device))
+    return model, MultipleNegativesRankingLoss(model, scale=1.0, similarity_fct=dot_score)
 
 
 def measure(name: str, folder: Path, steps: int) -> dict[str, float]:
@@ -259,20 +251,15 @@ def measure(name: str, folder: Path, steps: int) -> dict[str, float]:
 
 def main() -> None:
     """Reads the options, runs the rounds, prints and writes the figures; or trains once (--only)."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=12, help="layers of the backbone (default: %(default)s)")
-    parser.add_argument("--hidden", type=int, default=768, help="hidden size of the backbone (default: %(default)s)")
-    parser.add_argument(
-        "--steps",
-        type=int,
-        default=6,
-        help="steps per run, at least 3; the first two are not counted (default: %(default)s)",
-    )
-    parser.add_argument("--pairs", type=int, default=3, help="number of rounds over all runs (default: %(default)s)")
-    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=RUNS, help="what is trained (default: all)")
-    parser.add_argument("--json", help="write the figures to this file (default: they are only printed)")
-    parser.add_argument("--only", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser = Parser(__doc__)
+    parser.add("--layers", 12, "layers of the backbone")
+    parser.add("--hidden", 768, "hidden size of the backbone")
+    parser.add("--steps", 6, "steps per run, at least 3; the first two are not counted")
+    parser.add("--pairs", 3, "number of rounds over all runs")
+    parser.add("--runs", list(RUNS), "what is trained (default: all)", choices=RUNS)
+    parser.add("--json", None, "write the figures to this file (default: they are only printed)")
+    parser.add("--only", None, argparse.SUPPRESS)
+    parser.add("--folder", None, argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
         print(json.dumps(measure(options.only, Path(options.folder), options.steps)))
@@ -296,7 +283,7 @@ def main() -> None:
     for name, ratio in ratios.items():
         print(f"{name:60} {ratio:.3f}")
     if options.json:
-        Path(options.json).write_text(json.dumps({"figures": figures, "ratios": ratios}, indent=1) + "\n")
+        write_json(options.json, {"figures": figures, "ratios": ratios})
 
 
 if __name__ == "__main__":

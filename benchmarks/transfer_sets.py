@@ -18,6 +18,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import Judgement, read_documents, read_qrels, write_documents, write_qrels
+from benchmarks.common.program import Parser
 
 SETS = ("squad", "scifact", "medquad", "climate-fever-sent", "inscit")
 HELD_OUT = {"scifact": 200}  # training queries that are the dev split
@@ -67,12 +68,12 @@ def write_part(data: Path, folder: Path, options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Reads the options and writes the parts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with the BEIR folders of all sets")
-    parser.add_argument("--folder", type=Path, required=True, help="folder to write to")
-    parser.add_argument("--size", type=int, required=True, help="training queries of a set at most")
-    parser.add_argument("--measured", type=int, required=True, help="queries of a dev or test split at most")
-    parser.add_argument("--passages", type=int, required=True, help="passages of a set at most")
+    parser = Parser(__doc__)
+    parser.add("--data", None, "folder with the BEIR folders of all sets", type=Path, required=True)
+    parser.add("--folder", None, "folder to write to", type=Path, required=True)
+    parser.add("--size", None, "training queries of a set at most", type=int, required=True)
+    parser.add("--measured", None, "queries of a dev or test split at most", type=int, required=True)
+    parser.add("--passages", None, "passages of a set at most", type=int, required=True)
     options = parser.parse_args()
     for name in SETS:
         write_part(options.data / name, options.folder / name, options)

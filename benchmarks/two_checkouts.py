@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -34,16 +33,19 @@ from pathlib import Path
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 import uvloop
-from encode import read_passages
-from import_corpus import HEADERS, write_rows
-from serving import load, start
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import write_json
 from benchmarks.common.machine import cpu_name
+from benchmarks.common.models import MINILM
+from benchmarks.common.program import ROOT, Parser
+from benchmarks.common.server import stopping
+from benchmarks.encode import read_passages
+from benchmarks.import_corpus import HEADERS, write_rows
+from benchmarks.serving import load, start
 
-ROOT = Path(__file__).resolve().parents[1]
+COMPARISONS = ("encoding", "exact", "import", "bm25", "training", "mining", "serving")
 ENCODE = """
 import json, sys, time
 from riptide import Encoder
@@ -189,58 +191,60 @@ def compare_import(options: argparse.Namespace) -> dict[str, list[float]]:
     return ratios
 
 
+def compare_jobs(options: argparse.Namespace, seconds_of: Callable[[Path, str, str], float]) -> list[float]:
+    """Returns the ratio of the speeds of a job, now to before, of each round.
+
+    Args:
+        options: The options of the benchmark.
+        seconds_of: Returns the seconds of the job: (checkout, store, a name that no artifact has).
+    """
+    sides = {"now": (ROOT, options.store), "before": (options.before, options.before_store)}
+    ratios = []
+    for number, order in enumerate(alternating_order(options.rounds)):
+        name = f"two-checkouts-{os.getpid()}-{number}"  # both sides may share a store, and nothing is made twice
+        seconds = {side: seconds_of(*sides[side], f"{name}-{side}") for side in order}
+        ratios.append(seconds["before"] / seconds["now"])
+    return ratios
+
+
 def compare_bm25(options: argparse.Namespace) -> list[float]:
     """Returns the ratio of speeds, now to before, of the search job, start included."""
 
-    def run_seconds(name: str, number: int) -> float:
-        checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
+    def run_seconds(checkout: Path, store: str, name: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
-            arguments = ["--store", store, "--mode", "bm25", "--split", options.split]
-            arguments += ["--name", f"two-checkouts-{os.getpid()}-{number}-{name}"]  # a complete run is not made again
+            arguments = ["--store", store, "--mode", "bm25", "--split", options.split, "--name", name]
             arguments += ["--queries", options.queries] if options.queries else []
             return job_seconds(checkout, "search", *arguments, "--run", f"{folder}/run.trec")
 
-    ratios = []
-    for number, order in enumerate(alternating_order(options.rounds)):
-        seconds = {name: run_seconds(name, number) for name in order}
-        ratios.append(seconds["before"] / seconds["now"])
-    return ratios
+    return compare_jobs(options, run_seconds)
 
 
 def compare_training(options: argparse.Namespace) -> list[float]:
     """Returns the ratio of training steps per second, now to before; the time of a short job is subtracted."""
 
-    def run_seconds(name: str, number: int, steps: int) -> float:
-        checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
-        task = f"two-checkouts-{os.getpid()}-{number}-{steps}-{name}"  # both sides may share a store
-        arguments = ["--store", store, "--task", task, "--backbone", options.model, "--negatives", options.negatives]
+    def run_seconds(checkout: Path, store: str, name: str) -> float:
+        arguments = ["--store", store, "--backbone", options.model, "--negatives", options.negatives]
         arguments += ["--queries", options.queries] if options.queries else []
-        arguments += ["--batch", "16", "--steps", str(steps), "--checkpoint-every", "1000", "--dtype", "float32"]
-        return job_seconds(checkout, "tune_prompts", *arguments)
+        arguments += ["--batch", "16", "--checkpoint-every", "1000", "--dtype", "float32"]
+        short, long = (
+            job_seconds(checkout, "tune_prompts", *arguments, "--task", f"{name}-{steps}", "--steps", str(steps))
+            for steps in (6, 30)
+        )
+        return long - short
 
-    ratios = []
-    for number, order in enumerate(alternating_order(options.rounds)):
-        seconds = {name: -run_seconds(name, number, 6) + run_seconds(name, number, 30) for name in order}
-        ratios.append(seconds["before"] / seconds["now"])
-    return ratios
+    return compare_jobs(options, run_seconds)
 
 
 def compare_mining(options: argparse.Namespace) -> list[float]:
     """Returns the ratio of speeds, now to before, of the job that mines negatives for `train`, start included."""
 
-    def run_seconds(name: str, number: int) -> float:
-        checkout, store = (ROOT, options.store) if name == "now" else (options.before, options.before_store)
-        pool = f"two-checkouts-{os.getpid()}-{number}-{name}"  # a complete pool is not made again
+    def run_seconds(checkout: Path, store: str, name: str) -> float:
         arguments = ["--store", store, "--split", "train", "--sources", *options.sources, "--depth", "100"]
-        arguments += ["--denoised-negatives", "0", "--candidates", pool, "--name", pool]
+        arguments += ["--denoised-negatives", "0", "--candidates", name, "--name", name]
         arguments += ["--queries", options.queries] if options.queries else []
         return job_seconds(checkout, "mine_negatives", *arguments)
 
-    ratios = []
-    for number, order in enumerate(alternating_order(options.rounds)):
-        seconds = {name: run_seconds(name, number) for name in order}
-        ratios.append(seconds["before"] / seconds["now"])
-    return ratios
+    return compare_jobs(options, run_seconds)
 
 
 def compare_serving(options: argparse.Namespace) -> dict[str, list[float]]:
@@ -251,7 +255,7 @@ def compare_serving(options: argparse.Namespace) -> dict[str, list[float]]:
     texts = Queries.open(Store(options.store), options.queries).split(options.split).texts[:4000]
     release = ["--renew", "--tasks", "default", "--embeddings", options.embeddings] if options.embeddings else []
     sides: dict[str, tuple[subprocess.Popen[str], int]] = {}
-    try:
+    with stopping(sides):
         for name, checkout, store in (("now", ROOT, options.store), ("before", options.before, options.before_store)):
             settings = argparse.Namespace(store=store, batch=32, compile="never")
             sides[name] = start("riptide", settings, root=checkout, arguments=release)
@@ -269,76 +273,30 @@ def compare_serving(options: argparse.Namespace) -> dict[str, list[float]]:
                     ratio = rate["now"]["qps"] / rate["before"]["qps"]
                     ratios.setdefault(f"{mode}, {clients} clients", []).append(ratio)
         return ratios
-    finally:
-        for process, _ in sides.values():
-            process.send_signal(signal.SIGTERM)
-        for process, _ in sides.values():
-            process.wait(60)
 
 
 def main() -> None:
     """Reads the options, runs the rounds, prints the median ratios and writes all of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, required=True, help="folder of the checkout to compare with")
-    parser.add_argument(
-        "--store", help="a store with an index and a BM25 index; without it only encoding and exact search are compared"
-    )
-    parser.add_argument(
-        "--before-store", help="store of the other checkout, if it reads another format (default: that of --store)"
-    )
-    parser.add_argument("--queries", help="name of the query set; may be left out if the store has only one")
-    parser.add_argument("--split", default="test", help="split whose queries are searched (default: %(default)s)")
-    parser.add_argument("--negatives", help="negatives of both stores to train on; without it training is not compared")
-    parser.add_argument(
-        "--sources", nargs="+", help="sources to mine from (bm25 exact:NAME); without it mining is not compared"
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        choices=["encoding", "exact", "import", "bm25", "training", "mining", "serving"],
-        help="what to compare (default: all that the other options allow)",
-    )
-    parser.add_argument(
-        "--modes", nargs="+", default=["dense"], help="modes of the searches that are served (default: dense)"
-    )
-    parser.add_argument(
-        "--embeddings", help="embeddings to serve (default: those of the store's release, or the only ones)"
-    )
-    parser.add_argument(
-        "--clients", type=int, nargs="+", default=[1, 8, 32], help="numbers of concurrent clients (default: 1 8 32)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=5.0,
-        help="seconds of load per side, number of clients and round (default: %(default)s)",
-    )
-    parser.add_argument("--rounds", type=int, default=9, help="number of rounds (default: %(default)s)")
-    parser.add_argument(
-        "--data",
-        type=Path,
-        default=ROOT / "examples/squad/corpus.jsonl.gz",
-        help="BEIR corpus to encode (default: examples/squad/corpus.jsonl.gz)",
-    )
-    parser.add_argument(
-        "--passages", type=int, default=150, help="passages per round of encoding (default: %(default)s)"
-    )
-    parser.add_argument("--import-rows", type=int, default=400_000, help="rows of each import (default: %(default)s)")
-    parser.add_argument(
-        "--model", default="sentence-transformers/all-MiniLM-L6-v2", help="encoder and backbone (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=os.cpu_count(),
-        help="CPU threads of encoding and exact search (default: all cores)",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=ROOT / "results/two_checkouts.json",
-        help="output file (default: results/two_checkouts.json)",
-    )
+    parser = Parser(__doc__)
+    parser.add("--before", None, "folder of the checkout to compare with", type=Path, required=True)
+    parser.add("--store", None, "a store with an index and a BM25 index (default: none; less is compared)")
+    parser.add("--before-store", None, "store of the other checkout (default: that of --store)")
+    parser.add("--queries", None, "name of the query set; may be left out if the store has only one")
+    parser.add("--split", "test", "split whose queries are searched")
+    parser.add("--negatives", None, "negatives of both stores to train on; without it training is not compared")
+    parser.add("--sources", None, "sources to mine from, bm25 exact:NAME (default: none)", nargs="+")
+    parser.add("--only", None, "what to compare (default: all)", choices=COMPARISONS, nargs="+")
+    parser.add("--modes", ["dense"], "modes of the searches that are served")
+    parser.add("--embeddings", None, "embeddings to serve (default: those of the store's release, or the only ones)")
+    parser.add("--clients", [1, 8, 32], "numbers of concurrent clients")
+    parser.add("--seconds", 5.0, "seconds of load per side, number of clients and round")
+    parser.add("--rounds", 9, "number of rounds")
+    parser.add("--data", ROOT / "examples/squad/corpus.jsonl.gz", "BEIR corpus to encode")
+    parser.add("--passages", 150, "passages per round of encoding")
+    parser.add("--import-rows", 400_000, "rows of each import")
+    parser.add("--model", MINILM, "encoder and backbone")
+    parser.add("--threads", os.cpu_count(), "CPU threads of encoding and exact search (default: all cores)")
+    parser.add("--json", "results/two_checkouts.json", "output file")
     options = parser.parse_args()
     options.before = options.before.resolve()
     comparisons: dict[str, Callable[[argparse.Namespace], list[float]]] = {
@@ -363,7 +321,7 @@ def main() -> None:
             ratios_by_name |= {f"{name}, {what}": ratios for what, ratios in families[name](options).items()}
         else:
             ratios_by_name[name] = comparisons[name](options)
-        write_json(options.out, {"cpu": cpu_name(), **ratios_by_name})
+        write_json(options.json, {"cpu": cpu_name(), **ratios_by_name})
     for name, ratios in ratios_by_name.items():
         print(f"{name:28} {statistics.median(ratios):.3f}  ({', '.join(f'{ratio:.2f}' for ratio in sorted(ratios))})")
     print(f"CPU: {cpu_name()}, {os.cpu_count()} cores")

@@ -8,20 +8,20 @@ Every step is a job that you can run yourself; the demo prints its command. A se
 from __future__ import annotations
 
 import contextlib
-import importlib
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from jobs.common import cli  # noqa: E402
+from jobs.common.console import run_command  # noqa: E402
 
 from indexing.search.runs import read_run  # noqa: E402
-from riptide import Client, Corpus, Queries, Store  # noqa: E402
+from riptide import Client, Corpus, Queries, Store, __version__  # noqa: E402
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 QUESTION = "When did the 1973 oil crisis begin?"
@@ -35,16 +35,16 @@ def main() -> None:
     at = ("--store", store)
 
     title("Passages and keywords: a first result")
-    job("import_corpus", *at, "--source", "examples/squad", "--part-size", "500")
+    job("import-corpus", *at, "--source", "examples/squad", "--part-size", "500")
     job("build_bm25", *at)
     job("search", *at, "--mode", "bm25", "--query", QUESTION, "--k", "3")
     print(f"\n{time.monotonic() - started:.0f} s from raw files to this result")
 
     title("Vectors: a job that is killed goes on where it was")
-    encode = ("encode_corpus", *at, "--encoder", MODEL, "--name", "minilm")
+    encode = ("encode-corpus", *at, "--encoder", MODEL, "--name", "minilm")
     kill_after_first_part(Store(store), "embeddings/minilm/g0000", *encode)
     job(*encode)
-    job("build_index", *at, "--embeddings", "minilm", "--factory", "IVF32,PQ48x4fs", "--shards", "4")
+    job("build-index", *at, "--embeddings", "minilm", "--factory", "IVF32,PQ48x4fs", "--shards", "4")
 
     title("Keywords, vectors, or both")
     for mode in SEARCHES:
@@ -55,7 +55,7 @@ def main() -> None:
     title("A prompt for this task: the backbone stays as it is, and so do the vectors")
     tune = ("--train", "prompts", "--sides", "query", "--negatives", "none", "--length", "16", "--lr", "7e-3")
     size = ("--batch", "128", "--steps", "100", "--query-length", "32")
-    job("train_retriever", *at, "--task", TASK, "--backbone", MODEL, "--embeddings", "minilm", *tune, *size)
+    job("train-retriever", *at, "--task", TASK, "--backbone", MODEL, "--embeddings", "minilm", *tune, *size)
     job("search", *at, "--task", TASK, "--mode", "dense", "--split", "test", "--k", "100", "--name", f"dense-{TASK}")
     job("evaluate", *at, "--split", "test", "--run", "dense", f"dense-{TASK}")
 
@@ -68,9 +68,9 @@ def main() -> None:
 
     title("Now your own files")
     print(f"""
-With its page, for a browser:   python jobs/serve_search.py --store {store}
-All that was made:              python jobs/store.py list --store {store}
-Your CSV, JSON or Parquet:      python jobs/import_corpus.py --store data/mine --source FILE
+With its page, for a browser:   riptide serve-search --store {store}
+All that was made:              riptide store list --store {store}
+Your CSV, JSON or Parquet:      riptide import-corpus --store data/mine --source FILE
                                 and the same steps as above; docs/data.md has examples of columns
 
 The demo took {time.monotonic() - started:.0f} s. A second run finds its work done.""")
@@ -81,20 +81,24 @@ def title(text: str) -> None:
     print(f"\n\n== {text}", flush=True)
 
 
-def job(name: str, *arguments: str) -> None:
+def job(*arguments: str) -> None:
     """Runs a job in this process, and exits if it fails."""
-    print(f"\n$ python jobs/{name}.py {' '.join(arguments)}", flush=True)
-    main = importlib.import_module(f"jobs.{name}").main
-    cli.run(main, cli.options_of(main), list(arguments))
+    show(arguments)
+    run_command(arguments, __version__)
 
 
-def kill_after_first_part(store: Store, key: str, name: str, *arguments: str) -> None:
+def show(arguments: Sequence[str]) -> None:
+    """Prints a job as a command."""
+    print(f"\n$ riptide {shlex.join(arguments)}", flush=True)
+
+
+def kill_after_first_part(store: Store, key: str, *arguments: str) -> None:
     """Starts a job in a process, which it kills when the artifact has a part; does nothing if the artifact exists."""
     folder = Path(store.url) / key
     if (folder / "manifest.json").exists():
         return
-    print(f"\n$ python jobs/{name}.py {' '.join(arguments)}", flush=True)
-    with subprocess.Popen([sys.executable, ROOT / "jobs" / f"{name}.py", *arguments], cwd=ROOT) as process:
+    show(arguments)
+    with subprocess.Popen([sys.executable, "-m", "riptide", *arguments], cwd=ROOT) as process:
         while process.poll() is None and not list(folder.glob("part-*.json")):
             time.sleep(0.05)
         process.kill()
@@ -130,9 +134,10 @@ def ranks_of(relevant: dict[str, str], store: Store, run: str) -> dict[str, int]
 @contextlib.contextmanager
 def served(store: str) -> Iterator[str]:
     """Serves the store while the block runs; provides the address."""
-    command = ["jobs/serve_search.py", "--store", store, "--port", "0"]
-    print(f"\n$ python {' '.join(command)}", flush=True)
-    with subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    arguments = ["serve-search", "--store", store, "--port", "0"]
+    show(arguments)
+    command = [sys.executable, "-m", "riptide", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
             for line in process.stdout:

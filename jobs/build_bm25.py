@@ -1,6 +1,6 @@
 """Build a Lucene index of a corpus for BM25.
 
-python jobs/build_bm25.py --store data/squad
+riptide build-bm25 --store data/squad
 """
 
 from __future__ import annotations

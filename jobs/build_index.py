@@ -1,6 +1,8 @@
-"""Fill an index from embeddings, in parallel shards: a FAISS index, whose recall is measured, or Lucene's impacts.
+"""Build an index of embeddings, in parallel shards.
 
-python jobs/build_index.py --store data/squad --embeddings minilm --shards 4
+    riptide build-index --store data/squad --embeddings minilm --shards 4
+
+Dense vectors get a FAISS index, whose recall is measured; sparse vectors get exact impacts in Lucene.
 """
 
 from __future__ import annotations
@@ -15,18 +17,16 @@ from jobs.common.shards import fill_shards
 from jobs.common.workers import SizedWorkers
 
 from indexing.corpus.corpus import Corpus
+from indexing.embeddings.kind import IndexOptions
 from indexing.hit_sources.kind import IndexKind
 from indexing.hit_sources.registry import find_vectors
 from indexing.store.store import Store
-from indexing.work.growth import IndexOptions
 from retriever.errors import InputError
 from retriever.options.declaring import check_least
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildIndex(SizedWorkers):
-    """--limit N only accepts embeddings of the first N passages (encode_corpus --limit N)."""
-
     GROUP: ClassVar = "index"
     MAKES: ClassVar = ("index",)
     NAMED_BY: ClassVar = ("name", "embeddings")
@@ -47,6 +47,8 @@ class BuildIndex(SizedWorkers):
     disk. Default: what the recall requires."""
     shards: int = 4
     """Number of shards of a new index, which are filled and searched in parallel."""
+    limit: int | None = None
+    """Only accept embeddings of the first N passages (`riptide encode-corpus --limit N`)."""
 
 
 def main(options: BuildIndex) -> None:
@@ -85,7 +87,7 @@ def check_limit(options: BuildIndex, name: str, num_rows: int) -> None:
     if options.limit is not None and num_rows > options.limit:
         raise InputError(
             f"--limit {options.limit}: embeddings/{name} has {num_rows:,} rows, and an index covers all of them; "
-            "encode the first rows with encode_corpus --limit, under another name"
+            "encode the first rows with riptide encode-corpus --limit, under another name"
         )
 
 

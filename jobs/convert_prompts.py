@@ -1,8 +1,8 @@
-r"""Convert a prompt of DPTDR's authors or of PEFT's prefix tuning to prompts/TASK, or prompts/TASK to PEFT's folders.
+r"""Convert prompts from DPTDR's authors or PEFT, or to PEFT's prefix tuning.
 
-    python jobs/convert_prompts.py --store data/nq --task nq --source retriever_model --backbone models/uscl \
-        --pooling cls --query-length 32 --passage-length 128
-    python jobs/convert_prompts.py --store data/nq --task nq --to nq-peft
+    riptide convert-prompts --store data/nq --task nq --source retriever_model \
+        --backbone models/uscl --pooling cls --query-length 32 --passage-length 128
+    riptide convert-prompts --store data/nq --task nq --to nq-peft
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from jobs.common.options import flatten
 
 from indexing.embeddings.encoders import EncoderSpec
-from indexing.store.artifact import fingerprint_of
 from indexing.store.cache import file_sha256
+from indexing.store.documents import fingerprint_of
 from indexing.store.models import commit_files, model_folder
 from indexing.store.result_files import write_folder
 from indexing.store.store import Store, check_name
 from indexing.work.work import Target, complete_target
 from retriever.errors import InputError
 from retriever.model.files import resolve
-from retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions
+from retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions, option
 
 if TYPE_CHECKING:  # --help imports no torch
     from retriever.interchange.prompts import ReadPrompt
@@ -45,10 +45,10 @@ class ConvertPrompts(Common):
 
     task: str
     """Name of the task: prompts/TASK of the store."""
-    source: str | None = None
+    source: str | None = option(None, metavar="PATH")
     """Prompt of another tool: a checkpoint of DPTDR's authors (a state dict, a model's folder, or a folder with
     query_model and passage_model), or a folder of PEFT (an adapter, or query/ and passage/ with one each)."""
-    to: str | None = None
+    to: str | None = option(None, metavar="FOLDER")
     """Folder to write for PEFT: an adapter, or query/ and passage/ with one each if the prompts of the sides differ."""
     backbone: str | None = None
     """Backbone that the prompt of --source was trained with: a Hugging Face name, a folder, or models/NAME of the
@@ -78,18 +78,18 @@ def check_options(options: ConvertPrompts) -> None:
     if options.source is not None and options.backbone is None:
         raise InputError(f"--source {options.source}: expected --backbone too, with which the prompt was trained")
     allowed = {"store", "task", "plan", *(("to",) if options.to is not None else _SOURCE_OPTIONS)}
-    for option in flatten(ConvertPrompts).values():
-        value = option.value(options)
-        if option.name not in allowed and value != option.default:
+    for each in flatten(ConvertPrompts).values():
+        value = each.value(options)
+        if each.name not in allowed and value != each.default:
             direction = f"--to {options.to}" if options.to is not None else f"--source {options.source}"
             raise InputError(
-                f"{direction} {option.flag} {value}: a conversion in this direction has no such option; leave it out"
+                f"{direction} {each.flag} {value}: a conversion in this direction has no such option; leave it out"
             )
     if options.vectors.pooling == "splade":
         raise InputError("--pooling splade: prompts of other tools are for dense vectors: expected cls, mean or last")
 
 
-_SOURCE_OPTIONS = set(flatten(ConvertPrompts)) - {"to", "limit", "ray"}
+_SOURCE_OPTIONS = set(flatten(ConvertPrompts)) - {"to", "limit"}
 
 
 def convert(store: Store, options: ConvertPrompts) -> None:

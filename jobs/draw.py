@@ -1,34 +1,37 @@
-"""Draw a picture of the papers as a PNG file; its numbers are in a JSON file of the same name.
+r"""Draw a picture of the papers as a PNG file, with its numbers as a JSON file.
 
 attention: how similar query sets are for a task whose prompts are computed from each query, by the mean weights of the
 basic prompts over each set (HYPER, Fig. 2):
 
-    python jobs/draw.py attention --store data/kilt --task hyper --queries nq fever wow --split dev
+    riptide draw attention --store data/kilt --task hyper --queries nq fever wow --split dev
 
 rates: quality against queries per second (HYPER, Fig. 4), from files of evaluate. --rate gives the rate of a run whose
 file has none, for example of runs/hyper:
 
-    python jobs/evaluate.py --store data/kilt --source bm25 exact:base --rate-queries 1000 --json results/base.json
-    python jobs/evaluate.py --store data/kilt --run hyper --json results/hyper.json
-    python jobs/draw.py rates --evaluation results/base.json results/hyper.json --metric nDCG@10 --rate hyper=250
+    riptide evaluate --store data/kilt --source bm25 exact:base --rate-queries 1000 \
+        --json results/base.json
+    riptide evaluate --store data/kilt --run hyper --json results/hyper.json
+    riptide draw rates --evaluation results/base.json results/hyper.json --metric nDCG@10 \
+        --rate hyper=250
 
 points: passages as points in the plane, by t-SNE of their vectors, coloured by topic and by category (Topic-DPR, Fig.
 4). It needs scikit-learn (pip install ".[pictures]"):
 
-    python jobs/draw.py points --store data/arxiv --embeddings topics --topics arxiv --categories-field categories
+    riptide draw points --store data/arxiv --embeddings topics --topics arxiv \
+        --categories-field categories
 """
 
 from __future__ import annotations
 
-from jobs.common.cli import run, say
+from jobs.common.cli import chosen_task, run, say
 
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from jobs.common.options import Heading
+from jobs.common.options import Heading, flatten
 from jobs.common.workers import SizedWorkers
 from jobs.pictures.measured import parse_labels, parse_rates, read_points
 from jobs.pictures.query_sets import open_query_sets, parse_query_set
@@ -41,31 +44,25 @@ from retriever.options import option
 Picture = Literal["attention", "rates", "points"]
 NAME_LENGTH = 80  # characters of the names in the name of a picture
 MAX_SEED = 2**32 - 1  # of scikit-learn
-# The options that a picture needs, and others that it uses.
-NEEDED: dict[Picture, tuple[str, ...]] = {
+NEEDED: dict[Picture, tuple[str, ...]] = {  # the options that a picture needs
     "attention": ("store", "task", "queries"),
     "rates": ("evaluation",),
     "points": ("store",),
-}
-USED: dict[Picture, tuple[str, ...]] = {
-    "attention": ("split", "limit", "ray"),
-    "rates": ("metric", "rate", "label"),
-    "points": ("embeddings", "topics", "categories_field", "sample", "perplexity", "seed"),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Draw(SizedWorkers):
-    """--limit N uses the first N queries of each query set."""
-
     GROUP: ClassVar = "picture"
     NAMED_BY: ClassVar = ("task", "embeddings")
     READS: ClassVar = {"task": "tasks", "embeddings": "embeddings", "topics": "topics"}
 
     picture: Picture = option(positional=True)
     """The picture."""
-    store: str = ""
+    store: str = option("", metavar="STORE")
     """Where the artifacts are: a local folder or s3://bucket/prefix. rates needs none."""
+    limit: int | None = None
+    """Use the first N queries of each query set."""
     ATTENTION: ClassVar = Heading("attention")
     task: str | None = None
     """attention: task that was trained with --prompt synthesised."""
@@ -89,8 +86,8 @@ class Draw(SizedWorkers):
     embeddings: str | None = None
     """points: embeddings of the passages; may be left out if the store has only one."""
     topics: str | None = None
-    """points: colour passages by these topics (fit_topics); without --topics and --categories-field there is nothing to
-    colour them by."""
+    """points: colour passages by these topics (`riptide fit-topics`); without --topics and --categories-field there is
+    nothing to colour them by."""
     categories_field: str | None = None
     """points: colour passages by the categories in this metadata field. A passage with several has the colour of the
     one that most of the drawn passages have."""
@@ -124,13 +121,10 @@ def check_options(options: Draw) -> None:
     for name in NEEDED[options.picture]:
         if not getattr(options, name):
             raise InputError(f"{options.picture}: expected --{name}")
-    used = (*NEEDED[options.picture], *USED[options.picture])
-    defaults = {field.name: field.default for field in fields(Draw)}
-    for picture in get_args(Picture):
-        for name in (*NEEDED[picture], *USED[picture]):
-            if name not in (*used, "store") and getattr(options, name) != defaults[name]:
-                option = f"--{name.replace('_', '-')}"
-                raise InputError(f"{options.picture} {option}: this picture has no use for it, it goes with {picture}")
+    for each in flatten(Draw).values():
+        picture = "attention" if each.name in ("limit", "ray") else each.group  # the headings are the pictures
+        if picture in get_args(Picture) and picture != options.picture and each.value(options) != each.default:
+            raise InputError(f"{options.picture} {each.flag}: this picture has no use for it, it goes with {picture}")
     if options.png is not None and not options.png.endswith(".png"):
         raise InputError(f"--png {options.png}: expected a name that ends with .png")
 
@@ -144,7 +138,7 @@ def draw_attention(options: Draw) -> None:
     sets = open_query_sets(store, names, options.split, options.limit)
     from indexing.measures.attention import MeasureAttention
 
-    task = options.task or ""
+    task = chosen_task(store, options.task) or ""
     measure = MeasureAttention(store, task)
     path = options.png or default_path("attention", task, *(queries.label for queries in sets))
     if options.plan:

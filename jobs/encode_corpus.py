@@ -1,13 +1,13 @@
-r"""Encode a corpus with a pool of encoders, one embeddings part for each corpus part.
+r"""Encode a corpus with a pool of encoders, part by part.
 
-    python jobs/encode_corpus.py --store data/squad --encoder sentence-transformers/all-MiniLM-L6-v2
-    ray job submit --working-dir . -- python jobs/encode_corpus.py --store s3://bucket/squad \
+    riptide encode-corpus --store data/squad --encoder sentence-transformers/all-MiniLM-L6-v2
+    ray job submit --working-dir . -- python -m riptide encode-corpus --store s3://bucket/squad \
         --encoder intfloat/e5-large --max-workers 8
 """
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, as_options, human, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, as_options, chosen_task, human, run, say, say_complete, say_stages
 
 import time
 from collections.abc import Sequence
@@ -22,7 +22,8 @@ from indexing.embeddings.encoding import CALLS, PartDone, count_pending, is_enco
 from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
 from indexing.embeddings.kind import VectorKind
 from indexing.hit_sources.registry import find_vectors
-from indexing.store.artifact import Artifact, sum_cuts
+from indexing.store.artifact import Artifact
+from indexing.store.documents import sum_cuts
 from indexing.store.store import Store, artifact_key, check_name, generation
 from indexing.work.local import LocalRunner
 from indexing.work.numerics import pinned_gpus
@@ -44,7 +45,7 @@ class EncodeCorpus(GpuWorkers):
     encoder: str | None = None
     """A Hugging Face name, a folder (transformers or sentence-transformers), or models/NAME of the store."""
     task: str | None = None
-    """A tuned task in place of an encoder; its own options apply."""
+    """A tuned task in place of an encoder; its own options apply. A sweep stands for the task that it chose."""
     name: str | None = None
     """The name of the embeddings; default: the task's name, or the last component of the encoder's."""
     allow_unknown_tokens: bool = False
@@ -55,6 +56,7 @@ class EncodeCorpus(GpuWorkers):
 
 def main(options: EncodeCorpus) -> None:
     store = Store(options.store).require()
+    options = replace(options, task=chosen_task(store, options.task))
     encoder_options = options.vectors
     spec = spec_of(store, options.encoder, options.task, encoder_options)
     if spec.query_model:

@@ -1,40 +1,41 @@
-"""Measure runs against qrels, side by side, with a paired test of each run against the first; measure embeddings.
+"""Measure runs against judgements, with a paired test of each; measure vectors.
 
-    python jobs/evaluate.py --store data/squad --run minilm-exact minilm-dense other.trec --split test
+    riptide evaluate --store data/squad --run minilm-exact minilm-dense other.trec --split test
 
 Sources are searched first, as deep as the metrics need, and their runs are measured:
 
-    python jobs/evaluate.py --store data/squad --source bm25 exact:minilm 0.5*bm25+0.5*exact:minilm --split test
+    riptide evaluate --store data/squad --source bm25 exact:minilm 0.5*bm25+0.5*exact:minilm
 
 With --relevance category, a passage is relevant if it has a category in common with the query (Topic-DPR):
 
-    python jobs/evaluate.py --store data/arxiv --run bm25 topics --split test --relevance category
+    riptide evaluate --store data/arxiv --run bm25 topics --split test --relevance category
 
 The vectors of embeddings are measured with the judged pairs of the split, by alignment and uniformity (Wang and Isola
 2020); lower is better:
 
-    python jobs/evaluate.py --store data/squad --embeddings minilm --split test
+    riptide evaluate --store data/squad --embeddings minilm --split test
 """
 
 from __future__ import annotations
 
-from jobs.common.cli import run, say, say_complete, say_stages
+from jobs.common.cli import chosen_task, run, say, say_complete, say_stages
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.evaluation.categories import RANDOM, CategoryMeasure, category_measure
+from jobs.evaluation.documents import passages_of
 from jobs.evaluation.embeddings import MeasureWork, measure_embeddings, open_embeddings
 from jobs.evaluation.measures import Measure, check_metrics, measure_of
 from jobs.evaluation.options import Evaluate
 from jobs.evaluation.rates import measure_rates
-from jobs.evaluation.runs import MeasuredQueries, Run, check_passages, load_checked, measured_queries
-from jobs.evaluation.searches import make_run, open_searches
+from jobs.evaluation.runs import EvaluationQueries, RunReference, check_passages, load_checked, measured_queries
+from jobs.evaluation.searches import make_run, needed_depth, open_searches
 
 import numpy as np
 import pyarrow as pa
@@ -45,7 +46,7 @@ from indexing.measures.hits import ranked_hits
 from indexing.measures.lengths import PassageLength, median_length
 from indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
 from indexing.measures.metrics import holm, paired_test
-from indexing.store.artifact import fingerprint_of
+from indexing.store.documents import fingerprint_of
 from indexing.store.result_files import whole_file
 from indexing.store.store import Store
 from indexing.work.work import check_targets, complete_artifact
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from indexing.search.retrieval import SearchQueries
 
 METRICS = ("nDCG@10", "R@100", "RR@10")
+DEEPEST = 1_000  # hits per query that a metric without a cutoff needs, as `search` finds them by default
 NAME_LENGTH = 60  # characters of the runs' names in the name of the file
 
 
@@ -66,11 +68,12 @@ def main(options: Evaluate) -> None:
     metrics = [metric for word in named for metric in word.split()] if options.run or options.source else []
     check_metrics(metrics, by_category=by_category)
     store = Store(options.store).require()
+    options = replace(options, task=chosen_task(store, options.task))
     queries = Queries.open(store, options.queries)
     measured = measured_queries(queries, options, [] if by_category else metrics)
     searches = open_searches(store, options, metrics)
-    runs = [Run(name, Path(name).is_file()) for name in options.run]
-    runs += [Run(search.name, is_file=False) for search in searches]
+    runs = [RunReference(name, Path(name).is_file()) for name in options.run]
+    runs += [RunReference(search.name, is_file=False) for search in searches]
     works = {name: open_embeddings(store, name, queries, options) for name in options.embeddings}
     measure_category = None
     if by_category and metrics:  # before a search, which may take long
@@ -133,9 +136,9 @@ def check_options(options: Evaluate) -> None:
 def say_plan(
     store: Store,
     options: Evaluate,
-    measured: MeasuredQueries,
+    measured: EvaluationQueries,
     searches: Sequence[SearchQueries],
-    runs: Sequence[Run],
+    runs: Sequence[RunReference],
     metrics: list[str],
     works: Mapping[str, MeasureWork],
 ) -> None:
@@ -156,9 +159,9 @@ def say_plan(
 
 def measure_runs(
     store: Store,
-    measured: MeasuredQueries,
+    measured: EvaluationQueries,
     options: Evaluate,
-    runs: list[Run],
+    runs: list[RunReference],
     metrics: list[str],
     measure_category: CategoryMeasure | None,
 ) -> dict[str, Any]:
@@ -179,12 +182,14 @@ def measure_runs(
         expected[RANDOM] = measure_category.of_random_ranking()
     else:
         measure = measure_of(store, measured.queries, measured.qrels, measured.ids, metrics)
+    depth = needed_depth(metrics, None, DEEPEST)
     values: dict[str, dict[str, np.ndarray]] = {}
     lengths: dict[str, PassageLength] = {}
     for each in runs:
-        name, table = each.name, load_checked(store, each, measured, options.split)
+        name, table = each.name, load_checked(store, each, measured, options.split, depth)
         if options.median_length is not None:
-            lengths[name] = measure_length(store, table, name, measured.ids, options.median_length)
+            passages = passages_of(table, f"--median-length {options.median_length}")
+            lengths[name] = measure_length(store, passages, name, measured.ids, options.median_length)
         values[name] = measure(table)
         without_hits = metrics and not any(metric_values.any() for metric_values in values[name].values())
         if without_hits and (hint := check_passages(store, table)):
@@ -193,7 +198,9 @@ def measure_runs(
     tests = {m: {name: paired_test(values[first][m], values[name][m]) for name in others} for m in metrics}
     p_values = {metric: holm(metric_tests) for metric, metric_tests in tests.items()}
     if metrics:
-        say(format_table({**values, **expected}, p_values, metrics))
+        say(format_table({**values, **expected}, metrics))
+        if others:
+            say(format_tests(first, p_values))
     for name, length in lengths.items():
         say(
             f"{name}: median length {length.words:g} words, of the {length.passages:,} passages among the first "
@@ -231,7 +238,9 @@ def measure_length(store: Store, run: pa.Table, name: str, ids: list[str], depth
     return length
 
 
-def default_path(store: Store, queries: Queries, options: Evaluate, runs: list[Run], metrics: list[str]) -> str:
+def default_path(
+    store: Store, queries: Queries, options: Evaluate, runs: list[RunReference], metrics: list[str]
+) -> str:
     """Returns a separate file name for each evaluation.
 
     Its digits depend on the queries, the metrics, and the contents of runs and embeddings, so that repeating an
@@ -266,17 +275,29 @@ def default_path(store: Store, queries: Queries, options: Evaluate, runs: list[R
     return f"results/evaluation-{options.split}-{names}-{digits}.json"
 
 
-def format_table(values: dict[str, Any], p_values: dict[str, Any], metrics: list[str]) -> str:
-    """Returns one line per run with its metrics in columns, each followed by the p-value against the first run."""
-    width = max(len("run"), *(len(name) for name in values))
-    lines = ["run".ljust(width) + "".join(f"  {metric:>18}" for metric in metrics)]
-    for name, run_values in values.items():
-        cells = []
-        for metric in metrics:
-            p = p_values[metric].get(name)
-            cells.append(f"{run_values[metric].mean():.4f}" + (f" (p={p:.4f})" if p is not None else ""))
-        lines.append(name.ljust(width) + "".join(f"  {cell:>18}" for cell in cells))
-    return "\n".join(lines)
+def format_table(values: dict[str, Any], metrics: list[str]) -> str:
+    """Returns one line per run with its metrics in columns."""
+    means = {name: [f"{run_values[metric].mean():.4f}" for metric in metrics] for name, run_values in values.items()}
+    return _columns("run", means, metrics)
+
+
+def format_tests(first: str, p_values: dict[str, dict[str, float]]) -> str:
+    """Returns one line per run with the p-value of each metric against the first run."""
+    metrics = list(p_values)
+    names = p_values[metrics[0]]
+    rows = {name: [f"{p_values[metric][name]:.4f}" for metric in metrics] for name in names}
+    corrected = ", adjusted for their number in each column (Holm)" if len(names) > 1 else ""
+    title = f"p-values against {first}: two-sided paired randomisation test over the queries{corrected}"
+    return f"\n{title}\n{_columns('run', rows, metrics)}"
+
+
+def _columns(title: str, rows: Mapping[str, Sequence[str]], headings: Sequence[str]) -> str:
+    """Returns a table of rows by name, each column as wide as needed."""
+    width = max(map(len, [title, *rows]))
+    widths = [max(len(heading), 6) for heading in headings]
+    lines = {title: headings} | dict(rows)
+    cells = ((name, zip(row, widths, strict=True)) for name, row in lines.items())
+    return "\n".join(name.ljust(width) + "".join(f"  {cell:>{size}}" for cell, size in row) for name, row in cells)
 
 
 if __name__ == "__main__":

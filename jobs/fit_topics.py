@@ -1,7 +1,7 @@
-"""Fit topics to a corpus by hierarchical LDA, or infer the topics of its new passages.
+"""Fit topics to a corpus by hierarchical LDA; infer those of new passages.
 
-    python jobs/fit_topics.py --store data/arxiv --name arxiv --page arxiv-topics.html
-    python jobs/fit_topics.py --store data/arxiv --name control --method lda --topics 10
+    riptide fit-topics --store data/arxiv --name arxiv --page arxiv-topics.html
+    riptide fit-topics --store data/arxiv --name control --method lda --topics 10
 
 Needs tomotopy: pip install "riptide[topics]". If the corpus grows, the same command infers the topics of the new
 passages; those of earlier passages do not change.

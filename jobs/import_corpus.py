@@ -1,15 +1,17 @@
-"""Import a corpus, with the queries and judgements in its folder, or add to a corpus and delete from it.
+"""Import a corpus with its queries and judgements; add passages, or delete some.
 
-    python jobs/import_corpus.py --store data/scifact --source raw/scifact
-    python jobs/import_corpus.py --store data/faq --source faq.csv --id number --text answer --metadata topic
-    python jobs/import_corpus.py --store data/scifact --source raw/more --append --delete old-ids.txt
+    riptide import-corpus --store data/scifact --source raw/scifact
+    riptide import-corpus --store data/faq --source faq.csv --id number --text answer
+    riptide import-corpus --store data/scifact --source raw/more --append --delete old-ids.txt
+    riptide import-corpus --store data/scifact --filters year int64
+    riptide import-corpus --store data/manuals --source manuals.jsonl --split-words 120 --overlap 30
 
 docs/data.md names the columns of every format.
 """
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, Workers, human, run, say, say_complete
+from jobs.common.cli import Stage, Workers, as_options, human, run, say, say_complete, say_stages
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -21,9 +23,10 @@ from jobs.import_queries import hold_out_of
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus as ImportWork
 from indexing.corpus.importing import ImportOptions
+from indexing.corpus.later_filters import AddFilters
 from indexing.corpus.queries import check_splits, complete_queries, import_queries, read_judged_queries
 from indexing.files.columns import PassageNames
-from indexing.files.raw import open_input
+from indexing.files.splitting import BYTES_PER_WORD, Split
 from indexing.formats.chunking import CHUNK_BYTES
 from indexing.formats.registry import FormatName
 from indexing.formats.sources import Source, describe_columns, detect
@@ -40,15 +43,20 @@ class ImportCorpus(Workers):
     MAKES: ClassVar = ("corpus",)
     NAMED_BY: ClassVar = ("source",)
 
-    source: str | None = None
-    """Folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Titles in
-    para.title.txt (RocketQA's: id<TAB>title) beside MS MARCO's collection.tsv are joined."""
+    source: str | None = option(None, metavar="PATH")
+    """Folder or file in a format of docs/data.md, local or s3://; text files may be compressed as .gz. Of a folder of
+    .txt, .md and .html files, also in its subfolders, each file is a passage. Titles in para.title.txt (RocketQA's:
+    id<TAB>title) beside MS MARCO's collection.tsv are joined."""
     format: FormatName = "auto"
     """Format of the source; auto detects it from the file names and the first line."""
     append: bool = False
-    """Add the source to the existing corpus as a new generation."""
+    """Add the source to the existing corpus as a new generation. Columns of a table that are not named are those of the
+    first import, if the table has them."""
     delete: str | None = option(None, metavar="FILE")
-    """File of ids, one per line, that a new generation deletes."""
+    """File of ids, one per line, that a new generation deletes; with --split-words ids of documents."""
+    drop_duplicates: bool = False
+    """Drop a passage if an earlier one, also of the existing corpus, has its id, title and text; without an id column,
+    its title and text. The metadata of the first one stay. No search finds a dropped passage, but it keeps its row."""
     COLUMNS: ClassVar = Heading("columns")
     id: str | None = None
     """Column with the id of a passage; default: a known name such as id, otherwise a hash of title and text ("")."""
@@ -59,8 +67,15 @@ class ImportCorpus(Workers):
     metadata: tuple[str, ...] | None = None
     """Columns to keep as metadata; default: all other columns."""
     filters: dict[str, str] = field(default_factory=dict)
-    """Metadata fields to filter by, with their types: year int64 lang string (also float64, bool, timestamp).
-    A field that no passage of a new corpus has is refused; passages added with --append may all lack it."""
+    """Metadata fields to filter by, with their types: year int64 lang string (also float64, bool, timestamp, and lists
+    such as 'list[string]'). A field that no passage of a new corpus has is refused; passages added with --append may
+    all lack it. Without a source, the existing corpus gets these filters, in place of those that it has."""
+    LONG_DOCUMENTS: ClassVar = Heading("long documents")
+    split_words: int | None = None
+    """Split each document into passages of at most N words, which end at sentence borders where possible. Judgements
+    name documents. Default: a document is one passage; with --append, the value of the first import."""
+    overlap: int = 0
+    """Maximum number of words that a passage repeats from the end of the one before it; less than --split-words."""
     HELD_OUT_QUERIES: ClassVar = Heading("held-out queries")
     hold_out: int | None = None
     """Move N queries of the folder from the split of --hold-out-split to a new split, held-out. Training can choose its
@@ -71,26 +86,38 @@ class ImportCorpus(Workers):
     """Seed of the draw of --hold-out."""
     PARTS: ClassVar = Heading("parts")
     part_size: int = 10_000
-    """Maximum number of passages per part (KILT: pages); a part has at most 256 MiB of raw text. The first parts are
-    smaller, from 512 passages on. A part is the unit of work, retry and encoding."""
+    """Maximum number of passages per part (KILT: pages; with --split-words: documents, and about as many passages). A
+    part has at most 256 MiB of raw text. The first parts are smaller, from 512 passages on. A part is the unit of work,
+    retry and encoding."""
 
 
 def main(options: ImportCorpus) -> None:
     store = Store(options.store)
     names = PassageNames(options.id, options.title, options.text, options.metadata)
     check_options(options, names)
+    if options.filters and not options.source and options.delete is None:
+        return add_filters(store, options)
     hold_out = hold_out_of(options)
     source = None
     if options.source:
-        source = detect(options.source, options.format, names)
+        first = store.generations("corpus")[:1] if options.append else []
+        earlier = first[0].config.get("columns") if first else None
+        source = detect(options.source, options.format, names, earlier=earlier)
         for line in describe_columns(source):
-            say(line)
+            say(as_options(line))
     with_queries = (source.query_source or (source if source.queries else None)) if source else None
     if with_queries:
         check_queries_name(with_queries)
     elif hold_out:
         raise InputError(f"--hold-out {options.hold_out}: expected queries in the folder of the source, found none")
-    shape = ImportOptions(part_size=options.part_size, filters=options.filters, limit=options.limit)
+    split = None if options.split_words is None else Split(options.split_words, options.overlap)
+    shape = ImportOptions(
+        part_size=options.part_size,
+        filters=options.filters,
+        limit=options.limit,
+        split=split,
+        drop_duplicates=options.drop_duplicates,
+    )
     work = ImportWork(store, source, shape, append=options.append, delete=options.delete)
     if options.plan and work.complete:
         latest = work.previous[-1]
@@ -98,7 +125,7 @@ def main(options: ImportCorpus) -> None:
         if with_queries is None or complete_queries(store, with_queries, name, hold_out=hold_out):
             return say_complete(latest.url)
     if options.plan:
-        return plan(store, source, options)
+        return plan(store, source, work, options)
     judged = None
     if not work.complete:
         if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
@@ -107,12 +134,17 @@ def main(options: ImportCorpus) -> None:
         run_work(store, work, open_runner(store, options), Stage)
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
-    say(f"{latest.url}: {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted")
+    documents = f" of {corpus.num_documents:,} documents" if corpus.is_split else ""
+    parts = f"{len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted"
+    say(f"{latest.url}: {corpus.num_rows:,} passages{documents} in {parts}")
+    if dropped := sum(part.rows for part in latest.group("dropped")):
+        say(f"dropped  {dropped:,} passages with the id, title and text of an earlier one")
     if source is not None and source.titles is not None:
         # If the source was imported before, later generations may be those of other sources.
-        parts = next(a for a in reversed(corpus.generations) if a.config == work.config).group("part")
-        titled, passages = sum(part.facts["titles"] for part in parts), sum(part.rows for part in parts)
-        say(f"{source.titles}: {titled:,} of {passages:,} passages have a title")
+        imported = next(a for a in reversed(corpus.generations) if a.config == work.config).group("part")
+        titled = sum(part.facts["titles"] for part in imported)
+        rows = sum(part.facts.get("documents", part.rows) for part in imported)
+        say(f"{source.titles}: {titled:,} of {rows:,} {'documents' if corpus.is_split else 'passages'} have a title")
     if with_queries:
         name = queries_name(with_queries, options, latest)
         with resumable():  # the corpus is kept
@@ -122,14 +154,34 @@ def main(options: ImportCorpus) -> None:
     return None
 
 
+def add_filters(store: Store, options: ImportCorpus) -> None:
+    """Gives the existing corpus the filters, in a new generation without passages."""
+    work = AddFilters(store, options.filters)
+    names = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
+    if options.plan and work.complete:
+        return say_complete(work.before.generations[-1].url)
+    if options.plan:
+        say(f"filters  {names}, from the metadata of {work.before.num_rows:,} passages")
+        return say_stages(work)
+    run_work(store, work, open_runner(store, options), Stage)
+    say(f"{store.generations('corpus')[-1].url}: filters {names}")
+    return None
+
+
 def check_options(options: ImportCorpus, names: PassageNames) -> None:
     """Raises InputError if options do not fit each other, or name nothing to import."""
-    if not options.source and options.delete is None:
-        raise InputError("import_corpus: expected --source PATH, --delete IDS_FILE or both")
+    if not options.source and options.delete is None and not options.filters:
+        raise InputError("riptide import-corpus: expected --source PATH, --delete IDS_FILE or both")
+    if options.source is None and options.drop_duplicates:
+        raise InputError("--drop-duplicates: expected --source PATH, of whose passages some are dropped")
     if options.source is None and names != PassageNames():
         raise InputError("--id, --title, --text, --metadata: expected --source PATH, whose columns they name")
     if options.source is not None and options.delete is not None and not options.append:
         raise InputError("--source with --delete: add --append to do both in one new generation")
+    if options.overlap and options.split_words is None:
+        raise InputError(
+            f"--overlap {options.overlap}: found no --split-words, the maximum number of words of a passage; give both"
+        )
     if options.part_size < 1:
         raise InputError(f"--part-size {options.part_size}: expected at least 1")
 
@@ -147,23 +199,27 @@ def check_queries_name(source: Source) -> None:
     except InputError as error:
         raise InputError(
             f"--source: its queries are named after it: {error}; rename the folder, or name "
-            "its corpus file and import the queries with jobs/import_queries.py"
+            "its corpus file and import the queries with riptide import-queries"
         ) from None
 
 
-def plan(store: Store, source: Source | None, options: ImportCorpus) -> None:
+def plan(store: Store, source: Source | None, work: ImportWork, options: ImportCorpus) -> None:
     """Prints what an import reads and about how large the corpus becomes: Arrow needs as many bytes as plain text."""
     say(f"store    {store.url} ({len(store.generations('corpus'))} generations of a corpus now)")
     if source:
-        sizes = []
-        for file in source.corpus:
-            with open_input(file) as opened:
-                sizes.append(opened.size() * (3 if file.endswith(".gz") else 1))
-        say(f"source   {source.format.name}: {len(source.corpus)} corpus files, about {human(sum(sizes))} of text")
+        files = work.config["source"]
+        size = sum(each["bytes"] * (3 if each["file"].endswith(".gz") else 1) for each in files)
+        number = sum(each.get("documents", 1) for each in files)
+        say(f"source   {source.format.name}: {number:,} corpus files, about {human(size)} of text")
         with_queries = source.query_source or source
         say(f"queries  {len(with_queries.queries)} files, splits: {', '.join(with_queries.qrels) or 'none'}")
         part = f"{options.part_size:,} passages, at most {human(CHUNK_BYTES)}"
-        say(f"disk     about {human(sum(sizes) * 1.05)}; memory a few parts per core ({part} each)")
+        growth = 1.05
+        if split := work.options.split:
+            growth *= split.words / (split.words - split.overlap)
+            passages = growth * size / (split.words * BYTES_PER_WORD)
+            say(f"split    about {passages:,.0f} passages of at most {split.words:,} words")
+        say(f"disk     about {human(size * growth)}; memory a few parts per core ({part} each)")
     if options.delete:
         say(f"delete   the ids in {options.delete}")
 

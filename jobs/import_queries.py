@@ -1,14 +1,14 @@
-"""Import an additional query set, with its judgements, over the corpus of a store.
+"""Import another query set, with its judgements, over the corpus of a store.
 
-    python jobs/import_queries.py --store data/wiki --source raw/nq/nq-dev.qa.csv --queries nq-dev
-    python jobs/import_queries.py --store data/faq --source asked.csv --text asked --relevant answer_id --split dev
+    riptide import-queries --store data/wiki --source raw/nq/nq-dev.qa.csv --queries nq-dev
+    riptide import-queries --store data/faq --source asked.csv --text asked --relevant answer_id
 
 The columns of each format are listed in docs/data.md.
 """
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, run, say, say_complete
+from jobs.common.cli import Common, as_options, run, say, say_complete
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from indexing.formats.registry import FormatName
 from indexing.formats.sources import describe_columns, detect_queries
 from indexing.store.store import Store
 from retriever.errors import InputError
+from retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class ImportQueries(Common):
     MAKES: ClassVar = ("queries",)
     NAMED_BY: ClassVar = ("queries", "source")
 
-    source: str
+    source: str = option(metavar="PATH")
     """Folder or file of queries in a format of docs/data.md, local or s3://; text files may be compressed as .gz."""
     format: FormatName = "auto"
     """Format of the source; auto detects it from the file names and the first line."""
@@ -66,7 +67,7 @@ def main(options: ImportQueries) -> None:
     hold_out = hold_out_of(options)
     source = detect_queries(options.source, options.format, names, options.split)
     for line in describe_columns(source):
-        say(line)
+        say(as_options(line))
     name = options.queries or source.name
     if options.plan and (complete := complete_queries(store, source, name, limit=options.limit, hold_out=hold_out)):
         return say_complete(complete.artifact.url)

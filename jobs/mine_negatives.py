@@ -1,15 +1,16 @@
-"""Mine hard negatives: pool the hits of several sources, denoise them with a re-ranker, sample per query.
+"""Mine hard negatives: pool hits of several sources, denoise, sample per query.
 
-    python jobs/mine_negatives.py --store data/squad --split train --sources bm25 exact:minilm --depth 200
-    python jobs/mine_negatives.py --store data/squad --split train --sources bm25 --reranker models/reranker
+    riptide mine-negatives --store data/squad --split train --sources bm25 exact:minilm --depth 200
+    riptide mine-negatives --store data/squad --sources bm25 --reranker models/reranker
 
-The store keeps the output of each step: the pool (candidates/NAME), all scores (scores/NAME-RERANKER-DIGITS, where the
-digits come from the fingerprint of the re-ranker), and the sampled negatives (negatives/NAME).
+A re-ranker denoises the pool. The store keeps the output of each step: the pool (candidates/NAME), all scores
+(scores/NAME-RERANKER-DIGITS, where the digits come from the fingerprint of the re-ranker), and the sampled negatives
+(negatives/NAME).
 """
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, chosen_task, run, say, say_complete, say_stages
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -24,16 +25,11 @@ import pyarrow.compute as pc
 
 from indexing.hit_sources.options import SearchOptions
 from indexing.mining.candidates import MiningOptions, PoolCandidates
-from indexing.mining.denoising import (
-    NegativeOptions,
-    SampleNegatives,
-    check_scales,
-    complete_negatives,
-    score_candidates,
-)
+from indexing.mining.denoising import SampleNegatives, complete_negatives
 from indexing.mining.exports import export_sentence_transformers, export_tevatron
 from indexing.mining.report import Statistics, read_examples, write_report
-from indexing.mining.sampling import short
+from indexing.mining.sampling import NegativeOptions, check_scales, short
+from indexing.mining.scoring import score_candidates
 from indexing.search.rescoring import open_reranker
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store, artifact_key
@@ -47,9 +43,8 @@ EXAMPLES = 20  # examples in the report
 
 @dataclass(frozen=True, kw_only=True)
 class MineNegatives(GpuWorkers):
-    """--limit N mines the first N queries of the split."""
-
     GROUP: ClassVar = "queries"
+    HELP_FIRST: ClassVar = ("queries", "pool", "negatives", "output")
     MAKES: ClassVar = ("negatives",)
     NAMED_BY: ClassVar = ("name",)
     READS: ClassVar = {"queries": "queries", "sources": "sources", "reranker": "models", "task": "tasks"}
@@ -82,12 +77,14 @@ class MineNegatives(GpuWorkers):
     """Write an HTML report with charts of the pool and of the denoising to this folder."""
     overwrite: bool = False
     """Replace exported files and a report if they have other content."""
+    limit: int | None = None
+    """Mine the first N queries of the split."""
 
 
 def main(options: MineNegatives) -> None:
     store = Store(options.store).require()
     shape, draw = options.pool, options.negatives
-    search = SearchOptions(encoder=options.encoder, task=options.task)
+    search = SearchOptions(encoder=options.encoder, task=chosen_task(store, options.task))
     pool = PoolCandidates(
         store, options.queries, options.split, shape, name=options.candidates, search=search, limit=options.limit
     )
@@ -136,7 +133,7 @@ def main(options: MineNegatives) -> None:
 
 def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     """Prints the numbers of candidates and negatives, and the queries that have too few of them."""
-    requested = (negatives.draw.pool_negatives, negatives.num_denoised)
+    requested = (negatives.options.pool_negatives, negatives.num_denoised)
     few: list[str] = []
     total = num_copies = 0
     dropped: Counter[str] = Counter()
@@ -148,7 +145,8 @@ def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     queries = negatives.pool.mined
     say(f"{candidates.url}: {candidates.rows:,} candidates of {len(queries.ids):,} queries")
     if num_copies:
-        say(f"  {num_copies:,} passages with the title and text of a positive are no negatives")
+        others = " or of its document" if negatives.pool.corpus.is_split else ""
+        say(f"  {num_copies:,} passages with the title and text of a positive{others} are no negatives")
     for reason, count in sorted(dropped.items()):
         limit, _, scorer = reason.partition(":")
         say(f"  {count:,} candidates exceed --{limit.replace('_', '-')} by the scores of {scorer}")
@@ -165,7 +163,7 @@ def columns_of_export(negatives: SampleNegatives) -> int:
     A passage that is drawn both denoised and from the whole pool is one negative, so queries have different numbers of
     them. The result is the smallest number among the queries for which both draws were complete.
     """
-    pool_negatives, denoised_negatives = requested = (negatives.draw.pool_negatives, negatives.num_denoised)
+    pool_negatives, denoised_negatives = requested = (negatives.options.pool_negatives, negatives.num_denoised)
     smallest = pool_negatives + denoised_negatives
     if min(requested):
         for table in negatives.tables():

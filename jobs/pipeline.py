@@ -1,8 +1,8 @@
-"""Run a chain of jobs, from raw files to figures. A repeated call resumes at the first step that is not complete.
+"""Run a chain of jobs from a recipe, and resume at the first pending step.
 
-    python jobs/pipeline.py --config jobs/recipes/pipeline-squad.yaml
-    python jobs/pipeline.py --config jobs/recipes/pipeline-squad.yaml --plan
-    python jobs/pipeline.py --config jobs/recipes/pipeline-squad.yaml --only "encode_corpus squad"
+    riptide pipeline --config jobs/recipes/pipeline-squad.yaml
+    riptide pipeline --config jobs/recipes/pipeline-squad.yaml --plan
+    riptide pipeline --config jobs/recipes/pipeline-squad.yaml --only "encode_corpus squad"
 
 A recipe names the store and a list of steps, each a job with that job's own options:
 
@@ -36,12 +36,9 @@ from retriever.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline(Common):
-    """--limit N is the limit of each step that sets none, except imports. Use a separate store for a limited chain:
-    names are not changed."""
-
     GROUP: ClassVar = "steps"
 
-    store: str = ""
+    store: str = option("", metavar="STORE")
     """Replaces the store of the recipe: a local folder or s3://bucket/prefix."""
     config: str = option(metavar="FILE")
     """YAML file with the steps."""
@@ -50,6 +47,9 @@ class Pipeline(Common):
     them; several steps must not have it in common."""
     until: str | None = None
     """Run the steps up to this one."""
+    limit: int | None = None
+    """The limit of each step that sets none, except imports. Use a separate store for a limited chain: names are not
+    changed."""
 
 
 def main(options: Pipeline) -> None:

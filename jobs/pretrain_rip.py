@@ -1,11 +1,14 @@
-"""Pretrain a backbone for retrieval on the corpus: RIP, Condenser, coCondenser or plain MLM. A repeated call resumes.
+r"""Pretrain a backbone on the corpus: RIP, Condenser, coCondenser or plain MLM.
 
-    python jobs/pretrain_rip.py --store data/squad --backbone google-bert/bert-base-uncased --name rip --epochs 4
+    riptide pretrain-rip --store data/squad --backbone google-bert/bert-base-uncased --name rip
+
+A repeated call resumes.
 
 coCondenser has two stages; the second starts from the backbone and the head of the first:
 
-    python jobs/pretrain_rip.py --store S --backbone google-bert/bert-base-uncased --objective condenser --name stage1
-    python jobs/pretrain_rip.py --store S --backbone models/stage1 --objective cocondenser --name cocondenser
+    riptide pretrain-rip --store S --objective condenser --name stage1 \
+        --backbone google-bert/bert-base-uncased
+    riptide pretrain-rip --store S --objective cocondenser --name stage2 --backbone models/stage1
 """
 
 from __future__ import annotations

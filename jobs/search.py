@@ -1,16 +1,16 @@
-"""Search the queries of a split and commit the hits as a run, or search a few queries and print their hits.
+"""Search all queries of a split as a run, or a few queries and print their hits.
 
-python jobs/search.py --store data/squad --split test --k 100 --run results/squad.trec
-python jobs/search.py --store data/squad --source 0.4*bm25+0.6*exact:minilm --split dev
-python jobs/search.py --store data/squad --mode bm25 --query "who wrote Dracula?" --query "who wrote Emma?"
+riptide search --store data/squad --split test --k 100 --run results/squad.trec
+riptide search --store data/squad --source 0.4*bm25+0.6*exact:minilm --split dev
+riptide search --store data/squad --query "who wrote Dracula?" --query "who wrote Emma?"
 """
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, chosen_task, run, say, say_complete, say_stages
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from jobs.common.cuts import say_part_cuts, say_search_cuts
@@ -20,12 +20,12 @@ from jobs.common.workers import GpuWorkers
 
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.modes import default_source, resolve, source_of
-from indexing.hit_sources.options import NEEDS, Mode, SearchOptions
+from indexing.hit_sources.options import NEEDS, By, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
 from indexing.search.few_queries import LocalSearch
 from indexing.search.hit_tables import ShownHit, hit_table, style_for
 from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries
-from indexing.search.runs import read_run, write_trec
+from indexing.search.runs import read_hits, write_trec
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import check_targets, complete_artifact, run_work
@@ -76,6 +76,13 @@ class Search(GpuWorkers):
     """FAISS index to search (dense, hybrid); may be left out if the store has only one FAISS index."""
     k: int | None = None
     """Hits per query; default: 1000, or 10 with --query."""
+    filter: str | None = None
+    """Return only passages whose metadata match, such as 'year >= 2000 and lang in (en, de)', or a JSON object. The
+    fields are those of `riptide import-corpus --filters`; docs/data.md has the grammar."""
+    by: By | None = None
+    """What the hits are if the corpus is one of split documents. document: documents, each with its best piece; the
+    file of --run has ids of documents, which judgements name; passage: pieces. Default: document. Without a split
+    corpus, both are the passages."""
     drop_self: bool = False
     """Exclude a hit whose id equals the id of the query (ArguAna, Quora)."""
     OUTPUT: ClassVar = Heading("output")
@@ -97,6 +104,8 @@ class Search(GpuWorkers):
 def main(options: Search) -> None:
     store = Store(options.store).require()
     check_options(options)
+    settings = replace(options.settings, task=chosen_task(store, options.settings.task))
+    options = replace(options, settings=settings)
     source = choose_source(store, options)
     check_search_parameters(options, source)
     if options.query:
@@ -114,6 +123,8 @@ def main(options: Search) -> None:
         reranker=options.rerank,
         rerank_depth=options.rerank_depth or RERANK_DEPTH,
         limit=options.limit,
+        filter=options.filter,
+        by=options.by,
     )
     source = work.source
     artifact = complete_artifact(store, work)
@@ -124,6 +135,7 @@ def main(options: Search) -> None:
         say(f"run      {store.url}/runs/{work.name}")
         say(f"queries  {len(work.split.ids):,} of {work.queries.artifact.key} {split}")
         say(f"source   {source}, over {work.corpus.num_rows:,} passages")
+        say_filter(work)
         say(f"hits     up to {len(work.split.ids) * k:,}")
         say_stages(work)
         return None
@@ -135,7 +147,7 @@ def main(options: Search) -> None:
         say(f"  {len(unanswered):,} queries found nothing: {', '.join(unanswered[:SHOWN])}{more}")
     say_part_cuts(artifact.group("part"), work.sources)
     if options.run:
-        write_trec(read_run(artifact), options.run, work.name, overwrite=options.overwrite)
+        write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)
         say(options.run)
     return None
 
@@ -158,8 +170,11 @@ def choose_source(store: Store, options: Search) -> str:
 def show_hits(store: Store, source: str, options: Search) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
-    search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank)
+    search = LocalSearch(
+        store, source, options.settings, runner, reranker=options.rerank, filter=options.filter, by=options.by
+    )
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
+    say_filter(search)
     if options.plan:
         say(f"queries  {len(options.query):,}, in this process")
         say(f"source   {search.source}, over {search.corpus.num_rows:,} passages")
@@ -170,15 +185,22 @@ def show_hits(store: Store, source: str, options: Search) -> None:
     for number, query in enumerate(options.query):
         rows = results.rows[number][results.rows[number] >= 0]
         passages = search.corpus.passages(rows)
+        ids = search.corpus.ids(rows) if search.documents is None else search.corpus.documents(rows)
         scores = results.scores[number].tolist()
         hits = [
-            ShownHit(rank, score, passage.id, passage.title, passage.text)
-            for rank, (score, passage) in enumerate(zip(scores, passages, strict=False), 1)
+            ShownHit(rank, score, id, passage.title, passage.text)
+            for rank, (score, id, passage) in enumerate(zip(scores, ids, passages, strict=False), 1)
         ]
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
         for line in hit_table(hits, query, style) if hits else ():
             say(line)
     say_search_cuts(search.cuts(), search.sources)
+
+
+def say_filter(search: LocalSearch | SearchQueries) -> None:
+    """Prints how many passages match the filter, if there is one."""
+    if search.allowed is not None:
+        say(f"filter   {len(search.allowed):,} passages match")
 
 
 def check_options(options: Search) -> None:

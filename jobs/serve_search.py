@@ -1,11 +1,12 @@
-"""Serve a store over HTTP: search, embeddings and re-ranking, many tasks with one backbone, and a page to try them.
+"""Serve search, embeddings and re-ranking over HTTP, with a page to try them.
 
-    python jobs/serve_search.py --store data/squad
-    python jobs/serve_search.py --store data/squad --rerank models/reranker --tokens tokens.json --host 0.0.0.0
+    riptide serve-search --store data/squad
+    riptide serve-search --store data/squad --rerank models/reranker --host 0.0.0.0 --tokens t.json
 
-The server serves a release, which serving/current.json of the store names. If the store has no release yet, or with
---renew, the job makes one of the artifacts in the store. Tasks that were put over HTTP are kept in it. If the artifacts
-of the release have grown since, the job makes a new release: the same tasks with the newest generations.
+One backbone serves many tasks. The server serves a release, which serving/current.json of the store names. If the store
+has no release yet, or with --renew, the job makes one of the artifacts in the store. Tasks that were put over HTTP are
+kept in it. If the artifacts of the release have grown since, the job makes a new release: the same tasks with the
+newest generations.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib.util import find_spec
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from jobs.common.options import Heading
 from jobs.common.session import num_gpus
@@ -31,14 +32,16 @@ import uvloop
 
 from indexing.corpus.corpus import Corpus
 from indexing.store.cache import CorruptError
+from indexing.store.keys import Key
+from indexing.store.models import find_task, stored_model
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
 from retriever.options.declaring import check_least
 from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
+from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from serve.release.live import current, discard, last_release, live_release, make_current
-from serve.release.opened import Opened, check_row_ranges
 from serve.release.planning import plan
 from serve.release.release import Release
 from serve.release.renewal import (
@@ -49,7 +52,9 @@ from serve.release.renewal import (
     renewed,
     replaced_artifacts,
 )
+from serve.service.options import ServiceOptions
 
+MAX_PORT = 65_535
 NO_RERANKER = "none"  # in place of the name of a re-ranker
 GPU_SHARE = 0.25  # of a GPU, for each replica on Ray Serve
 RAY_SERVE = {
@@ -66,8 +71,9 @@ HAPROXY = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeSearch(HttpLimits, Common):
+class ServeSearch(ServiceOptions, HttpLimits, Common):
     GROUP: ClassVar = "HTTP"
+    HELP_FIRST: ClassVar = ("release",)
     NAMED_BY: ClassVar = ("embeddings",)
     READS: ClassVar = {
         "tasks": "tasks",
@@ -111,16 +117,26 @@ class ServeSearch(HttpLimits, Common):
     row_ranges: int = 0
     """Serve on Ray Serve with the rows of the corpus divided among so many processes, for a corpus that one machine
     cannot hold; 0: undivided."""
-    threads: int | None = None
-    """Threads of the encoder and of each search; default: one for each core."""
-    batch: int = 32
-    """Maximum queries per batch."""
-    queue: int = 256
-    """Maximum queries that wait; more get 429."""
-    warm_up_s: float = 300.0
-    """Maximum seconds of the warm-up (reading files, running queries) before a release is ready; 0: no warm-up."""
-    compile: Literal["auto", "never"] = "never"
-    """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
+    limit: int | None = option(None, hidden=True)
+    """A service has no rows to leave out."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value out of range, and for options that exclude each other."""
+        for base in (Common, ServiceOptions, HttpLimits):
+            base.__post_init__(self)
+        check_least(self, replicas=0, row_ranges=0)
+        if not 0 <= self.port <= MAX_PORT:
+            raise InputError(f"--port {self.port}: expected 0 to {MAX_PORT}")
+        if self.keep_release and self.renew:
+            raise InputError("--keep-release and --renew exclude each other: --renew makes a new release")
+        if self.limit is not None:
+            raise InputError("--limit: a service has no rows to leave out")
+        if self.on_ray and self.port == 0:
+            raise InputError("--port 0: Ray Serve chooses no free port; give a port")
+        for bound in fields(HttpLimits) if self.on_ray else ():
+            if bound.name != "idle_timeout_s" and (value := getattr(self, bound.name)) != bound.default:
+                flag = bound.name.replace("_", "-")
+                raise InputError(f"--{flag} {value}: Ray Serve has a separate HTTP proxy; leave it out")
 
     @property
     def on_ray(self) -> bool:
@@ -128,76 +144,77 @@ class ServeSearch(HttpLimits, Common):
         return bool(self.replicas or self.row_ranges)
 
 
-MAX_PORT = 65_535
-LEAST = {
-    "batch": 1,
-    "queue": 1,
-    "threads": 1,
-    "replicas": 0,
-    "row_ranges": 0,
-    "warm_up_s": 0,
-    "max_connections": 1,
-    "max_header_bytes": 1_024,
-    "max_headers": 16,
-    "max_url_bytes": 256,
-    "head_timeout_s": 0.1,
-    "idle_timeout_s": 1,
-    "write_timeout_s": 1,
-}
+@dataclass(frozen=True)
+class Choice:
+    """The release to serve.
+
+    Attributes:
+        release: The release.
+        is_new: Whether it is not live yet.
+        tag: Tag of the live release when this one was chosen, for compare-and-swap; None if no release was ever live.
+        fallback: The live release, which is served if the new one cannot be; None: the error is raised.
+    """
+
+    release: Release
+    is_new: bool
+    tag: str | None
+    fallback: Release | None
 
 
 def main(options: ServeSearch) -> None:
     store = Store(options.store).require()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
-    check_options(options)
-    repair = False
-    try:
-        live, tag = live_release(store)
-        if live is None and options.keep_release:
-            raise InputError(f"--keep-release: {store.url} has no live release; leave it out to make one")
-    except CorruptError as error:
-        if not options.renew:
-            raise InputError(f"{error} (--renew)") from error
-        repair = True
-        live, tag = last_release(store)
-        say(f"repairs   {error}")
-        say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
-    release, is_new = choose(store, options, live)
-    is_new = is_new or repair
-    fallback = live if is_new and not options.renew else None
-    say_release(store, release, is_new=is_new)
+    choice = choose(store, options)
+    say_release(store, choice)
     if options.row_ranges:
-        check_row_ranges(Opened(store, release), options.row_ranges)
+        check_row_ranges(ReleaseArtifacts(store, choice.release), options.row_ranges)
     if options.plan:
         return
     if not options.on_ray:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(store, options, tokens, release, is_new, tag, fallback))
+            runner.run(serve(store, options, tokens, choice))
     else:
-        if is_new:
-            begin(store, release, tag, fallback, lambda: Opened(store, release))
+        if choice.is_new:
+            make_live(store, choice, lambda: ReleaseArtifacts(store, choice.release))
         serve_on_ray(store, options, tokens)
 
 
-def check_options(options: ServeSearch) -> None:
-    """Raises InputError for a value out of range, and for options that exclude each other."""
-    check_least(options, **LEAST)
-    if not 0 <= options.port <= MAX_PORT:
-        raise InputError(f"--port {options.port}: expected 0 to {MAX_PORT}")
-    if options.keep_release and options.renew:
-        raise InputError("--keep-release and --renew exclude each other: --renew makes a new release")
-    if options.on_ray:
-        if options.port == 0:
-            raise InputError("--port 0: Ray Serve chooses no free port; give a port")
-        check_bounds(options)
-    if options.limit is not None:
-        raise InputError("--limit: a service has no rows to leave out")
+def choose(store: Store, options: ServeSearch) -> Choice:
+    """Returns the release to serve: the live one, one of its tasks with newer artifacts, or one as the options say.
+
+    Raises:
+        InputError: If the live release is damaged and not to be renewed, or if no release can be made.
+    """
+    is_damaged = False
+    try:
+        live, tag = live_release(store)
+    except CorruptError as error:
+        if not options.renew:
+            raise InputError(f"{error} (--renew)") from error
+        is_damaged = True
+        live, tag = last_release(store)
+        say(f"repairs   {error}")
+        say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
+    if live is None and options.keep_release:
+        raise InputError(f"--keep-release: {store.url} has no live release; leave it out to make one")
+    if live is not None and not options.renew:
+        names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources)
+        if any(value is not None for value in names) or options.rerank:
+            raise InputError(
+                f"{store.url} has a live release, {live.id}: leave out what is to be in one, or add --renew"
+            )
+        release = follow_store(store, live, is_kept=options.keep_release)
+    else:
+        release = new_release(store, options, live)
+    is_new = is_damaged or live is None or release.id != live.id
+    return Choice(release, is_new, tag, live if is_new and not options.renew else None)
 
 
-def say_release(store: Store, release: Release, *, is_new: bool) -> None:
+def say_release(store: Store, choice: Choice) -> None:
     """Prints the release that is served, with its backbone, tasks and re-ranker."""
-    say(f"release   {release.id}{' (new)' if is_new else ''} of {store.url}")
+    release = choice.release
+    say(f"release   {release.id}{' (new)' if choice.is_new else ''} of {store.url}")
     say(f"backbone  {release.encoder or 'none, as no dense embeddings are served'}")
     for task in release.tasks:
         dense = [f"embeddings/{task.embeddings}"] if task.embeddings else []
@@ -208,48 +225,44 @@ def say_release(store: Store, release: Release, *, is_new: bool) -> None:
         say(f"re-ranker {release.reranker}")
 
 
-def check_bounds(options: ServeSearch) -> None:
-    """Raises InputError for a bound that Ray Serve's HTTP proxy does not have."""
-    for bound in fields(HttpLimits):
-        if bound.name != "idle_timeout_s" and (value := getattr(options, bound.name)) != bound.default:
-            flag = bound.name.replace("_", "-")
-            raise InputError(f"--{flag} {value}: Ray Serve has a separate HTTP proxy; leave it out")
+def new_release(store: Store, options: ServeSearch, before: Release | None) -> Release:
+    """Returns a release of the artifacts that the options name; prints which artifacts it leaves out.
 
-
-def choose(store: Store, options: ServeSearch, before: Release | None) -> tuple[Release, bool]:
-    """Returns the release to serve, and whether it is new.
-
-    It is the live release, a new one of the same tasks with the newest generations, or a new one of the artifacts as
-    the options name them.
+    Args:
+        store: The store.
+        options: The options of the job.
+        before: The live release, whose re-ranker is the default; None if there is none.
     """
-    names = (options.embeddings, options.index, options.bm25, options.tasks, options.sources)
-    has_names = any(value is not None for value in names)
-    if before is not None and not options.renew:
-        if has_names or options.rerank:
-            raise InputError(
-                f"{store.url} has a live release, {before.id}: leave out what is to be in one, or add --renew"
-            )
-        return follow_store(store, before, is_kept=options.keep_release)
     reranker = options.rerank
     if reranker is None and before is not None:
-        reranker = live_reranker(store, before)
+        reranker = before.reranker
+        try:
+            stored_model(store, reranker or "")
+        except InputError as error:
+            raise InputError(
+                f"{error}; the live release re-ranks with it: name another one with --rerank, or --rerank none"
+            ) from error
     release, excluded = plan(
         store,
         embeddings=options.embeddings,
         index=options.index,
         bm25=options.bm25,
-        tasks=options.tasks,
+        tasks=options.tasks and [find_task(store, task) for task in options.tasks],
         reranker=None if reranker == NO_RERANKER else reranker,
         before=before,
         sources=options.sources,
     )
-    for reason in [*excluded.values(), *incomplete_artifacts(store)]:
+    for reason in excluded.values():
         say(f"left out  {reason}")
-    return release, before is None or release.id != before.id
+    for key in store.incomplete():
+        if Key.parse(key).kind in ("bm25", "embeddings", "index", "prompts"):
+            remedy = "run the command that makes it again, then add --renew"
+            say(f"left out  {store.url}/{key}: was begun and is not complete: {remedy}")
+    return release
 
 
-def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release, bool]:
-    """Returns the live release, or one of the same tasks with newer artifacts, and whether it is new. Prints changes.
+def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
+    """Returns the live release, or one of the same tasks with newer artifacts; prints the changes.
 
     Args:
         store: The store.
@@ -264,69 +277,40 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> tuple[Release
     changes = [*added, *(f"{key}: removed, or built again" for key in replaced)]
     incomplete = [f"{store.url}/{key} was begun and is not complete" for key in incomplete_generations(store, live)]
     if not changes and (is_kept or not incomplete):
-        return live, False
-    if is_kept:
-        reason = "--keep-release is given"
-    elif not changes:
-        reason = f"{'; '.join(incomplete)}: run the command that makes it again"
-    else:
-        try:
-            release = renewed(store, live)
-        except InputError as error:
-            reason = str(error)
-        else:
-            for change in changes:
-                say(f"{'newer   ' if change in added else 'replaced'}  {change}")
-            for line in incomplete:
-                say(f"left out  {line}")
-            corpus = Corpus.open(store)
-            for part in coverage_of(store, release, corpus):
-                if part.rows < corpus.num_rows:
-                    covered = f"{part.artifact} covers {part.rows:,} of {corpus.num_rows:,} passages"
-                    say(f"limited   {covered}, because it was made with --limit")
-            return release, release.id != live.id
-    if replaced:
-        raise InputError(
-            f"release {live.id} cannot be served any more ({'; '.join(changes)}): {reason}; --renew makes a release of "
-            "the artifacts that the store has"
-        )
-    without = f", without newer artifacts ({'; '.join(changes)})" if changes else ""
-    say(f"warning: release {live.id} is served as it is{without}: {reason}")
-    return live, False
-
-
-def live_reranker(store: Store, live: Release) -> str | None:
-    """Returns the re-ranker of the live release. Raises InputError if it is a model of the store that is gone."""
-    kind, _, name = (live.reranker or "").partition("/")
-    if kind == "models" and name:
-        try:
-            store.open(kind, name)
-        except InputError as error:
+        return live
+    try:
+        if is_kept:
+            raise InputError("--keep-release is given")
+        if not changes:
+            raise InputError(f"{'; '.join(incomplete)}: run the command that makes it again")
+        release = renewed(store, live)
+    except InputError as error:
+        if replaced:
             raise InputError(
-                f"{error}; the live release re-ranks with it: name another one with --rerank, or --rerank none"
+                f"release {live.id} cannot be served any more ({'; '.join(changes)}): {error}; --renew makes a release "
+                "of the artifacts that the store has"
             ) from error
-    return live.reranker
+        without = f", without newer artifacts ({'; '.join(changes)})" if changes else ""
+        say(f"warning: release {live.id} is served as it is{without}: {error}")
+        return live
+    for change in changes:
+        say(f"{'newer   ' if change in added else 'replaced'}  {change}")
+    for line in incomplete:
+        say(f"left out  {line}")
+    corpus = Corpus.open(store)
+    for part in coverage_of(store, release, corpus):
+        if part.rows < corpus.num_rows:
+            covered = f"{part.artifact} covers {part.rows:,} of {corpus.num_rows:,} passages"
+            say(f"limited   {covered}, because it was made with --limit")
+    return release
 
 
-def incomplete_artifacts(store: Store) -> list[str]:
-    """Returns a line for each artifact that could be served and was begun, but is not complete."""
-    return [
-        f"{store.url}/{key}: was begun and is not complete: run the command that makes it again, then add --renew"
-        for key in store.incomplete()
-        if key.partition("/")[0] in ("bm25", "embeddings", "index", "prompts")
-    ]
-
-
-def begin(
-    store: Store, release: Release, tag: str | None, fallback: Release | None, open_release: Callable[[], object]
-) -> str:
+def make_live(store: Store, choice: Choice, open_release: Callable[[], object]) -> str:
     """Opens a new release, and makes it the live one.
 
     Args:
         store: The store.
-        release: The release.
-        tag: Tag of the release that was live when this one was planned, for compare-and-swap.
-        fallback: The release that was live then, if it can be served instead; None: an error is raised.
+        choice: The release.
         open_release: Opens the release.
 
     Returns:
@@ -336,6 +320,7 @@ def begin(
     Raises:
         InputError: If no release can be served.
     """
+    release, fallback = choice.release, choice.fallback
     live_id = None
     try:
         try:
@@ -346,7 +331,7 @@ def begin(
                 raise
             say(f"warning: release {fallback.id} is served as it is, as release {release.id} cannot be served: {error}")
             return fallback.id
-        if make_current(store, release, tag):
+        if make_current(store, release, choice.tag):
             live_id = release.id
         elif live := current(store):  # it has the same id if another server has made the same release
             live_id = live[0]
@@ -362,43 +347,23 @@ def begin(
     return live_id
 
 
-async def serve(
-    store: Store,
-    options: ServeSearch,
-    tokens: Tokens,
-    release: Release,
-    is_new: bool,
-    tag: str | None,
-    fallback: Release | None,
-) -> None:
-    """Serves a release from this process until SIGTERM or SIGINT.
+async def serve(store: Store, options: ServeSearch, tokens: Tokens, choice: Choice) -> None:
+    """Serves a release from this process until SIGTERM or SIGINT; a new one becomes live when all parts have opened it.
 
     Args:
         store: The store.
-        options: The job's options.
+        options: The options of the job.
         tokens: Tokens of users and administrators.
-        release: The release.
-        is_new: Whether the release is new; it becomes live when all parts have opened it.
-        tag: Tag of the release that was live when this one was planned, for compare-and-swap.
-        fallback: The live release, which is served if the new one cannot be; None: the error is raised.
+        choice: The release.
     """
     from serve.local import open_local, run_server
-    from serve.service.warm_up import WarmUpLimits
 
-    service = open_local(
-        store,
-        device="cuda" if num_gpus() else "cpu",
-        threads=options.threads,
-        batch=options.batch,
-        bound=options.queue,
-        compile=options.compile,
-        warm_up=WarmUpLimits(total_s=options.warm_up_s),
-    )
-    live_id = release.id
-    if is_new:
-        live_id = begin(store, release, tag, fallback, partial(service.open, release.id))
-        if live_id != release.id:
-            service.forget(release.id)
+    service = open_local(store, options, device="cuda" if num_gpus() else "cpu")
+    live_id = choice.release.id
+    if choice.is_new:
+        live_id = make_live(store, choice, partial(service.open, live_id))
+        if live_id != choice.release.id:
+            service.close_release(choice.release.id)
     service.open(live_id)
     await run_server(service, tokens, options.host, options.port, announce, options)
 
@@ -414,16 +379,12 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     from serve.deployments import Application, run_application
 
     application = Application(
+        **{field.name: getattr(options, field.name) for field in fields(ServiceOptions)},
         store=store.url,
         row_ranges=options.row_ranges,
         tokens=options.tokens,
         without_tokens=not tokens,
-        batch=options.batch,
-        queue=options.queue,
-        compile=options.compile,
-        warm_up_s=options.warm_up_s,
         replicas=max(1, options.replicas),
-        threads=options.threads,
         cpus=0,
         leaf_cpus=0,  # one machine: the threads share its cores
         gpus=GPU_SHARE if Nodes().num_gpus() else 0.0,

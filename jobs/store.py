@@ -1,11 +1,12 @@
-"""List a store's artifacts, show, remove or export one, or remove the files that nothing names (gc).
+"""List the artifacts of a store; show, remove or export one; remove unused files.
 
-python jobs/store.py list --store data/squad
-python jobs/store.py show index/minilm/g0000 --store data/squad
-python jobs/store.py show runs/minilm --query-id 56be4db0acb8001400a502ec --store data/squad
-python jobs/store.py remove index/minilm/g0000 --store data/squad
-python jobs/store.py export prompts/legal --to legal --store data/squad
-python jobs/store.py gc --store data/squad
+riptide store list --store data/squad
+riptide store show index/minilm --store data/squad
+riptide store show runs/minilm --query-id 56be4db0acb8001400a502ec --store data/squad
+riptide store remove index/minilm --store data/squad
+riptide store remove embeddings/minilm --with-dependents --plan --store data/squad
+riptide store export prompts/legal --to legal --store data/squad
+riptide store gc --store data/squad
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -24,8 +26,9 @@ from jobs.common.cuts import stored_counts
 
 from indexing.search.hit_tables import hit_table, style_for
 from indexing.search.judgements import read_run_query
-from indexing.store.artifact import PROVENANCE, Artifact, unseal
+from indexing.store.artifact import Artifact
 from indexing.store.cache import CorruptError
+from indexing.store.documents import MANIFEST, PROVENANCE, unseal
 from indexing.store.keys import Key
 from indexing.store.models import abandoned_checkpoints, model_folder, own_checkpoints
 from indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
@@ -38,33 +41,38 @@ SHOWN_HITS = 10  # hits of a query, if --k is not set
 
 @dataclass(frozen=True, kw_only=True)
 class StoreJob(Common):
-    """--limit N: list prints at most N artifacts, show N parts, and gc removes at most N items."""
-
     GROUP: ClassVar = "artifact"
 
     action: Literal["list", "show", "remove", "export", "gc"] = option(positional=True)
     """What to do; gc removes files, checkpoints, old releases and their prompts over HTTP that nothing names."""
     key: str | None = option(None, positional=True, metavar="KEY")
-    """The artifact, as list prints it (show, remove, export)."""
-    to: str | None = None
+    """The artifact, as list prints it (show, remove, export). Without a generation, index/minilm for example, it is the
+    newest one, or for remove all of them."""
+    to: str | None = option(None, metavar="FOLDER")
     """Folder for the files of a model or a prompt, which keep their names (export)."""
     query_id: str | None = None
     """A query of runs/NAME: print its text, hits and judgements, and the relevant passages that the run misses
     (show)."""
+    with_dependents: bool = False
+    """Remove everything that was made from the artifact too; --plan lists it (remove)."""
     k: int | None = None
     """Hits that --query-id prints; default: 10."""
+    limit: int | None = None
+    """List at most N artifacts, show N parts, or remove N items (gc)."""
 
 
 def main(options: StoreJob) -> None:
     store = Store(options.store).require()
     if options.action in ("show", "remove", "export") and options.key is None:
-        raise InputError(f"{options.action}: expected an artifact; jobs/store.py list shows what there is")
+        raise InputError(f"{options.action}: expected an artifact; riptide store list shows what there is")
     if options.key is not None and options.action in ("list", "gc"):
         raise InputError(f"{options.action} {options.key}: takes no artifact, it is for the whole store")
     if options.limit is not None and options.action in ("remove", "export"):
         raise InputError(f"{options.action} --limit {options.limit}: an artifact is taken whole")
     if options.to is not None and options.action != "export":
         raise InputError(f"{options.action} --to {options.to}: only export takes a folder")
+    if options.with_dependents and options.action != "remove":
+        raise InputError(f"{options.action} --with-dependents: only remove takes the artifacts that need another one")
     key = (options.key or "").strip("/")
     check_query_options(options, key)
     if options.action == "list":
@@ -72,18 +80,43 @@ def main(options: StoreJob) -> None:
     elif options.action == "show" and options.query_id is not None:
         show_query(store, key, options.query_id, options.k or SHOWN_HITS)
     elif options.action == "show":
-        show(store, key, options.limit)
+        show(store, store.find(key)[-1], options.limit)
     elif options.action == "remove":
-        files = store.removable(key) + own_checkpoints(store, *Key.parse(key))
-        if not options.plan:
-            for file, _ in files:
-                store.storage.delete(file)
-        freed = human(sum(size for _, size in files))
-        say(f"{'would remove' if options.plan else 'removed'} {key}, {freed}")
+        remove(store, key, options)
     elif options.action == "export":
-        export(store, key, options)
+        export(store, store.find(key)[-1], options)
     else:
         collect_garbage(store, options)
+
+
+def remove(store: Store, key: str, options: StoreJob) -> None:
+    """Removes an artifact with its checkpoints, or prints with --plan what would be removed."""
+    freed: list[tuple[str, int]] = []
+    artifacts = store.removable(key, with_dependents=options.with_dependents)
+    for each, files in artifacts.items():
+        files = files + own_checkpoints(store, *Key.parse(each))
+        delete(store, files, options)
+        report(each, files, options)
+        freed += files
+    if len(artifacts) > 1:
+        say(f"{verb(options)} {len(artifacts)} artifacts, {amount(freed)}")
+
+
+def delete(store: Store, files: list[tuple[str, int]], options: StoreJob) -> None:
+    """Deletes files in their order, unless --plan is set."""
+    for file, _ in files:
+        if not options.plan:
+            store.storage.delete(file)
+
+
+def verb(options: StoreJob) -> str:
+    """Returns what is printed before the name of what is removed."""
+    return "would remove" if options.plan else "removed"
+
+
+def amount(files: list[tuple[str, int]]) -> str:
+    """Returns the number and the bytes of files: `3 files, 1.2 MB`."""
+    return f"{len(files):,} {'file' if len(files) == 1 else 'files'}, {human(sum(size for _, size in files))}"
 
 
 def collect_garbage(store: Store, options: StoreJob) -> None:
@@ -91,30 +124,30 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
 
     Damaged documents are reported at the end, and nothing that they may name is removed.
     """
-    verb = "would remove" if options.plan else "removed"
-    files = [*store.garbage(), *abandoned_checkpoints(store)][: options.limit]
-    for file, size in files:
-        if not options.plan:
-            store.storage.delete(file)
-        say(f"{verb} {file}, {human(size)}")
-    rest = None if options.limit is None else options.limit - len(files)
+    freed = [*store.garbage(), *abandoned_checkpoints(store)][: options.limit]
+    for file in freed:
+        delete(store, [file], options)
+        report(file[0], [file], options)
+    rest = None if options.limit is None else options.limit - len(freed)
     problems = store.damaged()
     try:
         releases = expired_releases(store)[:rest]
         prompts = expired_prompts(store, releases)[: None if rest is None else rest - len(releases)]
-        for key in releases:
-            report(key, store.removal(key) if options.plan else remove_release(store, key), verb)
-        for key in prompts:
-            report(key, store.removal(key) if options.plan else remove_prompt(store, key), verb)
+        for key, take in [*((key, remove_release) for key in releases), *((key, remove_prompt) for key in prompts)]:
+            files = store.removal(key) if options.plan else take(store, key)
+            report(key, files, options)
+            freed += files
     except CorruptError as error:
         problems.append(str(error))
+    if freed or not problems:
+        say(f"{verb(options)} {amount(freed)} in total" if freed else "nothing to remove")
     end_with(problems, "nothing that these documents may name was removed")
 
 
-def report(key: str, files: list[tuple[str, int]], verb: str) -> None:
-    """Prints a line on a removed artifact; none if it has no files, as another process turned out to need it."""
+def report(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
+    """Prints a line on what is removed; none if it has no files, as another process turned out to need it."""
     if files:
-        say(f"{verb} {key}, {human(sum(size for _, size in files))}")
+        say(f"{verb(options)} {key}, {human(sum(size for _, size in files))}")
 
 
 def end_with(problems: list[str], note: str) -> None:
@@ -122,33 +155,51 @@ def end_with(problems: list[str], note: str) -> None:
     for problem in problems:
         say(f"bad: {problem}")
     if problems:
-        raise InputError(f"{len(problems)} damaged documents; {note}; jobs/verify.py names every damaged file")
+        raise InputError(f"{len(problems)} damaged documents; {note}; riptide verify names every damaged file")
 
 
 def list_artifacts(store: Store, limit: int | None) -> None:
-    """Prints a line for each artifact: key, size, rows, inputs."""
-    problems = []
-    for key in store.keys()[:limit]:
+    """Prints a line for each artifact: key, size, rows, time and inputs; then the totals."""
+    problems: list[str] = []
+    table: list[tuple[str, ...]] = [("artifact", "size", "rows", "made", "from")]
+    keys, written, total = store.keys(), store.storage.times(""), 0
+    unfinished = unfinished_artifacts(store, limit)
+    for key in keys[:limit]:
         try:
             artifact = Artifact(store.storage, store.cache, key)
         except FileNotFoundError:  # removed since the keys were listed
             continue
         except CorruptError as error:
             problems.append(str(error))
-            say(f"{key:32} damaged: its manifest cannot be read")
+            unfinished = {key: "damaged: its manifest cannot be read"} | unfinished
             continue
-        size = human(sum(part.bytes for part in artifact.parts))
+        size = sum(part.bytes for part in artifact.parts)
+        total += size
+        written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(written.get(f"{key}/{MANIFEST}", 0)))
         parents = ", ".join(entry["artifact"] for entry in artifact.inputs.values()) or "-"
-        say(f"{key:32} {size:>10} {artifact.rows:>14,} rows  {artifact.fingerprint[:12]}  from {parents}")
+        table.append((key, human(size), f"{artifact.rows:,}", written_at, parents))
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for key, size_text, rows, written_at, parents in table:
+        say(f"{key:{widths[0]}}  {size_text:>{widths[1]}}  {rows:>{widths[2]}}  {written_at:{widths[3]}}  {parents}")
+    for key, state in unfinished.items():
+        say(f"{key:{widths[0]}}  {state}")
+    shown = f"{len(table) - 1} of {len(keys)}" if len(table) - 1 < len(keys) else f"{len(keys)}"
+    say(f"{shown} artifacts, {human(total)}; all files of the store: {amount(list(store.storage.list('')))}")
+    end_with(problems, "restore them, or remove their artifacts and make them again")
+
+
+def unfinished_artifacts(store: Store, limit: int | None) -> dict[str, str]:
+    """Returns the state of each artifact that is not complete, by key."""
     superseded, failed = store.superseded(), store.failed()
+    states = {}
     for key in store.incomplete()[:limit]:
         if key in failed:
-            say(f"{key:32} failed: the next command replaces it, gc removes it after an hour; {failed[key]}")
+            states[key] = f"failed: the next command replaces it, gc removes it after an hour; {failed[key]}"
         elif key in superseded:
-            say(f"{key:32} superseded: a later generation has its rows; gc removes it a day after its last change")
+            states[key] = "superseded: a later generation has its rows; gc removes it a day after its last change"
         else:
-            say(f"{key:32} incomplete: the command that makes it resumes it")
-    end_with(problems, "restore them, or remove their artifacts and make them again")
+            states[key] = "incomplete: the command that makes it resumes it"
+    return states
 
 
 def export(store: Store, key: str, options: StoreJob) -> None:

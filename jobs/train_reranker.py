@@ -1,7 +1,9 @@
-r"""Train a cross-encoder from a backbone on mined negatives. An interrupted run resumes from its last checkpoint.
+r"""Train a cross-encoder on mined negatives, for re-ranking.
 
-    python jobs/train_reranker.py --store data/squad --split train --negatives bm25 \
+    riptide train-reranker --store data/squad --split train --negatives bm25 \
         --backbone sentence-transformers/all-MiniLM-L6-v2 --name minilm-reranker
+
+An interrupted run resumes from its last checkpoint.
 """
 
 from __future__ import annotations

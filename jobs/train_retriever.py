@@ -1,22 +1,24 @@
-r"""Train a retriever: deep prompts or LoRA over a frozen backbone, or all weights. An interrupted run resumes.
+r"""Train a retriever: deep prompts or LoRA over a frozen backbone, or all weights.
 
-    python jobs/train_retriever.py --store data/squad --task squad --negatives bm25 --train prompts \
-        --backbone sentence-transformers/all-MiniLM-L6-v2 --length 32 --lr 7e-3 --epochs 1 --dev-split dev
+    riptide train-retriever --store data/squad --task squad --negatives bm25 --train prompts \
+        --backbone sentence-transformers/all-MiniLM-L6-v2 --length 32 --lr 7e-3 --dev-split dev
+
+An interrupted run resumes.
 
 --train says which weights are trained, --prompt whether there is a prompt, and --sides which texts it concerns:
 
     --train prompts --sides tied      one prompt for queries and passages (DPTDR on MS MARCO)
     --train prompts --sides untied    a prompt of each side (DPTDR on NQ)
-    --train prompts --sides query     a prompt for queries; the index of the backbone serves the task
+    --train prompts --sides query     a prompt for queries; the backbone's index serves the task
       --prompt synthesised            a prompt for each query, computed from its words (HYPER)
-      --prompt per-task               a prompt for each of several tasks, and their mean for other tasks
+      --prompt per-task               a prompt for each of several tasks; their mean for others
     --train prompts --sides tied      queries and passages share the prompts:
       --prompt topics                 a prompt for each topic of topics/NAME (Topic-DPR)
-    --train lora                      LoRA adapters in place of prompts, merged into encoders as with --train all
+    --train lora                      LoRA adapters in place of prompts, merged into encoders
     --train all --sides tied          one fine-tuned encoder
-    --train all --sides untied        an encoder of each side (DPR): models/TASK holds query/ and passage/
+    --train all --sides untied        an encoder of each side (DPR), in models/TASK
       --prompt synthesised            and a prompt for each query, in prompts/TASK-prompt (HYPER)
-    --train all --sides query         an encoder of queries, for search in the index of the backbone
+    --train all --sides query         an encoder of queries, for the backbone's index
 """
 
 from __future__ import annotations

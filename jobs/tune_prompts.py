@@ -1,7 +1,7 @@
-r"""Train a task: the job train_retriever with --train prompts as the default, and with other names of some options.
+r"""Train a prompt for a task: train-retriever with other defaults and option names.
 
-    python jobs/tune_prompts.py --store data/squad --task squad --negatives bm25 \
-        --backbone sentence-transformers/all-MiniLM-L6-v2 --length 32 --lr 7e-3 --epochs 1 --dev-split dev
+    riptide tune-prompts --store data/squad --task squad --negatives bm25 \
+        --backbone sentence-transformers/all-MiniLM-L6-v2 --length 32 --lr 7e-3 --dev-split dev
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Hash every file of a store's artifacts again, and name each damaged or missing one; then the exit status is 1.
+"""Hash every file of a store again, and name the damaged and missing ones.
 
-python jobs/verify.py --store data/squad
+    riptide verify --store data/squad
+
+The exit status is 1 if a file is damaged or missing.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from indexing.store.verify import verify
 
 @dataclass(frozen=True, kw_only=True)
 class Verify(Common):
-    """--limit N hashes at most N parts of each artifact."""
+    limit: int | None = None
+    """Hash at most N parts of each artifact."""
 
 
 def main(options: Verify) -> None:

@@ -1,1 +1,1 @@
-"""What turns text into vectors and learns to."""
+"""Models that convert text to vectors and score pairs, and their training; it knows no stores and no Ray."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import numpy as np
 
-SPLIT = "split long documents into passages before they are imported"
+SPLIT = "split long documents into passages, as riptide import-corpus --split-words does"
 NOUNS = ("queries", "passages", "sentences", "pairs")  # kinds of texts that training counts
 MOST_CUT = 0.05  # of the texts, or of their tokens; more is worth a warning
 

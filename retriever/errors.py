@@ -1,4 +1,4 @@
-"""The exceptions for what a user can fix, and the texts of their messages."""
+"""Exceptions with messages for users, and functions that shorten names and texts in messages."""
 
 import itertools
 from collections.abc import Collection, Mapping
@@ -35,7 +35,7 @@ class InputError(ValueError):
 
 
 class StorageError(InputError):
-    """A store or a source cannot be read or written at this moment; its contents may be as they should be.
+    """A store or a source cannot be read or written at this moment; its contents may be intact.
 
     A command that ends with it can be repeated as it is and keeps what is committed.
     """

@@ -17,13 +17,14 @@ from fastapi.responses import FileResponse, Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
+from indexing.corpus.filters import type_name
 from retriever.errors import InputError
 from serve.errors import ConflictError, NotReadyError, UnknownTaskError
 from serve.http.connections import Connections
 from serve.http.errors import add_errors
 from serve.http.guard import Guard, Tokens
 from serve.http.routes import JsonRoute, UploadRoute, as_json, as_json_list, cancelled_on_disconnect, remaining_s
-from serve.metrics import Exporter, Metrics, PrometheusExporter
+from serve.metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
 from serve.parts.queries import Answer
 from serve.protocol import (
     EmbeddingsRequest,
@@ -39,10 +40,12 @@ from serve.protocol import (
     TaskOut,
     TasksResponse,
 )
-from serve.release.opened import Opened
-from serve.release.tasks import Task, modes_of
+from serve.release.artifacts import ReleaseArtifacts
+from serve.release.tasks import Task, supported_modes
 from serve.service.changes import Changes
-from serve.service.service import Service
+from serve.service.loops import repeat
+from serve.service.prompts import Upload
+from serve.service.service import LOOK_S, Service
 
 PAGE = Path(__file__).parent / "page"
 SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond
@@ -99,7 +102,7 @@ def build_app(
     ):
         app.include_router(routes)
     # Guard runs before FastAPI's own layers. The object stays a FastAPI, as Ray Serve names requests by its routes.
-    app.middleware_stack = Guard(app.build_middleware_stack(), tokens=tokens, answered=metrics.answered)
+    app.middleware_stack = Guard(app.build_middleware_stack(), tokens=tokens, on_response=metrics.count_request)
     return app
 
 
@@ -109,7 +112,12 @@ def _lifespan(changes: Changes, metrics: Metrics) -> Callable[[FastAPI], context
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        loops = (changes.follow(), service.watch(), service.staleness.watch(lambda: service.live), metrics.sample())
+        loops = (
+            repeat(changes.refresh, LOOK_S, "the release that is to be live cannot be served"),
+            repeat(service.check_if_due, LOOK_S, "the parts cannot be checked"),
+            repeat(service.look_for_newer, LOOK_S, "newer artifacts are not noticed"),
+            repeat(metrics.sample, SAMPLE_S, "the metrics cannot be sampled"),
+        )
         tasks = [asyncio.create_task(loop) for loop in loops]
         yield
         for task in tasks:
@@ -134,11 +142,11 @@ def search_routes(service: Service, metrics: Metrics) -> APIRouter:
         start = time.perf_counter()
         async with cancelled_on_disconnect(http):
             live, search, answers = await service.search(request, remaining_s(http, request.timeout_ms))
-        metrics.searched(answers)
+        metrics.count_search(answers)
         for answer, _ in answers:
             if answer.error is not None:
                 raise answer.error
-        took = _took(answers)
+        took = _stage_ms(answers)
         document = {
             "request_id": http.state.request_id,
             "release": live.release.id,
@@ -177,7 +185,7 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
             "truncated_inputs": cuts.cut_texts,
             "truncated_tokens": cuts.cut_tokens,
         }
-        metrics.embedded(cuts.kept_tokens)
+        metrics.count_embedding(cuts.kept_tokens)
         return as_json_list({"object": "list", "model": request.model, "usage": usage}, "data", data)
 
     @json_routes.post("/v1/rerank", response_model=RerankResponse)
@@ -212,20 +220,21 @@ def release_routes(changes: Changes) -> APIRouter:
         """Returns the live release (encoder, modes, filters, tasks, number of passages), and what is newer."""
         live = _live(service)
         corpus, release = live.corpus, live.release
-        known = {
+        document = {
             "release": release.id,
             "encoder": public_name(release.encoder) if release.encoder else None,
             "dim": None,
             "similarity": None,
             "numerics": None,
             "passages": corpus.num_rows - len(corpus.deleted),
+            "is_split": corpus.is_split,
             "reranker": public_name(release.reranker) if release.reranker else None,
-            "modes": modes_of(*release.tasks),
-            "filters": {name: str(kind) for name, kind in live.columns.items()},
+            "modes": supported_modes(*release.tasks),
+            "filters": {name: type_name(kind) for name, kind in live.columns.items()},
             "tasks": sorted(live.tasks),
             "newer": service.newer,
         }
-        return as_json({**known, **await service.about(live)})
+        return as_json({**document, **await service.describe(live)})
 
     return routes
 
@@ -259,7 +268,7 @@ def task_routes(changes: Changes) -> APIRouter:
         ] = None,
     ) -> Response:
         """Serves a prompt under a name, at once and after restarts; the response comes when every replica has it."""
-        await changes.put_task(name, prompt.file, settings.file, index)
+        await changes.put_task(Upload(name, prompt.file, settings.file, index))
         live = _live(service)
         if name not in live.tasks:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")
@@ -316,7 +325,7 @@ def page_routes() -> APIRouter:
     return routes
 
 
-def _live(service: Service) -> Opened:
+def _live(service: Service) -> ReleaseArtifacts:
     if service.live is None:
         raise NotReadyError
     return service.live
@@ -327,7 +336,7 @@ def public_name(model: str) -> str:
     return Path(model).name if Path(model).is_absolute() or model.startswith((".", "~")) else model
 
 
-def _took(answers: list[tuple[Answer, float]]) -> dict[str, float]:
+def _stage_ms(answers: list[tuple[Answer, float]]) -> dict[str, float]:
     """Returns milliseconds by stage, each of the slowest query of a request."""
     took = {"queue": max(waited for _, waited in answers)}
     for answer, _ in answers:
@@ -351,12 +360,12 @@ def _embeddings(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
     ]
 
 
-def _tasks(live: Opened) -> Response:
+def _tasks(live: ReleaseArtifacts) -> Response:
     """Returns the response with all tasks of the live release."""
     return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
 
-def _task(live: Opened, task: Task) -> dict[str, Any]:
+def _task(live: ReleaseArtifacts, task: Task) -> dict[str, Any]:
     key = f"prompts/{task.prompt}"
     return {
         "name": task.name,
@@ -365,6 +374,6 @@ def _task(live: Opened, task: Task) -> dict[str, Any]:
         "embeddings": task.embeddings,
         "index": task.index,
         "bm25": task.bm25,
-        "modes": modes_of(task),
+        "modes": supported_modes(task),
         "sources": [source.text for source in task.served()],
     }

@@ -15,11 +15,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import ray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic.dataclasses import dataclass
 from ray import serve as ray_serve
 from ray.serve.config import ProxyLocation
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -30,64 +32,55 @@ from retriever.errors import InputError
 from serve.errors import LostError
 from serve.http.guard import Tokens, is_loopback
 from serve.local import address_of, favour_event_loop, open_local
-from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.states import PASSAGES
-from serve.protocol import MOST_MS
+from serve.protocol import MAX_MS
+from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from serve.release.live import current
-from serve.release.opened import Opened, check_row_ranges
 from serve.release.release import Release
-from serve.remote import PREPARE_S, LeafReplica, RemotePart, as_raised, ask_remote
+from serve.remote import PREPARE_S, LeafReplica, RemotePart, as_raised, send_to_leaves
 from serve.service.changes import Changes
-from serve.service.service import LOOK, Service
-from serve.service.warm_up import WarmUpLimits
+from serve.service.options import ServiceOptions
+from serve.service.service import LOOK_S, Service
 
-LINGER_S = MOST_MS / 1000 + 2 * LOOK  # seconds for which other fronts may have requests of the previous release
+APPLICATION = "riptide"  # name of the application in Ray Serve
+LINGER_S = MAX_MS / 1000 + 2 * LOOK_S  # seconds for which other fronts may have requests of the previous release
 SPARE = 64  # requests that a replica accepts in addition to those for its queues
 LEAF_ONGOING = 64  # calls that a replica of a leaf gets at once
 KEEP_ALIVE_S = 75  # seconds that Ray's proxy keeps an idle connection open
 REQUEST_S = PREPARE_S + 600  # seconds of the longest request, which opens and warms a release
 
 
-class Application(BaseModel):
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
+class Application(ServiceOptions):
     """Arguments of the application for `serve run` and `serve deploy`."""
 
-    model_config = ConfigDict(extra="forbid")
+    store: str
+    """URL or folder of the store."""
+    row_ranges: NonNegativeInt = 0
+    """Leaves among which the rows are divided; 0: none, each replica serves the whole release."""
+    tokens: str | None = None
+    """A file on every node; None: each node's environment."""
+    without_tokens: bool = False
+    """Start without tokens, if no other machine reaches the port."""
+    workers: PositiveInt = 1
+    """Batches that a front runs at the same time, with row ranges; more may help if the leaves are on other nodes."""
+    replicas: PositiveInt = 1
+    """Replicas that answer HTTP; the minimum if `most` is set."""
+    most: PositiveInt | None = None
+    """Maximum replicas, by load; None: always `replicas`."""
+    cpus: NonNegativeFloat = 1
+    """CPUs per replica, which are also its threads unless `threads` is set."""
+    gpus: NonNegativeFloat = 0
+    """GPUs per replica, or the share of one; 0: models run on the CPU."""
+    leaf_replicas: PositiveInt = 1
+    """Replicas of each leaf."""
+    leaf_cpus: NonNegativeFloat = 1
+    """CPUs per replica of a leaf, which are also its threads unless `threads` is set."""
 
-    store: str = Field(description="URL or folder of the store.")
-    row_ranges: int = Field(
-        default=0,
-        ge=0,
-        description="Leaves among which the rows are divided; 0: none, each replica serves the whole release.",
-    )
-    tokens: str | None = Field(default=None, description="A file on every node; None: each node's environment.")
-    without_tokens: bool = Field(
-        default=False, description="Start without tokens, if no other machine reaches the port."
-    )
-    batch: int = Field(default=32, ge=1, description="Queries per batch at most.")
-    queue: int = Field(default=256, ge=1, description="Queries that may wait in a replica.")
-    workers: int = Field(
-        default=1,
-        ge=1,
-        description="Batches that a front runs at the same time, with row ranges; "
-        "more may help if the leaves are on other nodes.",
-    )
-    compile: Literal["auto", "never"] = Field(default="never", description="auto: compile the encoder if that helps.")
-    warm_up_s: float = Field(default=300, ge=0, description="Seconds at most before a release is live; 0: no warm-up.")
-    replicas: int = Field(default=1, ge=1, description="Replicas that answer HTTP; the minimum if `most` is set.")
-    most: int | None = Field(default=None, ge=1, description="Replicas at most, by load; None: always `replicas`.")
-    cpus: float = Field(default=1, ge=0, description="CPUs per replica.")
-    gpus: float = Field(default=0, ge=0, description="GPUs per replica, or the share of one; 0: models run on the CPU.")
-    threads: int | None = Field(
-        default=None, ge=1, description="Threads of a search; None: one per CPU of the replica."
-    )
-    leaf_replicas: int = Field(default=1, ge=1, description="Replicas of each leaf.")
-    leaf_cpus: float = Field(default=1, ge=0, description="CPUs per replica of a leaf.")
-
-    @model_validator(mode="after")
-    def _most_is_reachable(self) -> Application:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.most is not None and self.most < self.replicas:
-            raise ValueError(f"most {self.most}: expected at least replicas, {self.replicas}, or leave it out")
-        return self
+            raise InputError(f"most {self.most}: expected at least replicas, {self.replicas}, or leave it out")
 
 
 def open_front(store: Store, leaves: Sequence[Any], args: Application, device: str) -> Service:
@@ -95,17 +88,14 @@ def open_front(store: Store, leaves: Sequence[Any], args: Application, device: s
     names = [*(online.name for online in online_searches()), PASSAGES]
     return Service(
         store,
-        EncoderPart(store, device=device, threads=_threads(args, args.cpus), compile=args.compile),
-        RerankPart(store, device=device, threads=_threads(args, args.cpus)),
-        partial(ask_remote, leaves),
+        args,
+        partial(send_to_leaves, leaves),
         {name: RemotePart(name, leaves) for name in names},
+        device=device,
         num_leaves=len(leaves),
-        batch=args.batch,
-        bound=args.queue,
         workers=args.workers,
         linger=LINGER_S,
         is_local=False,
-        warm_up=WarmUpLimits(total_s=args.warm_up_s),
     )
 
 
@@ -114,7 +104,7 @@ async def announce() -> None:
 
     Raises:
         LostError: If an ingress does not serve it after PREPARE_S; it continues to open it.
-        StoreError: If an ingress cannot open it; it tries again every LOOK seconds.
+        StoreError: If an ingress cannot open it; it tries again every LOOK_S seconds.
     """
     results: list[Any] = []
     try:
@@ -134,34 +124,26 @@ class Ingress:
     """Answers HTTP: a replica that serves the whole release, or a front of leaves.
 
     Args:
-        settings: Fields of Application.
+        args: The application.
         leaves: Handles of the leaves; empty: this process serves the whole release.
     """
 
-    def __init__(self, settings: dict[str, Any], leaves: list[Any]):
-        self.settings = Application(**settings)
-        self.leaves = leaves
+    def __init__(self, args: Application, leaves: list[Any]):
+        self.args, self.leaves = args, leaves
         self.changes: Changes | None = None
 
     async def __serve_build_asgi_app__(self) -> Any:
         from serve.app import build_app
         from serve.ray_metrics import RayExporter
 
-        settings, store, device = self.settings, Store(self.settings.store), reserved_device()
+        args, store, device = self.args, Store(self.args.store), reserved_device()
+        args = replace(args, threads=_threads(args, args.cpus))
         if self.leaves:
-            service = open_front(store, self.leaves, settings, device)
+            service = open_front(store, self.leaves, args, device)
         else:
-            service = open_local(
-                store,
-                device=device,
-                threads=_threads(settings, settings.cpus),
-                batch=settings.batch,
-                bound=settings.queue,
-                compile=settings.compile,
-                warm_up=WarmUpLimits(total_s=settings.warm_up_s),
-            )
-        tokens = Tokens.read(settings.tokens)
-        if not tokens and not settings.without_tokens:
+            service = open_local(store, args, device=device)
+        tokens = Tokens.read(args.tokens)
+        if not tokens and not args.without_tokens:
             raise InputError(
                 "this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
                 "there; set `without_tokens: true` only if no other machine reaches the port"
@@ -199,12 +181,12 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
         InputError: If the store has no live release.
         ValidationError: Of pydantic, if an argument is unknown or its value is not valid.
     """
-    args = Application.model_validate(arguments)
+    args = arguments if isinstance(arguments, Application) else Application(**arguments)
     store = Store(args.store).require()
     live = current(store)
     if live is None:
-        raise InputError(f"{store.url} has no live release: make one with jobs/serve_search.py --store {store.url}")
-    check_row_ranges(Opened(store, Release.load(store, live[0])), args.row_ranges)
+        raise InputError(f"{store.url} has no live release: make one with riptide serve-search --store {store.url}")
+    check_row_ranges(ReleaseArtifacts(store, Release.load(store, live[0])), args.row_ranges)
     leaves = [_leaf(args, number) for number in range(args.row_ranges)]
     # All queries that wait or run in the three queues of a replica. The replica itself refuses more, so that no
     # request waits in Ray Serve before it.
@@ -215,7 +197,7 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
     else:
         bounds = {"min_replicas": args.replicas, "max_replicas": args.most}
         options["autoscaling_config"] = {**bounds, "target_ongoing_requests": args.batch}
-    return ray_serve.deployment(name="ingress", **options)(Ingress).bind(args.model_dump(), leaves)
+    return ray_serve.deployment(name="ingress", **options)(Ingress).bind(args, leaves)
 
 
 def _leaf(args: Application, number: int) -> Any:
@@ -239,9 +221,10 @@ def _options(cpus: float, gpus: float, ongoing: int) -> dict[str, Any]:
 def run_application(
     args: Application, host: str, port: int, announce: Callable[[str], object], keep_alive_s: int = KEEP_ALIVE_S
 ) -> None:
-    """Serves on the Ray cluster that this process has joined, until SIGTERM or SIGINT.
+    """Serves on the Ray cluster that this process has joined, until SIGTERM or SIGINT; then it ends the application.
 
-    With a loopback address only the head listens, as such an address does not reach other nodes.
+    Ray Serve is shut down only if this function has started it and no other application runs. With a loopback address
+    only the head listens, as such an address does not reach other nodes.
 
     Args:
         args: The application.
@@ -265,6 +248,7 @@ def run_application(
             f"parameter host {host}: HAProxy, which the nodes of this cluster run, does not reach replicas of other "
             "nodes from a loopback address: give an address that they reach, with tokens"
         )
+    was_running = bool(ray_serve.status().proxies)
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: ended.set())
@@ -273,18 +257,21 @@ def run_application(
     ray_serve.start(where, http_options=http_options(host, port, keep_alive_s), logging_config={"log_level": "WARNING"})
     try:
         try:
-            ray_serve.run(build(args), name="riptide", route_prefix="/")
+            ray_serve.run(build(args), name=APPLICATION, route_prefix="/")
         except RuntimeError as error:
             raise InputError(f"a replica does not start on its node: {_reason() or error}") from error
         announce(address_of(host, port))
         ended.wait()
     finally:
-        ray_serve.shutdown()
+        if was_running or ray_serve.status().applications.keys() - {APPLICATION}:
+            ray_serve.delete(APPLICATION)
+        else:
+            ray_serve.shutdown()
 
 
 def _reason() -> str:
     """Returns why a deployment of the application fails: the last line of the exception of a replica, if any."""
-    status = ray_serve.status().applications.get("riptide")
+    status = ray_serve.status().applications.get(APPLICATION)
     messages = [deployment.message for deployment in status.deployments.values()] if status else []
     lines = [line.strip() for message in messages for line in message.splitlines() if "Error: " in line]
     return lines[-1].partition("Error: ")[2] if lines else ""

@@ -15,10 +15,9 @@ from retriever.errors import InputError
 from serve.http.guard import Tokens
 from serve.http.limits import HttpLimits, allowed_connections
 from serve.parts.leaf import Leaf, ask_here
-from serve.parts.models import EncoderPart, RerankPart
 from serve.service.changes import Changes
+from serve.service.options import ServiceOptions
 from serve.service.service import Service
-from serve.service.warm_up import WarmUpLimits
 
 SWITCH_S = 0.001  # seconds after which a thread releases the GIL
 GRACE = 30  # seconds that running requests have when the server ends
@@ -35,38 +34,16 @@ def favour_event_loop() -> None:
     sys.setswitchinterval(SWITCH_S)
 
 
-def open_local(
-    store: Store,
-    *,
-    device: str,
-    threads: int | None = None,
-    batch: int = 32,
-    bound: int = 256,
-    compile: str = "never",
-    warm_up: WarmUpLimits | None = None,
-) -> Service:
+def open_local(store: Store, options: ServiceOptions, *, device: str) -> Service:
     """Returns a service whose parts have no open release. It belongs to the event loop that this is called in.
 
     Args:
         store: Where releases and artifacts are.
+        options: The options of the service.
         device: Device of models, "cpu" or "cuda".
-        threads: Threads of the encoder and of each search; None: one for each core.
-        batch: Queries per batch at most.
-        bound: Queries that may wait.
-        compile: "auto" or "never".
-        warm_up: Limits of the warm-up; None: the default ones.
     """
-    leaf = Leaf(store, threads=threads)
-    return Service(
-        store,
-        EncoderPart(store, device=device, threads=threads, compile=compile),
-        RerankPart(store, device=device, threads=threads),
-        partial(ask_here, [leaf]),
-        leaf.parts,
-        batch=batch,
-        bound=bound,
-        warm_up=warm_up,
-    )
+    leaf = Leaf(store, threads=options.threads)
+    return Service(store, options, partial(ask_here, [leaf]), leaf.parts, device=device)
 
 
 async def run_server(

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+import prometheus_client
 
 from serve.http.connections import Connections
 from serve.parts.queries import Answer
 from serve.service.service import Service
 
 PREFIX = "riptide"
+METHODS = {"Counter": "inc", "Gauge": "set", "Histogram": "observe"}  # that record a value, by kind of metric
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = tuple(8 * 4**n for n in range(8))  # up to 64 texts of 2,048 tokens
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -27,14 +27,14 @@ class Metric:
     """A metric of a server.
 
     Attributes:
-        kind: Its kind in Prometheus.
+        kind: Its kind, as the libraries of Prometheus and of Ray name it.
         name: Its name, without the prefix and the suffix that exporters add.
         help: What it counts or measures.
         labels: Names of its labels.
         buckets: Upper bounds of the buckets of a histogram.
     """
 
-    kind: Literal["counter", "gauge", "histogram"]
+    kind: Literal["Counter", "Gauge", "Histogram"]
     name: str
     help: str
     labels: tuple[str, ...] = ()
@@ -42,17 +42,17 @@ class Metric:
 
 
 METRICS = (
-    Metric("counter", "requests", "Requests, by route and status.", ("route", "status")),
-    Metric("histogram", "request_seconds", "Seconds of a request, by route.", ("route",), SECONDS),
-    Metric("histogram", "stage_seconds", "Seconds of a stage of a search.", ("stage",), SECONDS),
-    Metric("counter", "embedding_tokens", "Tokens of texts that were encoded for requests for embeddings."),
-    Metric("counter", "shard_errors", "Searchers that failed or timed out.", ("how",)),
-    Metric("histogram", "encoder_texts", "Texts of one forward pass of the encoder.", buckets=SIZES),
+    Metric("Counter", "requests", "Requests, by route and status.", ("route", "status")),
+    Metric("Histogram", "request_seconds", "Seconds of a request, by route.", ("route",), SECONDS),
+    Metric("Histogram", "stage_seconds", "Seconds of a stage of a search.", ("stage",), SECONDS),
+    Metric("Counter", "embedding_tokens", "Tokens of texts that were encoded for requests for embeddings."),
+    Metric("Counter", "shard_errors", "Searchers that failed or timed out.", ("how",)),
+    Metric("Histogram", "encoder_texts", "Texts of one forward pass of the encoder.", buckets=SIZES),
     Metric(
-        "histogram", "encoder_tokens", "Tokens of one forward pass of the encoder, without padding.", buckets=TOKENS
+        "Histogram", "encoder_tokens", "Tokens of one forward pass of the encoder, without padding.", buckets=TOKENS
     ),
     *(
-        Metric("gauge", f"{queue}_{name}", help.format(queue))
+        Metric("Gauge", f"{queue}_{name}", help.format(queue))
         for queue in ("search", "embeddings", "rerank")
         for name, help in (
             ("queue_length", "Items that wait in the queue of {}."),
@@ -60,13 +60,13 @@ METRICS = (
             ("batched_items", "Items of these batches of {}."),
         )
     ),
-    Metric("gauge", "tasks", "Tasks of the live release."),
-    Metric("gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
+    Metric("Gauge", "tasks", "Tasks of the live release."),
+    Metric("Gauge", "newer_artifacts", "Artifacts of the store that are newer than the live release."),
 )
 # On Ray Serve, connections are Ray's.
 CONNECTION_METRICS = (
-    Metric("gauge", "connections", "Open connections."),
-    Metric("counter", "connections_closed", "Connections closed by the server, by reason.", ("why",)),
+    Metric("Gauge", "connections", "Open connections."),
+    Metric("Counter", "connections_closed", "Connections closed by the server, by reason.", ("why",)),
 )
 
 
@@ -90,28 +90,23 @@ class PrometheusExporter:
     """Exports the metrics of one process, in a separate registry."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = prometheus_client.CollectorRegistry()
 
     def add(self, metric: Metric) -> Record:
         """See Exporter."""
-        kinds: dict[str, tuple[Any, str]] = {
-            "counter": (Counter, "inc"),
-            "gauge": (Gauge, "set"),
-            "histogram": (Histogram, "observe"),
-        }
-        kind, method = kinds[metric.kind]
+        kind = getattr(prometheus_client, metric.kind)
         buckets = {"buckets": metric.buckets} if metric.buckets else {}
         family = kind(metric.name, metric.help, metric.labels, namespace=PREFIX, registry=self._registry, **buckets)
 
         @cache  # a look-up in the library takes longer than counting
         def method_of(*labels: str) -> Callable[[float], None]:
-            return getattr(family.labels(*labels) if labels else family, method)
+            return getattr(family.labels(*labels) if labels else family, METHODS[metric.kind])
 
         return lambda value, *labels: method_of(*labels)(value)
 
     def text(self) -> bytes:
         """See Exporter."""
-        return generate_latest(self._registry)
+        return prometheus_client.generate_latest(self._registry)
 
 
 class Metrics:
@@ -137,27 +132,27 @@ class Metrics:
             self._gauges[f"{name}_queue_length"] = queue.__len__
             self._gauges[f"{name}_batches"] = lambda queue=queue: queue.batches  # type: ignore[misc]
             self._gauges[f"{name}_batched_items"] = lambda queue=queue: queue.items  # type: ignore[misc]
-        service.engine.encoded = self.encoded
+        service.engine.encoded = self.count_forward_pass
         if connections is not None:
             self._gauges["connections"] = connections.__len__
-            connections.refused = lambda status: self.answered("other", status, 0.0)
-            connections.closed = lambda why: self._record["connections_closed"](1, why)
+            connections.on_refusal = lambda status: self.count_request("other", status, 0.0)
+            connections.on_close = lambda why: self._record["connections_closed"](1, why)
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
+    def count_request(self, route: str, status: int, seconds: float) -> None:
         """Counts a request."""
         self._record["requests"](1, route, str(status))
         self._record["request_seconds"](seconds, route)
 
-    def embedded(self, tokens: int) -> None:
+    def count_embedding(self, tokens: int) -> None:
         """Counts the tokens of a request for embeddings."""
         self._record["embedding_tokens"](tokens)
 
-    def encoded(self, texts: int, tokens: int) -> None:
+    def count_forward_pass(self, texts: int, tokens: int) -> None:
         """Counts a forward pass of the encoder. Thread-safe."""
         self._record["encoder_texts"](texts)
         self._record["encoder_tokens"](tokens)
 
-    def searched(self, answers: list[tuple[Answer, float]]) -> None:
+    def count_search(self, answers: list[tuple[Answer, float]]) -> None:
         """Counts the stages and the shards of a request's queries."""
         for answer, waited in answers:
             self._record["stage_seconds"](waited, "queue")
@@ -168,10 +163,8 @@ class Metrics:
                 self._record["shard_errors"](answer.shards.timed_out, "timed_out")
 
     async def sample(self) -> None:
-        """Sets the gauges every SAMPLE_S seconds, forever."""
-        while True:
-            self._set_gauges()
-            await asyncio.sleep(SAMPLE_S)
+        """Sets the gauges."""
+        self._set_gauges()
 
     def text(self) -> bytes | None:
         """Returns all metrics as of now in the text format of Prometheus; None if they are exported elsewhere."""

@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, model_validator
 
-from indexing.hit_sources.options import Mode
+from indexing.hit_sources.options import By, Mode
 
-MOST_QUERIES = 64  # queries of one request
-MOST_CHARACTERS = 8_192  # characters of a query
-MOST_HITS = 1_000
-MOST_INPUTS = 256  # texts of one request for embeddings
-MOST_TEXT = 65_536  # characters of a passage
-MOST_DOCUMENTS = 1_000
-MOST_MS = 60_000
-MOST_SOURCE = 1_024  # characters of a source
+MAX_QUERIES = 64  # queries of one request
+MAX_CHARACTERS = 8_192  # characters of a query
+MAX_HITS = 1_000
+MAX_INPUTS = 256  # texts of one request for embeddings
+MAX_TEXT = 65_536  # characters of a passage
+MAX_DOCUMENTS = 1_000
+MAX_MS = 60_000
+MAX_SOURCE = 1_024  # characters of a source
 
 
 def _number(value: Any) -> Any:
@@ -25,11 +25,19 @@ def _number(value: Any) -> Any:
     return value
 
 
+def _filter(value: Any) -> Any:
+    """Raises ValueError for a filter that is no object and no text."""
+    if not isinstance(value, dict | str):
+        raise ValueError("expected an object or a text")
+    return value
+
+
+FilterIn = Annotated[dict[str, Any] | str, BeforeValidator(_filter)]
 Whole = Annotated[int, BeforeValidator(_number)]
-Text = Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS)]
-Passage = Annotated[str, Field(min_length=1, max_length=MOST_TEXT)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
+Passage = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", examples=["default"])]
-Milliseconds = Annotated[Whole, Field(ge=1, le=MOST_MS)]
+Milliseconds = Annotated[Whole, Field(ge=1, le=MAX_MS)]
 
 
 class Strict(BaseModel):
@@ -50,16 +58,25 @@ class SearchRequest(Strict):
 
     task: Name = "default"
     query: Text | None = None
-    queries: list[Text] | None = Field(None, min_length=1, max_length=MOST_QUERIES)
-    k: Whole = Field(10, ge=1, le=MOST_HITS)
+    queries: list[Text] | None = Field(None, min_length=1, max_length=MAX_QUERIES)
+    k: Whole = Field(10, ge=1, le=MAX_HITS)
     mode: Mode = "dense"
-    source: Annotated[str, Field(min_length=1, max_length=MOST_SOURCE)] | None = Field(
+    source: Annotated[str, Field(min_length=1, max_length=MAX_SOURCE)] | None = Field(
         None,
         description="Sources of the task instead of a mode: one, A+B (by reciprocal ranks), 0.4*A+0.6*B (by scores).",
         examples=["0.4*bm25+0.6*exact:minilm"],
     )
-    filter: dict[str, Any] | None = Field(None, description="Conditions on metadata, all of which must hold.")
-    rerank: Whole = Field(0, ge=0, le=MOST_HITS, description="Number of first hits to re-rank; 0: none.")
+    by: By | None = Field(
+        None,
+        description="What the hits are if the corpus is one of split documents: documents, each with its best passage "
+        "(the default), or passages. Otherwise both are the passages.",
+    )
+    filter: FilterIn | None = Field(
+        None,
+        description="Conditions on metadata, as an object or as a text; docs/data.md has the grammar.",
+        examples=[{"lang": ["en", "de"], "year": {"gte": 2000}}, "lang in (en, de) and year >= 2000"],
+    )
+    rerank: Whole = Field(0, ge=0, le=MAX_HITS, description="Number of first hits to re-rank; 0: none.")
     timeout_ms: Milliseconds = 10_000
     allow_partial: StrictBool = Field(False, description="Accept an answer without the hits of shards that failed.")
 
@@ -84,6 +101,9 @@ class FoundPassage(Strict):
     """
 
     id: str
+    document: str | None = Field(None, description="Document of the passage. Only hits of a split corpus have one.")
+    start: int | None = Field(None, description="First character of the passage in the text of its document.")
+    end: int | None = Field(None, description="Character of that text at which the passage ends.")
     rank: int
     score: float
     title: str
@@ -126,7 +146,7 @@ class EmbeddingsRequest(BaseModel):
     )
 
     model: Name = "default"
-    input: Passage | Annotated[list[Passage], Field(min_length=1, max_length=MOST_INPUTS)]
+    input: Passage | Annotated[list[Passage], Field(min_length=1, max_length=MAX_INPUTS)]
     input_type: Literal["query", "passage"] = "query"
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Whole | None = Field(None, ge=1)
@@ -168,7 +188,7 @@ class RerankRequest(Strict):
     )
 
     query: Text
-    documents: list[Passage] = Field(min_length=1, max_length=MOST_DOCUMENTS)
+    documents: list[Passage] = Field(min_length=1, max_length=MAX_DOCUMENTS)
     top_n: Whole | None = Field(None, ge=1)
     timeout_ms: Milliseconds = 30_000
 
@@ -215,6 +235,7 @@ class InfoResponse(Strict):
     similarity: str | None
     numerics: str | None
     passages: int
+    is_split: bool = Field(description="Whether the passages are those of documents that the import has split.")
     shards: int
     reranker: str | None
     modes: list[str]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ray.serve import metrics as serve_metrics
 
-from serve.metrics import PREFIX, Metric, Record
+from serve.metrics import METHODS, PREFIX, Metric, Record
 
 
 class RayExporter:
@@ -14,18 +12,13 @@ class RayExporter:
 
     def add(self, metric: Metric) -> Record:
         """See Exporter."""
-        kinds: dict[str, tuple[Any, str]] = {
-            "counter": (serve_metrics.Counter, "inc"),
-            "gauge": (serve_metrics.Gauge, "set"),
-            "histogram": (serve_metrics.Histogram, "observe"),
-        }
-        kind, method = kinds[metric.kind]
+        kind = getattr(serve_metrics, metric.kind)
         buckets = {"boundaries": list(metric.buckets)} if metric.buckets else {}
         family = kind(f"{PREFIX}_{metric.name}", metric.help, tag_keys=metric.labels, **buckets)
-        record_value = getattr(family, method)
+        record_value = getattr(family, METHODS[metric.kind])
 
         def record(value: float, *labels: str) -> None:
-            if value or metric.kind != "counter":  # Ray refuses to add 0
+            if value or metric.kind != "Counter":  # Ray refuses to add 0
                 record_value(value, dict(zip(metric.labels, labels, strict=True)))
 
         return record

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from grpc import RpcError
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
@@ -51,6 +52,9 @@ class LeafReplica:
     async def fetch(self, request: PassagesRequest) -> list[Passage]:
         return await asyncio.to_thread(self.leaf.fetch, request)
 
+    async def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
+        return await asyncio.to_thread(self.leaf.documents, request)
+
     async def control(self, part: str, method: str, *arguments: Any) -> Any:
         """Calls a method of a part; broadcasts of Ray Serve take this method's name."""
         call = partial(getattr(self.leaf.parts[part], method), *arguments)
@@ -58,8 +62,8 @@ class LeafReplica:
         return await asyncio.get_running_loop().run_in_executor(self._admin if is_change else None, call)
 
 
-def ask_remote(handles: Sequence[Any], method: str, request: Any) -> list[Reply[Any]]:
-    """Asks the leaves of deployments, all at once. handles: of the deployments."""
+def send_to_leaves(handles: Sequence[Any], method: str, request: Any) -> list[Reply[Any]]:
+    """Sends a request to all deployments at once; returns their pending replies."""
     return [Sent(getattr(handle, method).remote, request) for handle in handles]
 
 

@@ -33,13 +33,14 @@ class FixedSource:
     def inputs(self) -> dict[str, Artifact]:
         return {self.source: self.artifact}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
-        return fixed_hits(self.artifact, self.corpus, len(texts), k)
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+        return fixed_hits(self.artifact, self.corpus, len(texts), k, allowed)
 
 
-def fixed_hits(artifact: Artifact, corpus: Corpus, num_queries: int, k: int) -> Hits:
-    """Returns the artifact's rows that are not deleted, with the scores 100, 99, …"""
-    alive = [row for row in artifact.config["rows"] if row not in set(corpus.deleted.tolist())][:k]
+def fixed_hits(artifact: Artifact, corpus: Corpus, num_queries: int, k: int, allowed: np.ndarray | None = None) -> Hits:
+    """Returns the artifact's rows that are allowed and not deleted, with the scores 100, 99, …"""
+    rows = artifact.config["rows"]
+    alive = [row for row in rows if row not in corpus.deleted and (allowed is None or row in allowed)][:k]
     rows, scores = np.full((num_queries, k), -1, np.int64), np.full((num_queries, k), -np.inf, np.float32)
     rows[:, : len(alive)] = alive
     scores[:, : len(alive)] = 100 - np.arange(len(alive))

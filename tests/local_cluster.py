@@ -322,7 +322,7 @@ def submit(
     token: bool = True,
     variables: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """`ray job submit --working-dir DIR -- python jobs/NAME.py ARGUMENTS` to its end: exit status, all it printed.
+    """`ray job submit --working-dir DIR -- python -m riptide NAME ARGUMENTS` to its end: exit status, all it printed.
 
     Asked again while the cluster, which has just started, says that no agent is there.
     """
@@ -338,7 +338,9 @@ def submit(
         *runtime,
         "--",
         sys.executable,
-        f"jobs/{name}.py",
+        "-m",
+        "riptide",
+        name,
         *map(str, arguments),
     ]
     environment = clean_environment(cluster.authentication if token else {"RAY_AUTH_MODE": "disabled"})

@@ -8,7 +8,7 @@ from typing import Any
 
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.work.tasks import ANY_WORKERS, Item, Place, Report, Resources, Task, ignore, no_weight
+from indexing.work.tasks import ANY_WORKERS, Item, Place, Report, Resources, Task, ignore
 from indexing.work.work import Work, run_work
 
 
@@ -42,14 +42,7 @@ class InlineRunner:
         """Returns what a worker with these resources gets."""
         return Place(resources.cores or self._cores)
 
-    def run(
-        self,
-        task: Task,
-        items: Iterable[Item],
-        *,
-        on_progress: Report = ignore,
-        weight: Callable[[Item], int] = no_weight,
-    ) -> Iterator[tuple[Item, Any]]:
+    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner."""
         worker = None
         for item in self._order(items):

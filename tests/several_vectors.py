@@ -18,17 +18,18 @@ import numpy as np
 from indexing.corpus.corpus import save_array
 from indexing.dense.searching import folded
 from indexing.embeddings.kind import PartTexts, VectorKind
-from indexing.embeddings.reader import EmbeddingsReader, check_coverage
+from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import Hits
 from indexing.hit_sources import registry
 from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
 from indexing.hit_sources.online import OnlineSearch
-from indexing.store.artifact import Artifact, Draft, Part
-from indexing.store.chain import check_lineage
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.chain import check_lineage, open_chain
+from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild, count_shards, next_target
 from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
-from indexing.work.work import RangeStage, Target, Unit, WorkDefaults
+from indexing.work.work import Target, TaskStage, Unit, WorkDefaults, shard_units
 from retriever.options import VECTORS
 
 PIECE = 8  # numbers of a vector
@@ -118,20 +119,10 @@ class BuildSeveral(WorkDefaults):
         return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
 
     @property
-    def stages(self) -> list[FillSeveral]:
+    def stages(self) -> list[TaskStage]:
         end = self.embeddings.num_rows
-        shards = count_shards(self.config["shards"], end - self.first_row, 0)
-        return [FillSeveral(embeddings=self.embeddings, first_row=self.first_row, end=end, num_shards=shards)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FillSeveral(RangeStage):
-    embeddings: SeveralEmbeddings
-    title: str = "copy"
-    noun: str = "passages"
-
-    def task(self, drafts: Sequence[Draft]) -> CopyTask:
-        return CopyTask(drafts[0], self.embeddings)
+        units = shard_units(self.first_row, end, count_shards(self.config["shards"], end - self.first_row, 0))
+        return [TaskStage("copy", "passages", units, lambda drafts: CopyTask(drafts[0], self.embeddings))]
 
 
 @dataclass(frozen=True)
@@ -158,6 +149,7 @@ class SearchTask:
     queries: Vectors
     k: int
     deleted: np.ndarray
+    allowed: np.ndarray | None
     resources: Resources = ONE_CORE
 
     def open(self, place: Place) -> Callable[[tuple[Artifact, Part], Report], Hits]:
@@ -165,6 +157,7 @@ class SearchTask:
 
     def _search(self, table: np.ndarray) -> Hits:
         rows = np.setdiff1d(table[:, 0].astype(np.int64), self.deleted)
+        rows = rows if self.allowed is None else np.intersect1d(rows, self.allowed)
         passages = [table[table[:, 0] == row, 1:].astype(np.float32) for row in rows]
         scores = np.array([[max_sim(query, passage) for passage in passages] for query in self.queries], np.float32)
         order = np.argsort(-scores, axis=1, kind="stable")[:, : self.k]
@@ -174,8 +167,8 @@ class SearchTask:
 class SeveralSource(VectorSource[SeveralEmbeddings, SeveralIndex]):
     index_kind = "several"
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
-        task = SearchTask(self.encoder.encode(texts, runner), k, self.corpus.deleted)
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+        task = SearchTask(self.encoder.encode(texts, runner), k, self.corpus.deleted, allowed)
         return folded((hits for _, hits in runner.run(task, self.index.shards)), k)
 
 
@@ -207,8 +200,7 @@ class SeveralSourceKind(IndexKind):
     def open(self, context: SearchContext, name: str) -> SeveralSource:
         store = context.store
         embeddings = SeveralEmbeddings.open(store, self.config_of(store, name)["embeddings"], context.corpus)
-        index = SeveralIndex(name, store.generations("index", name))
-        check_coverage(store, name, index.num_rows, embeddings)
+        index = SeveralIndex(name, open_chain(store, "index", name, embeddings.generations))
         return SeveralSource(embeddings, index, context.corpus, context.query_encoder(embeddings))
 
     def build(self, store: Store, embeddings: SeveralEmbeddings, name: str, options: Any) -> IndexBuild:

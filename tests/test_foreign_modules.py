@@ -68,4 +68,4 @@ def test_a_job_as_a_file_uses_the_packages_beside_it(tmp_path: Path) -> None:
     (tmp_path / "serve.py").write_text("raise SystemExit('the wrong serve')")
     done = python(REPOSITORY / "jobs" / "search.py", "--store", "none", cwd=tmp_path, path=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"error: {tmp_path}/none: there is no store here; import_corpus makes one\n"
+    assert done.stderr == f"error: {tmp_path}/none: there is no store here; python jobs/import_corpus.py makes one\n"

@@ -28,7 +28,7 @@ p1: Blue paint
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/toy --source corpus.toy
+riptide import-corpus --store data/toy --source corpus.toy
 ```
 
 Passages:

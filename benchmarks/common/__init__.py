@@ -1,5 +1,9 @@
 """Helpers that several benchmarks share; they are no benchmarks themselves.
 
+program     the command line of a benchmark, and the jobs that it runs
+watching    runs a job while its memory is watched
+server      starts and stops servers
+timing      times functions that take turns
 files       data sets in BEIR form, and figures as JSON
 machine     the name of the CPU
 models      the backbone of most experiments

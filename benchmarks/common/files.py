@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,6 +30,11 @@ def read_documents(file: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def read_texts(file: Path | str, count: int) -> list[str]:
+    """Returns the first `count` texts of a file of JSON lines; see `read_documents`."""
+    return [document["text"] for document in itertools.islice(read_documents(Path(file)), count)]
+
+
 def write_documents(file: Path, documents: Iterable[Mapping[str, Any]]) -> None:
     """Writes a file of JSON lines, which appears whole, and its folder."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +57,7 @@ def write_qrels(file: Path, judgements: Iterable[Judgement]) -> None:
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def write_json(file: Path, document: Mapping[str, Any], indent: int | None = 1) -> None:
+def write_json(file: Path | str, document: Any, indent: int | None = 1) -> None:
     """Writes a file of figures, which appears whole, and its folder.
 
     Args:
@@ -59,6 +65,7 @@ def write_json(file: Path, document: Mapping[str, Any], indent: int | None = 1) 
         document: The figures.
         indent: Spaces per level; None: all in one line.
     """
+    file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".tmp")
     partial.write_text(json.dumps(document, indent=indent) + "\n")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.common.server import start_server
 from benchmarks.hostile.requests import Hostile
 
 PIECE = 256 << 10  # bytes of a body per write
@@ -48,23 +47,9 @@ class Server:
     def start(self) -> int:
         """Starts the server if it does not run, waits until it is ready, and returns its port."""
         if self._process is None:
-            command = [sys.executable, str(self.checkout / "jobs/serve_search.py"), "--store", self.store]
-            environment = {**os.environ, "PYTHONPATH": str(self.checkout)}
-            self._process = subprocess.Popen(
-                [*command, "--renew", "--embeddings", "base", "--port", "0", "--warm-up-s", "0"],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                cwd=self.checkout,
-                env=environment,
-            )
-            assert self._process.stdout is not None
-            for line in self._process.stdout:
-                if match := re.search(r"http://127\.0\.0\.1:(\d+)", line):
-                    self.port = int(match.group(1))
-                    break
-            else:
-                raise SystemExit(f"{self.checkout}: the server did not start")
+            command = [str(self.checkout / "jobs/serve_search.py"), "--store", self.store, "--port", "0"]
+            command += ["--renew", "--embeddings", "base", "--warm-up-s", "0"]
+            self._process, self.port = start_server(self.checkout, command)
         return self.port
 
     def rss(self) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.common.files import read_documents
+from benchmarks.common.program import ROOT, run_job
 from benchmarks.query_prompts import computed_prompt, random_topic_model, topic_prompt
 from indexing.store.models import commit_files, model_folder
 from indexing.store.store import Store
@@ -18,7 +17,6 @@ from retriever.options import EncoderOptions
 from retriever.prompts.prompts import TaskPrompt
 from retriever.topics.words import topic_words
 
-ROOT = Path(__file__).resolve().parents[2]
 BACKBONE = str(ROOT / "examples/backbone")
 LENGTH = 8  # tokens of a prompt
 TOPICS = 100
@@ -28,9 +26,9 @@ def make_store(folder: Path) -> str:
     """Makes the store in a folder and returns its URL: tasks `default`, `topical` and `computed`, and BM25."""
     url = str(folder)
     numerics = ("--dtype", "float32", "--compile", "never")
-    _job("import_corpus", "--store", url, "--source", str(ROOT / "examples/squad"))
-    _job("build_bm25", "--store", url)
-    _job("encode_corpus", "--store", url, "--encoder", BACKBONE, "--name", "base", *numerics)
+    run_job(url, "import_corpus", "--source", str(ROOT / "examples/squad"))
+    run_job(url, "build_bm25")
+    run_job(url, "encode_corpus", "--encoder", BACKBONE, "--name", "base", *numerics)
     encoder = Encoder(BACKBONE, EncoderOptions(dtype="float32", compile="never"), tasks={})
     passages = read_documents(ROOT / "examples/squad/corpus.jsonl")
     vocabulary = tuple(sorted({word for passage in passages for word in topic_words(passage["text"])}))
@@ -38,7 +36,7 @@ def make_store(folder: Path) -> str:
     store = Store(url)
     _commit(store, "topical", topic_prompt(encoder, model, LENGTH, 0))
     _commit(store, "computed", computed_prompt(encoder, LENGTH, "after", 0))
-    _job("encode_corpus", "--store", url, "--task", "topical", *numerics)
+    run_job(url, "encode_corpus", "--task", "topical", *numerics)
     return url
 
 
@@ -56,8 +54,3 @@ def _commit(store: Store, name: str, prompt: TaskPrompt) -> None:
         prompt.save(Path(to))
         draft.note(backbone=BACKBONE, options=prompt.options.stored())
         commit_files(draft, Path(to))
-
-
-def _job(name: str, *arguments: str) -> None:
-    command = [sys.executable, str(ROOT / "jobs" / f"{name}.py"), *arguments]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)

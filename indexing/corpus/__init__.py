@@ -5,8 +5,10 @@ importing            raw files to a generation of the corpus
 ids                  passage id to row
 duplicates           merges the ids of parts, and refuses an id that occurs twice
 filters              conditions on the metadata of passages
+filter_text          parses conditions that are written as text
+later_filters        gives an existing corpus other filters
 row_ranges           the passages of a range of rows, open for a service
-named_values         parses NAME=VALUE,…, by which options name query sets
+named_values         parses NAME=VALUE and NAME=VALUE,…, by which options name query sets
 queries              queries/NAME: queries and judgements
 hold_out             moves queries of a split to a new one
 judged_pairs         the relevant passages of each query, as the judgements name them

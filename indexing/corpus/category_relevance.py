@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from indexing.corpus.categories import categories_of_rows, category_names
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
+from retriever.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,16 @@ class CategoryRelevance:
         field: The metadata field with the categories of a passage.
 
     Raises:
-        InputError: If a passage has no categories; the message names the first one.
+        InputError: If a passage has no categories; the message names the first one. If the corpus is one of split
+            documents.
     """
 
     def __init__(self, corpus: Corpus, field: str):
+        if corpus.is_split:
+            raise InputError(
+                f"{corpus.generations[0].url}: its documents are split, and relevance by category counts passages; "
+                "import the documents unsplit into another store, or measure by judgements"
+            )
         self.corpus, self.field = corpus, field
         self.table = categories_of_rows(corpus, field)
         self._numbers = {name: number for number, name in enumerate(self.table.names)}

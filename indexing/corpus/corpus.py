@@ -17,6 +17,7 @@ import pyarrow as pa
 from indexing.corpus.ids import candidates, hash_ids
 from indexing.store.artifact import Artifact
 from indexing.store.chain import RowPart, row_parts, split_rows
+from indexing.store.documents import Part
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -52,12 +53,30 @@ class Corpus:
     @functools.cached_property
     def deleted(self) -> np.ndarray:
         """The deleted rows: int64, ascending."""
-        files = [artifact.local("deleted") for artifact in self.generations if _has(artifact, "deleted")]
+        files = [artifact.local(part) for artifact in self.generations for part in deletions(artifact)]
         return np.unique(np.concatenate([np.load(file) for file in files])) if files else np.empty(0, np.int64)
 
     def table(self, part: RowPart) -> pa.Table:
-        """Returns the passages of a part, memory-mapped: columns id, title, text, metadata and the typed filters."""
+        """Returns the passages of a part, memory-mapped: columns id, title, text, metadata, with a
+        split also document, start, end, and the typed filters.
+        """
         return open_table(part)
+
+    @functools.cached_property
+    def _later_filters(self) -> dict[int, tuple[Artifact, Part]]:
+        """The typed columns that a later generation made for a part of passages, by the first row of the part."""
+        files: dict[int, tuple[Artifact, Part]] = {}
+        for artifact in self.generations:
+            columns = artifact.group("filters")  # of the first parts of the corpus
+            files |= {part.first_row: (artifact, file) for part, file in zip(self.parts, columns, strict=False)}
+        return files
+
+    def filters(self, part: RowPart) -> pa.Table:
+        """Returns the typed columns `filter.NAME` of a part, memory-mapped; there may be other columns."""
+        if part.first_row not in self._later_filters:
+            return open_table(part)
+        artifact, file = self._later_filters[part.first_row]
+        return _mapped(str(artifact.local(file)))
 
     def passages(self, rows: Sequence[int] | np.ndarray) -> list[Passage]:
         """Returns the passages of rows, in their order. Raises IndexError for a row outside of the corpus."""
@@ -74,6 +93,40 @@ class Corpus:
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """Returns the ids of rows (int64, any shape) as an object array of str; "" for a row of -1."""
+        return self._names(rows, "id")
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the import has split documents into passages."""
+        return bool(self.generations) and "split" in self.generations[0].config
+
+    @property
+    def num_documents(self) -> int:
+        """The number of documents, deleted ones included. Without a split, each passage is a document."""
+        return sum(part.part.facts["documents"] for part in self.parts) if self.is_split else self.num_rows
+
+    def documents(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the ids of the documents of rows, as `ids` does. Without a split, each passage is a document."""
+        return self._names(rows, "document" if self.is_split else "id")
+
+    def rows_of_documents(self, ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the passages of each document, which are contiguous: first row and end, two int64 [n].
+
+        Both are -1 for an id that is unknown or deleted. Without a split, each passage is a document.
+        """
+        if not self.is_split:
+            firsts = self.rows_of(ids)
+            return firsts, np.where(firsts < 0, -1, firsts + 1)
+        firsts = self.rows_of([first_passage(id) for id in ids])
+        ends = np.full(len(firsts), -1, np.int64)
+        known = np.flatnonzero(firsts >= 0)
+        for part, positions, local in split_rows(self.parts, firsts[known]):
+            starts = np.append(document_starts(open_table(part)), part.part.rows)
+            ends[known[positions]] = part.first_row + starts[np.searchsorted(starts, local, side="right")]
+        return firsts, ends
+
+    def _names(self, rows: np.ndarray, column: str) -> np.ndarray:
+        """Returns a column of text of rows (int64, any shape) as an object array of str; "" for a row of -1."""
         flat = rows.ravel()
         wanted, inverse = np.unique(flat, return_inverse=True)
         names = np.empty(len(wanted), object)
@@ -81,7 +134,7 @@ class Corpus:
         first = int(np.searchsorted(wanted, 0))
         for part, positions, local in split_rows(self.parts, wanted[first:]):
             names[positions + first] = (
-                open_table(part).column("id").take(pa.array(local)).to_numpy(zero_copy_only=False)
+                open_table(part).column(column).take(pa.array(local)).to_numpy(zero_copy_only=False)
             )
         return names[inverse].reshape(rows.shape)
 
@@ -98,6 +151,42 @@ class Corpus:
             same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
             result[positions[same]] = rows[same]
         return result
+
+
+def first_passage(document: str) -> str:
+    """Returns the id of the first passage of a document in a split corpus."""
+    return f"{document}#0"
+
+
+def document_starts(table: pa.Table) -> np.ndarray:
+    """Returns the first row of each document in a part of a split corpus: int64, ascending."""
+    names, starts = table["document"].to_numpy(), table["start"].to_numpy()
+    # A document whose id comes twice, which an import refuses, begins again.
+    begins = (names[1:] != names[:-1]) | (np.diff(starts) <= 0)
+    return np.flatnonzero(np.append(True, begins)) if len(names) else np.empty(0, np.int64)
+
+
+class Documents:
+    """The documents of passages, by number: the number of a document is the row of its first passage.
+
+    Args:
+        parts: Parts of a corpus of split documents.
+    """
+
+    def __init__(self, parts: Sequence[RowPart]):
+        self._parts = parts
+        self.num_rows = parts[-1].end if parts else 0
+
+    def numbers(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the number of the document of each row of the parts, int64, any shape; -1 for a row of -1."""
+        firsts = np.append(self._first_rows, -1)  # also for no parts
+        return np.where(rows >= 0, firsts[np.searchsorted(self._first_rows, rows, side="right") - 1], -1)
+
+    @functools.cached_property
+    def _first_rows(self) -> np.ndarray:
+        """The rows at which a document begins, int64, ascending."""
+        starts = [part.first_row + document_starts(open_table(part)) for part in self._parts]
+        return np.concatenate([*starts, np.empty(0, np.int64)])
 
 
 def save_array(array: np.ndarray, path: Path) -> None:
@@ -135,8 +224,9 @@ def open_table(part: RowPart) -> pa.Table:
     return table
 
 
-def _has(artifact: Artifact, name: str) -> bool:
-    return any(part.name == name for part in artifact.parts)
+def deletions(generation: Artifact) -> list[Part]:
+    """Returns the files of a generation with rows that it deletes, or that it drops because an earlier one is equal."""
+    return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
 
 
 def contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:

@@ -1,24 +1,40 @@
-"""Merges the ids of a generation's parts, and refuses an id that occurs twice with the places of both rows."""
+"""Merges the ids of a generation's parts, and finds ids that occur twice.
+
+They are refused with the places of both rows; or, if title and text are the same too, the later row is dropped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from indexing.corpus.corpus import Corpus, save_array
+from indexing.corpus.corpus import Corpus, document_starts, open_table, save_array
 from indexing.corpus.ids import candidates, merge_bucket, repeated
 from indexing.files.delimited import line_of_row
 from indexing.files.raw import clip
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.chain import split_rows
+from indexing.store.documents import Part
 from retriever.errors import InputError
+
+PAIRS_AT_ONCE = 4_096  # pairs of passages that are compared at once
+Content = tuple[Any, ...]  # of a passage: what must be equal in a duplicate, the id first
 
 
 def merge_ids(
-    bucket: int, draft: Draft, committed: Mapping[str, Part], previous: Sequence[Artifact], buckets: int
+    bucket: int,
+    draft: Draft,
+    committed: Mapping[str, Part],
+    previous: Sequence[Artifact],
+    buckets: int,
+    *,
+    drop_duplicates: bool = False,
 ) -> None:
-    """Commits the merged ids of a bucket.
+    """Commits the merged ids of a bucket and, with drop_duplicates, the rows that are dropped.
 
     Args:
         bucket: Number of the bucket.
@@ -26,79 +42,164 @@ def merge_ids(
         committed: Its committed parts, with the hashes of all ids.
         previous: The earlier generations.
         buckets: Number of buckets.
+        drop_duplicates: Whether a row is dropped if an earlier one has its id, title and text.
 
     Raises:
-        InputError: For an id that occurs twice, or that the corpus has already.
+        InputError: For an id that occurs twice, or that the corpus has already, unless its row is dropped.
     """
     before = Corpus(previous)
-    parts = [part for name, part in committed.items() if name.startswith("part-")]
-    starts = before.num_rows + np.cumsum([0, *(part.rows for part in parts)])
-    files = [
-        (draft.local(committed[part.name.replace("part", "hashes")]), int(start))
-        for part, start in zip(parts, starts, strict=False)
-    ]
-    ids = merge_bucket(files, bucket, buckets)
-    for one, other in repeated(ids):
-        if _id_at(draft, parts, starts, one) == _id_at(draft, parts, starts, other):
-            raise _duplicate(draft, parts, starts, one, other)
-    _refuse_known(draft, parts, starts, ids, before, committed)
+    new = _NewRows(draft, committed, before.num_rows)
+    ids = merge_bucket(new.hash_files(committed), bucket, buckets)
+    dropped = []
+    for one, other, is_equal in _repeated_in_import(new, ids):
+        if not (drop_duplicates and is_equal):
+            raise _duplicate(new, one, other, drop_duplicates)
+        dropped.append(other)
+    for row, known, is_equal in _known_before(new, ids, before, committed):
+        if not (drop_duplicates and is_equal):
+            raise _known(new, row, known, drop_duplicates)
+        dropped.append(row)
     draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
+    if drop_duplicates:
+        rows = np.unique(np.array(dropped, np.int64))
+        draft.commit(f"dropped-{bucket:05d}", ".npy", lambda path: save_array(rows, path), rows=len(rows))
 
 
-def _refuse_known(
-    draft: Draft, parts: list[Part], starts: np.ndarray, ids: np.ndarray, before: Corpus, committed: Mapping[str, Part]
-) -> None:
-    """Raises InputError if an id belongs to a passage of an earlier generation that is not deleted."""
+class _NewRows:
+    """The rows that a generation adds, with their numbers in the corpus."""
+
+    def __init__(self, draft: Draft, committed: Mapping[str, Part], first_row: int):
+        self.draft = draft
+        self.parts = [part for name, part in committed.items() if name.startswith("part-")]
+        self.starts = first_row + np.cumsum([0, *(part.rows for part in self.parts)])
+        self.id_column = "document" if "split" in draft.config else "id"  # the ids of the source
+
+    def hash_files(self, committed: Mapping[str, Part]) -> list[tuple[Path, int]]:
+        """Returns the file of the hashes of each part, with the first row of the part."""
+        files = [self.draft.local(committed[part.name.replace("part", "hashes")]) for part in self.parts]
+        return list(zip(files, self.starts.tolist(), strict=False))
+
+    def contents(self, rows: np.ndarray) -> list[Content]:
+        """Returns the contents of some rows, in their order."""
+        contents: list[Content] = [()] * len(rows)
+        owners = np.searchsorted(self.starts, rows, side="right") - 1
+        for index in np.unique(owners):
+            positions = np.flatnonzero(owners == index)
+            some = _contents(self._table(index), rows[positions] - self.starts[index])
+            for position, content in zip(positions, some, strict=True):
+                contents[position] = content
+        return contents
+
+    def source_id(self, row: int) -> str:
+        """Returns the id of a row in the source, for messages."""
+        index, offset = self._find(row)
+        return clip(self._table(index).column(self.id_column)[offset].as_py())
+
+    def place(self, row: int) -> str:
+        """Returns `file:line` of a row; if a line can hold several rows (KILT), that of the first line of the part."""
+        index, offset = self._find(row)
+        part, table = self.parts[index], self._table(index)
+        pieces, num_rows = part.facts["source"], part.rows
+        if "document" in table.schema.names:
+            documents = document_starts(table)
+            offset, num_rows = int(np.searchsorted(documents, offset, side="right")) - 1, len(documents)
+        if sum(rows for _, _, rows, _ in pieces) != num_rows:
+            return f"{pieces[0][0]}:{pieces[0][1]} or after"
+        for file, first_line, rows, _ in pieces:
+            if offset < rows:
+                if delimiter := part.facts.get("delimiter"):
+                    return f"{file}:{line_of_row(file, delimiter, first_line, offset)}"
+                return f"{file}:{first_line + offset}"
+            offset -= rows
+        raise AssertionError("a row beyond its part")
+
+    def _find(self, row: int) -> tuple[int, int]:
+        """Returns the number of the part of a row, and the row within it."""
+        index = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return index, row - int(self.starts[index])
+
+    def _table(self, index: int) -> pa.Table:
+        """Returns the passages of a part, memory-mapped."""
+        return pa.ipc.open_file(pa.memory_map(str(self.draft.local(self.parts[index])))).read_all()
+
+
+def _contents(table: pa.Table, rows: np.ndarray) -> Iterator[Content]:
+    """Yields id, title and text of rows of a table; in a split corpus, also the number of passages of their documents.
+
+    So two documents are equal if all their passages are.
+    """
+    columns = list(table.select(["id", "title", "text"]).take(pa.array(rows)).to_pydict().values())
+    if "document" in table.schema.names:
+        starts = document_starts(table)
+        lengths = np.diff(np.append(starts, len(table)))
+        columns.append(lengths[np.searchsorted(starts, rows, side="right") - 1].tolist())
+    return zip(*columns, strict=True)
+
+
+def _known_contents(before: Corpus, rows: np.ndarray) -> list[Content]:
+    """Returns the contents of rows of the earlier generations, in their order."""
+    contents: list[Content] = [()] * len(rows)
+    for part, positions, local in split_rows(before.parts, rows):
+        for position, content in zip(positions, _contents(open_table(part), local), strict=True):
+            contents[position] = content
+    return contents
+
+
+def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, int, bool]]:
+    """Yields pairs of new rows with the same id, the earlier one first, and whether title and text are equal too."""
+    pairs = repeated(ids)
+    for start in range(0, len(pairs), PAIRS_AT_ONCE):
+        block = pairs[start : start + PAIRS_AT_ONCE]
+        contents = zip(new.contents(block[:, 0]), new.contents(block[:, 1]), strict=True)
+        for (one, other), (first, second) in zip(block.tolist(), contents, strict=True):
+            if first[0] == second[0]:
+                yield one, other, first == second
+
+
+def _known_before(
+    new: _NewRows, ids: np.ndarray, before: Corpus, committed: Mapping[str, Part]
+) -> Iterator[tuple[int, int, bool]]:
+    """Yields new rows with the id of a passage of an earlier generation that is not deleted.
+
+    Yields:
+        The new row, the earlier row, and whether title and text are equal too.
+    """
     deleted = before.deleted if before.generations else np.empty(0, np.int64)
     if "deleted" in committed:
-        deleted = np.union1d(deleted, np.load(draft.local(committed["deleted"])))
+        deleted = np.union1d(deleted, np.load(new.draft.local(committed["deleted"])))
     for artifact in before.generations:
         files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
-        positions, rows = candidates(files, ids[0])
-        alive = ~np.isin(rows, deleted)
-        for position, row in zip(positions[alive], rows[alive], strict=True):
-            new = int(ids[1][position])
-            name = _id_at(draft, parts, starts, new)
-            if before.passages([row])[0].id == name:
-                raise InputError(
-                    f"{_place(parts, starts, new)}: id {clip(name)} is in the corpus already, as row {row}; "
-                    "delete it in the same command to replace it, or leave the line out"
-                )
+        positions, known = candidates(files, ids[0])
+        alive = ~np.isin(known, deleted)
+        rows, known = ids[1][positions[alive]].astype(np.int64), known[alive]
+        for start in range(0, len(rows), PAIRS_AT_ONCE):
+            block = slice(start, start + PAIRS_AT_ONCE)
+            pairs = zip(new.contents(rows[block]), _known_contents(before, known[block]), strict=True)
+            for row, earlier, (one, other) in zip(rows[block].tolist(), known[block].tolist(), pairs, strict=True):
+                if one[0] == other[0]:
+                    yield row, earlier, one == other
 
 
-def _id_at(draft: Draft, parts: list[Part], starts: np.ndarray, row: int) -> str:
-    """Returns the id of a row of the draft."""
-    index = int(np.searchsorted(starts, row, side="right")) - 1
-    table = pa.ipc.open_file(pa.memory_map(str(draft.local(parts[index])))).read_all()
-    return table.column("id")[int(row - starts[index])].as_py()
-
-
-def _duplicate(draft: Draft, parts: list[Part], starts: np.ndarray, one: int, other: int) -> InputError:
-    """Returns the error for two rows with the same id."""
-    first, second = sorted((int(one), int(other)))
-    if (columns := draft.config.get("columns")) and columns["id"] is None:
+def _duplicate(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
+    """Returns the error for two rows with the same id. drops: whether equal rows are dropped, so these two differ."""
+    columns = new.draft.config.get("columns")
+    if columns and columns["id"] is None:
         return InputError(
-            f"{_place(parts, starts, second)}: found the title and text of {_place(parts, starts, first)}, expected "
-            "distinct passages, since their ids are hashes of title and text; remove one, or give every passage an id"
+            f"{new.place(other)}: found the title and text of {new.place(one)}, expected distinct passages, since "
+            "their ids are hashes of title and text; remove one, give every passage an id, or leave the later one out "
+            "by parameter drop_duplicates"
         )
-    id = clip(_id_at(draft, parts, starts, second))
+    difference = " with another title or text" if drops else ""
     return InputError(
-        f"{_place(parts, starts, second)}: id {id} comes a second time, first in "
-        f"{_place(parts, starts, first)}; rename or remove one and import again"
+        f"{new.place(other)}: id {new.source_id(other)} comes a second time{difference}, first in {new.place(one)}; "
+        "rename or remove one and import again"
     )
 
 
-def _place(parts: list[Part], starts: np.ndarray, row: int) -> str:
-    """Returns `file:line` of a row; if a line can hold several passages (KILT), that of the first line of the part."""
-    index = int(np.searchsorted(starts, row, side="right")) - 1
-    part, offset = parts[index], int(row - starts[index])
-    pieces = part.facts["source"]
-    if sum(rows for _, _, rows, _ in pieces) != part.rows:
-        return f"{pieces[0][0]}:{pieces[0][1]} or after"
-    for file, first_line, rows, _ in pieces:
-        if offset < rows:
-            if delimiter := part.facts.get("delimiter"):
-                return f"{file}:{line_of_row(file, delimiter, first_line, offset)}"
-            return f"{file}:{first_line + offset}"
-        offset -= rows
-    raise AssertionError("a row beyond its part")
+def _known(new: _NewRows, row: int, known: int, drops: bool) -> InputError:
+    """Returns the error for a row whose id the corpus has already. drops: whether equal rows are dropped."""
+    difference = " with another title or text" if drops else ""
+    return InputError(
+        f"{new.place(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known}; "
+        "delete it in the same command to replace it, or leave the line out"
+    )

@@ -1,32 +1,44 @@
 """Filters on the metadata of passages, by the typed columns that an import made.
 
-A filter is a JSON object. A passage matches if all of its conditions hold:
+A filter is a JSON object, or a text (`indexing.corpus.filter_text`). A passage matches if all conditions hold:
 
     {"year": 2004}                        equal
     {"lang": ["en", "de"]}                one of these
     {"year": {"gte": 2000, "lt": 2010}}   between: gt, gte, lt, lte
-    {"editor": null}                      no value; other conditions never match a missing value
+    {"editor": null}                      no value
+    {"and": [{…}, {…}]}                   all of these filters match
+    {"or": [{…}, {…}]}                    at least one of these filters matches
+    {"not": {…}}                          this filter does not match
+
+A condition on a field with lists holds if one value of the list fulfils it; all bounds must hold for the same value. If
+a passage has no value, only null holds; so {"not": {"lang": "en"}} matches passages without a language.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from indexing.corpus.corpus import Corpus, open_table
-from indexing.store.artifact import canonical
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.filter_text import parse_filter_text
+from indexing.store.documents import canonical
 from retriever.errors import InputError
 
+GROUPS = ("and", "or", "not")  # names that no field can have
 _ORDER = {"gt": pc.greater, "gte": pc.greater_equal, "lt": pc.less, "lte": pc.less_equal}
 _LARGEST = 1_000  # conditions of a filter, and values of a condition
 _MOST_CHARACTERS = 1 << 20  # of all names and texts of a filter together
+_MOST_LEVELS = 100  # of lists and objects
+
+Test = Callable[[pa.Table], np.ndarray]  # returns which rows of a table match: bool [rows]
 
 
 @dataclass(frozen=True)
@@ -36,43 +48,35 @@ class Filter:
     text: str
 
     @classmethod
-    def parse(cls, document: Mapping[str, Any], columns: Mapping[str, pa.DataType]) -> Filter:
-        """Returns the filter of a JSON object.
+    def parse(cls, document: Mapping[str, Any] | str, columns: Mapping[str, pa.DataType]) -> Filter:
+        """Returns the filter of a JSON object or of a text.
 
         Args:
-            document: The object, as in the docstring of the module.
+            document: The object, as in the docstring of the module; or this object as JSON, or a text in the grammar of
+                `indexing.corpus.filter_text`.
             columns: The types of the filters that the corpus has (`filter_columns`).
 
         Raises:
-            InputError: For an unknown field, and for a value of another type.
+            InputError: For a text that does not parse, an unknown field, and a value of another type.
         """
-        if len(document) > _LARGEST:
-            raise InputError(f"filter: expected up to {_LARGEST} fields, found {len(document)}")
-        if (characters := _characters(document)) > _MOST_CHARACTERS:
-            raise InputError(f"filter: expected up to {_MOST_CHARACTERS:,} characters of texts, found {characters:,}")
-        for name, condition in document.items():
-            if name not in columns:
-                have = ", ".join(columns) or "none: import the corpus with --filters"
-                raise InputError(f"filter: {name[:100]!r} is no filter of this corpus; there are: {have}")
-            _conditions(name, condition, columns[name])
+        if isinstance(document, str):
+            _check_unicode(document)
+            is_json = document.lstrip().startswith("{")
+            document = _parse_json(document) if is_json else parse_filter_text(document, columns)
+        _check_size(document)
+        _Compiler(columns).test_of(document)
         return cls(canonical(document).decode())
 
     def rows(self, corpus: Corpus, first_row: int = 0, end: int | None = None) -> np.ndarray:
         """Returns the matching rows in [first_row, end), int64 ascending; deleted rows are excluded."""
         end = corpus.num_rows if end is None else end
-        document = json.loads(self.text)
+        test = _Compiler(filter_columns(corpus)).test_of(json.loads(self.text))
         matching = [np.empty(0, np.int64)]
         for part in corpus.parts:
             low, high = max(first_row, part.first_row), min(end, part.end)
-            if low >= high:
-                continue
-            table = open_table(part).slice(low - part.first_row, high - low)
-            inside = np.ones(high - low, bool)
-            for name, condition in document.items():
-                column = table.column(f"filter.{name}")
-                for operator, value in _conditions(name, condition, column.type):
-                    inside &= _holds(column, operator, value)
-            matching.append(low + np.flatnonzero(inside))
+            if low < high:
+                table = corpus.filters(part).slice(low - part.first_row, high - low)
+                matching.append(low + np.flatnonzero(test(table)))
         rows = np.concatenate(matching)
         return rows[~np.isin(rows, corpus.deleted)] if len(corpus.deleted) else rows
 
@@ -81,23 +85,106 @@ def filter_columns(corpus: Corpus) -> dict[str, pa.DataType]:
     """Returns the filters that a corpus has: name -> type."""
     if not corpus.parts:
         return {}
-    schema = open_table(corpus.parts[0]).schema
+    schema = corpus.filters(corpus.parts[0]).schema
     return {field.name.removeprefix("filter."): field.type for field in schema if field.name.startswith("filter.")}
 
 
-def _characters(value: Any) -> int:
-    """Returns the number of characters of all texts of a JSON value."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(len, value)) + sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, list) else 0
+def check_field_names(names: Iterable[str]) -> None:
+    """Raises InputError for a metadata field that filters cannot name."""
+    for name in names:
+        if name in GROUPS:
+            raise InputError(f"filter {name}: and, or and not combine filters, expected another name; rename the field")
+
+
+def type_name(kind: pa.DataType) -> str:
+    """Returns the name that the type of a filter has at import."""
+    if pa.types.is_list(kind):
+        return f"list[{type_name(kind.value_type)}]"
+    return {"double": "float64"}.get(str(kind), str(kind).partition("[")[0])
+
+
+def _check_unicode(text: str) -> None:
+    """Raises InputError for a text with bytes of a command line that are not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"filter: at character {error.start + 1}: expected text in UTF-8") from error
+
+
+def _parse_json(text: str) -> Mapping[str, Any]:
+    """Returns the object of a JSON text that begins with `{`."""
+    try:
+        document: dict[str, Any] = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"filter: at character {error.pos + 1}: expected JSON, {error.msg}") from error
+    return document
+
+
+def _check_size(document: Mapping[str, Any]) -> None:
+    """Raises InputError for a JSON value with too many characters of texts, or too many levels."""
+    characters, num_levels, level = 0, 0, [document]
+    while level:
+        if (num_levels := num_levels + 1) > _MOST_LEVELS:
+            raise InputError(f"filter: expected up to {_MOST_LEVELS} levels of lists and objects, found more")
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, str):
+                characters += len(value)
+            elif isinstance(value, Mapping):
+                characters += sum(map(len, value))
+                below += value.values()
+            elif isinstance(value, list):
+                below += value
+        level = below
+    if characters > _MOST_CHARACTERS:
+        raise InputError(f"filter: expected up to {_MOST_CHARACTERS:,} characters of texts, found {characters:,}")
+
+
+class _Compiler:
+    """Turns filters over some columns into tests of tables, and counts their conditions."""
+
+    def __init__(self, columns: Mapping[str, pa.DataType]):
+        self.columns, self.num_conditions = columns, 0
+
+    def test_of(self, document: Mapping[str, Any]) -> Test:
+        """Returns the test of a filter. Raises InputError for a bad one."""
+        self.num_conditions += max(1, len(document))
+        if self.num_conditions > _LARGEST:
+            raise InputError(f"filter: expected up to {_LARGEST} conditions, found more")
+        tests = [
+            self._group(name, condition) if name in GROUPS else self._condition(name, condition)
+            for name, condition in document.items()
+        ]
+        return lambda table: _all([test(table) for test in tests]) if tests else np.ones(len(table), bool)
+
+    def _group(self, name: str, documents: Any) -> Test:
+        if name == "not":
+            if not isinstance(documents, dict):
+                raise InputError(f"filter: not: expected a filter, an object, found {_shown(documents)}")
+            test = self.test_of(documents)
+            return lambda table: ~test(table)
+        if not isinstance(documents, list) or not documents or not all(isinstance(each, dict) for each in documents):
+            raise InputError(f"filter: {name}: expected a list of filters, as objects, found {_shown(documents)}")
+        tests = [self.test_of(document) for document in documents]
+        combine = _all if name == "and" else _any
+        return lambda table: combine([test(table) for test in tests])
+
+    def _condition(self, name: str, condition: Any) -> Test:
+        if name not in self.columns:
+            names = ", ".join(self.columns) or "none; riptide import-corpus --filters adds them"
+            raise InputError(f"filter: {name[:100]!r} is no filter of this corpus; there are: {names}")
+        kind, column = self.columns[name], f"filter.{name}"
+        if condition is None:
+            return lambda table: _as_bools(pc.is_null(table.column(column)))
+        if not pa.types.is_list(kind):
+            conditions = _conditions(name, condition, kind)
+            return lambda table: _holds(table.column(column), conditions)
+        conditions = _conditions(name, condition, kind.value_type)
+        return lambda table: _holds_for_one(table.column(column).combine_chunks(), conditions)
 
 
 def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str, Any]]:
     """Returns the conditions on a field: (operator, Arrow value). Raises InputError for a bad condition."""
-    if condition is None:
-        return [("null", None)]
     if isinstance(condition, list):
         if not 1 <= len(condition) <= _LARGEST:
             raise InputError(f"filter: {name}: expected 1 to {_LARGEST} values, found {len(condition)}")
@@ -107,7 +194,7 @@ def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str,
     if not condition or set(condition) - set(_ORDER) or pa.types.is_boolean(kind):
         raise InputError(
             f"filter: {name}: expected a value, a list of values or bounds ({', '.join(_ORDER)}; none of "
-            f"a bool), found {json.dumps(condition)[:80]}"
+            f"a bool), found {_shown(condition)}"
         )
     return [(operator, pa.scalar(_value(name, value, kind), kind)) for operator, value in condition.items()]
 
@@ -129,15 +216,41 @@ def _value(name: str, value: Any, kind: pa.DataType) -> Any:
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
             pass
-    raise InputError(f"filter: {name}: expected values of type {kind}, found {json.dumps(value)[:80]}")
+    raise InputError(f"filter: {name}: expected values of type {type_name(kind)}, found {_shown(value)}")
 
 
-def _holds(column: pa.ChunkedArray, operator: str, value: Any) -> np.ndarray:
-    """Returns which rows satisfy a condition: bool [rows]. A missing value satisfies only "null"."""
-    if operator == "null":
-        mask = pc.is_null(column)
-    elif operator == "in":
-        mask = pc.and_(pc.is_in(column, value_set=value), pc.is_valid(column))
-    else:
-        mask = pc.fill_null(_ORDER[operator](column, value), False)
-    return np.asarray(mask.to_numpy(), bool)
+def _holds(values: pa.Array | pa.ChunkedArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
+    """Returns for which values all conditions hold: bool [n]. None holds for a missing value."""
+    return _all([_holds_one(values, operator, value) for operator, value in conditions])
+
+
+def _holds_one(values: pa.Array | pa.ChunkedArray, operator: str, value: Any) -> np.ndarray:
+    if operator == "in":
+        return _as_bools(pc.and_(pc.is_in(values, value_set=value), pc.is_valid(values)))
+    return _as_bools(pc.fill_null(_ORDER[operator](values, value), False))
+
+
+def _holds_for_one(lists: pa.ListArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
+    """Returns which lists have a value for which all conditions hold: bool [lists]."""
+    holds = _holds(pc.list_flatten(lists), conditions)
+    result = np.zeros(len(lists), bool)
+    result[np.asarray(pc.list_parent_indices(lists))[holds]] = True
+    return result
+
+
+def _all(masks: list[np.ndarray]) -> np.ndarray:
+    result: np.ndarray = np.logical_and.reduce(masks)
+    return result
+
+
+def _any(masks: list[np.ndarray]) -> np.ndarray:
+    result: np.ndarray = np.logical_or.reduce(masks)
+    return result
+
+
+def _as_bools(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    return np.asarray(values.to_numpy(zero_copy_only=False), bool)
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value)[:80]

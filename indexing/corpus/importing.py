@@ -7,10 +7,8 @@ replaces it (indexing/store/artifact.py, Draft). An import that was killed keeps
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,18 +16,22 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from indexing.corpus.corpus import Corpus, save_array, write_table
+from indexing.corpus.corpus import Corpus, document_starts, save_array, write_table
 from indexing.corpus.duplicates import merge_ids
+from indexing.corpus.filters import check_field_names
 from indexing.corpus.ids import num_buckets, sorted_hashes
-from indexing.files.raw import Lines, Piece, clip, no_rows, open_input
+from indexing.files.listing import file_identity
+from indexing.files.raw import Lines, Piece, clip, no_rows
 from indexing.files.rows import text_lines
+from indexing.files.splitting import Split
 from indexing.files.titles import title_facts
 from indexing.formats.chunking import Chunk, chunks
 from indexing.formats.format import CorpusFormat
 from indexing.formats.parse import check_filter_types, parse_corpus
 from indexing.formats.sources import Source
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
 from indexing.store.conflicts import describe_changes
+from indexing.store.documents import Part
 from indexing.store.store import Store, generation
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
 from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults
@@ -46,6 +48,8 @@ class ImportOptions:
     part_size: int = 10_000  # rows per part at most: 30 to 60 s of one encoding worker
     filters: Mapping[str, str] = field(default_factory=dict)  # metadata field -> type of a column to filter by
     limit: int | None = None
+    drop_duplicates: bool = False  # drop a passage if an earlier one has its id, title and text
+    split: Split | None = None  # how documents are split into passages; a later generation takes that of the first
 
 
 class ImportCorpus(WorkDefaults):
@@ -72,22 +76,31 @@ class ImportCorpus(WorkDefaults):
         """
         self.previous = store.generations("corpus")
         if self.previous:
-            options = replace(options, filters=_same_filters(self.previous[0], options.filters))
+            existing = self.previous[-1 if append or delete is not None else 0]
+            options = replace(options, filters=_same_filters(existing, options.filters))
+        else:
+            check_field_names(options.filters)
+        grows = append or delete is not None
+        if self.previous and grows:
+            options = replace(options, split=_same_split(self.previous[0], options.split))
         check_filter_types(options.filters)
         self.source, self.options = source, options
-        self.config = {
+        self.config: dict[str, Any] = {
             "format": source.format.name if source else None,
             "part_size": options.part_size,
             "filters": dict(options.filters),
             "limit": options.limit,
-            "source": [file_identity(file) for file in source.corpus] if source else [],
+            "source": [source.format.identity(file) for file in source.corpus] if source else [],
             "delete": file_identity(delete) if delete else None,
         }
         if source and source.columns:
             self.config["columns"] = source.columns.config
         if source and source.titles:
             self.config["titles"] = [file_identity(source.titles)]
-        grows = append or delete is not None
+        if options.split:
+            self.config["split"] = asdict(options.split)
+        if options.drop_duplicates:
+            self.config["drop_duplicates"] = True
         done = self.previous[1:][-1:] if grows else self.previous[:1]
         self.complete = any(artifact.config == self.config for artifact in done)
         self.before = Corpus(self.previous)
@@ -128,7 +141,7 @@ class ImportCorpus(WorkDefaults):
         if self.deleted is not None:
             stages.append(DeleteStage(self.deleted))
         if self.source:
-            stages += [ParseStage(self.source, self.options), MergeIdsStage(self.before, self.options.filters)]
+            stages += [ParseStage(self.source, self.options), MergeIdsStage(self.before, self.options)]
         return stages
 
 
@@ -167,7 +180,8 @@ class ParseStage(StageDefaults):
 
     def units(self, committed: Committed) -> Iterator[Unit]:
         """Returns a unit for each chunk, as a stream: the raw text of few chunks is in memory at a time."""
-        for chunk in chunks(self.source, self.options.part_size, limit=self.options.limit):
+        options = self.options
+        for chunk in chunks(self.source, options.part_size, limit=options.limit, split=options.split):
             names = (f"part-{chunk.index:05d}", f"hashes-{chunk.index:05d}")
             size = sum(len(piece.data) for piece in chunk.pieces if piece.data is not None)
             part = committed[0].get(names[0])
@@ -187,12 +201,12 @@ class ParseStage(StageDefaults):
             )
 
     def rows_of(self, unit: Unit, result: int) -> int:
-        """Returns the number of passages of a chunk; a page of KILT has several."""
+        """Returns the number of passages of a chunk; a page of KILT or a document that is split has several."""
         return result
 
     def task(self, drafts: Sequence[Draft]) -> ParseTask:
         """Returns the task of a worker."""
-        return ParseTask(drafts[0], self.source.format, dict(self.options.filters))
+        return ParseTask(drafts[0], self.source.format, dict(self.options.filters), self.options.split)
 
 
 @dataclass(frozen=True)
@@ -202,11 +216,12 @@ class ParseTask:
     draft: Draft
     format: CorpusFormat
     filters: Mapping[str, str]
+    split: Split | None
     resources: Resources = PYTHON_CORE
 
     def open(self, place: Place) -> Callable[[Unit, Report], int]:
         """Returns the worker."""
-        return lambda unit, report: import_part(unit.payload, self.draft, self.format, self.filters)
+        return lambda unit, report: import_part(unit.payload, self.draft, self.format, self.filters, self.split)
 
 
 @dataclass(frozen=True)
@@ -214,7 +229,7 @@ class MergeIdsStage(StageDefaults):
     """The stage that merges the hashes of all ids into buckets and finds ids that occur twice."""
 
     before: Corpus
-    filters: Mapping[str, str]
+    options: ImportOptions
     title: str = "check ids"
     noun: str = "ids"
     total: int | None = None
@@ -222,16 +237,21 @@ class MergeIdsStage(StageDefaults):
     def units(self, committed: Committed) -> list[Unit]:
         """Returns a unit for each bucket. Raises InputError if there are no passages, or a filter without values."""
         if not self.before.generations:
-            _refuse_filters_without_values(committed[0], self.filters)
+            parts = [part.facts for name, part in committed[0].items() if name.startswith("part-")]
+            refuse_filters_without_values(parts, self.options.filters)
         total = sum(part.rows for name, part in committed[0].items() if name.startswith("part-"))
         if total == 0:
             raise InputError("the source has no passages; nothing is imported")
         buckets = num_buckets(total)
-        return [Unit((f"ids-{bucket:05d}",), total // buckets, (bucket, buckets)) for bucket in range(buckets)]
+        kinds = ("ids", "dropped") if self.options.drop_duplicates else ("ids",)
+        return [
+            Unit(tuple(f"{kind}-{bucket:05d}" for kind in kinds), total // buckets, (bucket, buckets))
+            for bucket in range(buckets)
+        ]
 
     def task(self, drafts: Sequence[Draft]) -> MergeIdsTask:
         """Returns the task of a worker."""
-        return MergeIdsTask(drafts[0], drafts[0].committed(), self.before.generations)
+        return MergeIdsTask(drafts[0], drafts[0].committed(), self.before.generations, self.options.drop_duplicates)
 
 
 @dataclass(frozen=True)
@@ -241,24 +261,31 @@ class MergeIdsTask:
     draft: Draft
     committed: Mapping[str, Part]
     previous: Sequence[Artifact]
+    drop_duplicates: bool
     resources: Resources = ONE_CORE
 
     def open(self, place: Place) -> Callable[[Unit, Report], None]:
         """Returns the worker."""
-        return lambda unit, report: merge_ids(
-            unit.payload[0], self.draft, self.committed, self.previous, unit.payload[1]
-        )
+        return self._merge
+
+    def _merge(self, unit: Unit, report: Report) -> None:
+        bucket, buckets = unit.payload
+        merge_ids(bucket, self.draft, self.committed, self.previous, buckets, drop_duplicates=self.drop_duplicates)
 
 
-def import_part(chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str]) -> int:
+def import_part(
+    chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str], split: Split | None
+) -> int:
     """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages."""
-    table = parse_corpus(format, chunk, filters)
+    table = parse_corpus(format, chunk, filters, split)
     pieces = [[piece.file, piece.first_line, piece.rows, digest(piece)] for piece in chunk.pieces]
-    facts: dict[str, Any] = {"source": pieces, **_filter_facts(table, filters)}
+    facts: dict[str, Any] = {"source": pieces, **filter_facts(table, filters)}
     if chunk.titles is not None:
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:
         facts["delimiter"] = chunk.columns.table.delimiter  # a row may span several lines: see duplicates.py
+    if split is not None:
+        facts["documents"] = len(document_starts(table))
     name = f"{chunk.index:05d}"
     draft.commit(f"part-{name}", ".arrow", lambda path: write_table(table, path), rows=len(table), **facts)
     hashes = sorted_hashes(table.column("id").to_pylist())
@@ -268,10 +295,11 @@ def import_part(chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mappi
 
 def _parse_first_rows(source: Source, options: ImportOptions) -> None:
     """Raises InputError if the source has no row, or if one of the first FIRST_ROWS rows is bad."""
-    parse_corpus(source.format, next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS))), options.filters)
+    first = next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS), split=options.split))
+    parse_corpus(source.format, first, options.filters, options.split)
 
 
-def _filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
+def filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
     """Returns the filters without a value in a part and its metadata fields, as facts; {} if all have a value."""
     empty = sorted(name for name in filters if table[f"filter.{name}"].null_count == len(table))
     if not empty:
@@ -281,12 +309,11 @@ def _filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]
     return {"filters_without_values": empty, "fields": [name[:100] for name in fields[:MAX_FIELDS]]}
 
 
-def _refuse_filters_without_values(committed: Mapping[str, Part], filters: Mapping[str, str]) -> None:
-    """Raises InputError for a filter without a value in any passage.
+def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: Mapping[str, str]) -> None:
+    """Raises InputError for a filter without a value in any passage. facts: of all parts, from `filter_facts`.
 
-    Only the first generation of a corpus is checked. Appended passages may all lack a field: their column is null.
+    Appended passages are not checked. They may all lack a field: their column is null.
     """
-    facts = [part.facts for name, part in committed.items() if name.startswith("part-")]
     for name in filters:
         if facts and all(name in fact.get("filters_without_values", ()) for fact in facts):
             fields = sorted({each for fact in facts for each in fact["fields"]})
@@ -298,11 +325,25 @@ def _refuse_filters_without_values(committed: Mapping[str, Part], filters: Mappi
             )
 
 
-def _same_filters(first: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the filters of the first generation, which all later ones have. Refuses other filters."""
-    existing = first.config["filters"]
-    if filters and dict(filters) != existing:
-        raise InputError(f"filters {dict(filters)}: {first.url} was imported with {existing}; leave them out")
+def _same_filters(existing: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the filters of an existing generation. Raises InputError for other filters."""
+    expected: Mapping[str, str] = existing.config["filters"]
+    if filters and dict(filters) != expected:
+        raise InputError(
+            f"filters {dict(filters)}: {existing.url} has the filters {expected}; leave them out, or give them to the "
+            "corpus before, without a source"
+        )
+    return expected
+
+
+def _same_split(first: Artifact, split: Split | None) -> Split | None:
+    """Returns how the first generation is split, which holds for all later ones. Refuses another split."""
+    existing = Split(**first.config["split"]) if "split" in first.config else None
+    if split is not None and split != existing:
+        actual = f"with {existing}" if existing else "without parameter split_words"
+        raise InputError(
+            f"{split}: {first.url} was imported {actual}; leave the options out, or import into another store"
+        )
     return existing
 
 
@@ -314,6 +355,8 @@ def digest(piece: Piece) -> str:
 def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
     """Returns the rows, int64 ascending, of the ids in a file, one per line; an id with a line break cannot be given.
 
+    The ids are those of documents in a split corpus, and all passages of each are deleted.
+
     Raises InputError that names the line of an unknown id.
     """
     lines = Lines(delete)
@@ -321,27 +364,16 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
     first, num_unknown = "", 0
     while piece := lines.take(1 << 20):
         ids = [id for _, id in text_lines(piece)]
-        rows = before.rows_of(ids)
-        unknown = np.flatnonzero(rows < 0)
+        firsts, ends = before.rows_of_documents(ids)
+        unknown = np.flatnonzero(firsts < 0)
         if len(unknown) and not num_unknown:
             line = int(unknown[0])
             first = f"{delete}:{piece.first_line + line}: id {clip(ids[line])}"
         num_unknown += len(unknown)
-        deleted.append(rows)
+        deleted.append(np.concatenate(list(map(np.arange, firsts, ends))))
     if not deleted:
         raise no_rows(delete)
     if num_unknown:
         more = f", nor are {num_unknown - 1} more" if num_unknown > 1 else ""
         raise InputError(f"{first} is not in the corpus (or deleted already){more}; remove the line")
     return np.unique(np.concatenate(deleted))
-
-
-def file_identity(file: str) -> dict[str, Any]:
-    """Returns name, size and a hash of three samples of a raw file, which a resume compares."""
-    with open_input(file) as source:
-        size = source.size()
-        digest = hashlib.sha256()
-        for offset in (0, size // 2, max(0, size - (1 << 20))):
-            source.seek(offset)
-            digest.update(source.read(1 << 20))
-    return {"file": Path(file).name, "bytes": size, "samples": digest.hexdigest()}

@@ -1,17 +1,29 @@
-"""Reads the relevant passages of each query of a split from its judgements."""
+"""Reads the relevant passages of each query of a split from its judgements.
+
+In a corpus of split documents, judgements name documents. The relevant passage of a judged document is then the one
+that fits the query best by BM25.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import regex
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import ALL, Queries
 from retriever.errors import InputError
+from retriever.systems.sentences import UNSPACED
+
+K1, B = 0.9, 0.4  # as `build_bm25` by default
+SAMPLE = 10_000  # passages, evenly spaced, by whose words the document frequencies are estimated
+_WORD = regex.compile(rf"(?V1)[{UNSPACED}]|[\w--[{UNSPACED}]]+")
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,7 @@ class JudgedPairs:
         texts: Their texts.
         rows: Corpus rows of each query's relevant passages, int64 [any], in the order of the judgements.
         scores: The scores of these judgements, int64 [any].
+        others: Rows of the other passages of the same documents, int64 [any]: none unless the corpus is split.
         num_queries: Number of queries of the split within the limit, those without a relevant passage included.
     """
 
@@ -30,6 +43,7 @@ class JudgedPairs:
     texts: list[str]
     rows: list[np.ndarray]
     scores: list[np.ndarray]
+    others: list[np.ndarray]
     num_queries: int
 
 
@@ -49,20 +63,69 @@ def judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int | None
     qrels = queries.qrels(split).filter(pc.field("score") > 0)
     ids = pc.cast(pa.array(selected.ids, pa.string()), qrels["query_id"].type)
     qrels = qrels.filter(pc.is_in(qrels["query_id"], ids))
-    passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
-    rows = corpus.rows_of(passages.dictionary.to_pylist())[passages.indices.to_numpy()]
-    relevant: dict[str, dict[int, int]] = {}  # a pair may be judged twice
-    for query, row, score in zip(qrels["query_id"].to_pylist(), rows.tolist(), qrels["score"].to_pylist(), strict=True):
-        if row >= 0:
-            relevant.setdefault(query, {})[row] = score
+    documents = qrels["corpus_id"].combine_chunks().dictionary_encode()
+    firsts, ends = (
+        each[documents.indices.to_numpy()] for each in corpus.rows_of_documents(documents.dictionary.to_pylist())
+    )
+    relevant: dict[str, dict[tuple[int, int], int]] = {}  # a pair may be judged twice
+    values = qrels["query_id"].to_pylist(), firsts.tolist(), ends.tolist(), qrels["score"].to_pylist()
+    for query, first, end, score in zip(*values, strict=True):
+        if first >= 0:
+            relevant.setdefault(query, {})[first, end] = score
     chosen = [(id, text) for id, text in zip(*selected, strict=True) if id in relevant]
+    ranges = [np.array([*relevant[id]], np.int64) for id, _ in chosen]
+    rows = [own[:, 0] for own in ranges]
+    others = [np.empty(0, np.int64)] * len(chosen)
+    if corpus.is_split:
+        texts = [text for (_, text), own in zip(chosen, ranges, strict=True) for _ in own]
+        best = choose_passages(corpus, texts, np.concatenate([*ranges, np.empty((0, 2), np.int64)]))
+        rows = np.split(best, np.cumsum([len(own) for own in ranges])[:-1])
+        every = [np.concatenate([np.arange(first, end) for first, end in own]) for own in ranges]
+        others = [np.setdiff1d(passages, own) for passages, own in zip(every, rows, strict=True)]
     return JudgedPairs(
         [id for id, _ in chosen],
         [text for _, text in chosen],
-        [np.array([*relevant[id]], np.int64) for id, _ in chosen],
+        rows,
         [np.array([*relevant[id].values()], np.int64) for id, _ in chosen],
+        others,
         len(selected.ids),
     )
+
+
+def choose_passages(corpus: Corpus, queries: Sequence[str], documents: np.ndarray) -> np.ndarray:
+    """Returns the passage of each document that fits its query best by BM25, without an index.
+
+    The frequencies of words are those in SAMPLE passages of the corpus. Equal scores: the first passage.
+
+    Args:
+        corpus: The corpus.
+        queries: Texts of the queries.
+        documents: First row and end of the document of each query, int64 [n, 2].
+
+    Returns:
+        Rows, int64 [n].
+    """
+    sample = np.linspace(0, corpus.num_rows - 1, min(SAMPLE, corpus.num_rows)).astype(np.int64)
+    counts = [_count_words(passage.text) for passage in corpus.passages(sample)]
+    frequencies = Counter(word for each in counts for word in each)
+    mean_length = sum(each.total() for each in counts) / len(counts)
+    rows = documents[:, 0].copy()
+    order = np.argsort(documents[:, 0], kind="stable")
+    for numbers in np.split(order, np.flatnonzero(np.diff(documents[order, 0])) + 1) if len(order) else []:
+        first, end = documents[numbers[0]]
+        counts = [_count_words(passage.text) for passage in corpus.passages(np.arange(first, end))]
+        norms = [K1 * (1 - B + B * each.total() / mean_length) for each in counts]
+        for number in numbers:
+            scores = np.zeros(len(counts))
+            for word in _count_words(queries[number]):
+                weight = math.log((len(sample) + 1) / (frequencies[word] + 0.5))
+                scores += [weight * each[word] / (each[word] + norm) for each, norm in zip(counts, norms, strict=True)]
+            rows[number] = first + int(scores.argmax())
+    return rows
+
+
+def _count_words(text: str) -> Counter[str]:
+    return Counter(_WORD.findall(text.casefold()))
 
 
 def positive_weights(
@@ -80,19 +143,22 @@ def positive_weights(
     Raises:
         InputError: If a positive has no judgement above 0.
     """
-    scores: dict[str, dict[int, int]] = {}
+    scores: dict[str, dict[str, int]] = {}
     for name in queries.splits if split == ALL else [split]:
-        pairs = judged_pairs(corpus, queries, name)
-        for id, own, values in zip(pairs.ids, pairs.rows, pairs.scores, strict=True):
-            scores.setdefault(id, {}).update(zip(own.tolist(), values.tolist(), strict=True))
-    weights = []
+        qrels = queries.qrels(name)
+        values = (qrels[column].to_pylist() for column in ("query_id", "corpus_id", "score"))
+        for query, document, score in zip(*values, strict=True):
+            if score > 0:
+                scores.setdefault(query, {})[document] = score
+    documents = corpus.documents(np.concatenate([*rows, np.empty(0, np.int64)])).tolist()
+    weights, start = [], 0
     for id, own in zip(query_ids, rows, strict=True):
-        known = scores.get(id, {})
-        if missing := [row for row in own.tolist() if row not in known]:
+        known, names = scores.get(id, {}), documents[start : start + len(own)]
+        start += len(own)
+        if missing := [name for name in names if name not in known]:
             raise InputError(
-                f"{queries.artifact.key} {split}: passage {corpus.passages(missing[:1])[0].id!r} is a positive of the "
-                f"query {id!r} without a judgement above 0, so it has no weight; mine the negatives again, or draw "
-                "positives without weights"
+                f"{queries.artifact.key} {split}: passage {missing[0]!r} is a positive of the query {id!r} without a "
+                "judgement above 0, so it has no weight; mine the negatives again, or draw positives without weights"
             )
-        weights.append(np.array([known[row] for row in own.tolist()], np.float64))
+        weights.append(np.array([known[name] for name in names], np.float64))
     return weights

@@ -1,10 +1,26 @@
-"""Parses NAME=VALUE,NAME=VALUE: how options name a query set with its split, its store and other settings."""
+"""Parses NAME=VALUE, and NAME=VALUE,NAME=VALUE: how options name a query set with its split and its store."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from retriever.errors import InputError
+
+
+def parse_named_value(text: str, problem: str) -> tuple[str, str]:
+    """Returns the name and the value of NAME=VALUE, without spaces around them.
+
+    Args:
+        text: The text. Its value may contain `=`.
+        problem: The message of the error.
+
+    Raises:
+        InputError: If the text has another form.
+    """
+    name, _, value = (part.strip() for part in text.partition("="))
+    if not name or not value:
+        raise InputError(problem)
+    return name, value
 
 
 def parse_named_values(text: str, names: Collection[str], form: str) -> dict[str, str]:
@@ -20,8 +36,9 @@ def parse_named_values(text: str, names: Collection[str], form: str) -> dict[str
     """
     values: dict[str, str] = {}
     for piece in text.split(","):
-        name, sign, value = (part.strip() for part in piece.partition("="))
-        if not sign or not value or name not in names or name in values:
-            raise InputError(f"{form}found {piece!r}, expected NAME=VALUE once for each of {', '.join(names)}")
+        problem = f"{form}found {piece!r}, expected NAME=VALUE once for each of {', '.join(names)}"
+        name, value = parse_named_value(piece, problem)
+        if name not in names or name in values:
+            raise InputError(problem)
         values[name] = value
     return values

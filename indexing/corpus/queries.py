@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from indexing.corpus.corpus import Corpus, write_table
 from indexing.corpus.hold_out import HoldOut
-from indexing.corpus.importing import file_identity
+from indexing.files.listing import file_identity
 from indexing.files.qrels import read_qrels
 from indexing.files.raw import clip
 from indexing.formats.parse import read_queries
@@ -192,7 +192,7 @@ def complete_queries(
         changed = describe_changes(existing.artifact.config, config)
         raise InputError(
             f"{existing.artifact.url} was imported otherwise ({changed}): give it another name, or remove it: "
-            f"python jobs/store.py remove queries/{name} --store {shlex.quote(store.url)}"
+            f"riptide store remove queries/{name} --store {shlex.quote(store.url)}"
         )
     return existing
 
@@ -269,7 +269,7 @@ def _judged_generation(corpus: Corpus, qrels: Iterable[pa.Table]) -> Artifact:
     The query set needs no later generation.
     """
     judged = [table["corpus_id"].combine_chunks().unique().to_pylist() for table in qrels]
-    last = max((int(corpus.rows_of(ids).max()) for ids in judged if ids), default=0)
+    last = max((int(corpus.rows_of_documents(ids)[0].max()) for ids in judged if ids), default=0)
     end = 0
     for artifact in corpus.generations:
         end += artifact.rows
@@ -283,11 +283,14 @@ def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
 
 
 def _checked_qrels(file: str, qrels: pa.Table, corpus: Corpus, partial: bool) -> pa.Table:
-    """Returns the judgements of a file restricted to known passages. Unless `partial`, an unknown one is an error."""
+    """Returns the judgements of a file restricted to known passages. Unless `partial`, an unknown one is an error.
+
+    In a split corpus, documents are judged.
+    """
     passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
-    known = (corpus.rows_of(passages.dictionary.to_pylist()) >= 0)[passages.indices.to_numpy()]
+    known = (corpus.rows_of_documents(passages.dictionary.to_pylist())[0] >= 0)[passages.indices.to_numpy()]
     if not partial:
-        _refuse_unknown(file, qrels, "corpus_id", known, "passage", "the corpus")
+        _refuse_unknown(file, qrels, "corpus_id", known, "document" if corpus.is_split else "passage", "the corpus")
     return qrels.filter(pa.array(known)).drop_columns(["line"])
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
+from indexing.corpus.corpus import Corpus, Documents
 from indexing.corpus.filters import Filter
 from indexing.store.chain import RowPart, RowRange
 
@@ -48,15 +49,29 @@ class OpenPassages:
     def __init__(self, corpus: Corpus, rows: RowRange):
         self.rows, parts = rows, passage_parts(corpus, rows)
         self._starts = [part.first_row for part in parts]
-        self._columns = [
-            [table.column(name) for name in ("id", "title", "text", "metadata")] for table in map(corpus.table, parts)
-        ]
+        names = ["id", "title", "text", "metadata", *(["document", "start", "end"] if corpus.is_split else [])]
+        self._columns = [[table.column(name) for name in names] for table in map(corpus.table, parts)]
+        self._documents = Documents(parts if corpus.is_split else [])
+        self._documents.numbers(np.empty(0, np.int64))  # reads the documents now, not in the first search
 
-    def fetch(self, rows: np.ndarray) -> list[tuple[int, str, str, str, str]]:
-        """Returns (row, id, title, text, metadata as JSON) of those of the rows, int64 [n], that are in the range."""
+    def fetch(self, rows: np.ndarray) -> list[tuple[Any, ...]]:
+        """Returns those of the rows, int64 [n], that are in the range.
+
+        Returns:
+            (row, id, title, text, metadata as JSON) of each passage; if the corpus is split, also the id of its
+            document, and the characters of its text at which the passage starts and ends.
+        """
         passages = []
-        for row in rows[(rows >= self.rows.first) & (rows < self.rows.end)].tolist():
+        for row in self._within(rows).tolist():
             number = bisect.bisect_right(self._starts, row) - 1
             local = row - self._starts[number]
             passages.append((row, *(column[local].as_py() for column in self._columns[number])))
         return passages
+
+    def documents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns those of the rows, int64 [n], that are in the range, and the number of the document of each."""
+        rows = self._within(rows)
+        return rows, self._documents.numbers(rows)
+
+    def _within(self, rows: np.ndarray) -> np.ndarray:
+        return rows[(rows >= self.rows.first) & (rows < self.rows.end)]

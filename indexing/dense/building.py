@@ -8,29 +8,29 @@ from typing import Any
 
 import numpy as np
 
+from indexing.dense.factory import choose_factory, num_lists, training_size
 from indexing.dense.faiss_index import (
     TRAINING_THREADS,
     check_factory,
-    choose_factory,
     draw_queries,
     fill_shard,
-    num_lists,
     read_index,
     recall_at,
     train_quantizer,
-    training_size,
     write_index,
 )
 from indexing.dense.index import Index, Shard
 from indexing.dense.searching import folded, search_exact
 from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
+from indexing.embeddings.kind import IndexOptions
 from indexing.exact import Hits
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.documents import Part
 from indexing.store.store import Store
-from indexing.work.growth import GrowingWork, IndexOptions, count_shards
+from indexing.work.growth import GrowingWork, count_shards
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Committed, Progress, RangeStage, StageDefaults, Unit, check_same_options
+from indexing.work.work import Progress, TaskStage, Unit, check_same_options, shard_units
 
 SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
 SAMPLE_PARTS = 256  # the training sample is drawn from at most so many parts
@@ -85,36 +85,44 @@ class BuildIndex(GrowingWork):
         if self.previous:
             check_same_options(self.previous[0], {"memory_gb": None, **self.config})
         self.factory, self.recall = factory, options.recall
-        self.first_row = Index(name, self.previous).num_rows if self.previous else 0
         self.end = embeddings.num_rows
-        first_rows = Index(name, self.previous[:1]).num_rows if self.previous else 0
+        first_rows = self.previous[0].rows if self.previous else 0
         self.num_shards = count_shards(options.shards, self.end - self.first_row, first_rows)
 
     @property
-    def stages(self) -> list[TrainStage | FillStage]:
+    def stages(self) -> list[TaskStage]:
         """Returns the stages: training, unless there is a quantizer, and filling the shards."""
-        quantizer = Index(self.name, self.previous).quantizer if self.previous else None
-        fill = FillStage(
-            embeddings=self.embeddings,
-            quantizer=quantizer,
-            first_row=self.first_row,
-            end=self.end,
-            num_shards=self.num_shards,
-        )
-        return [fill] if self.previous else [TrainStage(self.embeddings, self.factory, TRAINING_THREADS), fill]
+        units = shard_units(self.first_row, self.end, self.num_shards)
+        fill = TaskStage("fill", "vectors", units, self._fill_task)
+        if self.previous:
+            return [fill]
+        size = training_size(self.factory, self.embeddings.num_rows)
+        trained = [Unit(("quantizer",), size, self.factory)]
+        return [TaskStage(f"train {self.factory}", "vectors", trained, self._train_task), fill]
+
+    def _train_task(self, drafts: Sequence[Draft]) -> TrainTask:
+        """Returns the task that trains the quantizer."""
+        return TrainTask(drafts[0], self.embeddings, TRAINING_THREADS)
+
+    def _fill_task(self, drafts: Sequence[Draft]) -> FillTask:
+        """Returns the task that fills shards with the quantizer of the first generation."""
+        [draft] = drafts
+        if self.previous:
+            return FillTask(draft, self.embeddings, Index(self.name, self.previous).quantizer)
+        return FillTask(draft, self.embeddings, (draft, draft.committed()["quantizer"]))
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Measures recall and notes the search parameters that reach the requested value."""
         [draft] = drafts
         queries = min(SAMPLE_QUERIES, self.end)
         with progress("measure recall", queries, "queries", draft.key) as counter:
-            setting = self._measure(draft, runner)
+            setting = self._choose_search_setting(draft, runner)
             counter.count(queries)
         recall = {str(k): round(value, 6) for k, value in setting.recall.items()}
         draft.note(nprobe=setting.nprobe, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
 
-    def _measure(self, draft: Draft, runner: Runner) -> SearchSetting:
-        """Measures recall against exact search with the corpus' own vectors as queries, each without itself."""
+    def _choose_search_setting(self, draft: Draft, runner: Runner) -> SearchSetting:
+        """Chooses nprobe and depth by their recall of exact search; vectors of the corpus are the queries."""
         shards = list(Index(self.name, self.previous).shards) if self.previous else []
         for part in draft.committed().values():
             if part.name.startswith("shard-"):
@@ -125,8 +133,8 @@ class BuildIndex(GrowingWork):
         exact = search_exact(self.embeddings, queries, width, np.empty(0, np.int64), runner, end=self.end)
 
         def search(nprobe: int) -> dict[int, np.ndarray]:
-            found = probe(shards, self.embeddings, queries, width, nprobe, runner)
-            return {depth: without(rows, own_rows) for depth, rows in found.items()}
+            rows_by_depth = probe(shards, self.embeddings, queries, width, nprobe, runner)
+            return {depth: without(rows, own_rows) for depth, rows in rows_by_depth.items()}
 
         return choose_setting(search, without(exact.rows, own_rows), max(1, num_lists(self.factory)), self.recall)
 
@@ -134,49 +142,6 @@ class BuildIndex(GrowingWork):
 def _chosen_factory(embeddings: Embeddings, options: IndexOptions) -> str:
     """Returns the factory of a new index. Raises InputError if none fits the memory."""
     return choose_factory(embeddings.num_rows, embeddings.dim, options.recall, options.memory_bytes, options.shards)
-
-
-@dataclass(frozen=True)
-class TrainStage(StageDefaults):
-    """The stage that trains the quantizer, in one unit."""
-
-    embeddings: Embeddings
-    factory: str
-    threads: int
-    noun: str = "vectors"
-
-    @property
-    def title(self) -> str:
-        """The name of the stage."""
-        return f"train {self.factory}"
-
-    @property
-    def total(self) -> int:
-        """The number of vectors in the training sample."""
-        return training_size(self.factory, self.embeddings.num_rows)
-
-    def units(self, committed: Committed) -> list[Unit]:
-        """Returns the one unit."""
-        return [Unit(("quantizer",), self.total, self.factory)]
-
-    def task(self, drafts: Sequence[Draft]) -> TrainTask:
-        """Returns the task of the worker."""
-        return TrainTask(drafts[0], self.embeddings, self.threads)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FillStage(RangeStage):
-    """The stage that fills the shards. quantizer: of the previous generation, None if this one trains it."""
-
-    embeddings: Embeddings
-    quantizer: tuple[Artifact, Part] | None
-    title: str = "fill"
-    noun: str = "vectors"
-
-    def task(self, drafts: Sequence[Draft]) -> FillTask:
-        """Returns the task of a worker."""
-        quantizer = self.quantizer or (drafts[0], drafts[0].committed()["quantizer"])
-        return FillTask(drafts[0], self.embeddings, quantizer)
 
 
 def choose_setting(
@@ -289,13 +254,13 @@ def probe(
 
     The hits of only one shard are in memory at a time.
     """
-    task = ProbeTask(embeddings, queries, k, nprobe, DEPTHS)
+    task = SearchDepthsTask(embeddings, queries, k, nprobe, DEPTHS)
     best = folded((hits for _, hits in runner.run(task, shards)), k)
     return dict(zip(DEPTHS, np.split(best.rows, len(DEPTHS)), strict=True))
 
 
 @dataclass(frozen=True)
-class ProbeTask:
+class SearchDepthsTask:
     """Searches a shard and scores its candidates again, once for each depth: Hits [depths * q, k]."""
 
     embeddings: Embeddings

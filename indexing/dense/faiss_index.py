@@ -1,8 +1,7 @@
-"""FAISS indexes over plain arrays: choose, train, fill, search, measure.
+"""FAISS indexes over plain arrays: train, fill, search, measure.
 
 The metric is always the inner product (cosine: normalised vectors), an id is a passage's global row, and a search
-returns candidates only: `indexing.exact.rescore` scores them from the float16 embeddings, so compression costs no
-precision.
+returns candidates only: `indexing.exact` scores them from the float16 embeddings, so compression costs no precision.
 
 Training and filling give the same bytes for the same input on one kind of CPU. If several threads share a product, its
 sums may depend on their number. So training uses a number of threads that is part of the index's configuration, and
@@ -13,7 +12,6 @@ A process that also uses torch should import torch first: then both share one po
 """
 
 import importlib
-import math
 import os
 import re
 from collections import deque
@@ -25,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from indexing.dense.factory import num_lists
 from indexing.exact import available_threads
 from retriever.errors import InputError
 from retriever.forward.native import cpu_info
@@ -50,74 +49,15 @@ def _import_faiss() -> Any:
 
 faiss = _import_faiss()
 
-SMALL = 50_000  # below this number of vectors, scoring all takes as long as probing lists, and less for many queries
-POINTS_PER_CENTROID = 64  # FAISS recommends 39 to 256
 TRAINING_THREADS = 2  # threads that share a product in training: part of the configuration, not of the machine
 ADD_ROWS = 65_536  # rows per block that one thread adds: bounds the float32 copy
 # With these variables OpenMP may grant fewer threads than requested, and OpenBLAS would wait for the others forever.
 _RATIONED = {"OMP_THREAD_LIMIT", "OMP_DYNAMIC"}
 
 
-def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None, shards: int = 1) -> str:
-    """Returns a FAISS factory string.
-
-    Args:
-        num_vectors: Number of vectors.
-        dim: Their dimensions.
-        recall: The recall@100, after re-scoring, that the index should reach.
-        memory_bytes: Bound on the whole index, with the centroids of every shard and without the embeddings, which stay
-            on disk; None: no bound.
-        shards: Number of shards.
-
-    Raises:
-        InputError: If no index fits.
-    """
-    if num_vectors < 1 or dim < 1 or not 0 < recall <= 1:
-        raise InputError(f"cannot choose an index for {num_vectors} vectors of {dim} dimensions and recall {recall}")
-    if memory_bytes is None:
-        memory_bytes = 1 << 62
-    if num_vectors < SMALL and num_vectors * (4 * dim + 16) <= memory_bytes:
-        return "Flat"
-    count = _lists_for(num_vectors)
-    lists, links = (f"IVF{count}", 0) if count < 32_768 else (f"IVF{count}_HNSW32", 2 * 32 * 4)
-    centroids = (4 * dim + links) * count * shards
-    codes = _codes(dim, recall)
-    for code, code_bytes in codes:
-        if centroids + num_vectors * (code_bytes + 8) <= memory_bytes:
-            return f"{lists},{code}"
-    least = centroids + num_vectors * (codes[-1][1] + 8)
-    raise InputError(
-        f"no index of {num_vectors} vectors of {dim} dimensions fits {memory_bytes} bytes: the smallest takes {least}"
-    )
-
-
-def _lists_for(num_vectors: int) -> int:
-    """Returns a power of two near 4 sqrt(n), with enough vectors to train each centroid."""
-    wanted = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
-    most = 2 ** int(math.log2(max(2, num_vectors / 39)))
-    return min(wanted, most, 1 << 18)
-
-
-def _codes(dim: int, recall: float) -> list[tuple[str, int]]:
-    """Returns (code, bytes per vector), from the code with the best recall to the smallest one."""
-    one_bit = ("RaBitQ", dim // 8 + 8)
-    codes = [one_bit] if recall <= 0.99 else [("SQ8", dim), one_bit]
-    for sub in (4, 8, 16):  # dimensions per 4-bit code
-        if dim % sub == 0 and dim // sub // 2 < one_bit[1]:
-            codes.append((f"PQ{dim // sub}x4fs", dim // sub // 2))
-    return codes
-
-
 def check_factory(factory: str, dim: int) -> None:
     """Raises InputError unless an index of this factory is reproducible, can be sharded and can skip rows."""
-    _create(factory, dim)
-
-
-def training_size(factory: str, num_vectors: int) -> int:
-    """Returns the size of the training sample: 64 vectors per list, at least 65,536, at most all; 0 for Flat."""
-    if factory == "Flat":
-        return 0
-    return min(num_vectors, max(POINTS_PER_CENTROID * num_lists(factory), 65_536))
+    _create_index(factory, dim)
 
 
 def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int = TRAINING_THREADS) -> Any:
@@ -137,8 +77,8 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
         raise InputError(f"{variables[0]} is set, so training may get fewer than its {threads} threads: unset it")
     sample = np.ascontiguousarray(sample, dtype=np.float32)
     _check_finite(sample, "the training sample")
-    index = _create(factory, sample.shape[1])
-    inner = _inner(index)
+    index = _create_index(factory, sample.shape[1])
+    inner = _inner_index(index)
     needed = 0 if factory == "Flat" else max(num_lists(factory), *(1 << b for b in _code_bits(inner)))
     if len(sample) < needed:
         remedy = f"Flat, IVF{max(1, len(sample) // 39)},Flat" if num_lists(factory) else "Flat"
@@ -178,7 +118,7 @@ def read_index(path: str | Path, *, mmap: bool = False) -> Any:
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC if mmap else 0)
     except RuntimeError as error:
-        raise InputError(f"{path}: not a FAISS index that can be read ({_reason(error)})") from error
+        raise InputError(f"{path}: not a FAISS index that can be read ({_error_text(error)})") from error
 
 
 def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
@@ -198,24 +138,24 @@ def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, thr
         InputError: For vectors of another shape, NaN and Inf.
     """
     index = faiss.clone_index(trained)
-    is_list_index = isinstance(_inner(index), faiss.IndexIVF)
-    if not is_list_index or isinstance(_inner(index), faiss.IndexIVFFastScan):
+    is_list_index = isinstance(_inner_index(index), faiss.IndexIVF)
+    if not is_list_index or isinstance(_inner_index(index), faiss.IndexIVFFastScan):
         index = index if is_list_index else faiss.IndexIDMap2(index)
         with _threads(1):
             for row, block in _blocks(parts, first_row, index.d):
-                index.add_with_ids(*_finite(row, block))
+                index.add_with_ids(*_check_block(row, block))
         return index
     workers = threads or available_threads()
     spare = [faiss.clone_index(trained) for _ in range(workers)]
 
     def add(copy: Any, row: int, block: np.ndarray) -> Any:
         with _threads(1):  # a setting of this thread alone
-            copy.add_with_ids(*_finite(row, block))
+            copy.add_with_ids(*_check_block(row, block))
         return copy
 
     def merge(filled: Any) -> None:
-        _inner(index).merge_from(_inner(filled), 0)
-        index.ntotal, filled.ntotal = _inner(index).ntotal, 0
+        _inner_index(index).merge_from(_inner_index(filled), 0)
+        index.ntotal, filled.ntotal = _inner_index(index).ntotal, 0
         spare.append(filled)
 
     with ThreadPoolExecutor(workers, thread_name_prefix="fill") as pool:
@@ -241,7 +181,7 @@ def _blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[t
             row += len(block)
 
 
-def _finite(row: int, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _check_block(row: int, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns a block as float32, and its rows. Raises InputError for NaN and Inf."""
     block = np.ascontiguousarray(block, dtype=np.float32)
     _check_finite(block, f"the part with row {row}")
@@ -283,7 +223,7 @@ def search_shard(
     elif deleted is not None and len(deleted):
         excluded = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
         options["sel"] = faiss.IDSelectorNot(excluded)
-    inner = _inner(index)
+    inner = _inner_index(index)
     if isinstance(inner, faiss.IndexIVF):
         parameters = faiss.SearchParametersIVF(nprobe=min(nprobe, inner.nlist), **options)
     else:
@@ -305,22 +245,22 @@ def recall_at(found_rows: np.ndarray, exact_rows: np.ndarray, ks: Sequence[int])
     for k in ks:
         shares = []
         for found, exact in zip(found_rows[:, :k], exact_rows[:, :k], strict=True):
-            wanted = exact[exact >= 0]
-            if len(wanted):
-                shares.append(np.isin(wanted, found).mean())
+            expected = exact[exact >= 0]
+            if len(expected):
+                shares.append(np.isin(expected, found).mean())
         recalls[k] = float(np.mean(shares)) if shares else 1.0
     return recalls
 
 
-def _create(factory: str, dim: int) -> Any:
+def _create_index(factory: str, dim: int) -> Any:
     lists = re.search(r"IVF(\d+)", factory)
     if lists and not 1 <= int(lists[1]) <= 1 << 22:
         raise InputError(f"index {factory!r}: expected 1 to {1 << 22} lists")
     try:
         index = faiss.index_factory(dim, factory, faiss.METRIC_INNER_PRODUCT)
     except RuntimeError as error:
-        raise InputError(f"index {factory!r} cannot be made for {dim} dimensions: {_reason(error)}") from error
-    inner = _inner(index)
+        raise InputError(f"index {factory!r} cannot be made for {dim} dimensions: {_error_text(error)}") from error
+    inner = _inner_index(index)
     kinds = (faiss.IndexIVF, faiss.IndexFlat, faiss.IndexScalarQuantizer)
     plain = isinstance(faiss.downcast_index(index), (*kinds, faiss.IndexPreTransform))
     linear = all(isinstance(transform, faiss.LinearTransform) for transform in _transforms(index))
@@ -332,7 +272,7 @@ def _create(factory: str, dim: int) -> Any:
     return index
 
 
-def _inner(index: Any) -> Any:
+def _inner_index(index: Any) -> Any:
     """Returns the index that holds the codes, below a transform or an id map."""
     index = faiss.downcast_index(index)
     while isinstance(index, (faiss.IndexPreTransform, faiss.IndexIDMap)):
@@ -346,12 +286,6 @@ def _transforms(index: Any) -> Iterator[Any]:
         index = faiss.downcast_index(index.index)
     if isinstance(index, faiss.IndexPreTransform):
         yield from (faiss.downcast_VectorTransform(index.chain.at(i)) for i in range(index.chain.size()))
-
-
-def num_lists(factory: str) -> int:
-    """Returns the number of inverted lists of a factory string; 0: none."""
-    lists = re.search(r"IVF(\d+)", factory)
-    return int(lists[1]) if lists else 0
 
 
 def _clusterings(inner: Any) -> Iterator[Any]:
@@ -374,13 +308,13 @@ def _search_threads(threads: int | None, index: Any) -> int:
     that are multiples of its registers (16 numbers), for several threads into plain halves. Multiples of 32 are split
     alike by the kernels that `_import_faiss` selects; a user may select others.
     """
-    wanted = threads or available_threads()
+    count = threads or available_threads()
     if _RATIONED & os.environ.keys() or "OPENBLAS_CORETYPE" in os.environ:
         return 1
-    inner = _inner(index)
+    inner = _inner_index(index)
     dims = [inner.d, *(transform.d_in for transform in _transforms(index))]
     dims += [inner.pq.dsub] if hasattr(inner, "pq") else []
-    return wanted if all(dim <= 320 or dim % 32 == 0 for dim in dims) else 1
+    return count if all(dim <= 320 or dim % 32 == 0 for dim in dims) else 1
 
 
 @contextmanager
@@ -398,7 +332,7 @@ def _check_finite(vectors: np.ndarray, what: str) -> None:
         raise InputError(f"{what} has NaN or Inf: encode it again")
 
 
-def _reason(error: RuntimeError) -> str:
+def _error_text(error: RuntimeError) -> str:
     """Returns the message of FAISS without its source position, in one line."""
     text = " ".join(str(error).split())
     return re.sub(r"^Error in .*?: (Error: )?", "", text)[:160]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.reader import check_coverage
-from indexing.store.artifact import Artifact, Draft, Part
-from indexing.store.chain import check_lineage
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.chain import open_chain
+from indexing.store.documents import Part
 from indexing.store.store import Store
 
 
@@ -58,8 +58,4 @@ class Index:
             InputError: If it was built from other embeddings, or lacks rows that they have.
         """
         name = store.only("index", name, cls.is_index)
-        generations = store.generations("index", name)
-        check_lineage(generations, embeddings.generations)
-        index = cls(name, generations)
-        check_coverage(store, name, index.num_rows, embeddings)
-        return index
+        return cls(name, open_chain(store, "index", name, embeddings.generations))

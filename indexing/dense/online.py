@@ -17,11 +17,10 @@ from indexing.corpus.row_ranges import Matches
 from indexing.dense.index import Index, Shard
 from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, OpenPart, available_threads, exact_search, merge, nothing, search_open
+from indexing.exact import Hits, OpenPart, available_threads, merge, nothing, search_open
 from indexing.exact import kernel as kernels
 from indexing.store.chain import RowRange
 
-EXACT_ROWS = 100_000  # a filtered search scores all matching rows of a shard up to this number
 OPEN_ROWS = 200_000  # rows of a shard without an index up to which its vectors stay converted in memory
 PARALLEL_QUERIES = 8  # queries of a batch from which on the files of an index are searched by several threads
 
@@ -83,8 +82,7 @@ class DenseShard:
         Args:
             queries: float32 [q, dim].
             k: Number of hits per query.
-            filter: Consider matching rows only. Up to EXACT_ROWS of them are all scored; if more match, the number of
-                probed lists grows by the ratio of rows to matching rows.
+            filter: Consider matching rows only, as the `allowed` ones of `OpenShard.search`.
             exact: Score every vector even if there is an index.
         """
 
@@ -104,18 +102,7 @@ class DenseShard:
         self, shard: OpenShard, matches: Matches, queries: np.ndarray, k: int, filter: Filter | None, *, exact: bool
     ) -> Hits:
         allowed = None if filter is None else matches.rows(filter)
-        if allowed is not None and len(allowed) <= EXACT_ROWS:
-            return self._all_of(allowed, queries, k)
         if exact or self.index is None:
             return shard.search_exact(queries, k, threads=self.threads, allowed=allowed)
         nprobe, depth = self.index.nprobe, max(k, self.index.depth)
-        if allowed is not None:
-            nprobe = -(-nprobe * (shard.end - shard.first_row) // len(allowed))
         return shard.search(queries, k, nprobe=nprobe, depth=depth, threads=self.threads, allowed=allowed)
-
-    def _all_of(self, rows: np.ndarray, queries: np.ndarray, k: int) -> Hits:
-        """Returns the top k among the given rows, int64, ascending."""
-        if not len(rows):
-            return nothing(len(queries), k)
-        found = exact_search(queries, [(0, self.embeddings.take(rows))], k, threads=self.threads)
-        return Hits(found.scores, np.where(found.rows >= 0, rows[found.rows], -1))

@@ -24,6 +24,7 @@ def search_exact(
     deleted: np.ndarray,
     runner: Runner,
     *,
+    allowed: np.ndarray | None = None,
     end: int | None = None,
 ) -> Hits:
     """Returns the exact top k of each query.
@@ -34,9 +35,10 @@ def search_exact(
         k: Hits per query.
         deleted: Rows to exclude, int64, ascending.
         runner: What spreads stretches of rows over workers.
+        allowed: Consider only these rows, as `OpenShard.search`; None: all.
         end: Search the rows [0, end); None: all rows.
     """
-    task = SearchExactTask(embeddings, queries, k, deleted)
+    task = SearchExactTask(embeddings, queries, k, deleted, allowed)
     stretches = _stretches(embeddings.num_rows if end is None else end)
     return folded((hits for _, hits in runner.run(task, stretches)), k)
 
@@ -49,6 +51,7 @@ class SearchExactTask:
     queries: np.ndarray
     k: int
     deleted: np.ndarray
+    allowed: np.ndarray | None
     resources: Resources = ALL_CORES
 
     def open(self, place: Place) -> Callable[[tuple[int, int], Report], Hits]:
@@ -56,7 +59,7 @@ class SearchExactTask:
 
         def search(stretch: tuple[int, int], report: Report) -> Hits:
             open_shard = OpenShard(self.embeddings, *stretch, self.deleted)
-            return open_shard.search_exact(self.queries, self.k, threads=place.cores)
+            return open_shard.search_exact(self.queries, self.k, threads=place.cores, allowed=self.allowed)
 
         return search
 
@@ -69,6 +72,7 @@ def search_dense(
     deleted: np.ndarray,
     runner: Runner,
     *,
+    allowed: np.ndarray | None = None,
     nprobe: int | None = None,
     depth: int | None = None,
 ) -> Hits:
@@ -81,10 +85,12 @@ def search_dense(
         k: Hits per query.
         deleted: Rows to exclude, int64, ascending.
         runner: What spreads the shards over workers.
+        allowed: Consider only these rows, as `OpenShard.search`; None: all.
         nprobe: Lists to probe; None: the number that the build measured.
         depth: Candidates per query and shard, raised to k; None: the number that the build measured.
     """
-    task = SearchShardTask(embeddings, queries, k, deleted, nprobe or index.nprobe, max(k, depth or index.depth))
+    nprobe, depth = nprobe or index.nprobe, max(k, depth or index.depth)
+    task = SearchShardTask(embeddings, queries, k, deleted, allowed, nprobe, depth)
     return folded((hits for _, hits in runner.run(task, index.shards)), k)
 
 
@@ -96,6 +102,7 @@ class SearchShardTask:
     queries: np.ndarray
     k: int
     deleted: np.ndarray
+    allowed: np.ndarray | None
     nprobe: int
     depth: int
     resources: Resources = ALL_CORES
@@ -105,7 +112,14 @@ class SearchShardTask:
 
         def search(shard: Shard, report: Report) -> Hits:
             open_shard = OpenShard.of(shard, self.embeddings, self.deleted)
-            return open_shard.search(self.queries, self.k, nprobe=self.nprobe, depth=self.depth, threads=place.cores)
+            return open_shard.search(
+                self.queries,
+                self.k,
+                nprobe=self.nprobe,
+                depth=self.depth,
+                threads=place.cores,
+                allowed=self.allowed,
+            )
 
         return search
 

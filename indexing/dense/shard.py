@@ -8,9 +8,10 @@ import numpy as np
 
 from indexing.dense.index import Shard
 from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, exact_search, rescore_pieces
+from indexing.exact import Hits, exact_search, nothing, rescore_pieces
 
 NONE_DELETED = np.empty(0, np.int64)
+EXACT_ROWS = 100_000  # allowed rows of a shard up to which all of them are scored
 
 
 class OpenShard:
@@ -26,7 +27,7 @@ class OpenShard:
     def __init__(
         self, embeddings: Embeddings, first_row: int, end: int, deleted: np.ndarray = NONE_DELETED, index: Any = None
     ):
-        self.first_row, self.end, self.index = first_row, end, index
+        self.embeddings, self.first_row, self.end, self.index = embeddings, first_row, end, index
         self.pieces = embeddings.between(first_row, end)
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
 
@@ -55,13 +56,17 @@ class OpenShard:
         Args:
             queries: float32 [q, dim].
             k: Hits per query.
-            nprobe: Lists to probe.
+            nprobe: Lists to probe; with `allowed`, the number grows by the ratio of rows to allowed rows.
             depth: Candidates per query, at least k.
             threads: Threads of the search; None: one for each core.
-            allowed: Consider only these rows, int64, ascending; None: all.
+            allowed: Consider only these rows, int64, ascending, none of them deleted; None: all. Those of other shards
+                are ignored. Up to EXACT_ROWS of them are all scored.
         """
-        if self.index is None:
+        allowed = self._within(allowed)
+        if self.index is None or (allowed is not None and len(allowed) <= EXACT_ROWS):
             return self.search_exact(queries, k, threads=threads, allowed=allowed)
+        if allowed is not None:
+            nprobe = -(-nprobe * (self.end - self.first_row) // len(allowed))
         rows = self.candidates(queries, depth, nprobe=nprobe, threads=threads, allowed=allowed)
         return self.rescore(queries, rows, k, threads)
 
@@ -69,10 +74,16 @@ class OpenShard:
         self, queries: np.ndarray, k: int, *, threads: int | None, allowed: np.ndarray | None = None
     ) -> Hits:
         """Returns the exact top k of each query; arguments as of `search`."""
-        deleted = self.deleted
-        if allowed is not None:
-            deleted = np.setdiff1d(np.arange(self.first_row, self.end), allowed, assume_unique=True)
-        return exact_search(queries, self.pieces, k, deleted=deleted, threads=threads)
+        allowed = self._within(allowed)
+        if allowed is None:
+            return exact_search(queries, self.pieces, k, deleted=self.deleted, threads=threads)
+        if not len(allowed):
+            return nothing(len(queries), k)
+        if len(allowed) <= EXACT_ROWS:
+            hits = exact_search(queries, [(0, self.embeddings.take(allowed))], k, threads=threads)
+            return Hits(hits.scores, np.where(hits.rows >= 0, allowed[hits.rows], -1))
+        others = np.setdiff1d(np.arange(self.first_row, self.end), allowed, assume_unique=True)
+        return exact_search(queries, self.pieces, k, deleted=others, threads=threads)
 
     def candidates(
         self, queries: np.ndarray, depth: int, *, nprobe: int, threads: int | None, allowed: np.ndarray | None = None
@@ -84,6 +95,10 @@ class OpenShard:
             self.index, queries, depth, nprobe=nprobe, deleted=self.deleted, allowed=allowed, threads=threads
         )
 
+    def _within(self, rows: np.ndarray | None) -> np.ndarray | None:
+        """Returns those of some ascending rows that are in the shard."""
+        return None if rows is None else rows[slice(*np.searchsorted(rows, [self.first_row, self.end]))]
+
     def rescore(self, queries: np.ndarray, rows: np.ndarray, k: int, threads: int | None) -> Hits:
-        """Returns the top k of each query's candidates, int64 [q, any], by their vectors."""
+        """Scores the candidate rows of each query (int64 [q, any]) by their vectors; returns the best k."""
         return rescore_pieces(queries, rows, self.pieces, k, threads)

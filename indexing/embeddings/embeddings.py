@@ -12,7 +12,7 @@ import numpy as np
 from indexing.corpus.corpus import save_array
 from indexing.embeddings.kind import PartTexts, VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
-from indexing.store.chain import RowPart, split_rows
+from indexing.store.chain import RowPart, spans, split_rows
 from retriever.errors import InputError
 from retriever.memory import human
 
@@ -85,10 +85,7 @@ class Embeddings(EmbeddingsReader):
         return vectors
 
     def between(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
-        """(first row, float16 [n, dim]) of each piece of the rows [first_row, end), memory-mapped."""
-        pieces = []
-        for part in self.parts:
-            start, stop = max(first_row, part.first_row), min(end, part.end)
-            if start < stop:
-                pieces.append((start, self.vectors(part)[start - part.first_row : stop - part.first_row]))
-        return pieces
+        """Returns (first row, float16 [n, dim]) of each piece of the rows [first_row, end), memory-mapped."""
+        return [
+            (part.first_row + rows.start, self.vectors(part)[rows]) for part, rows in spans(self.parts, first_row, end)
+        ]

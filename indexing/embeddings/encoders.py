@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from retriever.prompts.prompts import TaskPrompt
 
 # Settings of an encoder that apply to queries only: the vectors of passages do not depend on them.
-_QUESTIONS = ("query_prefix", "query_length", "query_terms")
+_QUERY_SETTINGS = ("query_prefix", "query_length", "query_terms")
 # Settings of an encoder whose values are sha256 hashes of contents, which mean nothing to a reader.
-_CONTENTS = ("backbone", "weights", "tokenizer", "tokenizer_args", "head", "prompt", "query_encoder")
+_HASHED_SETTINGS = ("backbone", "weights", "tokenizer", "tokenizer_args", "head", "prompt", "query_encoder")
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,10 @@ def spec_of(store: Store, name: str | None, task: str | None, options: EncoderOp
     if task in store.names("prompts"):
         artifact = store.open("prompts", task)
         task_options = EncoderOptions(**artifact.notes["options"])
-        return EncoderSpec(store, artifact.notes["backbone"], _as_asked(task_options, options), task)
+        return EncoderSpec(store, artifact.notes["backbone"], _with_free_settings(task_options, options), task)
     if task in store.names("models"):
         artifact = store.open("models", task)
-        task_options = _as_asked(EncoderOptions(**artifact.notes.get("options", {})), options)
+        task_options = _with_free_settings(EncoderOptions(**artifact.notes.get("options", {})), options)
         if untied_sides_of(artifact) == ("query",):
             return EncoderSpec(store, artifact.notes["backbone"], task_options, query_model=f"models/{task}")
         return EncoderSpec(store, f"models/{task}", task_options)
@@ -201,7 +201,7 @@ def spec_of(store: Store, name: str | None, task: str | None, options: EncoderOp
     raise InputError(f"--task {task}: {store.url} has no such prompt and no such model (there are: {have})")
 
 
-def _as_asked(task_options: EncoderOptions, options: EncoderOptions) -> EncoderOptions:
+def _with_free_settings(task_options: EncoderOptions, options: EncoderOptions) -> EncoderOptions:
     """Returns a task's options with the settings that are no matter of training: dtype, compile, and pruning of words.
 
     Words are pruned as the task's options say unless `options` sets another number of them.
@@ -219,7 +219,7 @@ def differing(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passage
         passages: Compare only the settings that the vectors of passages depend on, and the encoders of queries that
             belong to them if both have one.
     """
-    ignored: tuple[str, ...] = _QUESTIONS if passages else ()
+    ignored: tuple[str, ...] = _QUERY_SETTINGS if passages else ()
     if passages and not ("query_encoder" in expected and "query_encoder" in actual):
         ignored = (*ignored, "query_encoder")
     return [key for key in {**expected, **actual} if key not in ignored and expected.get(key) != actual.get(key)]
@@ -228,13 +228,13 @@ def differing(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passage
 def differences(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passages: bool = False) -> str:
     """Returns the differences that `differing` finds, in words: `passage_length 128 instead of 256, another prompt`."""
 
-    def in_words(key: str) -> str:
-        if key in _CONTENTS:
+    def describe_difference(key: str) -> str:
+        if key in _HASHED_SETTINGS:
             is_plural = key in ("weights", "tokenizer_args")
             return f"{'other' if is_plural else 'another'} {key}"
-        return f"{key} {_short(actual.get(key))} instead of {_short(expected.get(key))}"
+        return f"{key} {_format_value(actual.get(key))} instead of {_format_value(expected.get(key))}"
 
-    return ", ".join(map(in_words, differing(expected, actual, passages=passages)))
+    return ", ".join(map(describe_difference, differing(expected, actual, passages=passages)))
 
 
 def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
@@ -256,7 +256,7 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
     described = describe(folder, spec.options)
     check_backbone(prompt, described)
     check_offsets(read_recipe(resolve(folder), spec.options), {side: prompt.offset(side) for side in SIDES})
-    prompt_settings = describe(folder, _as_asked(prompt.options, spec.options))
+    prompt_settings = describe(folder, _with_free_settings(prompt.options, spec.options))
     if differ := differences(described, prompt_settings):
         raise InputError(
             f"its prompt was trained with other settings than the encoder has: {differ}; serve embeddings "
@@ -264,6 +264,6 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
         )
 
 
-def _short(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Returns the value of a setting as messages show it."""
     return shortened(repr(value), 40)

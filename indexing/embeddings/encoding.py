@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from indexing.store.chain import RowPart
 from indexing.store.store import Store, artifact_key, generation
 from indexing.topics.passages import PassageTopics, passage_topics
 from indexing.work.tasks import Place, Report, Resources, Runner
-from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit
+from indexing.work.work import Progress, Target, TaskStage, Unit
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 
@@ -78,16 +78,14 @@ class EncodeCorpus:
         limit: int | None = None,
         allow_unknown_tokens: bool = False,
     ):
-        self.corpus, self.spec, self.name = Corpus.open(store), spec, name
+        self.corpus, self.spec, self.kind, self.name = Corpus.open(store), spec, kind, name
+        self.resources, self.numerics, self.allow_unknown_tokens = resources, numerics, allow_unknown_tokens
         self.described = spec.describe("passage")
         self.config = {"encoder": self.described, "numerics": numerics, "limit": limit}
-        total = min(limit or self.corpus.num_rows, self.corpus.num_rows)
+        self.num_rows = min(limit or self.corpus.num_rows, self.corpus.num_rows)
         prompt = spec.prompt()
         has_topics = prompt is not None and prompt.topics is not None
         self.topics = passage_topics(store, spec.task) if spec.task is not None and has_topics else None
-        self._stage = EncodeStage(
-            self.corpus, spec, kind, resources, numerics, total, allow_unknown_tokens, self.topics
-        )
 
     @property
     def targets(self) -> list[Target]:
@@ -110,9 +108,29 @@ class EncodeCorpus:
         return {"topics": self.topics.fitted}
 
     @property
-    def stages(self) -> list[EncodeStage]:
-        """Returns the one stage: encoding."""
-        return [self._stage]
+    def stages(self) -> list[TaskStage]:
+        """Returns the one stage, which encodes each part of the corpus."""
+        numbers = {artifact.key: number for number, artifact in enumerate(self.corpus.generations)}
+        units = []
+        for index, part in enumerate(self.corpus.parts):
+            rows = min(part.part.rows, self.num_rows - part.first_row)
+            if rows > 0:
+                names = (part.part.name,) if self.topics is None else (topics_name(part), part.part.name)
+                units.append(Unit(names, rows, index, target=numbers[part.artifact.key]))
+        return [TaskStage("encode", "passages", units, self._encode_task)]
+
+    def _encode_task(self, drafts: Sequence[Draft]) -> EncodeTask:
+        """Returns the task that encodes parts of the corpus."""
+        return EncodeTask(
+            self.corpus,
+            tuple(drafts),
+            self.spec,
+            self.kind,
+            self.resources,
+            self.numerics,
+            self.allow_unknown_tokens,
+            self.topics,
+        )
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Notes what readers of the embeddings need to open the encoder."""
@@ -128,49 +146,11 @@ class EncodeCorpus:
 
 
 @dataclass(frozen=True)
-class EncodeStage(StageDefaults):
-    """The stage that encodes the first `total` passages of a corpus.
-
-    topics: where their topics are from; None unless the task has prompts of topics.
-    """
-
-    corpus: Corpus
-    spec: EncoderSpec
-    kind: VectorKind
-    resources: Resources
-    numerics: str
-    total: int
-    allow_unknown_tokens: bool = False
-    topics: PassageTopics | None = None
-    title: str = "encode"
-    noun: str = "passages"
-
-    def units(self, committed: Committed) -> Iterator[Unit]:
-        """Returns a unit for each part of the corpus."""
-        numbers = {artifact.key: number for number, artifact in enumerate(self.corpus.generations)}
-        for index, part in enumerate(self.corpus.parts):
-            rows = min(part.part.rows, self.total - part.first_row)
-            if rows > 0:
-                names = (part.part.name,) if self.topics is None else (topics_name(part), part.part.name)
-                yield Unit(names, rows, index, target=numbers[part.artifact.key])
-
-    def task(self, drafts: Sequence[Draft]) -> EncodeTask:
-        """Returns the task of a worker."""
-        return EncodeTask(
-            self.corpus,
-            tuple(drafts),
-            self.spec,
-            self.kind,
-            self.resources,
-            self.numerics,
-            self.allow_unknown_tokens,
-            self.topics,
-        )
-
-
-@dataclass(frozen=True)
 class EncodeTask:
-    """Encodes parts of a corpus and commits their vectors."""
+    """Encodes parts of a corpus and commits their vectors.
+
+    topics: where the topics of passages are from; None unless the task has prompts of topics.
+    """
 
     corpus: Corpus
     drafts: tuple[Draft, ...]
@@ -354,10 +334,10 @@ def count_pending(store: Store, name: str, limit: int | None) -> int:
 def is_encoded(store: Store, name: str, described: Mapping[str, Any], limit: int | None) -> bool:
     """Whether every generation of the corpus has complete embeddings of this encoder, in any numerics class."""
     corpus = Corpus.open(store)
-    made = store.generations("embeddings", name)
-    return len(made) == len(corpus.generations) and all(
-        one.inputs["corpus"]["fingerprint"] == other.fingerprint
-        and one.config["encoder"] == described
-        and one.config["limit"] == limit
-        for one, other in zip(made, corpus.generations, strict=True)
+    generations = store.generations("embeddings", name)
+    return len(generations) == len(corpus.generations) and all(
+        embeddings.inputs["corpus"]["fingerprint"] == artifact.fingerprint
+        and embeddings.config["encoder"] == described
+        and embeddings.config["limit"] == limit
+        for embeddings, artifact in zip(generations, corpus.generations, strict=True)
     )

@@ -1,4 +1,4 @@
-"""The interface of a kind of vector: how the vectors of texts are made and stored, and what jobs say about them."""
+"""The interface of a kind of vector: how its vectors are made and stored, what jobs say about them, index options."""
 
 from __future__ import annotations
 
@@ -107,6 +107,23 @@ class VectorKind(ABC):
     def warning(self, rows: int, size_bytes: int) -> str | None:
         """Returns a warning about the vectors of a part, if they are not useful; else None."""
         return None
+
+
+@dataclass(frozen=True)
+class IndexOptions:
+    """The options that shape an index of vectors; a kind of vector may use some of them only.
+
+    Attributes:
+        shards: Number of shards of the first generation.
+        factory: FAISS' factory string; auto: chosen by size, memory and recall.
+        recall: Recall of the exact top 100 to reach, after candidates were scored again.
+        memory_bytes: With auto, the largest size of the first generation.
+    """
+
+    shards: int = 4
+    factory: str = "auto"
+    recall: float = 0.95
+    memory_bytes: int | None = None
 
 
 def vectors_of(described: Mapping[str, Any]) -> str:

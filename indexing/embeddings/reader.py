@@ -11,7 +11,7 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.embeddings.kind import VectorKind, vectors_of
 from indexing.store.artifact import Artifact
-from indexing.store.chain import RowPart, row_parts
+from indexing.store.chain import RowPart, check_coverage, row_parts
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -71,13 +71,7 @@ class EmbeddingsReader(ABC):
                     f"{made.url} was made from the corpus {made.inputs['corpus']['fingerprint'][:12]}, "
                     f"{of.url} is {of.fingerprint[:12]}: encode this corpus"
                 )
-        num_rows = sum(part.rows for artifact in generations for part in artifact.group("part"))
-        rows_to_cover = min(corpus.num_rows, first.config["limit"] or corpus.num_rows)
-        if num_rows < rows_to_cover:
-            raise InputError(
-                f"{store.url}/embeddings/{name} covers {num_rows:,} of the corpus' {rows_to_cover:,} passages: "
-                f"run jobs/encode_corpus.py --name {name} again to encode the new ones"
-            )
+        check_coverage(generations, corpus.generations)
         return cls(name, generations)
 
     def vectors(self, part: RowPart) -> Any:
@@ -100,12 +94,3 @@ class EmbeddingsReader(ABC):
         """Returns the topic by whose prompt each passage was encoded: int64 [num_rows]; None if there are no topics."""
         pieces = [np.load(made.local(part)) for made in self.generations for part in made.group(TOPICS)]
         return np.concatenate(pieces).astype(np.int64) if pieces else None
-
-
-def check_coverage(store: Store, name: str, num_rows: int, embeddings: EmbeddingsReader) -> None:
-    """Raises InputError if index/NAME, which has a number of rows, lacks rows of its embeddings."""
-    if num_rows < embeddings.num_rows:
-        raise InputError(
-            f"{store.url}/index/{name} covers {num_rows:,} of the {embeddings.num_rows:,} vectors of "
-            f"embeddings/{embeddings.name}: run jobs/build_index.py --name {name} again to add the new ones"
-        )

@@ -10,7 +10,7 @@ torch_pass   the products and sums by torch, for machines on which the compiled 
 Importing this package loads no torch: `torch_pass` is imported by the functions that need it.
 """
 
-from indexing.exact.candidates import rescore, rescore_pieces
+from indexing.exact.candidates import rescore_pieces
 from indexing.exact.checks import available_threads, check_queries, check_vectors
 from indexing.exact.hits import Hits, merge, nothing
 from indexing.exact.search import ExactSearch, OpenPart, exact_search, search_open
@@ -25,7 +25,6 @@ __all__ = [
     "exact_search",
     "merge",
     "nothing",
-    "rescore",
     "rescore_pieces",
     "search_open",
 ]

@@ -12,21 +12,7 @@ from indexing.exact.hits import Hits, padded
 from retriever.errors import InputError
 
 CANDIDATES = 1 << 20  # candidates that are scored in one call: 8 MiB of rows, and a few arrays of that size
-_PAIRS = 16_384  # pairs of a query and a candidate for which another thread pays
-
-
-def rescore(
-    queries: np.ndarray,
-    rows: np.ndarray,
-    vectors: np.ndarray,
-    first_row: int,
-    k: int,
-    *,
-    threads: int | None = None,
-    use_kernel: bool = True,
-) -> Hits:
-    """Returns `rescore_pieces` of one piece."""
-    return rescore_pieces(queries, rows, [(first_row, vectors)], k, threads, use_kernel=use_kernel)
+_PAIRS = 16_384  # pairs of a query and a candidate per thread; fewer are scored sooner by one thread
 
 
 def rescore_pieces(

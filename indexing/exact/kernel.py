@@ -1,7 +1,7 @@
-"""Compiles, caches and loads exact search's C++ kernel; where that cannot be done, says so once and steps aside.
+"""Compiles, caches and loads the C++ kernel of exact search; if it cannot run, a warning is logged once.
 
-Needs Linux, g++ 12 or later and a processor with AVX-512 BF16 (Intel Cooper Lake and Sapphire Rapids, AMD Zen 4, and
-later); matrix units (AMX) are used where there are any.
+Needs Linux, g++ 12 or later and a CPU with AVX-512 BF16 (Intel Cooper Lake and Sapphire Rapids, AMD Zen 4, and later);
+matrix units (AMX) are used if the CPU has them.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ SOURCE = Path(__file__).with_name("exact_kernel.cpp")
 NEEDED = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "f16c", "fma"))
 GROUP = 32  # queries that a thread handles together
 LONGEST = 1 << 30  # rows per call: the kernel counts a part's rows in 32 bits
-ALONE = 8_192  # vectors for which another thread pays
+MIN_VECTORS = 8_192  # vectors per thread; fewer are searched sooner by one thread
 
 log = logging.getLogger(__name__)
 
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The kernel, compiled on first use, or None where it cannot run (the reason is logged once per process)."""
+    """Returns the kernel, which is compiled on first use; None if it cannot run (the reason is logged once)."""
     try:
-        return _declared(native.load(SOURCE, NEEDED))
+        return _declare_types(native.load(SOURCE, NEEDED))
     except (OSError, AttributeError) as error:
         log.warning("exact search runs in torch, which takes longer: %s", error)
         return None
 
 
 class KernelSearch:
-    """The compiled search over parts; see indexing.exact.ExactSearch, which checks what comes in."""
+    """The compiled search over parts. It checks no arguments: see indexing.exact.ExactSearch."""
 
     def __init__(self, library: ctypes.CDLL, queries: np.ndarray, k: int, threads: int, *, amx: bool = True):
         self._library, self._shape = library, (len(queries), k)
-        # Threads share the queries; where there are too few of them, the passages, each with a search of its own.
+        # Threads share the queries; if these are too few, they share the passages, each with a separate search.
         searches, inner = (threads, 1) if len(queries) <= GROUP * threads else (1, threads)
         self._searches: list[ctypes.c_void_p] = []
         for _ in range(searches):
@@ -57,8 +57,8 @@ class KernelSearch:
             self._library.riptide_search_free(search)
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
-        """Search vectors, C-contiguous float16 or float32 [n, dim], without their rows `deleted` (sorted int64)."""
-        step = min(LONGEST, max(ALONE, -(-len(vectors) // len(self._searches))))
+        """Searches vectors, C-contiguous float16 or float32 [n, dim], without their rows `deleted` (sorted int64)."""
+        step = min(LONGEST, max(MIN_VECTORS, -(-len(vectors) // len(self._searches))))
         starts = range(0, len(vectors), step)
         if len(starts) == 1:
             self._add(0, vectors, first_row, deleted)
@@ -74,9 +74,9 @@ class KernelSearch:
                     call.result()
 
     def add_converted(self, converted: Converted) -> None:
-        """Search what was converted before; where queries are few, by one thread."""
+        """Searches converted vectors; in one thread if there are few queries."""
         bad = self._library.riptide_search_add_converted(self._searches[0], converted.pointer)
-        _check(bad, converted.first_row)
+        _raise_problem(bad, converted.first_row)
 
     def _add(self, which: int, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
         deleted = np.ascontiguousarray(deleted, dtype=np.int64)
@@ -90,10 +90,10 @@ class KernelSearch:
             deleted.ctypes.data,
             len(deleted),
         )
-        _check(bad, first_row)
+        _raise_problem(bad, first_row)
 
     def result(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(scores float32 [q, k], rows int64 [q, k]) of each search: of disjoint passages, to be merged."""
+        """Returns (scores float32 [q, k], rows int64 [q, k]) of each search, over disjoint passages."""
         results = []
         for search in self._searches:
             scores, rows = np.empty(self._shape, np.float32), np.empty(self._shape, np.int64)
@@ -103,8 +103,10 @@ class KernelSearch:
 
 
 class Converted:
-    """A part's vectors as searches take them, less its rows `deleted` (sorted int64): as large as in float16 of a
-    multiple of 32 columns."""
+    """The vectors of a part in the form that searches read, without its rows `deleted` (sorted int64).
+
+    They take as much memory as in float16 with a multiple of 32 columns.
+    """
 
     def __init__(self, library: ctypes.CDLL, vectors: np.ndarray, first_row: int, deleted: np.ndarray):
         self._library, self._vectors, self.first_row = library, vectors, first_row  # some are read again
@@ -121,7 +123,8 @@ class Converted:
             self._library.riptide_converted_free(self.pointer)
 
 
-def _check(bad: int, first_row: int) -> None:
+def _raise_problem(bad: int, first_row: int) -> None:
+    """Raises the error for a result of the kernel: -2: no memory; 0 and above: the row of a bad vector."""
     if bad == -2:
         raise MemoryError(f"no memory to search the part with row {first_row}")
     if bad >= 0:
@@ -131,7 +134,10 @@ def _check(bad: int, first_row: int) -> None:
 def score_pairs(
     library: ctypes.CDLL, queries: np.ndarray, rows: np.ndarray, vectors: np.ndarray, threads: int
 ) -> np.ndarray:
-    """float32 [q, c]: exact scores of vectors[rows], int64 [q, c], -inf where a row is -1; arrays are C-contiguous."""
+    """Returns the exact scores of vectors[rows], rows int64 [q, c]: float32 [q, c], -inf where a row is -1.
+
+    All arrays are C-contiguous.
+    """
     scores = np.empty(rows.shape, np.float32)
     half = int(vectors.dtype == np.float16)
     library.riptide_score_pairs(
@@ -147,7 +153,8 @@ def score_pairs(
     return scores
 
 
-def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
+def _declare_types(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Returns the library, with the types of its functions declared."""
     pointer, long, integer = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     signatures = {
         "riptide_amx": (integer, []),

@@ -44,7 +44,7 @@ class OpenPart:
         if vectors.ndim != 2 or vectors.shape[1] < 1:
             raise InputError(f"vectors from row {first_row} have shape {vectors.shape}, expected [n, dim]")
         self.vectors, self.first_row = check_vectors(vectors, vectors.shape[1], first_row), first_row
-        self.deleted = _local(deleted, first_row, len(vectors))
+        self.deleted = _local_rows(deleted, first_row, len(vectors))
         library = kernels.load() if len(vectors) else None
         self.converted = None if library is None else kernels.Converted(library, self.vectors, first_row, self.deleted)
         self.blocks: list[Block] = []
@@ -102,7 +102,7 @@ class ExactSearch:
         """
         vectors = check_vectors(vectors, self.dim, first_row)
         if len(vectors):
-            self._engine.add(vectors, first_row, _local(deleted, first_row, len(vectors)))
+            self._engine.add(vectors, first_row, _local_rows(deleted, first_row, len(vectors)))
 
     def add_open(self, part: OpenPart) -> None:
         """Searches a part that was opened before; see `add`."""
@@ -145,7 +145,7 @@ def search_open(queries: np.ndarray, parts: Iterable[OpenPart], k: int) -> Hits:
     return search.result()
 
 
-def _local(deleted: np.ndarray | None, first_row: int, count: int) -> np.ndarray:
+def _local_rows(deleted: np.ndarray | None, first_row: int, count: int) -> np.ndarray:
     """Returns the sorted global rows that are among `count` rows from `first_row` on, int64, counted from there."""
     if deleted is None or not len(deleted):
         return np.empty(0, np.int64)

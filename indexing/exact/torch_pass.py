@@ -76,8 +76,8 @@ class TorchSearch:
             threshold = np.maximum(threshold, best.cpu().numpy().astype(np.float64) - error)
         # In float32, rounded down: compared with float64, torch would convert every product.
         cut = np.nextafter((threshold - error).astype(np.float32), np.float32(-np.inf))
-        taken = fast >= torch.from_numpy(cut[:, None]).to(self.device)
-        query_ids, positions = (i.cpu().numpy() for i in torch.nonzero(taken, as_tuple=True))
+        may_be_hit = fast >= torch.from_numpy(cut[:, None]).to(self.device)
+        query_ids, positions = (i.cpu().numpy() for i in torch.nonzero(may_be_hit, as_tuple=True))
         scores = score_pairs(self.queries[q], query_ids, block.vectors, positions)
         self._keep(q, query_ids, scores, block.rows[positions])
 
@@ -117,20 +117,20 @@ def blocks_of(vectors: np.ndarray, first_row: int, deleted: np.ndarray, half: bo
     size = 65_536 if half else 8_192
     for start in range(0, len(vectors), size):
         rows = np.arange(start, min(start + size, len(vectors)))
-        taken = np.array(vectors[start : start + size])
+        block = np.array(vectors[start : start + size])
         live = np.setdiff1d(rows, deleted, assume_unique=True)
         if not len(live):
             continue
         if len(live) < len(rows):
-            taken = taken[live - start]
-        wide = _widened(taken, torch.float32)
+            block = block[live - start]
+        wide = _widened(block, torch.float32)
         norms = np.linalg.norm(wide, axis=1).astype(np.float64)
         bad = live[~(norms <= LARGEST)]
         if len(bad):
             raise InputError(
                 f"the vector of row {first_row + bad[0]} has NaN, Inf or a norm above 1e15: encode it again"
             )
-        yield Block(taken if half else wide, first_row + live, float(norms.max()))
+        yield Block(block if half else wide, first_row + live, float(norms.max()))
 
 
 def score_pairs(queries: np.ndarray, query_ids: np.ndarray, vectors: np.ndarray, local: np.ndarray) -> np.ndarray:

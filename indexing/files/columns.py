@@ -1,13 +1,14 @@
 """Chooses the columns of a table: which one holds the id, the title, the text, the metadata or a judgement.
 
-A column is named by the caller or recognised by a well-known name, in any case. Messages name a parameter as
-`parameter NAME`, so that a job can put its option in that place.
+A column is named by the caller or recognised by a well-known name, in any case. A name with dots may be a path into
+nested objects: `pkg.name` is the field `name` of the object `pkg`, unless a column is called `pkg.name`. Messages name
+a parameter as `parameter NAME`, so that a job can put its option in that place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from indexing.files import limits
@@ -27,10 +28,30 @@ SHOWN_CHARACTERS = 30  # of a column name: in a file without a header, a row of 
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of a file in their order, and the delimiter of CSV or TSV ("" for other formats)."""
+    """The columns of a file.
+
+    Attributes:
+        names: Their names, in order.
+        delimiter: The delimiter of CSV or TSV; "" for other formats.
+        nested: The paths of the fields of nested objects, for example "pkg.name". Objects themselves are left out.
+    """
 
     names: tuple[str, ...]
     delimiter: str = ""
+    nested: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> list[str]:
+        """The names with, in place of a nested object, the paths of its fields."""
+        fields: dict[str, list[str]] = {}
+        for path in self.nested:
+            fields.setdefault(path.partition(".")[0], []).append(path)
+        return [shown for name in self.names for shown in fields.get(name, [name])]
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Returns the names that are neither those of columns nor paths of fields or objects."""
+        existing = {*self.names, *(name for path in self.nested for name in _with_objects(path))}
+        return [name for name in names if name not in existing]
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,27 @@ class PassageNames:
     title: str | None = None
     text: str | None = None
     metadata: tuple[str, ...] | None = None
+
+    def completed(self, file: str, table: Table, config: Mapping[str, Any]) -> tuple[PassageNames, str]:
+        """Returns the names with those of an earlier import of the corpus in place of names that are not given.
+
+        Args:
+            file: The file to import, for the line.
+            table: Its columns; names that it lacks are not taken.
+            config: The columns of the earlier import, as `PassageColumns.config` has them.
+
+        Returns:
+            The names, and a line that says which are taken; "" if there are none.
+        """
+        taken: dict[str, Any] = {}
+        for role in ("id", "title", "text", "metadata"):
+            if (value := config[role]) and getattr(self, role) is None:
+                names = [value] if isinstance(value, str) else list(value)
+                absent = table.missing(names)
+                if existing := [name for name in names if name not in absent]:
+                    taken[role] = value if isinstance(value, str) else tuple(existing)
+        shown = ", ".join(f"{role} = {shown_columns((v,) if isinstance(v, str) else v)}" for role, v in taken.items())
+        return replace(self, **taken), f"named as in the first import, in {file}: {shown}" if taken else ""
 
 
 @dataclass(frozen=True)
@@ -172,6 +214,41 @@ def describe_query_columns(file: str, table: Table, columns: QueryColumns) -> st
     )
 
 
+def no_judgements(file: str, table: Table, columns: QueryColumns) -> str:
+    """Returns one line that says how judgements would be found in a table of queries that seems to have none."""
+    others = [name for name in table.shown if name not in columns.used]
+    example = f", for example {others[0]}" if others else ""
+    return (
+        f"no judgements in {file}: none of its columns is called {', '.join(RELEVANT_NAMES)}; if one has the ids of "
+        f"relevant passages{example}, rename it, or name it by parameter relevant of import_queries"
+    )
+
+
+def value_at(row: Mapping[str, Any], name: str) -> Any:
+    """Returns the value of a column or, without a column of this name, at a path with dots; None if it is missing."""
+    if name in row or "." not in name:
+        return row.get(name)
+    value: Any = row
+    for key in name.split("."):
+        if type(value) is not dict:
+            return None
+        value = value.get(key)
+    return value
+
+
+def remove_values(row: dict[str, Any], names: Iterable[str]) -> None:
+    """Removes columns from a row, and the fields at paths with the objects that become empty."""
+    for name in names:
+        if name in row or "." not in name:
+            row.pop(name, None)
+            continue
+        path, _, field = name.rpartition(".")
+        if type(inner := value_at(row, path)) is dict and field in inner:
+            del inner[field]
+            if not inner:
+                remove_values(row, [path])
+
+
 def refuse_repeated(place: str, names: Sequence[str]) -> None:
     """Raises InputError if there are too many columns, or two of the same name."""
     if len(names) > limits.MAX_COLUMNS:
@@ -201,11 +278,18 @@ def _is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str
 
 
 def _describe_rest(table: Table, used: Sequence[str], metadata: tuple[str, ...] | None) -> str:
-    rest = [name for name in table.names if name not in used]
+    rest = [name for name in table.shown if name not in used]
     kept = frozenset(rest if metadata is None else metadata)
-    dropped = [name for name in rest if name not in kept]
+    dropped = [name for name in rest if kept.isdisjoint(_with_objects(name))]
     shown = shown_columns(rest if metadata is None else metadata) or "none"
     return shown + (f", left out = {shown_columns(dropped)}" if dropped else "")
+
+
+def _with_objects(path: str) -> Iterator[str]:
+    """Yields a path and those of the objects that hold it: a.b.c, a.b, a."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _choose(file: str, table: Table, role: str, name: str | None, known: Sequence[str]) -> str | None:
@@ -213,8 +297,8 @@ def _choose(file: str, table: Table, role: str, name: str | None, known: Sequenc
     if name == "":
         return ""
     if name is not None:
-        if name not in table.names:
-            raise InputError(f"parameter {role} {name}: {file} has {named_columns(table.names)}; give one of these")
+        if table.missing([name]):
+            raise InputError(f"parameter {role} {name}: {file} has {named_columns(table.shown)}; give one of these")
         return name
     candidates = [column for column in table.names if column.lower() in known]
     if len(candidates) > 1:
@@ -229,15 +313,13 @@ def _required(file: str, table: Table, text: str | None, known: Sequence[str]) -
     if not text:
         header = ", or add a header line if the first line is a row" if table.delimiter else ""
         raise InputError(
-            f"{file}: found {named_columns(table.names)}, expected one called {', '.join(known)}; "
+            f"{file}: found {named_columns(table.shown)}, expected one called {', '.join(known)}; "
             f"name the column of the text by parameter text{header}"
         )
     return text
 
 
 def _named_metadata(file: str, table: Table, names: PassageNames | QueryNames) -> tuple[str, ...] | None:
-    existing = frozenset(table.names)
-    for name in names.metadata or ():
-        if name not in existing:
-            raise InputError(f"parameter metadata {name}: {file} has {named_columns(table.names)}; give some of these")
+    for name in table.missing(names.metadata or ()):
+        raise InputError(f"parameter metadata {name}: {file} has {named_columns(table.shown)}; give some of these")
     return names.metadata

@@ -136,7 +136,7 @@ def read_header(file: str, delimiter: str = "") -> Table:
 
 
 def delimited_blocks(piece: Piece, table: Table) -> Iterator[Piece]:
-    """Yields the rows of a piece in blocks of about BLOCK_BYTES.
+    """Cuts the raw bytes of a piece at the ends of rows into smaller pieces of about BLOCK_BYTES.
 
     The bytes of the column names count for each row, because its metadata repeats them.
     """

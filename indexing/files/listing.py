@@ -1,12 +1,16 @@
-"""Lists the files of a folder, local or on S3."""
+"""Lists the files of a folder, local or on S3, and identifies files by their content."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow.fs as pafs
 
-from indexing.files.raw import check_path, filesystem_of, refuse_irregular, unreadable
+from indexing.files.raw import check_path, filesystem_of, open_input, refuse_irregular, unreadable
 from retriever.errors import InputError
 
 
@@ -44,6 +48,43 @@ def list_files(path: str) -> tuple[str, list[str] | None]:
     return path, sorted(entry.path[len(key) :].lstrip("/") for entry in below if entry.type == pafs.FileType.File)
 
 
+def walk_files(folder: str) -> list[tuple[str, int]]:
+    """Returns the files of a folder and of all its subfolders.
+
+    Args:
+        folder: A folder, local or s3://, as `list_files` returns it.
+
+    Returns:
+        The path of each file within the folder, and its size in bytes, sorted by path.
+
+    Raises:
+        InputError: If it is not a folder, or if it cannot be read.
+    """
+    filesystem, key = filesystem_of(folder)
+    try:
+        if filesystem.get_file_info(key).type == pafs.FileType.File:
+            raise InputError(f"{folder}: found a file, expected a folder of documents; name its folder")
+        if not folder.startswith("s3://"):
+            return sorted(_walk_local(folder, ""))
+        below = filesystem.get_file_info(pafs.FileSelector(key, recursive=True))
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    return sorted(
+        (entry.path[len(key) :].lstrip("/"), entry.size) for entry in below if entry.type == pafs.FileType.File
+    )
+
+
+def file_identity(file: str) -> dict[str, Any]:
+    """Returns name, size and a hash of three samples of a raw file, which a resume compares."""
+    with open_input(file) as source:
+        size = source.size()
+        digest = hashlib.sha256()
+        for offset in (0, size // 2, max(0, size - (1 << 20))):
+            source.seek(offset)
+            digest.update(source.read(1 << 20))
+    return {"file": Path(file).name, "bytes": size, "samples": digest.hexdigest()}
+
+
 def is_file(path: str) -> bool:
     """Returns whether a path is that of a file."""
     filesystem, key = filesystem_of(path)
@@ -58,3 +99,13 @@ def _local_names(folder: str) -> list[str]:
         with os.scandir(f"{folder}/qrels") as entries:
             names += [f"qrels/{entry.name}" for entry in entries if entry.is_file()]
     return sorted(names)
+
+
+def _walk_local(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
+    """Yields the regular files below a local folder. prefix: the path of the folder, with "/" if it is not empty."""
+    with os.scandir(f"{folder}/{prefix}") as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk_local(folder, f"{prefix}{entry.name}/")
+            elif entry.is_file():
+                yield f"{prefix}{entry.name}", entry.stat().st_size

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from indexing.files import limits
-from indexing.files.columns import refuse_repeated
+from indexing.files.columns import Table, refuse_repeated
 from indexing.files.parquet_pages import check_footer, group_sizes, has_dictionary
 from indexing.files.raw import Piece, one_line, open_input
 from indexing.files.rows import bad, metadata_text
@@ -66,17 +66,29 @@ def _no_parquet(file: str, error: Exception) -> InputError:
     return InputError(f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again")
 
 
-def parquet_names(file: str) -> tuple[str, ...]:
-    """Returns the column names of a Parquet file. Raises InputError if it is not one."""
+def parquet_table(file: str) -> Table:
+    """Returns the columns of a Parquet file and the paths of fields of structs. Raises InputError for another file."""
     try:
-        names = read_footer(file).schema.to_arrow_schema().names
+        schema = read_footer(file).schema.to_arrow_schema()
+        names = schema.names
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _no_parquet(file, error) from None
     refuse_repeated(file, names)
-    return tuple(names)
+    return Table(tuple(names), nested=tuple(path for field in schema for path in _nested_paths(field)))
 
 
-def stored_bytes(piece: Piece, columns: Sequence[str] | None = None) -> int:
+def _nested_paths(field: Any, path: str = "") -> Iterator[str]:
+    """Yields the paths of the fields of a struct; those with a dot in a name have none."""
+    if "." in field.name:
+        return
+    if pa.types.is_struct(field.type) and field.type.num_fields:
+        for inner in field.type:
+            yield from _nested_paths(inner, f"{path}{field.name}.")
+    elif path:
+        yield f"{path}{field.name}"
+
+
+def decompressed_bytes(piece: Piece, columns: Sequence[str] | None = None) -> int:
     """Returns the bytes of the pages that hold the rows of a piece, those of a row group spread evenly over its rows.
 
     The smaller of what the footer and the headers of the pages say.

@@ -178,7 +178,7 @@ def _group_sizes(key: _Key, group: int, names: frozenset[str] | None) -> GroupSi
 
 
 class _ColumnPages:
-    """The pages of a column in a row group."""
+    """Finds how many bytes a column of a row group takes when decoded, from the headers of its pages."""
 
     def __init__(self, key: _Key, group: int, opened: Any, chunk: Any, column: Any):
         self.place = f"{key.file}: row group {group + 1}, column {chunk.path_in_schema[:60]!r}"

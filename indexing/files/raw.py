@@ -26,7 +26,7 @@ class _GapError(Exception):
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive rows of one file: raw lines, or a range of rows of Parquet (`data` is None).
+    """Consecutive rows of one file: raw lines; a range of rows of Parquet, or of the files of a folder (no `data`).
 
     A row is a line, except in CSV and TSV, where a quoted field may hold newlines.
     """
@@ -36,11 +36,11 @@ class Piece:
     rows: int
     size: int  # bytes of the rows; for Parquet, the size of a row group spread evenly over its rows
     data: bytes | None  # whole rows, the last one without its newline
-    batch: Any = None  # the rows of Parquet as a record batch, once they are read
+    batch: Any = None  # the rows of Parquet as a record batch, once they are read; names and sizes of files
 
 
 class Lines:
-    """Reads the lines of a text file in pieces."""
+    """Reads a text file as pieces of whole lines."""
 
     def __init__(self, file: str):
         self.file, self.line = file, 1  # the number of the next line

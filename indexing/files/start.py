@@ -16,7 +16,8 @@ CONVERSIONS = {
     **dict.fromkeys(("xlsx", "xls", "ods"), "save the sheet as CSV in UTF-8"),
     **dict.fromkeys(("zip", "bz2", "xz", "zst", "7z", "tar", "tgz", "lz4"), "decompress it, or compress it as .gz"),
     **dict.fromkeys(("feather", "arrow", "ipc", "orc", "avro", "pkl", "npy"), "write the table as Parquet"),
-    **dict.fromkeys(("xml", "html", "pdf", "doc", "docx"), "write one JSON object per passage into a .jsonl file"),
+    **dict.fromkeys(("xml", "pdf", "doc", "docx"), "write one JSON object per passage into a .jsonl file"),
+    **dict.fromkeys(("txt", "md", "html", "htm"), "name its folder, each of whose documents is then a passage"),
 }
 
 

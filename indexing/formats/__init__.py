@@ -13,4 +13,5 @@ beir            BEIR
 msmarco         MS MARCO
 dpr             DPR
 kilt            KILT
+documents       folders of plain text, Markdown and HTML
 """

@@ -54,7 +54,7 @@ query-id	corpus-id	score
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/scifact --source scifact
+riptide import-corpus --store data/scifact --source scifact
 ```
 
 Passages:
@@ -82,12 +82,12 @@ Judgements of `test`:
 """
 
     def detects_corpus(self, start: FileStart) -> bool:
-        return self.has_ending(start) and self.accepts(start)
+        return self.has_ending(start) and self.matches_start(start)
 
     def detects_queries(self, start: FileStart) -> bool:
-        return self.has_ending(start) and self.accepts(start)
+        return self.has_ending(start) and self.matches_start(start)
 
-    def accepts(self, start: FileStart) -> bool:
+    def matches_start(self, start: FileStart) -> bool:
         """Returns whether the first line has an id and a text. A line that is not an object is refused by parsing."""
         return not start.document or ("_id" in start.document and "text" in start.document)
 

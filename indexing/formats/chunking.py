@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from indexing.files.columns import PassageColumns
 from indexing.files.raw import Piece, no_rows
+from indexing.files.splitting import BYTES_PER_WORD, Split
 from indexing.files.titles import Titles
 from indexing.formats.sources import Source
 from retriever.errors import InputError
@@ -29,8 +30,8 @@ CHUNK_BYTES = 256 << 20  # raw text: a chunk ends with the row that reaches it; 
 class Chunk:
     """Rows [first_row, first_row + rows) of the files in order: a function of source, rows_per_chunk and limit.
 
-    If a row can become several passages or none, as a page of KILT, `first_row` is None, and the number of passages is
-    known only after parsing.
+    If a row can become several passages or none, as a page of KILT or a document that is split, `first_row` is None,
+    and the number of passages is known only after parsing.
     """
 
     index: int
@@ -41,7 +42,9 @@ class Chunk:
     titles: tuple[str, ...] | None = None  # of each row, if they are in a separate file
 
 
-def chunks(source: Source, rows_per_chunk: int, *, limit: int | None = None) -> Iterator[Chunk]:
+def chunks(
+    source: Source, rows_per_chunk: int, *, limit: int | None = None, split: Split | None = None
+) -> Iterator[Chunk]:
     """Cuts the corpus into chunks, as a stream: it holds a chunk or two in memory, regardless of the file sizes.
 
     Args:
@@ -49,6 +52,8 @@ def chunks(source: Source, rows_per_chunk: int, *, limit: int | None = None) -> 
         rows_per_chunk: Rows per chunk at most (KILT: pages). The first chunks have fewer (`chunk_rows`), and so has a
             chunk that reaches CHUNK_BYTES of raw text.
         limit: Number of rows (KILT: pages) to take from the start; None: all.
+        split: How the rows are split into passages. A chunk then also ends with the row that reaches the raw text of
+            about as many passages as it may have rows, so that parts of long documents do not become large.
 
     Raises:
         InputError: If a file is unreadable or the corpus has no rows.
@@ -57,6 +62,7 @@ def chunks(source: Source, rows_per_chunk: int, *, limit: int | None = None) -> 
         raise InputError(f"found {rows_per_chunk=} and {limit=}, expected at least 1; raise them")
     index = first = held = size = 0
     full = chunk_rows(0, rows_per_chunk)
+    full_bytes = _chunk_bytes(full, split)
     pieces: list[Piece] = []
     table = source.columns.table if source.columns else None
     titles = None if source.titles is None else Titles(source.titles)
@@ -64,7 +70,7 @@ def chunks(source: Source, rows_per_chunk: int, *, limit: int | None = None) -> 
     def chunk() -> Chunk:
         return Chunk(
             index,
-            first if source.format.has_one_passage_per_row else None,
+            first if source.format.has_one_passage_per_row and split is None else None,
             held,
             tuple(pieces),
             source.columns,
@@ -74,15 +80,16 @@ def chunks(source: Source, rows_per_chunk: int, *, limit: int | None = None) -> 
     for file in source.corpus:
         rows = source.format.open_rows(file, table)
         while wanted := (full if limit is None else min(full, limit - first)) - held:
-            piece = rows.take(wanted, CHUNK_BYTES - size)
+            piece = rows.take(wanted, full_bytes - size)
             if piece is None:
                 break
             pieces.append(piece)
             held, size = held + piece.rows, size + piece.size
-            if held == full or size >= CHUNK_BYTES:
+            if held == full or size >= full_bytes:
                 yield chunk()
                 index, first, held, size, pieces = index + 1, first + held, 0, 0, []
                 full = chunk_rows(index, rows_per_chunk)
+                full_bytes = _chunk_bytes(full, split)
     if pieces:
         yield chunk()
     elif first == 0:
@@ -97,3 +104,10 @@ def chunk_rows(index: int, most: int) -> int:
     So a small corpus has several parts, and an interrupted job keeps those that are complete; a large one has few.
     """
     return min(most, FIRST_CHUNK_ROWS << min(index // CHUNKS_PER_SIZE, 30))
+
+
+def _chunk_bytes(rows: int, split: Split | None) -> int:
+    """Returns the bytes of raw text at which a chunk of at most N rows ends."""
+    if split is None:
+        return CHUNK_BYTES
+    return min(CHUNK_BYTES, rows * (split.words - split.overlap) * BYTES_PER_WORD)

@@ -103,7 +103,7 @@ within 30 days, ""as new"".",orders,Ann
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/faq --source faq.csv \
+riptide import-corpus --store data/faq --source faq.csv \
     --id number --title heading --text answer --metadata topic
 ```
 
@@ -139,7 +139,7 @@ when will it be dealt with,1 2
 ```
 
 ```bash
-python jobs/import_queries.py --store data/faq --source asked.csv --split dev
+riptide import-queries --store data/faq --source asked.csv --split dev
 ```
 
 ```text
@@ -182,7 +182,7 @@ q2,any paint,"[""p1"", ""p2""]"
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/shop --source shop
+riptide import-corpus --store data/shop --source shop
 ```
 
 ```text
@@ -236,7 +236,7 @@ a2	Ebbe	Das Wasser geht zurück.	de
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/tides --source passages.tsv --filters lang string
+riptide import-corpus --store data/tides --source passages.tsv --filters lang string
 ```
 
 ```text
@@ -265,7 +265,7 @@ q2	wann ist Ebbe	a2	1
 ```
 
 ```bash
-python jobs/import_queries.py --store data/tides --source judged.tsv
+riptide import-queries --store data/tides --source judged.tsv
 ```
 
 Queries:

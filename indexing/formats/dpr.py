@@ -37,7 +37,7 @@ id	text	title
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/wiki --source psgs_w100.tsv
+riptide import-corpus --store data/wiki --source psgs_w100.tsv
 ```
 
 Passages:
@@ -56,7 +56,7 @@ where did he live	['Egypt']
 ```
 
 ```bash
-python jobs/import_queries.py --store data/wiki --source nq-dev.qa.csv --queries nq-dev
+riptide import-queries --store data/wiki --source nq-dev.qa.csv --queries nq-dev
 ```
 
 Queries:

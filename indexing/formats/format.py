@@ -6,11 +6,12 @@ import fnmatch
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, QueryNames, Table
+from indexing.files.listing import file_identity
 from indexing.files.raw import Lines, Piece, clip, no_rows
 from indexing.files.rows import Row, RowReader, bad, dump_metadata, line_blocks
 from indexing.files.start import FileStart
@@ -38,6 +39,8 @@ class CorpusFormat(ABC):
         title_files: Names of a file in the folder of the corpus with the titles of its passages (`files/titles.py`).
         is_generic: Whether its files in a folder count only if no other format has a corpus there.
         has_many_files: Whether a corpus may consist of several files of a folder.
+        is_folder: Whether a corpus is a folder with its subfolders, each of its files a passage. It counts only if no
+            other format has a corpus there.
         has_columns: Whether the caller can name the columns; otherwise they are fixed.
         has_text_values: Whether all values are text, as in CSV, which filters convert to their types.
         has_one_passage_per_row: Whether a row is one passage, so that the number of passages is known before parsing.
@@ -55,6 +58,7 @@ class CorpusFormat(ABC):
     title_files: ClassVar[tuple[str, ...]] = ()
     is_generic: ClassVar[bool] = False
     has_many_files: ClassVar[bool] = False
+    is_folder: ClassVar[bool] = False
     has_columns: ClassVar[bool] = False
     has_text_values: ClassVar[bool] = False
     has_one_passage_per_row: ClassVar[bool] = True
@@ -72,8 +76,8 @@ class CorpusFormat(ABC):
         """Returns whether a file with any name has queries of this format."""
         return self.has_ending(start)
 
-    def accepts(self, start: FileStart) -> bool:
-        """Returns whether a file with one of the names of `corpus_files` is a corpus of this format."""
+    def matches_start(self, start: FileStart) -> bool:
+        """Returns whether the start of a file with one of the names of `corpus_files` fits this format."""
         return True
 
     def find_corpus(self, names: Sequence[str]) -> list[str]:
@@ -83,6 +87,14 @@ class CorpusFormat(ABC):
     def find_queries(self, names: Sequence[str]) -> list[str]:
         """Returns the names of a folder's files that have its queries in this format."""
         return self.match(names, self.query_files)
+
+    def identity(self, file: str) -> dict[str, Any]:
+        """Returns what a resume compares, for the configuration of a corpus: at least `file`, its name, and `bytes`."""
+        return file_identity(file)
+
+    def left_out(self, file: str) -> str:
+        """Returns a line about the files below a folder that an import leaves out; "": there are none."""
+        return ""
 
     def match(self, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
         """Returns the names that match a pattern, also with .gz if the files may be compressed."""
@@ -124,9 +136,17 @@ class CorpusFormat(ABC):
         """Yields the rows of a piece in blocks that are small enough for Python objects, each a separate piece."""
         return line_blocks(piece)
 
+    def source_bytes(self, piece: Piece) -> int:
+        """Returns the bytes that the rows of a piece are read from, decompressed."""
+        return len(piece.data or b"")
+
     @abstractmethod
     def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
         """Yields the passages of a block. Raises InputError with the file and line of a bad row."""
+
+    def read_documents(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+        """Yields the documents of a block, one per row, which an import splits into passages."""
+        return self.read_passages(block, columns)
 
     def read_queries(self, block: Piece) -> Iterator[Row]:
         """Yields the queries of a block of lines. Raises InputError with the file and line of a bad row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import orjson
 
@@ -40,7 +41,7 @@ file has no ids:
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/notes --source notes.jsonl
+riptide import-corpus --store data/notes --source notes.jsonl
 ```
 
 ```text
@@ -53,6 +54,32 @@ Passages:
 {"id": "a0a3dfb87aa05fe848afd2b9d76b217a", "title": "", "text": "Ebb tide.", "metadata": {"year": 2020, "tags": ["x"]}}
 {"id": "7c590cae8fe26139d1ae8544fb652c4e", "title": "", "text": "Flood tide.", "metadata": {"year": 2021, "tags": []}}
 {"id": "2647cc99fadd2de2941b0223ddeed900", "title": "", "text": "Riptide.", "metadata": {"coast": "east"}}
+```
+
+Fields of nested objects are named by their paths. A field whose own name has these dots counts first. Metadata that are
+named by a path have it as their name:
+
+`packages.jsonl`
+
+```json
+{"pkg": {"name": "tides", "about": {"summary": "Tide tables."}, "version": "1.0"}, "stars": 3}
+{"pkg": {"name": "sails", "about": {"summary": "Sail plans."}}, "stars": 5}
+```
+
+```bash
+riptide import-corpus --store data/packages --source packages.jsonl \
+    --id pkg.name --text pkg.about.summary --metadata pkg.version stars --filters pkg.version string
+```
+
+```text
+columns of …/packages.jsonl: id = pkg.name, title = none, text = pkg.about.summary, metadata = pkg.version, stars
+```
+
+Passages:
+
+```json
+{"id": "tides", "title": "", "text": "Tide tables.", "metadata": {"pkg.version": "1.0", "stars": 3}}
+{"id": "sails", "title": "", "text": "Sail plans.", "metadata": {"stars": 5}}
 ```
 
 A title that is missing or null is empty; a text must be a string. Null fields are no metadata. The fields of an
@@ -69,7 +96,7 @@ Queries with their judgements, a row per query with a list, and other names:
 ```
 
 ```bash
-python jobs/import_queries.py --store data/faq --source asked.jsonl --queries numbered \
+riptide import-queries --store data/faq --source asked.jsonl --queries numbered \
     --id number --text asked --relevant answered_by
 ```
 
@@ -117,6 +144,7 @@ def read_json_table(file: str) -> Table:
     if sample is None:
         raise no_rows(file)
     names: dict[str, None] = {}
+    paths: dict[str, None] = {}
     has_nested = False
     for number, line in enumerate((sample.data or b"").split(b"\n"), 1):
         try:
@@ -129,7 +157,22 @@ def read_json_table(file: str) -> Table:
             if isinstance(nested := document.get("metadata"), dict):
                 has_nested = True
                 names.update(dict.fromkeys(nested))
+                document = nested | {name: value for name, value in document.items() if name != "metadata"}
+            if len(paths) < limits.MAX_COLUMNS:
+                paths.update(dict.fromkeys(_nested_paths(document)))
     if not names:
         first = (sample.data or b"").partition(b"\n")[0]
         raise InputError(f"{file}:1: found {clip(first)}, expected one JSON object per line; name another format")
-    return Table(tuple(name for name in names if not (has_nested and name == "metadata")))
+    columns = tuple(name for name in names if not (has_nested and name == "metadata"))
+    return Table(columns, nested=tuple(path for path in paths if not (has_nested and path.startswith("metadata."))))
+
+
+def _nested_paths(value: dict[str, Any], path: str = "", depth: int = 0) -> Iterator[str]:
+    """Yields the paths of the fields of nested objects; those with a dot in a key have none."""
+    for key, field in value.items():
+        if "." in key:
+            continue
+        if type(field) is dict and field and depth < limits.MAX_DEPTH:
+            yield from _nested_paths(field, f"{path}{key}.", depth + 1)
+        elif path:
+            yield f"{path}{key}"

@@ -28,6 +28,11 @@ Metadata: `wikipedia_id`, `paragraph`, `section`. Task files: a JSON object per 
 and `output` (a list of answers with provenance); metadata: `answers`, `provenance` (the page ids of each output that
 has some), and all other fields.
 
+With `--split-words 100`, a page is one document with its `wikipedia_id` as the id, and its paragraphs become passages
+of at most 100 words that end at sentence borders, as in KILT's own passages ([long documents](#long-documents)). KILT
+counts spaCy's tokens and ends a passage with its section; here white space separates words and a passage may go on in
+the next section. The metadata is `wikipedia_id`.
+
 `evaluate --split all --metrics PageRprec` measures KILT's page-level R-precision from `provenance` and the
 `wikipedia_id` of the passages. A page ranks by its first passage in the run. For a provenance set of R pages, the
 value is the fraction of them among the first R distinct pages; for a query, it is the largest value of its sets, and
@@ -43,7 +48,7 @@ can be measured too if their metadata have these two fields.
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/kilt --source kilt_knowledgesource.json
+riptide import-corpus --store data/kilt --source kilt_knowledgesource.json
 ```
 
 Passages:
@@ -63,7 +68,7 @@ Passages:
 ```
 
 ```bash
-python jobs/import_queries.py --store data/kilt --source fever-dev.jsonl
+riptide import-queries --store data/kilt --source fever-dev.jsonl
 ```
 
 Queries:
@@ -87,34 +92,22 @@ Queries:
         As in KILT's own passages, paragraph 0 (the title) and the "Section::::" headings are not passages; a heading
         becomes metadata of its paragraphs. Anchors, categories and history of the page are left out.
         """
-        for line, page in objects(block):
-            page_id = page.get("wikipedia_id", page.get("_id"))
-            if type(page_id) is not str or not page_id:
-                page_id = integer_id(block, line, page_id, "wikipedia_id")
-            title, paragraphs = page.get("wikipedia_title"), page.get("text")
-            if type(title) is not str:
-                raise wrong_text(block, line, "wikipedia_title", title)
-            if type(paragraphs) is not list or not all(type(paragraph) is str for paragraph in paragraphs):
-                raise bad(block, line, f"text {clip(paragraphs)}", "a list of strings", "use KILT's knowledge source")
+        for line, page_id, title, paragraphs in _pages(block):
             headings = [len(paragraph) for paragraph in paragraphs if paragraph.startswith("Section::::")]
             repeated = (len(title) + len(page_id) + max(headings, default=0)) * len(paragraphs)
             if repeated > limits.MAX_ROW_BYTES:
                 actual = f"a title, id and heading that take {repeated:,} characters in {len(paragraphs):,} paragraphs"
                 raise bad(block, line, actual, f"at most {limits.MAX_ROW_BYTES:,}", "shorten them")
-            section = ""
-            for index, paragraph in enumerate(paragraphs[1:], 1):
-                if paragraph.startswith("Section::::"):
-                    section = paragraph.removeprefix("Section::::").strip()
-                elif paragraph.strip():
-                    text = paragraph.rstrip("\n")  # offsets into the paragraph, as in KILT's anchors, stay valid
-                    fields = {"wikipedia_id": page_id, "paragraph": index}
-                    yield (
-                        line,
-                        f"{page_id}-{index}",
-                        title,
-                        text,
-                        fields | {"section": section} if section else fields,
-                    )
+            for index, section, text in _texts(paragraphs):
+                fields = {"wikipedia_id": page_id, "paragraph": index}
+                yield line, f"{page_id}-{index}", title, text, fields | {"section": section} if section else fields
+
+    def read_documents(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+        """Yields each page with its paragraphs as one text; pages without text are left out."""
+        for line, page_id, title, paragraphs in _pages(block):
+            text = "\n\n".join(text for _, _, text in _texts(paragraphs))
+            if text:
+                yield line, page_id, title, text, {"wikipedia_id": page_id}
 
     def read_queries(self, block: Piece) -> Iterator[Row]:
         """Yields the queries of a task.
@@ -138,6 +131,30 @@ Queries:
                 raise bad(block, line, f"output {clip(outputs)}", expected, "fix the line")
             outcome = {"answers": answers, "provenance": [list(dict.fromkeys(page)) for page in pages if page]}
             yield (line, id, "", text, {name: value for name, value in outcome.items() if value} | doc)
+
+
+def _pages(block: Piece) -> Iterator[tuple[int, str, str, list[str]]]:
+    """Yields the line, the id, the title and the paragraphs of each page of a block."""
+    for line, page in objects(block):
+        page_id = page.get("wikipedia_id", page.get("_id"))
+        if type(page_id) is not str or not page_id:
+            page_id = integer_id(block, line, page_id, "wikipedia_id")
+        title, paragraphs = page.get("wikipedia_title"), page.get("text")
+        if type(title) is not str:
+            raise wrong_text(block, line, "wikipedia_title", title)
+        if type(paragraphs) is not list or not all(type(paragraph) is str for paragraph in paragraphs):
+            raise bad(block, line, f"text {clip(paragraphs)}", "a list of strings", "use KILT's knowledge source")
+        yield line, page_id, title, paragraphs
+
+
+def _texts(paragraphs: list[str]) -> Iterator[tuple[int, str, str]]:
+    """Yields the number, the section and the text of each paragraph with text, except the title and headings."""
+    section = ""
+    for index, paragraph in enumerate(paragraphs[1:], 1):
+        if paragraph.startswith("Section::::"):
+            section = paragraph.removeprefix("Section::::").strip()
+        elif paragraph.strip():
+            yield index, section, paragraph.rstrip("\n")  # offsets into the paragraph, as in KILT's anchors, stay valid
 
 
 KILT = Kilt()

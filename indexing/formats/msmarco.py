@@ -52,7 +52,7 @@ is ignored, passage id and score. All are separated by tabs, without header and 
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/marco --source marco
+riptide import-corpus --store data/marco --source marco
 ```
 
 Passages:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, Table, named_columns
-from indexing.files.parquet import ParquetRows, parquet_blocks, parquet_names, parquet_objects
+from indexing.files.parquet import ParquetRows, decompressed_bytes, parquet_blocks, parquet_objects, parquet_table
 from indexing.files.raw import Piece
 from indexing.files.rows import Row, RowReader, read_document
 from indexing.formats.tables import QueryRow, TableFormat, named_passages
@@ -44,7 +44,7 @@ pq.write_table(table, "manual.parquet")
 ```
 
 ```bash
-python jobs/import_corpus.py --store data/manual --source manual.parquet --id page --title caption --filters part int64
+riptide import-corpus --store data/manual --source manual.parquet --id page --title caption --filters part int64
 ```
 
 ```text
@@ -59,9 +59,9 @@ Passages:
 {"id": "9", "title": "Ropes", "text": "Coil.", "metadata": {"part": 2}}
 ```
 
-Titles and texts are string columns; nulls are treated as in JSON lines. A string column `metadata` holds a JSON
-object per row. If the columns are called as in BEIR (`_id` or `id`, and `text`), no other column is recognised as the
-title than `title`.
+Titles and texts are string columns; nulls, and paths into structs, are treated as in JSON lines. A string column
+`metadata` holds a JSON object per row. If the columns are called as in BEIR (`_id` or `id`, and `text`), no other
+column is recognised as the title than `title`.
 
 Queries with their judgements; ids may be integers:
 
@@ -83,7 +83,7 @@ pq.write_table(table, "judged.parquet")
 ```
 
 ```bash
-python jobs/import_queries.py --store data/manual --source judged.parquet
+riptide import-queries --store data/manual --source judged.parquet
 ```
 
 Queries:
@@ -109,7 +109,7 @@ Judgements of `test`:
         return [name for name in files if name.startswith("corpus")] or [name for name in files if name not in queries]
 
     def read_table(self, file: str) -> Table:
-        return Table(parquet_names(file))
+        return parquet_table(file)
 
     def choose_columns(self, file: str, names: PassageNames) -> PassageColumns | None:
         if names == PassageNames() and _beir_id(self.read_table(file).names):
@@ -128,17 +128,23 @@ Judgements of `test`:
     def blocks(self, piece: Piece, columns: PassageColumns | None = None) -> Iterator[Piece]:
         return parquet_blocks(piece, None if columns is None else columns.wanted)
 
+    def source_bytes(self, piece: Piece) -> int:
+        return decompressed_bytes(piece)
+
     def query_blocks(self, piece: Piece, table: Table) -> Iterator[Piece]:
         return parquet_blocks(piece)
 
     def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
         names = block.batch.schema.names
         if columns is not None:
-            if missing := [name for name in columns.wanted or columns.used if name not in names]:
-                raise InputError(
-                    f"{block.file}: found {named_columns(parquet_names(block.file))}, expected {missing[0]} as in the "
-                    "first file; rename the column"
-                )
+            wanted = columns.wanted or columns.used
+            if any(name not in names for name in wanted):  # a path is no column
+                table = parquet_table(block.file)
+                if missing := table.missing(wanted):
+                    raise InputError(
+                        f"{block.file}: found {named_columns(table.shown)}, expected {missing[0]} as in the first "
+                        "file; rename the column"
+                    )
             yield from named_passages(block, parquet_objects(block), columns)
             return
         id_name = _beir_id(names)

@@ -11,16 +11,18 @@ cannot hold.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from indexing.files import limits
-from indexing.files.parquet import stored_bytes
+from indexing.files.columns import value_at
 from indexing.files.raw import Piece, clip
 from indexing.files.rows import Row, bad, dump_metadata, place
+from indexing.files.splitting import Split, document_spans, passages_size, take_passages
 from indexing.formats.chunking import Chunk
 from indexing.formats.format import CorpusFormat
 from indexing.formats.sources import Source
@@ -30,26 +32,32 @@ from retriever.errors import InputError
 CORPUS_SCHEMA = pa.schema(
     [("id", pa.string()), ("title", pa.large_string()), ("text", pa.large_string()), ("metadata", pa.large_string())]
 )
-FILTER_TYPES = {
+_SCALARS = {
     "int64": pa.int64(),
     "float64": pa.float64(),
     "string": pa.string(),
     "bool": pa.bool_(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
+FILTER_TYPES = _SCALARS | {f"list[{name}]": pa.list_(kind) for name, kind in _SCALARS.items()}
 
 
-def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] | None = None) -> pa.Table:
+def parse_corpus(
+    format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] | None = None, split: Split | None = None
+) -> pa.Table:
     """Parses the passages of a chunk.
 
     Args:
         format: The format of the chunk's source.
         chunk: Rows of it, from `chunking.chunks`.
         filters: Metadata field -> type: "int64", "float64" (integers too), "string", "bool", or "timestamp" (ISO 8601,
-            UTC if it names no zone; microseconds). Fields of CSV and TSV are converted to the type.
+            UTC if it names no zone; microseconds). "list[int64]" and so on: a list of such values, or one value. Fields
+            of CSV and TSV are converted to the type.
+        split: How the documents of the chunk are split into passages; None: each is one passage.
 
     Returns:
-        CORPUS_SCHEMA, then a typed column "filter.NAME" per filter; null where the field is missing or null.
+        CORPUS_SCHEMA, then with a split the columns that `take_passages` adds, then a typed column "filter.NAME" per
+        filter; null where the field is missing, null, or a list without values. Nulls in a list are left out.
 
     Raises:
         InputError: With file and line, for a bad row.
@@ -59,16 +67,33 @@ def parse_corpus(format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] 
     tables, size = [], 0
     for piece in chunk.pieces:
         for block in format.blocks(piece, chunk.columns):
-            rows = format.read_passages(block, chunk.columns)
+            if split is None:
+                rows = format.read_passages(block, chunk.columns)
+            else:
+                rows = _with_text(block, format.read_documents(block, chunk.columns))
             tables.append(_passages(block, rows, filters, is_text=format.has_text_values))
             size += tables[-1].nbytes
-            if size > limits.MAX_PART_BYTES:
-                _check_growth(chunk, block, size)
+            _check_growth(format, chunk, block, size, "lower parameter part_size")
     passages = pa.concat_tables(tables)
     if chunk.titles is not None:
         field = CORPUS_SCHEMA.field("title")
         passages = passages.set_column(1, field, pa.array(chunk.titles, field.type))
+    if split is not None:
+        spans = document_spans(passages["text"].to_pylist(), split)
+        remedy = "shorten the titles, lower parameter overlap"
+        _check_growth(format, chunk, chunk.pieces[-1], passages_size(passages, spans), remedy)
+        passages = take_passages(passages, spans)
     return passages
+
+
+def _with_text(block: Piece, rows: Iterable[Row]) -> Iterator[Row]:
+    """Yields the documents of a block. Raises InputError for one without a title and a text."""
+    for row in rows:
+        line, id, title, text, _ = row
+        if not title.strip() and not text.strip():
+            actual = f"document {clip(id)} without text"
+            raise bad(block, line, actual, "a text to split, or a title", "add it or leave the document out")
+        yield row
 
 
 def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
@@ -77,34 +102,38 @@ def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, 
     typed: dict[str, list[Any]] = {name: [] for name in filters}
     for line, id, title, text, fields in rows:
         if is_text and filters:
-            fields = {name: _typed_field(value, filters.get(name)) for name, value in fields.items()}
+            fields = {name: typed_field(value, filters.get(name)) for name, value in fields.items()}
         ids.append(id)
         titles.append(title)
         texts.append(text)
         metadata.append(dump_metadata(block, line, fields) if fields else "")
         for name, kind in filters.items():
-            typed[name].append(_filter_value(block, line, name, kind, fields.get(name)))
+            typed[name].append(filter_value(partial(bad, block, line), name, kind, value_at(fields, name)))
     table = pa.table([ids, titles, texts, metadata], schema=CORPUS_SCHEMA)
     for name, kind in filters.items():
         table = table.append_column(f"filter.{name}", pa.array(typed[name], FILTER_TYPES[kind]))
     return table
 
 
-def _check_growth(chunk: Chunk, block: Piece, size: int) -> None:
+def _check_growth(format: CorpusFormat, chunk: Chunk, block: Piece, size: int, remedy: str) -> None:
     """Raises InputError if the passages of a chunk take far more bytes than the rows that they are read from.
 
     Args:
+        format: The format of the chunk's source.
         chunk: The chunk.
         block: The last block that is parsed.
         size: Bytes of the passages up to there.
+        remedy: What to do, for the message.
     """
-    source = sum(stored_bytes(piece) if piece.data is None else len(piece.data) for piece in chunk.pieces)
+    if size <= limits.MAX_PART_BYTES:
+        return
+    source = sum(format.source_bytes(piece) for piece in chunk.pieces)
     if size > limits.MAX_PART_GROWTH * source:
         first = chunk.pieces[0]
         raise InputError(
             f"{place(block, block.first_line)}: found {size:,} bytes of text and metadata in the part that begins in "
             f"{place(first, first.first_line)}, read from {source:,} bytes, expected at most "
-            f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; lower parameter part_size, "
+            f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; {remedy}, "
             "or leave out columns by parameter metadata"
         )
 
@@ -129,10 +158,11 @@ def read_queries(source: Source) -> tuple[pa.Table, dict[str, pa.Table]]:
     return source.format.read_query_files(source.queries, source.query_columns, source.qrels)
 
 
-def _typed_field(value: Any, kind: str | None) -> Any:
+def typed_field(value: Any, kind: str | None) -> Any:
     """Returns a field of CSV or TSV in the type of its filter; the unchanged text if it has another form."""
-    if type(value) is not str:
+    if type(value) is not str or kind is None:
         return value
+    kind = _value_type(kind)
     if kind == "int64" and re.fullmatch(r"[+-]?[0-9]{1,19}", value):
         return int(value)
     if kind == "float64" and re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", value):
@@ -142,10 +172,28 @@ def _typed_field(value: Any, kind: str | None) -> Any:
     return value
 
 
-def _filter_value(piece: Piece, line: int, name: str, kind: str, value: Any) -> Any:
-    """Returns the value of a filter for Arrow. Raises InputError if it is of another type."""
+def _value_type(kind: str) -> str:
+    """Returns the type of the values of a list; of another type, itself."""
+    return kind.removeprefix("list[").removesuffix("]")
+
+
+def filter_value(refuse: Callable[[str, str, str], InputError], name: str, kind: str, value: Any) -> Any:
+    """Returns the value of a filter for Arrow.
+
+    Args:
+        refuse: Returns the error for a bad value, from the actual value, the expected one and a remedy.
+        name: The metadata field.
+        kind: The type of the filter.
+        value: The value of the field.
+
+    Raises:
+        InputError: If the value is of another type.
+    """
     if value is None:
         return None
+    if (value_type := _value_type(kind)) != kind:
+        values = value if isinstance(value, list) else [value]
+        return [filter_value(refuse, name, value_type, each) for each in values if each is not None] or None
     if kind == "timestamp":
         try:
             moment = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else value)
@@ -162,4 +210,4 @@ def _filter_value(piece: Piece, line: int, name: str, kind: str, value: Any) -> 
         return value
     wanted = "an ISO 8601 timestamp" if kind == "timestamp" else kind
     actual = f"{name} {clip(value)} ({type(value).__name__})"
-    raise bad(piece, line, actual, f"{wanted}, as its filter says", "fix the value or give the filter another type")
+    raise refuse(actual, f"{wanted}, as its filter says", "fix the value or give the filter another type")

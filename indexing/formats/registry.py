@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from indexing.formats.beir import BEIR
 from indexing.formats.csv_tsv import CSV, TSV
+from indexing.formats.documents import DOCUMENTS
 from indexing.formats.dpr import DPR
 from indexing.formats.format import CorpusFormat
 from indexing.formats.jsonl import JSONL
@@ -17,7 +18,7 @@ from retriever.errors import InputError
 
 # In the order of docs/data.md. The format of a file with any name is the last one that detects it, so a format stands
 # after those whose files it could be mistaken for.
-FORMATS: list[CorpusFormat] = [CSV, TSV, JSONL, PARQUET, BEIR, MSMARCO, DPR, KILT]
+FORMATS: list[CorpusFormat] = [CSV, TSV, JSONL, PARQUET, BEIR, MSMARCO, DPR, KILT, DOCUMENTS]
 
 
 def format_names() -> list[str]:

@@ -8,8 +8,9 @@ The formats are those of `indexing.formats.registry`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from indexing.files.columns import (
     PassageColumns,
@@ -18,11 +19,13 @@ from indexing.files.columns import (
     QueryNames,
     describe_passage_columns,
     describe_query_columns,
+    no_judgements,
 )
-from indexing.files.listing import is_file, list_files
+from indexing.files.listing import is_file, list_files, walk_files
 from indexing.files.start import FileStart, refuse_unreadable
 from indexing.formats.format import CorpusFormat
 from indexing.formats.registry import FORMATS, find_format, known_endings, table_names
+from indexing.formats.tables import TableFormat
 from retriever.errors import InputError, listed
 
 DEFAULT_SPLIT = "test"  # for judgements in a file whose name has no split: queries.csv
@@ -42,6 +45,7 @@ class Source:
         query_columns: The columns of the query tables; None: the fixed columns of the format.
         query_source: The queries in the same folder as a corpus, if they have another format than the corpus.
         titles: The file of the titles of MS MARCO's passages; None: they have no titles.
+        remembered: A line about columns that are those of an earlier import; "": there are none.
     """
 
     format: CorpusFormat
@@ -53,9 +57,16 @@ class Source:
     query_columns: QueryColumns | None = None
     query_source: Source | None = None
     titles: str | None = None
+    remembered: str = ""
 
 
-def detect(path: str, format: str = "auto", names: PassageNames | None = None) -> Source:
+def detect(
+    path: str,
+    format: str = "auto",
+    names: PassageNames | None = None,
+    *,
+    earlier: Mapping[str, Any] | None = None,
+) -> Source:
     """Finds the corpus at a path, with the queries and judgements of the folder if it has any.
 
     Args:
@@ -63,6 +74,8 @@ def detect(path: str, format: str = "auto", names: PassageNames | None = None) -
         format: The name of a format, or "auto" to detect it from the names in a folder, or a file's ending and first
             line.
         names: Names of the columns, for formats that have some; columns without a name are recognised.
+        earlier: The columns of an earlier import of the corpus, as its configuration has them. They count, if the file
+            has them, before recognised ones.
 
     Raises:
         InputError: If nothing, no known format or more than one corpus is found, or if a column cannot be chosen.
@@ -75,18 +88,30 @@ def detect(path: str, format: str = "auto", names: PassageNames | None = None) -
         chosen = requested or _detect_corpus(path, is_named)
         source = Source(chosen, _stem(path), (path,), (), {}, titles=_title_file(chosen, _files_beside(chosen, path)))
     else:
-        chosen, files = _corpus_files(path, listing, requested)
-        corpus = tuple(f"{path}/{name}" for name in files)
-        if requested is None and not chosen.has_columns and (is_named or not chosen.accepts(FileStart(corpus[0]))):
+        chosen, corpus = _corpus_files(path, listing, requested)
+        if chosen.is_folder:
+            _refuse_names(chosen, names)
+        elif (
+            requested is None
+            and not chosen.has_columns
+            and (is_named or not chosen.matches_start(FileStart(corpus[0])))
+        ):
             chosen = _detect_corpus(corpus[0], has_columns=True)
         titles = _title_file(chosen, [f"{path}/{name}" for name in listing])
         source = Source(chosen, _name(path), corpus, (), {}, titles=titles)
-        if chosen.has_columns:
+        if chosen.has_columns or chosen.is_folder:
             source = replace(source, query_source=_queries_beside(path, listing))
         else:
             queries, qrels = _queries(path, listing, chosen)
             source = replace(source, queries=queries, qrels=qrels)
-    return replace(source, columns=chosen.choose_columns(source.corpus[0], names))
+    if earlier is not None:
+        if requested is None and not chosen.has_columns and _has_columns(source.corpus[0], earlier):
+            source = replace(source, format=_detect_corpus(source.corpus[0], has_columns=True))
+        if isinstance(source.format, TableFormat):
+            table = source.format.read_table(source.corpus[0])
+            names, line = names.completed(source.corpus[0], table, earlier)
+            source = replace(source, remembered=line)
+    return replace(source, columns=source.format.choose_columns(source.corpus[0], names))
 
 
 def detect_queries(
@@ -130,28 +155,49 @@ def detect_queries(
 def describe_columns(source: Source) -> list[str]:
     """Returns one line per table that describes the role of each column; no lines for formats with fixed columns.
 
-    A BEIR file is described if it has additional fields, since those become metadata.
+    A line says what is left out of a folder of documents. A BEIR file is described if it has additional fields, since
+    those become metadata.
     """
     lines = []
+    if source.corpus and (left_out := source.format.left_out(source.corpus[0])):
+        lines.append(left_out)
+    if source.remembered:
+        lines.append(source.remembered)
     if source.corpus and (columns := source.format.shown_columns(source.corpus[0], source.columns)):
         lines.append(describe_passage_columns(source.corpus[0], columns))
     if source.titles is not None:
         lines.append(f"titles of {source.corpus[0]}: joined from {source.titles}")
     if source.queries and (shown := source.format.shown_query_columns(source.queries[0], source.query_columns)):
         lines.append(describe_query_columns(source.queries[0], *shown))
+        if not source.qrels and shown[1].relevant is None:
+            lines.append(no_judgements(source.queries[0], *shown))
     return lines + (describe_columns(source.query_source) if source.query_source else [])
+
+
+def _has_columns(file: str, earlier: Mapping[str, Any]) -> bool:
+    """Returns whether a file can be read as a table with the id, the title and the text of an earlier import."""
+    start = FileStart(file)
+    tables = [each for each in reversed(FORMATS) if isinstance(each, TableFormat) and each.detects_corpus(start)]
+    used = [earlier[role] for role in ("id", "title", "text") if earlier[role]]
+    return bool(tables) and not tables[0].read_table(file).missing(used)
 
 
 def _requested(format: str, names: PassageNames | QueryNames) -> CorpusFormat | None:
     """Returns the format that the caller names; None: detect it. Refuses columns for a format with fixed columns."""
     requested = find_format(format)
-    if requested is not None and not requested.has_columns and names != type(names)():
+    if requested is not None:
+        _refuse_names(requested, names)
+    return requested
+
+
+def _refuse_names(format: CorpusFormat, names: PassageNames | QueryNames) -> None:
+    """Raises InputError if columns are named of a format that has fixed ones."""
+    if not format.has_columns and names != type(names)():
         parameter = next(name for name, value in vars(names).items() if value is not None)
         raise InputError(
-            f"parameter {parameter}: format {format} has fixed columns, expected one of {table_names()}; "
+            f"parameter {parameter}: format {format.name} has fixed columns, expected one of {table_names()}; "
             "leave the name out or choose one of these by parameter format"
         )
-    return requested
 
 
 def _detect_corpus(path: str, has_columns: bool) -> CorpusFormat:
@@ -173,8 +219,8 @@ def _detect_queries(path: str, has_columns: bool) -> CorpusFormat:
 
 
 def _candidates(has_columns: bool) -> list[CorpusFormat]:
-    """Returns all formats, or only those with columns."""
-    return [format for format in FORMATS if format.has_columns or not has_columns]
+    """Returns the formats whose corpus is a file: all, or only those with columns."""
+    return [format for format in FORMATS if not format.is_folder and (format.has_columns or not has_columns)]
 
 
 def _unknown_ending(start: FileStart, candidates: Sequence[CorpusFormat]) -> InputError:
@@ -185,17 +231,20 @@ def _unknown_ending(start: FileStart, candidates: Sequence[CorpusFormat]) -> Inp
     return InputError(f"{start.path}: found {actual}, expected {expected}; name the format")
 
 
-def _corpus_files(path: str, listing: list[str], requested: CorpusFormat | None) -> tuple[CorpusFormat, list[str]]:
-    """Returns the format of a folder's corpus and the names of its files."""
-    candidates = [requested] if requested else FORMATS
+def _corpus_files(
+    path: str, listing: list[str], requested: CorpusFormat | None
+) -> tuple[CorpusFormat, tuple[str, ...]]:
+    """Returns the format of a folder's corpus and its files; the folder itself if the format is one of folders."""
+    if requested is not None and requested.is_folder:
+        return requested, (path,)
+    candidates = [requested] if requested else _candidates(has_columns=False)
     matches = [(each, names) for each in candidates if (names := each.find_corpus(listing))]
     if requested is None:
         matches = [(each, names) for each, names in matches if not each.is_generic] or matches
     if not matches:
-        expected = ", ".join(f"{each.describe_files(each.corpus_files)} ({each.name})" for each in candidates)
-        raise InputError(
-            f"{path}: found no corpus among {_some(listing)}, expected one of {expected}; name its folder or file"
-        )
+        if requested is None and (format := _folder_format(path, listing)):
+            return format, (path,)
+        raise _no_corpus(path, listing, requested)
     if len(matches) > 1:
         raise InputError(
             f"{path}: found several corpora ({', '.join(f'{each.name}: {_some(files)}' for each, files in matches)})"
@@ -204,7 +253,34 @@ def _corpus_files(path: str, listing: list[str], requested: CorpusFormat | None)
     [(chosen, files)] = matches
     if len(files) > 1 and not chosen.has_many_files:
         raise InputError(f"{path}: found {' and '.join(files)}, expected one of them; remove or rename the other")
-    return chosen, files
+    return chosen, tuple(f"{path}/{name}" for name in files)
+
+
+def _folder_format(path: str, listing: list[str]) -> CorpusFormat | None:
+    """Returns the format of a folder of documents; None if there are none, or if a table may be the corpus."""
+    if _possible_files(listing):
+        return None
+    below = [name for name, _ in walk_files(path)]
+    return next((each for each in FORMATS if each.is_folder and each.find_corpus(below)), None)
+
+
+def _possible_files(listing: list[str]) -> list[str]:
+    """Returns the files of a folder that have the ending of a corpus but not its name, without queries."""
+    queries = {name for each in FORMATS for name in each.find_queries(listing)}
+    files = [name for name in listing if "/" not in name and name not in queries]
+    return [name for name in files if any(each.has_ending(FileStart(name)) for each in _candidates(False))]
+
+
+def _no_corpus(path: str, listing: list[str], requested: CorpusFormat | None) -> InputError:
+    """Returns the error for a folder without a corpus."""
+    if requested is not None:
+        expected = requested.describe_files(requested.corpus_files)
+    else:
+        expected = f"one of the formats {', '.join(each.name for each in FORMATS)}"
+    file = next(iter(_possible_files(listing)), "FILE")
+    return InputError(
+        f"{path}: found no corpus among {_some(listing)}, expected {expected}; name the file itself, as {path}/{file}"
+    )
 
 
 def _queries(path: str, listing: list[str], format: CorpusFormat) -> tuple[tuple[str, ...], dict[str, str]]:

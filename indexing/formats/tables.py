@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import re
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +21,8 @@ from indexing.files.columns import (
     choose_passage_columns,
     choose_query_columns,
     named_columns,
+    remove_values,
+    value_at,
 )
 from indexing.files.qrels import QRELS_SCHEMA
 from indexing.files.raw import Piece, clip, no_rows
@@ -129,8 +132,8 @@ class TableFormat(CorpusFormat):
     def _rows(self, file: str, columns: QueryColumns, first: str) -> Iterator[tuple[Piece, int, dict[str, Any]]]:
         """Yields the rows of a file, each with its block and line. first: the file that the columns are chosen from."""
         table = self.read_table(file)
-        if missing := [name for name in columns.used if name not in table.names]:
-            raise InputError(f"{file}: found {named_columns(table.names)}, expected {missing[0]} as in {first}")
+        if missing := table.missing(columns.used):
+            raise InputError(f"{file}: found {named_columns(table.shown)}, expected {missing[0]} as in {first}")
         rows = self.open_rows(file, table)
         while piece := rows.take(QUERIES_AT_ONCE):
             for block in self.query_blocks(piece, table):
@@ -152,33 +155,33 @@ def named_passages(
         InputError: With the file and line of a bad row.
     """
     used, metadata = columns.used, columns.metadata
+    get: Callable[[dict[str, Any], str], Any] = value_at if any("." in name for name in used) else dict.get
     expects_no_id = columns.id is None
     for line, document in documents:
         if expects_no_id and any(name.lower() in ID_NAMES for name in document):
             name = next(name for name in document if name.lower() in ID_NAMES)
             raise bad(block, line, f"a field {name!r}", "none, as in the first lines", "name the id by parameter id")
-        text = document.get(columns.text)
+        text = get(document, columns.text)
         if type(text) is not str:
             raise wrong_text(block, line, columns.text, text)
-        title = document.get(columns.title, "") if columns.title else ""
+        title = get(document, columns.title) if columns.title else ""
         if type(title) is not str:
             if title is not None:
                 raise wrong_text(block, line, columns.title or "title", title)
             title = ""
         if columns.id:
-            id = document.get(columns.id)
+            id = get(document, columns.id)
             if type(id) is not str or not id:
                 id = integer_id(block, line, id, columns.id)
         else:
             id = hash_id(text, title)
         if metadata is None:
-            for name in used:
-                document.pop(name, None)
+            remove_values(document, used)
             fields = flatten(block, line, document) if document else document
         else:
             nested = document.get("metadata")
             named = {**nested, **document} if type(nested) is dict else document
-            fields = flatten(block, line, {name: named[name] for name in metadata if name in named})
+            fields = flatten(block, line, {name: value_at(named, name) for name in metadata})
         yield line, id, title, text, {name: value for name, value in fields.items() if value is not None}
 
 
@@ -193,20 +196,21 @@ def hash_id(text: str, title: str = "") -> str:
 
 def _query(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> tuple[str, str, str]:
     """Returns the id, the text and the metadata (JSON text) of the query of a row."""
-    text = row.get(columns.text)
+    text = value_at(row, columns.text)
     if type(text) is not str:
         raise wrong_text(piece, line, columns.text, text)
     if columns.id:
-        id = row.get(columns.id)
+        id = value_at(row, columns.id)
         if type(id) is not str:
             id = integer_id(piece, line, id, columns.id)
     else:
         id = hash_id(text)
-    used = columns.used
-    rest = {name: value for name, value in row.items() if name not in used}
+    rest = copy.deepcopy(row) if any("." in name for name in columns.used) else dict(row)
+    remove_values(rest, columns.used)
     fields = flatten(piece, line, rest)
     if columns.metadata is not None:
-        fields = {name: fields[name] for name in columns.metadata if name in fields}
+        named = {name: value_at(fields, name) for name in columns.metadata}
+        fields = {name: value for name, value in named.items() if value is not None}
     return id, text, dump_metadata(piece, line, fields) if fields else ""
 
 
@@ -244,7 +248,7 @@ def _check_repeated(
 
 def _passages(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:
     """Returns the ids of the relevant passages of a row."""
-    value = row.get(columns.relevant) if columns.relevant else None
+    value = value_at(row, columns.relevant) if columns.relevant else None
     if value is None:
         return []
     ids = value if type(value) is list else [value]
@@ -253,7 +257,7 @@ def _passages(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumn
 
 def _score(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> int | None:
     """Returns the score of a row; None if it has none. Raises InputError if it is not an integer."""
-    score = row.get(columns.score) if columns.score else None
+    score = value_at(row, columns.score) if columns.score else None
     if type(score) is str and re.fullmatch(r"-?[0-9]{1,9}", score):
         score = int(score)
     if score is not None and (type(score) is not int or abs(score) >= 10**9):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from indexing.corpus.corpus import Corpus
 from indexing.exact import Hits
 from indexing.hit_sources.kind import SearchContext, SourceKind
@@ -32,8 +34,8 @@ class Bm25Source:
     def inputs(self) -> dict[str, Artifact]:
         return {f"{self.source}/{n}": artifact for n, artifact in enumerate(self.bm25.generations)}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
-        return search_bm25(self.bm25, texts, k, self.corpus.deleted, runner)
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+        return search_bm25(self.bm25, texts, k, self.corpus.deleted, runner, allowed=allowed)
 
 
 class OnlineBm25(OnlineSearch):
@@ -69,7 +71,7 @@ class Bm25Kind(SourceKind):
     queries = "texts"
     online = OnlineBm25()
 
-    def accepts(self, name: str) -> bool:
+    def allows_name(self, name: str) -> bool:
         return True
 
     def text(self, name: str) -> str:

@@ -23,13 +23,14 @@ class DenseSource(VectorSource[Embeddings, Index | None]):
 
     index_kind = "index"
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
         from indexing.dense.searching import search_dense, search_exact
 
         vectors, deleted = self.encoder.encode(texts, runner), self.corpus.deleted
         if self.index is None:
-            return search_exact(self.embeddings, vectors, k, deleted, runner)
-        return search_dense(self.index, self.embeddings, vectors, k, deleted, runner, **self.search_parameters)
+            return search_exact(self.embeddings, vectors, k, deleted, runner, allowed=allowed)
+        parameters = self.search_parameters
+        return search_dense(self.index, self.embeddings, vectors, k, deleted, runner, allowed=allowed, **parameters)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from indexing.exact import Hits
+from indexing.exact.hits import padded
 from indexing.hit_sources.grammar import fusion_text
 from indexing.hit_sources.kind import HitSource
 from indexing.store.artifact import Artifact
@@ -38,12 +39,12 @@ def reciprocal_rank(
     Raises:
         InputError: If the weights are not as many finite numbers of 0 or more as there are sources, or all are 0.
     """
-    weights = _weights(hits, weights)
+    weights = _check_weights(hits, weights)
     parts = []
     for source_hits, weight in zip(hits, weights, strict=True):
         ranks = np.arange(1, source_hits.rows.shape[1] + 1, dtype=np.float64)
         parts.append((source_hits.rows, np.broadcast_to(weight / (constant + ranks), source_hits.rows.shape)))
-    return _summed(parts, k)
+    return _top_sums(parts, k)
 
 
 def weighted(
@@ -72,7 +73,7 @@ def weighted(
         InputError: As `reciprocal_rank`.
     """
     parts, floors = [], np.zeros(len(hits[0].rows) if hits else 0)
-    for source_hits, weight in zip(hits, _weights(hits, weights), strict=True):
+    for source_hits, weight in zip(hits, _check_weights(hits, weights), strict=True):
         is_hit = source_hits.rows >= 0
         scores = np.where(is_hit, source_hits.scores.astype(np.float64), np.nan)
         counts = np.maximum(is_hit.sum(axis=1, keepdims=True), 1)
@@ -89,10 +90,10 @@ def weighted(
         floor = np.where(np.isfinite(floor), floor, 0.0) if normalize != "minmax" else np.zeros(len(floor))
         parts.append((source_hits.rows, np.where(is_hit, weight * (scores - floor[:, None]), 0.0)))
         floors = floors + weight * floor  # the smallest sum of any passage
-    return _summed(parts, k, floors)
+    return _top_sums(parts, k, floors)
 
 
-def _weights(hits: Sequence[Hits], weights: Sequence[float] | None) -> Sequence[float]:
+def _check_weights(hits: Sequence[Hits], weights: Sequence[float] | None) -> Sequence[float]:
     """Returns a weight per source. Raises InputError for weights that cannot be used."""
     values = [1.0] * len(hits) if weights is None else list(weights)
     if not hits or len(values) != len(hits) or not all(0 <= w < float("inf") for w in values) or not any(values):
@@ -100,7 +101,7 @@ def _weights(hits: Sequence[Hits], weights: Sequence[float] | None) -> Sequence[
     return values
 
 
-def _summed(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.ndarray | None = None) -> Hits:
+def _top_sums(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.ndarray | None = None) -> Hits:
     """Returns the top k passages of each query by the sum of their contributions.
 
     Args:
@@ -126,11 +127,7 @@ def _summed(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.nda
     best = np.argsort(-total, axis=1, kind="stable")[:, :k]  # stable: rows ascend
     scores, top = np.take_along_axis(total, best, axis=1), np.take_along_axis(rows, best, axis=1)
     top = np.where(np.isfinite(scores), top, -1)
-    missing = k - top.shape[1]
-    if missing > 0:
-        top = np.pad(top, ((0, 0), (0, missing)), constant_values=-1)
-        scores = np.pad(scores, ((0, 0), (0, missing)), constant_values=-np.inf)
-    return Hits(scores.astype(np.float32), top)
+    return padded(Hits(scores.astype(np.float32), top), k)
 
 
 def source_depth(k: int, num_sources: int) -> int:
@@ -166,6 +163,6 @@ class Fusion:
     def inputs(self) -> dict[str, Artifact]:
         return {role: artifact for part in self.parts for role, artifact in part.inputs().items()}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
         depth = source_depth(k, len(self.parts))
-        return fuse([part.search(texts, depth, runner) for part in self.parts], k, self.weights)
+        return fuse([part.search(texts, depth, runner, allowed) for part in self.parts], k, self.weights)

@@ -63,12 +63,12 @@ def parse(source: str) -> Expression:
     """Returns a source in its terms. Raises InputError if it is not in the grammar."""
     pieces = source.split("+")
     if len(pieces) == 1:
-        return Expression(source, (_term(source),), None)
+        return Expression(source, (_parse_term(source),), None)
     matches = [_WEIGHTED.fullmatch(piece) for piece in pieces]
     if any(matches) and not all(matches):
         raise InputError(f"source {source!r}: give every one of the sources a weight, or none")
     names = [match[2] if match else piece for match, piece in zip(matches, pieces, strict=True)]
-    terms = tuple(_term(name) for name in names)
+    terms = tuple(_parse_term(name) for name in names)
     weights = tuple(float(match[1]) for match in matches if match) or None
     if weights and not any(weights):
         raise InputError(f"source {source!r}: every weight is 0; give at least one source a positive weight")
@@ -93,9 +93,9 @@ def label(source: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", source)
 
 
-def _term(source: str) -> Term:
+def _parse_term(source: str) -> Term:
     word, _, name = source.partition(":")
     kind = find_kind(word)
-    if kind is None or not kind.accepts(name):
+    if kind is None or not kind.allows_name(name):
         raise InputError(f"source {source!r}: expected {', '.join(all_forms())}, or A+B")
     return Term(kind, name)

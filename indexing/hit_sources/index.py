@@ -7,11 +7,12 @@ from typing import Any
 
 from indexing.dense.index import Index
 from indexing.embeddings.embeddings import Embeddings
+from indexing.embeddings.kind import IndexOptions
 from indexing.hit_sources.dense import ONLINE, DenseSource
 from indexing.hit_sources.kind import IndexKind, SearchContext
 from indexing.hit_sources.online import Target
 from indexing.store.store import Store
-from indexing.work.growth import IndexBuild, IndexOptions
+from indexing.work.growth import IndexBuild
 from retriever.memory import human
 
 
@@ -43,7 +44,7 @@ class FaissKind(IndexKind):
 
     def build(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions) -> IndexBuild:
         from indexing.dense.building import BuildIndex
-        from indexing.dense.faiss_index import training_size
+        from indexing.dense.factory import training_size
 
         work = BuildIndex(store, embeddings, name, options)
         trained = training_size(work.factory, embeddings.num_rows)

@@ -7,8 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
+import numpy as np
+
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
+from indexing.embeddings.kind import IndexOptions
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import Hits
 from indexing.hit_sources.online import OnlineSearch, Target
@@ -16,7 +19,7 @@ from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.work.growth import IndexBuild, IndexOptions
+from indexing.work.growth import IndexBuild
 from indexing.work.tasks import Runner
 
 
@@ -32,8 +35,15 @@ class HitSource(Protocol):
     def inputs(self) -> dict[str, Artifact]:
         """Returns the artifacts that its hits depend on, by role."""
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
-        """Returns the top k of each query; deleted passages are excluded."""
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+        """Returns the top k of each query; deleted passages are excluded.
+
+        Args:
+            texts: The texts of the queries.
+            k: Number of hits per query.
+            runner: What spreads the search over workers.
+            allowed: Only these rows are hits, int64, ascending, none of them deleted (`Filter.rows`); None: all rows.
+        """
 
 
 class SearchContext:
@@ -74,7 +84,7 @@ class SearchContext:
 
     def longest_query(self, embeddings: str) -> int | None:
         """Returns the largest length limit of the queries of some embeddings; None: their encoder allows any."""
-        return self._encoders[embeddings].longest()
+        return self._encoders[embeddings].spec.longest("query")
 
     def pin(self, facts: Mapping[str, Any]) -> None:
         """Pins the numerics classes of a committed part."""
@@ -149,7 +159,7 @@ class SourceKind(ABC):
     options: ClassVar[frozenset[str]] = frozenset()
     online: ClassVar[OnlineSearch]
 
-    def accepts(self, name: str) -> bool:
+    def allows_name(self, name: str) -> bool:
         """Returns whether the grammar allows a name after the kind; empty: the kind stands alone."""
         return bool(name)
 

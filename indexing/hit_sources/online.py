@@ -1,4 +1,4 @@
-"""How a service searches sources: the artifacts of a release are opened once, and stay open for batches of queries."""
+"""The interface by which a service opens sources once, for a release, and searches them for batches of queries."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 from indexing.corpus.corpus import Corpus
 from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange
+from indexing.store.documents import Part
 from indexing.store.store import Store
 
 PROBE = "what is a prompt?"  # the query of checks

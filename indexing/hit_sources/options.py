@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 Mode = Literal["dense", "exact", "bm25", "hybrid"]  # short names of sources
+By = Literal["document", "passage"]  # what the hits of a search are; the same unless the corpus is split
 
 # What a source must search for a setting to have an effect, in error messages.
 NEEDS = {"nprobe": "an index", "depth": "an index", "encoder": "vectors", "task": "vectors"}
@@ -21,7 +22,7 @@ class SearchOptions:
     """Where the query encoder is now; default: where it was when the corpus was encoded."""
     task: str | None = None
     """Tuned task of the queries, which must encode passages as the embeddings were encoded; default: the task that the
-    corpus was encoded for, if any."""
+    corpus was encoded for, if any. A sweep stands for the task that it chose."""
     nprobe: int | None = None
     """Lists probed per query; default: the number at which recall was measured during the build."""
     depth: int | None = None

@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import numpy as np
+
 from indexing.embeddings.encoders import EncoderSpec, differing, spec_of
 from indexing.embeddings.kind import VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.hit_sources.options import SearchOptions
-from indexing.store.artifact import fingerprint_of
+from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner, ignore
 from retriever.cuts import Cuts
@@ -23,6 +25,26 @@ if TYPE_CHECKING:
 Vectors = TypeVar("Vectors")  # of the queries: float32 [q, dim] if the embeddings are dense
 
 _RECENT = 2  # blocks of queries whose vectors are kept, for sources over the same embeddings
+
+
+class SelectedTexts(list[str]):
+    """Some queries of a list: the whole list is encoded once, however often some of it are searched.
+
+    Args:
+        whole: The list.
+        numbers: The numbers of the selected queries, int64 [n].
+    """
+
+    def __init__(self, whole: Sequence[str], numbers: np.ndarray):
+        super().__init__(whole[number] for number in numbers.tolist())
+        self.whole, self.numbers = whole, numbers
+
+
+def select(queries: Any, numbers: np.ndarray) -> Any:
+    """Returns some of the queries: a list of texts, vectors [q, dim], or sparse vectors. numbers: int64 [n]."""
+    if isinstance(queries, list):
+        return [queries[number] for number in numbers.tolist()]
+    return queries[numbers] if isinstance(queries, np.ndarray) else queries.take(numbers)
 
 
 class QueryEncoder(Generic[Vectors]):
@@ -57,6 +79,9 @@ class QueryEncoder(Generic[Vectors]):
 
     def encode(self, texts: Sequence[str], runner: Runner) -> Vectors:
         """Returns the vectors of queries. Raises InputError for another numerics class."""
+        if isinstance(texts, SelectedTexts):
+            selected: Vectors = select(self.encode(texts.whole, runner), texts.numbers)
+            return selected
         for recent_texts, vectors in self._recent:
             if recent_texts is texts:
                 return vectors
@@ -89,10 +114,6 @@ class QueryEncoder(Generic[Vectors]):
 
         return vectors
 
-    def longest(self) -> int | None:
-        """Returns the largest length limit of queries that the encoder allows; None: any."""
-        return self.spec.longest("query")
-
     def cuts(self, queries: slice = slice(None)) -> Cuts:
         """Returns how many of the queries that were encoded last were cut; queries: their numbers, by default all."""
         return Cuts() if self._tokens is None else self._tokens.cuts(queries)
@@ -115,14 +136,14 @@ class EncodeQueriesTask:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
         from indexing.embeddings.encoding import check_encoder
 
-        opened = self.spec.open(side="query", device=place.device, threads=place.cores)
-        check_encoder(self.spec.config_of(opened, "query"), self.pinned)
-        encoder = self.kind.query_encoder(opened)
+        base = self.spec.open(side="query", device=place.device, threads=place.cores)
+        check_encoder(self.spec.config_of(base, "query"), self.pinned)
+        encoder = self.kind.query_encoder(base)
 
         def encode(texts: list[str], report: Report) -> tuple[Any, str, Tokens]:
-            tokens = opened.tokenize(texts, side="query")
-            topics = opened.topics_of(texts, side="query", task=self.spec.task)
+            tokens = base.tokenize(texts, side="query")
+            topics = base.topics_of(texts, side="query", task=self.spec.task)
             vectors = encoder.forward(tokens, side="query", task=self.spec.task, topics=topics)
-            return vectors, opened.numerics, tokens
+            return vectors, base.numerics, tokens
 
         return encode

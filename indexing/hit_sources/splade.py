@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from indexing.corpus.corpus import Corpus
+from indexing.embeddings.kind import IndexOptions
 from indexing.exact import Hits
 from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
 from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
@@ -20,7 +21,7 @@ from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store
-from indexing.work.growth import IndexBuild, IndexOptions
+from indexing.work.growth import IndexBuild
 from indexing.work.tasks import Runner
 from retriever.encoding.sparse_vectors import SparseVectors
 
@@ -30,8 +31,9 @@ class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):
 
     index_kind = "splade"
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
-        return search_impacts(self.index, self.encoder.encode(texts, runner), k, self.corpus.deleted, runner)
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+        vectors = self.encoder.encode(texts, runner)
+        return search_impacts(self.index, vectors, k, self.corpus.deleted, runner, allowed=allowed)
 
 
 @dataclass(frozen=True)

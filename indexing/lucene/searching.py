@@ -14,10 +14,12 @@ from indexing.corpus.row_ranges import Matches
 from indexing.exact import Hits, nothing
 from indexing.lucene.lucene import SegmentSearch
 from indexing.lucene.segments import segment_rows
-from indexing.store.artifact import Artifact, Part
+from indexing.store.artifact import Artifact
 from indexing.store.chain import RowRange
+from indexing.store.documents import Part
 from indexing.work.tasks import Runner, Task
 
+MOST_HITS = 1 << 24  # hits that are in memory at once; a filter that few passages match needs deep searches
 BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start
 
 
@@ -55,9 +57,9 @@ class SegmentedIndex(Protocol):
 
 def segment_share(index: SegmentedIndex, rows: RowRange) -> tuple[slice, RowRange]:
     """Returns which segments of an index belong to a range of rows, and the rows that these hold."""
-    held = segment_rows(index.shards)
-    share = rows.share(held)
-    first, *_, last = [*held[share], *held[share]] or [RowRange(0, 0)] * 2
+    segment_ranges = segment_rows(index.shards)
+    share = rows.share(segment_ranges)
+    first, *_, last = [*segment_ranges[share], *segment_ranges[share]] or [RowRange(0, 0)] * 2
     return share, RowRange(first.first, last.end)
 
 
@@ -76,9 +78,9 @@ class OpenSegments:
 
     def __init__(self, index: SegmentedIndex, corpus: Corpus, rows: RowRange, threads: int = 1):
         self.index, self.corpus, self.threads = index, corpus, threads
-        share, held = segment_share(index, rows)
+        share, rows_of_segments = segment_share(index, rows)
         self._searcher = index.searcher(share) if index.shards[share] else None
-        self._matches = Matches(corpus, held)
+        self._matches = Matches(corpus, rows_of_segments)
 
     def search(self, queries: Any, k: int, filter: Filter | None = None) -> Hits:
         """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
@@ -119,7 +121,7 @@ def search_alive(searcher: SegmentSearch, queries: Sequence[str], k: int, delete
     if not len(deleted):
         return searcher.search(queries, k, threads=threads)
     depth = k + min(len(deleted), max(16, k // 8))
-    return _deepened(searcher, queries, k, depth, lambda rows: ~np.isin(rows, deleted), threads)
+    return _search_deeper(searcher, queries, k, depth, lambda rows: ~np.isin(rows, deleted), threads)
 
 
 def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
@@ -127,10 +129,10 @@ def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: 
     if not len(rows):
         return nothing(len(queries), k)
     depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
-    return _deepened(searcher, queries, k, depth, lambda numbers: np.isin(numbers, rows), threads, most=len(rows))
+    return _search_deeper(searcher, queries, k, depth, lambda numbers: np.isin(numbers, rows), threads, most=len(rows))
 
 
-def _deepened(
+def _search_deeper(
     searcher: SegmentSearch,
     queries: Sequence[str],
     k: int,
@@ -143,17 +145,24 @@ def _deepened(
 
     Searches to `depth`, and doubles it until there are k hits, or `most`, the number of rows that can be accepted.
     """
-    wanted = k if most is None else min(k, most)
+    expected = k if most is None else min(k, most)
     scores, rows = nothing(len(queries), k)
-    pending = np.arange(len(queries))
-    while len(pending):
-        hits = searcher.search([queries[int(number)] for number in pending], depth, threads=threads)
+
+    def search(numbers: np.ndarray) -> np.ndarray:
+        """Searches some queries; returns which of them have all of their hits."""
+        hits = searcher.search([queries[int(number)] for number in numbers], depth, threads=threads)
         is_accepted = (hits.rows >= 0) & accepts(hits.rows)
         order = np.argsort(~is_accepted, axis=1, kind="stable")[:, :k]
         is_hit = np.take_along_axis(is_accepted, order, axis=1)
         width = order.shape[1]
-        rows[pending, :width] = np.where(is_hit, np.take_along_axis(hits.rows, order, axis=1), -1)
-        scores[pending, :width] = np.where(is_hit, np.take_along_axis(hits.scores, order, axis=1), -np.inf)
-        enough = (is_accepted.sum(axis=1) >= wanted) | (hits.rows[:, -1] < 0) | (depth >= searcher.num_documents)
-        pending, depth = pending[~enough], min(2 * depth, searcher.num_documents)
+        rows[numbers, :width] = np.where(is_hit, np.take_along_axis(hits.rows, order, axis=1), -1)
+        scores[numbers, :width] = np.where(is_hit, np.take_along_axis(hits.scores, order, axis=1), -np.inf)
+        enough: np.ndarray = is_accepted.sum(axis=1) >= expected
+        return enough | (hits.rows[:, -1] < 0) | (depth >= searcher.num_documents)
+
+    pending = np.arange(len(queries))
+    while len(pending):
+        blocks = np.array_split(pending, -(-len(pending) * depth // MOST_HITS))
+        is_done = np.concatenate([search(numbers) for numbers in blocks if len(numbers)])
+        pending, depth = pending[~is_done], min(2 * depth, searcher.num_documents)
     return Hits(scores, rows)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from indexing.lucene.lucene import LuceneShard, analyzer, versions
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange
+from indexing.store.documents import Part
 from indexing.work.tasks import JVM_CORE, Place, Report, Resources, Runner
 from retriever.errors import InputError
 

@@ -1,4 +1,4 @@
-"""Whether a passage contains an answer, as DPR decides it: the same tokens in a row, whatever their case."""
+"""Decides whether a passage contains an answer, as DPR does: the same tokens in a row, regardless of case."""
 
 from __future__ import annotations
 
@@ -16,52 +16,58 @@ from retriever.unicode import normalize
 if TYPE_CHECKING:
     from indexing.corpus.corpus import Corpus
 
-_BLOCK = 512  # questions whose passages are held at once
+_BLOCK = 512  # queries whose passages are in memory at once
 _TOKEN = regex.compile(r"[\p{L}\p{N}\p{M}]+|[^\p{Z}\p{C}]")  # DPR's SimpleTokenizer
 
 
 class AnswerMatcher:
-    """Looks for answers in passages, and remembers the passages' tokens: for passages that come again and again."""
+    """Looks for answers in passages; keeps the tokens of the passages, as the same ones come again."""
 
     def __init__(self) -> None:
         self._passages: dict[str, str] = {}
 
     def contains(self, passages: Sequence[str], answers: Sequence[str]) -> np.ndarray:
-        """Whether each passage has the tokens of some answer in a row: bool [passages]. An empty answer is nowhere."""
-        wanted = [tokens for tokens in map(joined_tokens, answers) if tokens != " "]
-        found = np.zeros(len(passages), bool)
+        """Returns whether each passage has the tokens of an answer in a row, bool [passages]; ignores empty answers."""
+        targets = [tokens for tokens in map(joined_tokens, answers) if tokens != " "]
+        is_match = np.zeros(len(passages), bool)
         for number, passage in enumerate(passages):
             tokens = self._passages.get(passage)
             if tokens is None:
                 tokens = self._passages[passage] = joined_tokens(passage)
-            for answer in wanted:  # not any(): a generator takes longer than the search itself
+            for answer in targets:  # not any(): a generator takes longer than the search itself
                 if answer in tokens:
-                    found[number] = True
+                    is_match[number] = True
                     break
-        return found
+        return is_match
 
 
 def joined_tokens(text: str) -> str:
-    """Lower-case tokens of a text with a space before and after each, so that a row of them is a substring."""
+    """Returns the lower-case tokens of a text, with a space before and after each, so that an answer is a substring."""
     tokens = _TOKEN.findall(normalize("NFD", text))
-    # Lower-cased as single tokens, as DPR does: what follows a Greek Σ in the text decides its small letter.
+    # Each token is lower-cased alone, as in DPR: the lower case of a Greek Σ depends on the character after it.
     return f" {' '.join(tokens)} ".lower() if tokens else " "
 
 
 def answers_of(metadata: str) -> list[str]:
-    """The answers in a question's metadata, JSON text: its `answers` (a list) or `answer`; none where it has none."""
+    """Returns the answers in the metadata of a query (JSON text): its `answers`, a list, or its `answer`."""
     if not metadata:
         return []
     fields = json.loads(metadata)
-    given = fields.get("answers", fields.get("answer", [])) if isinstance(fields, dict) else []
-    return [str(answer) for answer in (given if isinstance(given, list) else [given]) if answer is not None]
+    values = fields.get("answers", fields.get("answer", [])) if isinstance(fields, dict) else []
+    return [str(answer) for answer in (values if isinstance(values, list) else [values]) if answer is not None]
 
 
 def answer_ranks(run: pa.Table, answers: Mapping[str, Sequence[str]], corpus: Corpus, depth: int) -> dict[str, int]:
-    """The rank, from 1, of each question's first hit that contains one of its answers (DPR); 0: none of `depth` does.
+    """Returns the rank of the first hit of each query that contains one of its answers (DPR).
 
-    run: query_id, id, score, ranked by score as ir-measures does, equal ones by id. A hit that the corpus does not
-    have counts as one without an answer.
+    Args:
+        run: Columns query_id, id, score; see `ranked_hits`.
+        answers: The answers of each query.
+        corpus: The corpus. A hit that it lacks counts as one without an answer.
+        depth: Number of hits per query.
+
+    Returns:
+        Ranks from 1, by query; 0 if none of the hits contains an answer.
     """
     ranked = ranked_hits(run, answers, depth)
     ranks = dict.fromkeys(answers, 0)

@@ -125,10 +125,16 @@ class MeasureEmbeddings:
                 f"{self.embeddings.num_rows:,} passages of embeddings/{self.embeddings.name}: name another split or "
                 "query set, or encode the whole corpus"
             )
-        self._relevant = [encoded[number] for number in numbers]
+        relevant = [encoded[number] for number in numbers]
+        # No other passage of a relevant document is a passage that is not relevant.
+        others = [pairs.others[number] for number in numbers]
+        self._relevant = [
+            np.concatenate([rows, same[same < self.embeddings.num_rows]])
+            for rows, same in zip(relevant, others, strict=True)
+        ]
         self.texts = [pairs.texts[number] for number in numbers]
-        self.query_rows = np.repeat(np.arange(len(numbers)), [len(rows) for rows in self._relevant])
-        self.passage_rows = np.concatenate(self._relevant)
+        self.query_rows = np.repeat(np.arange(len(numbers)), [len(rows) for rows in relevant])
+        self.passage_rows = np.concatenate(relevant)
         alive = np.setdiff1d(np.arange(self.embeddings.num_rows), corpus.deleted)
         if len(numbers) < 2 or len(alive) < 2:
             raise InputError(
@@ -199,8 +205,8 @@ class MeasureEmbeddings:
 
     def _take(self, rows: np.ndarray) -> np.ndarray:
         """Returns the vectors of rows in any order and with repetitions, float16 [n, dim]."""
-        wanted, inverse = np.unique(rows, return_inverse=True)
-        return self.embeddings.take(wanted)[inverse]
+        distinct, inverse = np.unique(rows, return_inverse=True)
+        return self.embeddings.take(distinct)[inverse]
 
 
 def forms_of(embeddings: Embeddings) -> dict[str, Form]:

@@ -37,15 +37,15 @@ def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[st
     judged: dict[str, dict[str, int]] = {}
     for query, passage, score in zip(*(qrels[c].to_pylist() for c in ("query_id", "corpus_id", "score")), strict=True):
         judged.setdefault(query, {})[passage] = score
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for query, passage, score in zip(*(run[c].to_pylist() for c in ("query_id", "id", "score")), strict=True):
         if query in judged:
-            found.setdefault(query, {})[passage] = score
+            scores.setdefault(query, {})[passage] = score
     queries = {query: number for number, query in enumerate(sorted(judged))}
     values = {name: np.zeros(len(queries)) for name in metrics}
     for judged_only in (False, True):  # together, NumRet would count the hits of either kind, by chance
         group = [measure for measure in measures if measure.params.get("judged_only", False) is judged_only]
-        for metric in _provider().iter_calc(group, judged, found) if group else ():
+        for metric in _provider().iter_calc(group, judged, scores) if group else ():
             for name in measures[metric.measure]:
                 values[name][queries[metric.query_id]] = metric.value
     return values
@@ -179,16 +179,15 @@ class Interval(NamedTuple):
     high: float
 
 
-def bootstrap_interval(values_by_set: Sequence[np.ndarray], seed: int = 0) -> Interval:
+def bootstrap_interval(values_by_set: Sequence[np.ndarray]) -> Interval:
     """Returns the mean over sets of the mean over queries, with its 95% interval by a bootstrap.
 
     The queries of each set are drawn again BOOTSTRAP_DRAWS times, with replacement.
 
     Args:
         values_by_set: For each set, a value of each query, for example the difference of two runs: float64 [queries].
-        seed: Seed of the draws.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     means = np.zeros(BOOTSTRAP_DRAWS)
     for values in values_by_set:
         resampled = (values[random.integers(0, len(values), len(values))].mean() for _ in range(BOOTSTRAP_DRAWS))

@@ -27,19 +27,16 @@ class SearchRate:
     rounds: tuple[float, ...]
 
 
-def measure_rate(
-    search: Callable[[Sequence[str]], object], texts: Sequence[str], batch: int, rounds: int = ROUNDS
-) -> SearchRate:
+def measure_rate(search: Callable[[Sequence[str]], object], texts: Sequence[str], batch: int) -> SearchRate:
     """Measures how many queries a second a search answers; a first round is not measured.
 
     Args:
         search: Searches a list of queries.
         texts: The queries, at least one.
         batch: Number of queries that are searched at once.
-        rounds: Number of measured rounds.
     """
     rates = []
-    for number in range(rounds + 1):
+    for number in range(ROUNDS + 1):
         started = time.perf_counter()
         for start in range(0, len(texts), batch):
             search(list(texts[start : start + batch]))  # a new list, whose vectors are not kept from an earlier round

@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from indexing.corpus.corpus import Corpus
+from indexing.corpus.judged_pairs import judged_pairs
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
 from indexing.hit_sources.grammar import label
@@ -38,20 +38,34 @@ PART_QUERIES = 512  # queries per part: a re-ranker on a CPU scores their pairs 
 
 
 class MiningQueries(NamedTuple):
-    """Queries of a split: ids, texts, known answers, and the rows of the relevant passages.
+    """Queries of a split.
 
-    The rows are int64 arrays, in the order of the judgements.
+    Attributes:
+        ids, texts: Their ids and texts.
+        answers: Their known answers.
+        positives: Rows of their relevant passages, int64 [any] each, in the order of the judgements.
+        others: Rows of the other passages of the same documents, int64 [any] each; None: each passage is a document.
     """
 
     ids: list[str]
     texts: list[str]
     answers: list[list[str]]
     positives: list[np.ndarray]
+    others: list[np.ndarray] | None = None
 
     def part(self, start: int, count: int) -> MiningQueries:
         """Returns `count` queries from `start` on."""
         piece = slice(start, start + count)
-        return MiningQueries(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece])
+        others = None if self.others is None else self.others[piece]
+        return MiningQueries(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece], others)
+
+    def copies(self, copies: Copies) -> list[np.ndarray]:
+        """Returns the rows that are no negatives of each query as its positives are not, int64 [any] each.
+
+        They are the passages with the text of a positive, and the other passages of the documents of positives.
+        """
+        same = copies.of(self.positives)
+        return same if self.others is None else [*map(np.union1d, same, self.others)]
 
 
 @dataclass(frozen=True)
@@ -194,13 +208,16 @@ class PoolStage(StageDefaults):
         work, block = self.work, unit.payload
         texts = [text for _, queries in block for text in queries.texts]
         # Positives are dropped from a list of `depth`: the first hits of each source, as they were found.
-        found = {each.source: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
-        items, start = [], 0
+        hits = {each.source: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
+        items: list[PoolItem] = []
+        start = 0
         for name, queries in block:
             end = start + len(queries.ids)
             if name in missing:
-                hits = {source: Hits(each.scores[start:end], each.rows[start:end]) for source, each in found.items()}
-                items.append((name, queries, hits, work.sources.numerics() | work.sources.cuts(slice(start, end))))
+                block_hits = {s: Hits(each.scores[start:end], each.rows[start:end]) for s, each in hits.items()}
+                items.append(
+                    (name, queries, block_hits, work.sources.numerics() | work.sources.cuts(slice(start, end)))
+                )
             else:
                 counter.count(len(queries.ids), kept=True)
             start = end
@@ -210,11 +227,19 @@ class PoolStage(StageDefaults):
             counter.count(len(queries.ids))
 
 
+PoolItem = tuple[str, MiningQueries, Mapping[str, Hits], Mapping[str, Any]]
+"""The name of a part, its queries, the hits of each source, and facts of the part."""
+
+
 @dataclass(frozen=True)
 class PoolTask:
     """Pools the hits of a part's queries and commits them.
 
-    An item is (name of the part, queries, hits by source, facts of the part).
+    Attributes:
+        draft: The artifact.
+        depth: Hits of each source.
+        corpus: The corpus, to exclude passages that contain an answer; None: they are kept.
+        copies: Passages with equal texts; copies of a positive are excluded.
     """
 
     draft: Draft
@@ -223,11 +248,16 @@ class PoolTask:
     copies: Copies
     resources: Resources = ONE_CORE
 
-    def open(
-        self, place: Place
-    ) -> Callable[[tuple[str, MiningQueries, Mapping[str, Hits], Mapping[str, Any]], Report], None]:
+    def open(self, place: Place) -> Callable[[PoolItem, Report], None]:
         """Returns the worker."""
-        return lambda item, report: pool_part(item[:3], self.draft, self.depth, self.corpus, item[3], self.copies)
+        return self._pool
+
+    def _pool(self, item: PoolItem, report: Report) -> None:
+        name, queries, hits, facts = item
+        table = mining.pool(queries.ids, hits, queries.positives, self.depth, queries.copies(self.copies))
+        if self.corpus is not None:
+            table = without_answers(table, queries.answers, self.corpus)
+        self.draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **facts)
 
 
 def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, answers: bool) -> MiningQueries:
@@ -236,61 +266,31 @@ def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None
     Raises:
         InputError: If the split has no qrels, or if an answer is not a text.
     """
-    qrels = queries.qrels(split).filter(pc.field("score") > 0)
-    chosen = queries.split(split, limit)
+    pairs, chosen = judged_pairs(corpus, queries, split, limit), queries.split(split, limit)
+    positives, others = (dict(zip(pairs.ids, rows, strict=True)) for rows in (pairs.rows, pairs.others))
+    none = np.empty(0, np.int64)
     metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
-    passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
-    rows = corpus.rows_of(passages.dictionary.to_pylist())[passages.indices.to_numpy()]
-    positives: dict[str, dict[int, None]] = {}  # a pair may be judged twice
-    for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
-        if row >= 0:  # deleted since
-            positives.setdefault(query, {})[row] = None
     return MiningQueries(
         chosen.ids,
         chosen.texts,
-        [_checked_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in chosen.ids],
-        [np.array([*positives.get(id, {})], np.int64) for id in chosen.ids],
+        [_parse_answers(metadata[id], f"{queries.artifact.key} {id}") if answers else [] for id in chosen.ids],
+        [positives.get(id, none) for id in chosen.ids],
+        [others.get(id, none) for id in chosen.ids] if corpus.is_split else None,
     )
 
 
-def _checked_answers(metadata: str, where: str) -> list[str]:
+def _parse_answers(metadata: str, where: str) -> list[str]:
     """Returns the answers in a query's metadata. Raises InputError if they are not texts."""
     fields = json.loads(metadata) if metadata else {}
-    given = fields.get("answers", fields.get("answer")) if isinstance(fields, dict) else None
-    for answer in given if isinstance(given, list) else [given]:
+    answers = fields.get("answers", fields.get("answer")) if isinstance(fields, dict) else None
+    for answer in answers if isinstance(answers, list) else [answers]:
         if isinstance(answer, dict | list):
-            found = json.dumps(answer, ensure_ascii=False)[:60]
+            shown = json.dumps(answer, ensure_ascii=False)[:60]
             raise InputError(
-                f"parameter drop_answers: {where}: its metadata's answers hold {found}, "
+                f"parameter drop_answers: {where}: its metadata's answers hold {shown}, "
                 'expected texts, {"answers": ["a", "b"]}: write them so and import the queries again'
             )
     return answers_of(metadata)
-
-
-def pool_part(
-    item: tuple[str, MiningQueries, Mapping[str, Hits]],
-    draft: Draft,
-    depth: int,
-    corpus: Corpus | None,
-    facts: Mapping[str, Any] | None = None,
-    copies: Copies | None = None,
-) -> None:
-    """Pools a part's hits and commits them.
-
-    Args:
-        item: The name of the part, its queries, and the hits of each source.
-        draft: The artifact.
-        depth: Hits of each source.
-        corpus: The corpus, to exclude passages that contain an answer; None: they are kept.
-        facts: Facts of the committed part.
-        copies: Passages with equal texts: copies of a positive are excluded; None: there are none.
-    """
-    name, queries, hits = item
-    copied_rows = None if copies is None else copies.of(queries.positives)
-    table = mining.pool(queries.ids, hits, queries.positives, depth, copied_rows)
-    if corpus is not None:
-        table = without_answers(table, queries.answers, corpus)
-    draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **(facts or {}))
 
 
 def without_answers(table: pa.Table, answers: Sequence[Sequence[str]], corpus: Corpus) -> pa.Table:
@@ -299,5 +299,5 @@ def without_answers(table: pa.Table, answers: Sequence[Sequence[str]], corpus: C
     matcher = AnswerMatcher()
     texts = {row: passage.text for row, passage in zip(rows.tolist(), corpus.passages(rows), strict=True)}
     return mining.without_answers(
-        table, lambda query, found: matcher.contains([texts[row] for row in found.tolist()], answers[query])
+        table, lambda query, rows: matcher.contains([texts[row] for row in rows.tolist()], answers[query])
     )

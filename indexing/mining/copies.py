@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -90,13 +89,13 @@ def find_copies(corpus: Corpus, rows: np.ndarray, runner: Runner, count: Callabl
         count: Called with the number of passages of each part that is done.
     """
     hashes, members = np.empty(0, np.uint64), np.empty(0, np.int64)
-    wanted = np.unique(rows)
-    for first in range(0, len(wanted), _BLOCK):
-        passages = corpus.passages(wanted[first : first + _BLOCK])
+    distinct_rows = np.unique(rows)
+    for first in range(0, len(distinct_rows), _BLOCK):
+        passages = corpus.passages(distinct_rows[first : first + _BLOCK])
         digests = text_hashes([passage.title for passage in passages], [passage.text for passage in passages])
         hashes = np.union1d(hashes, digests)
     matched = []
-    for part, match in runner.run(MatchTask(hashes), corpus.parts if len(wanted) else []):
+    for part, match in runner.run(MatchTask(hashes), corpus.parts if len(distinct_rows) else []):
         matched.append(match)
         count(part.part.rows)
     if matched:
@@ -115,11 +114,7 @@ def find_copies(corpus: Corpus, rows: np.ndarray, runner: Runner, count: Callabl
 def commit_copies(draft: Draft, copies: Copies) -> None:
     """Commits groups as a part of an artifact."""
     table = pa.table({"hash": pa.array(copies.hashes), "row": pa.array(copies.rows)})
-
-    def write(path: Path) -> None:
-        pq.write_table(table, path, compression="zstd")
-
-    draft.commit(PART, ".parquet", write, rows=len(table))
+    draft.commit(PART, ".parquet", lambda path: pq.write_table(table, path, compression="zstd"), rows=len(table))
 
 
 def read_copies(artifact: Artifact | Draft) -> Copies:

@@ -1,4 +1,4 @@
-"""Export mined negatives as training files of other programs: Tevatron's JSON lines, sentence-transformers' Parquet.
+"""Exports mined negatives as training files: JSON lines for Tevatron, Parquet for sentence-transformers.
 
 Both exports read the tables that `sampling.sample` makes, part by part, and hold one block of queries at a time.
 """
@@ -20,7 +20,7 @@ from retriever.errors import InputError
 BLOCK_QUERIES = 128  # queries whose passages are in memory at once: some 8,000 passages with 60 negatives per query
 
 
-class Exported(NamedTuple):
+class ExportResult(NamedTuple):
     """The number of lines or rows written, and the ids of the queries that are left out, in order."""
 
     rows: int
@@ -36,8 +36,8 @@ class _Group(NamedTuple):
 
 
 def export_tevatron(
-    tables: Iterable[pa.Table], questions: Mapping[str, str], corpus: Corpus, path: str, *, overwrite: bool = False
-) -> Exported:
+    tables: Iterable[pa.Table], texts: Mapping[str, str], corpus: Corpus, path: str, *, overwrite: bool = False
+) -> ExportResult:
     """Writes JSON lines for Tevatron's trainer (--dataset_name json --dataset_path PATH), one per query:
 
         {"query_id", "query", "positive_passages": [{"docid", "title", "text"}, …], "negative_passages": [the same]}
@@ -47,7 +47,7 @@ def export_tevatron(
 
     Args:
         tables: Tables of negatives from `sampling.sample`.
-        questions: Query id -> text.
+        texts: The text of each query by id.
         corpus: The corpus of the passages.
         path: The file.
         overwrite: Replace a file that has other content; see whole_file.
@@ -67,7 +67,7 @@ def export_tevatron(
                     continue
                 line = {
                     "query_id": group.query_id,
-                    "query": _text(questions, group.query_id),
+                    "query": _text(texts, group.query_id),
                     "positive_passages": [_passage(passage) for passage in group.positives],
                     "negative_passages": [_passage(passage) for passage in group.negatives],
                 }
@@ -77,18 +77,18 @@ def export_tevatron(
             raise InputError(
                 f"{path}: none of {len(left_out):,} queries has a positive and a negative: nothing to export"
             )
-    return Exported(rows, left_out)
+    return ExportResult(rows, left_out)
 
 
 def export_sentence_transformers(
     tables: Iterable[pa.Table],
-    questions: Mapping[str, str],
+    texts: Mapping[str, str],
     corpus: Corpus,
     path: str,
     *,
     num_negatives: int,
     overwrite: bool = False,
-) -> Exported:
+) -> ExportResult:
     """Writes Parquet for sentence-transformers' losses on n-tuples (MultipleNegativesRankingLoss): columns of strings
 
         query, positive, negative_1, … negative_N       N = num_negatives
@@ -100,7 +100,7 @@ def export_sentence_transformers(
 
     Args:
         tables: Tables of negatives from `sampling.sample`.
-        questions: Query id -> text.
+        texts: The text of each query by id.
         corpus: The corpus of the passages.
         path: The file.
         num_negatives: Negatives per row, at least 1.
@@ -127,7 +127,7 @@ def export_sentence_transformers(
                     if not group.positives or len(group.negatives) < num_negatives:
                         left_out.append(group.query_id)
                         continue
-                    query = _text(questions, group.query_id)
+                    query = _text(texts, group.query_id)
                     negatives = [_contents(passage) for passage in group.negatives[:num_negatives]]
                     tuples += [(query, _contents(positive), *negatives) for positive in group.positives]
                 if tuples:
@@ -139,7 +139,7 @@ def export_sentence_transformers(
                 f"{path}: none of {len(left_out):,} queries has a positive and {num_negatives} "
                 f"negatives, the most that one has is {most}: ask for fewer"
             )
-    return Exported(rows, left_out)
+    return ExportResult(rows, left_out)
 
 
 def _blocks(tables: Iterable[pa.Table], corpus: Corpus) -> Iterator[list[_Group]]:
@@ -156,10 +156,10 @@ def _blocks(tables: Iterable[pa.Table], corpus: Corpus) -> Iterator[list[_Group]
             ]
 
 
-def _text(questions: Mapping[str, str], query_id: str) -> str:
-    if query_id not in questions:
+def _text(texts: Mapping[str, str], query_id: str) -> str:
+    if query_id not in texts:
         raise InputError(f"the question {query_id!r} has negatives but no text: give the queries that were mined for")
-    return questions[query_id]
+    return texts[query_id]
 
 
 def _passage(passage: Passage) -> dict[str, Any]:

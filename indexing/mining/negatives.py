@@ -179,8 +179,8 @@ def passages_of(corpus: Corpus) -> Callable[[np.ndarray], tuple[list[str], list[
     """Returns a function that maps rows int64 [n] to n titles and n texts."""
 
     def passages(rows: np.ndarray) -> tuple[list[str], list[str]]:
-        found = corpus.passages(rows)
-        return [passage.title for passage in found], [passage.text for passage in found]
+        records = corpus.passages(rows)
+        return [passage.title for passage in records], [passage.text for passage in records]
 
     return passages
 

@@ -1,4 +1,4 @@
-"""Hard negatives from several sources (DPTDR, section 3.3): pooling, denoising, margins.
+"""Hard negatives from several sources (DPTDR, section 3.3): pooling, seeded order, margins.
 
 Pure functions on Arrow tables. A pool holds one row for each query and passage that some source found:
 
@@ -94,7 +94,7 @@ NO_MARGINS = Margins()
 
 def pool(
     query_ids: Sequence[str],
-    found: Mapping[str, Hits],
+    hits_by_source: Mapping[str, Hits],
     positives: Sequence[np.ndarray],
     depth: int,
     copies: Sequence[np.ndarray] | None = None,
@@ -103,7 +103,7 @@ def pool(
 
     Args:
         query_ids: The ids of the queries.
-        found: The hits of each source.
+        hits_by_source: The hits of each source.
         positives: Rows of the relevant passages of each query, int64.
         depth: Hits of each source.
         copies: Rows of other passages with the text of a positive, int64; None: there are none.
@@ -114,14 +114,14 @@ def pool(
     if len(query_ids) > MAX_QUERIES:
         raise InputError(f"{len(query_ids):,} queries in one pool: at most {MAX_QUERIES:,}, cut them into parts")
     keys = {}
-    for source, hits in found.items():
+    for source, hits in hits_by_source.items():
         rows = hits.rows[:, :depth]
         queries, ranks = np.nonzero(rows >= 0)
-        keys[source] = (_key(queries, rows[queries, ranks]), ranks + 1, hits.scores[queries, ranks])
-    relevant = _keys(positives)
+        keys[source] = (pair_keys(queries, rows[queries, ranks]), ranks + 1, hits.scores[queries, ranks])
+    relevant = list_keys(positives)
     joined = np.sort(np.concatenate([np.empty(0, np.int64), *(key for key, _, _ in keys.values())]))
     joined = joined[np.diff(joined, prepend=-1) != 0]  # np.unique hashes, which takes most of the time of all this
-    joined = joined[~np.isin(joined, relevant if copies is None else np.concatenate([relevant, _keys(copies)]))]
+    joined = joined[~np.isin(joined, relevant if copies is None else np.concatenate([relevant, list_keys(copies)]))]
     queries = joined >> _SHIFT
     columns: dict[str, pa.Array] = {
         "query": pa.array(queries.astype(np.int32)),
@@ -178,7 +178,7 @@ def without_answers(table: pa.Table, contains: Callable[[int, np.ndarray], np.nd
     return table.filter(pa.array(~dropped))
 
 
-def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarray, stream: int = 0) -> np.ndarray:
+def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarray, stream: int) -> np.ndarray:
     """Returns random numbers uint64 [n], a function of (seed, stream, query id, row) alone; sorting by them shuffles.
 
     So the order of a query depends on no other query, no part and no machine. The numbers are splitmix64 over xxh3 of
@@ -192,51 +192,6 @@ def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarra
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
-
-
-def to_score(
-    table: pa.Table,
-    known: np.ndarray,
-    *,
-    wanted: int,
-    threshold: float,
-    seed: int,
-    all_pairs: bool = False,
-    pool_negatives: int = 0,
-) -> np.ndarray:
-    """Returns the pairs that a re-ranker scores next: positions int64, empty when it is done.
-
-    The pairs of each query are scored in its seeded order, as many at a time as are certain to be needed, until the
-    first `wanted` below the threshold are known or all are scored. So the result of `sample` is the same regardless of
-    earlier scores, also those for another seed or threshold.
-
-    Args:
-        table: The pool.
-        known: float32 [pairs], NaN for pairs without a score.
-        wanted: Negatives below the threshold per query.
-        threshold: The threshold.
-        seed: The seed of the order.
-        all_pairs: Whether all pairs are scored.
-        pool_negatives: The first pairs of the order in which `sample` draws from the whole pool that are scored too,
-            for each query.
-    """
-    fresh = np.isnan(known)
-    if all_pairs:
-        return np.flatnonzero(fresh)
-    hopeful = fresh | (known < threshold)
-    ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
-    keys = seeded_order(seed, ids, rows, SCORING)
-    is_chosen = np.zeros(len(table), bool)
-    if pool_negatives:
-        drawing = seeded_order(seed, ids, rows, DRAWING)
-        for _, start, end in query_ranges(table):
-            is_chosen[start + np.argsort(drawing[start:end], kind="stable")[:pool_negatives]] = True
-    for _, start, end in query_ranges(table):
-        order = start + np.argsort(keys[start:end], kind="stable")
-        # At best the first `wanted` that may be below the threshold are so: every unknown one among them is needed.
-        needed = np.cumsum(hopeful[order]) <= wanted
-        is_chosen[order[needed]] = True
-    return np.flatnonzero(is_chosen & fresh)
 
 
 def exceeding(
@@ -280,15 +235,15 @@ def _floats(table: pa.Table, kind: str, source: str) -> np.ndarray:
     return table[f"{kind}:{source}"].combine_chunks().to_numpy(zero_copy_only=False).astype(np.float32)
 
 
-def _key(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns a number for each pair of a query and a row."""
+def pair_keys(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns a number for each pair of a query and a row, int64 [n], ordered by query, then by row."""
     return (queries.astype(np.int64) << _SHIFT) | rows
 
 
-def _keys(lists: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the numbers of each query's rows."""
+def list_keys(lists: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the `pair_keys` of the rows of each query, int64 [any], list after list."""
     queries = np.repeat(np.arange(len(lists)), [len(rows) for rows in lists])
-    return _key(queries, np.concatenate([*lists, np.empty(0, np.int64)]))
+    return pair_keys(queries, np.concatenate([*lists, np.empty(0, np.int64)]))
 
 
 def query_ranges(table: pa.Table) -> list[tuple[int, int, int]]:

@@ -64,33 +64,24 @@ class Histogram:
         """Counts values: any finite numbers, [n]."""
         values = np.asarray(values, np.float64)
         if len(values):
-            self._cover(float(values.min()), float(values.max()), self.width)
+            self._cover(float(values.min()), float(values.max()))
             numbers, counts = np.unique(np.floor(values / self.width).astype(np.int64), return_counts=True)
             self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
-    def merge(self, other: Histogram) -> None:
-        """Adds the counts of another histogram of the same minimum width."""
-        if other._counts:
-            self._cover(min(other._counts) * other.width, max(other._counts) * other.width, other.width)
-            self._take(other._counts, other.width)
-
-    def _cover(self, low: float, high: float, width: float) -> None:
-        """Makes the bins at least this wide, and wide enough for low and high in addition to the values so far."""
+    def _cover(self, low: float, high: float) -> None:
+        """Makes the bins wide enough for low and high in addition to the values so far."""
         if self._counts:
             low, high = min(low, min(self._counts) * self.width), max(high, max(self._counts) * self.width)
-        width = max(width, self.width)
+        width = self.width
         # Numbers far from 0 get wider bins, in which a float64 still counts exactly.
         while (last := math.floor(high / width)) - (first := math.floor(low / width)) >= _MOST_BINS or (
             max(-first, last) > 2**50
         ):
             width *= 2
-        counts, narrow = self._counts, self.width
-        self._counts, self.width = Counter(), width
-        self._take(counts, narrow)
-
-    def _take(self, counts: Counter[int], narrow: float) -> None:
-        for number, count in counts.items():
-            self._counts[math.floor(number * narrow / self.width)] += count
+        counts: Counter[int] = Counter()
+        for number, count in self._counts.items():
+            counts[math.floor(number * self.width / width)] += count
+        self._counts, self.width = counts, width
 
     def bins(self) -> tuple[list[float], list[int]]:
         """Returns (edges, counts): edges ascending, one more than counts; two empty lists if there are no values."""
@@ -102,7 +93,7 @@ class Histogram:
 
 
 class Statistics:
-    """Statistics of a pool and its scores, collected part by part, in any order and in any number of pieces."""
+    """Statistics of a pool and its scores, collected part by part, in any order."""
 
     def __init__(self) -> None:
         self.questions = self.candidates = self.scored = 0
@@ -123,7 +114,9 @@ class Statistics:
         Raises:
             InputError: If the part has other sources than the parts before it.
         """
-        self._expect(sources := sources_of(table))
+        sources = sources_of(table)
+        if self.ranks and sources != list(self.ranks):
+            raise InputError(f"a part with the sources {', '.join(sources)} after one with {', '.join(self.ranks)}")
         self.questions += len(table["query"].unique())
         self.candidates += len(table)
         kinds = np.zeros(len(table), np.int64)  # one bit per source: rows of bools are slow to sort
@@ -144,21 +137,6 @@ class Statistics:
     def add_dropped(self, table: pa.Table) -> None:
         """Adds the reasons why candidates were dropped, from a table of negatives (sampling.sample)."""
         self.dropped.update(table["dropped_by"].combine_chunks().flatten().to_pylist())
-
-    def merge(self, other: Statistics) -> None:
-        """Adds statistics that were collected elsewhere. Raises InputError if they are of other sources."""
-        self._expect(list(other.ranks or self.ranks))
-        for name in ("questions", "candidates", "scored", "probabilities", "removed"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.overlap.update(other.overlap)
-        self.dropped.update(other.dropped)
-        for mine, others in ((self.ranks, other.ranks), (self.scores, other.scores)):
-            for source, histogram in others.items():
-                mine.setdefault(source, Histogram(histogram.width)).merge(histogram)
-
-    def _expect(self, sources: Sequence[str]) -> None:
-        if self.ranks and list(sources) != list(self.ranks):
-            raise InputError(f"a part with the sources {', '.join(sources)} after one with {', '.join(self.ranks)}")
 
     def numbers(self) -> dict[str, Any]:
         """Returns all statistics as plain values, for JSON. Shares are fractions of 1; bins, also of ranks, are
@@ -229,7 +207,7 @@ def write_report(
         whole_file(str(page.with_suffix(".json")), overwrite=overwrite) as beside,
     ):
         beside.write_bytes(orjson.dumps(numbers, option=orjson.OPT_INDENT_2))
-        written.write_text(_page(numbers, examples, title), encoding="utf-8")
+        written.write_text(_render(numbers, examples, title), encoding="utf-8")
     return page
 
 
@@ -238,7 +216,7 @@ table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; 
 border-bottom: 1px solid #ccc } img { max-width: 100% } .positive { border-left: 4px solid #2a2; padding-left: 1em }"""
 
 
-def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> str:
+def _render(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> str:
     candidates, scored = numbers["candidates"], numbers["scored"]
     sources = [(name, f"{found['found']:,}", f"{found['found_alone']:,}") for name, found in numbers["sources"].items()]
     overlap = [
@@ -248,15 +226,15 @@ def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> s
     pieces = [
         f"<p>{numbers['questions']:,} queries have {candidates:,} candidates; {scored:,} of them were scored.</p>",
         "<h2>Sources</h2>",
-        _table(("source", "candidates", "found by it alone"), sources),
-        _table(("found by", "candidates", "of all"), overlap),
-        *_pictures(numbers),
+        _html_table(("source", "candidates", "found by it alone"), sources),
+        _html_table(("found by", "candidates", "of all"), overlap),
+        *_render_charts(numbers),
     ]
     if scored:
         pieces += [
             "<h2>Denoising</h2><p>Removed is a scored pair whose probability is not below the threshold. Where not "
             "all pairs were scored, queries of which much is removed were scored further and weigh more.</p>",
-            _table(
+            _html_table(
                 ("threshold", "removed", "of the scored"),
                 [(f"{row['threshold']}", f"{row['pairs']:,}", f"{row['share']:.1%}") for row in numbers["removed"]],
             ),
@@ -269,10 +247,10 @@ def _page(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> s
         pieces += [
             "<h2>Margins</h2><p>Candidates that exceed a limit on the score of negatives are dropped before negatives "
             "are sampled. A candidate that exceeds several limits counts for the first one.</p>",
-            _table(("limit", "scores of", "dropped", "of all candidates"), rows),
+            _html_table(("limit", "scores of", "dropped", "of all candidates"), rows),
         ]
     head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>"
-    body = "\n".join((f"<h1>{html.escape(title)}</h1>", *pieces, *map(_example, examples)))
+    body = "\n".join((f"<h1>{html.escape(title)}</h1>", *pieces, *map(_render_example, examples)))
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
 
 
@@ -280,14 +258,14 @@ def _label(sources: Sequence[str]) -> str:
     return " + ".join(sources) + ("" if len(sources) > 1 else " alone")
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns an HTML table. Cells are plain text, and are escaped here."""
     cells = [("th", head), *(("td", row) for row in rows)]
     lines = ["".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in cells]
     return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
-def _example(example: Example) -> str:
+def _render_example(example: Example) -> str:
     sources = list(dict.fromkeys(source for negative in example.negatives for source in negative.ranks))
     rows = []
     for negative in example.negatives:
@@ -297,10 +275,10 @@ def _example(example: Example) -> str:
         rows.append((*ranks, probability, "yes" if negative.denoised else "no", text))
     positives = "".join(f"<p class='positive'>{html.escape(text)}</p>" for text in example.positives)
     head = (*(f"rank, {source}" for source in sources), "probability", "denoised", "negative")
-    return f"<h2>{html.escape(example.question)}</h2>{positives}{_table(head, rows)}"
+    return f"<h2>{html.escape(example.question)}</h2>{positives}{_html_table(head, rows)}"
 
 
-def _pictures(numbers: dict[str, Any]) -> list[str]:
+def _render_charts(numbers: dict[str, Any]) -> list[str]:
     """Returns <img> elements with embedded PNGs."""
     from matplotlib.figure import Figure  # imported here: takes half a second; without pyplot no backend is chosen
 
@@ -314,13 +292,13 @@ def _pictures(numbers: dict[str, Any]) -> list[str]:
 
     shown = numbers["overlap"][:_COMBINATIONS][::-1]
     [axes] = draw("Candidates by the sources that found them", height=1.2 + 0.3 * len(shown))
-    axes.barh([_plain(_label(kind["sources"])) for kind in shown], [kind["candidates"] for kind in shown])
+    axes.barh([_escape_math(_label(kind["sources"])) for kind in shown], [kind["candidates"] for kind in shown])
     for what, unit in (("ranks", "rank"), ("scores", "score")):
         plots = draw(f"Candidates' {what} in each source", max(1, len(numbers["sources"])))
         for axes, (source, found) in zip(plots, numbers["sources"].items(), strict=False):
             if found[what]["counts"]:
                 axes.stairs(found[what]["counts"], found[what]["edges"], fill=True)
-            axes.set(title=_plain(source), xlabel=unit)
+            axes.set(title=_escape_math(source), xlabel=unit)
     if numbers["scored"]:
         left, right = draw("Denoising", 2)
         left.stairs(numbers["probabilities"]["counts"], numbers["probabilities"]["edges"], fill=True)
@@ -336,6 +314,6 @@ def _pictures(numbers: dict[str, Any]) -> list[str]:
     return elements
 
 
-def _plain(text: str) -> str:
+def _escape_math(text: str) -> str:
     """Escapes text so that matplotlib does not read it as a formula."""
     return text.replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Samples the negatives of each query from a pool: denoised ones, and others of the whole pool.
+"""Samples the negatives of each query from a pool: denoised ones, and others of the whole pool; their options.
 
 Pure functions on Arrow tables; the columns of a pool are those of `indexing.mining.pools`.
 """
@@ -6,7 +6,8 @@ Pure functions on Arrow tables; the columns of a pool are those of `indexing.min
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,94 @@ from indexing.mining.pools import (
     seeded_order,
     sources_of,
 )
+from retriever.errors import InputError
+
+
+@dataclass(frozen=True)
+class NegativeOptions:
+    """How many negatives are sampled for each query (DPTDR, section 4.1)."""
+
+    GROUP: ClassVar = "negatives"
+
+    pool_negatives: int = 30
+    """Negatives per query that are sampled from the whole pool, denoised or not."""
+    denoised_negatives: int = 30
+    """Negatives per query that are sampled from the passages which the re-ranker considers irrelevant; 0 without a
+    re-ranker. A passage that is sampled in both ways is one negative, a denoised one."""
+    denoise_threshold: float = 0.1
+    """Probability of relevance below which the re-ranker considers a passage irrelevant."""
+    score_all: bool = False
+    """Score every pair, not only as many as are needed."""
+    seed: int = 0
+    """Seed of the sampling."""
+    margins: Margins = NO_MARGINS
+    teacher_scores: bool = False
+    """Score all sampled negatives and the positives with the --reranker, and store the scores with the negatives, as
+    `riptide train-retriever --loss kl` and --loss margin-mse need them."""
+
+    @property
+    def needs_positives(self) -> bool:
+        """Whether a re-ranker scores the positives too."""
+        return bool(self.margins) or self.teacher_scores
+
+    @property
+    def needs(self) -> dict[str, Any]:
+        """Returns what decides which pairs a re-ranker scores."""
+        return {
+            "denoised_negatives": self.denoised_negatives,
+            "denoise_threshold": self.denoise_threshold,
+            "score_all": self.score_all or bool(self.margins),
+            "seed": self.seed,
+            **({"positives": True} if self.needs_positives else {}),
+            **({"pool_negatives": self.pool_negatives} if self.teacher_scores else {}),
+        }
+
+    def __post_init__(self) -> None:
+        for name in ("pool_negatives", "denoised_negatives", "seed"):
+            if getattr(self, name) < 0:
+                raise InputError(f"parameter {name} {getattr(self, name)}: expected 0 or more")
+        if not 0 < self.denoise_threshold <= 1:
+            raise InputError(f"parameter denoise_threshold {self.denoise_threshold}: expected a probability above 0")
+
+
+def check_scales(options: NegativeOptions, num_sources: int) -> None:
+    """Raises InputError for limits on the scores of several sources, which have different scales."""
+    limits = {"max_score": options.margins.max_score, "absolute_margin": options.margins.absolute_margin}
+    for name, value in limits.items():
+        if value is not None and num_sources > 1:
+            raise InputError(
+                f"parameter {name} {value}: the scores of {num_sources} sources have different scales, expected one "
+                "source or a re-ranker; give one of these, or parameter relative_margin instead"
+            )
+
+
+def to_score(table: pa.Table, known: np.ndarray, options: NegativeOptions) -> np.ndarray:
+    """Returns the pairs that a re-ranker scores next: positions int64, empty when it is done.
+
+    The pairs of each query are scored in its seeded order, as many at a time as are certain to be needed, until enough
+    of them are below the threshold or all are scored. So the result of `sample` is the same regardless of earlier
+    scores, also those for another seed or threshold. If the options need scores of the negatives from the whole pool
+    (`teacher_scores`), the pairs that `sample` draws first are scored too.
+
+    Args:
+        table: The pool.
+        known: float32 [pairs], NaN for pairs without a score.
+        options: The options of the negatives.
+    """
+    is_unknown = np.isnan(known)
+    if options.needs["score_all"]:
+        return np.flatnonzero(is_unknown)
+    may_be_negative = is_unknown | (known < options.denoise_threshold)
+    ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
+    scoring, drawing = (seeded_order(options.seed, ids, rows, stream) for stream in (SCORING, DRAWING))
+    is_needed = np.zeros(len(table), bool)
+    for _, start, end in query_ranges(table):
+        order = start + np.argsort(scoring[start:end], kind="stable")
+        # At best the first pairs that may be below the threshold are so: every unknown one among them is needed.
+        is_needed[order[np.cumsum(may_be_negative[order]) <= options.denoised_negatives]] = True
+        if options.teacher_scores:
+            is_needed[start + np.argsort(drawing[start:end], kind="stable")[: options.pool_negatives]] = True
+    return np.flatnonzero(is_needed & is_unknown)
 
 
 class Samples(NamedTuple):
@@ -39,37 +128,29 @@ class Samples(NamedTuple):
 def sample(
     table: pa.Table,
     known: np.ndarray | None,
+    options: NegativeOptions,
     *,
     query_ids: Sequence[str],
     positives: Sequence[np.ndarray],
-    pool_negatives: int,
-    denoised_negatives: int,
-    threshold: float,
-    seed: int,
     copies: Sequence[np.ndarray] | None = None,
-    margins: Margins = NO_MARGINS,
     reranked_positives: np.ndarray | None = None,
     teacher_positives: Sequence[np.ndarray] | None = None,
 ) -> pa.Table:
     """Samples the negatives of each query.
 
-    Candidates that exceed a limit of `margins` are dropped first. The denoised negatives are the first of the remaining
-    candidates below the threshold, in the order in which they were scored. The un-denoised negatives are the first of
-    all remaining candidates, denoised or not, in another seeded order. A passage that is drawn in both groups is one
-    negative: it stands among the denoised ones, and is_from_pool is true as well. So a query may have fewer negatives
-    than the sum of both numbers.
+    Candidates that exceed a limit of the options are dropped first. The denoised negatives are the first of the
+    remaining candidates below the threshold, in the order in which they were scored. The un-denoised negatives are the
+    first of all remaining candidates, denoised or not, in another seeded order. A passage that is drawn in both groups
+    is one negative: it stands among the denoised ones, and is_from_pool is true as well. So a query may have fewer
+    negatives than the sum of both numbers.
 
     Args:
         table: The pool of the queries.
         known: Scores of the re-ranker, float32 [pairs], NaN for none; None without a re-ranker.
+        options: The options of the negatives.
         query_ids: The ids of the queries.
         positives: Rows of the relevant passages of each query.
-        pool_negatives: Un-denoised negatives per query.
-        denoised_negatives: Denoised negatives per query.
-        threshold: Score of the re-ranker below which a candidate may become a denoised negative.
-        seed: The seed of both orders.
         copies: Rows of other passages with the text of a positive, per query; None: there are none.
-        margins: Limits on the scores of negatives.
         reranked_positives: The re-ranker's lowest score of each query's positives, float32 [queries], NaN for none;
             needed for margins on re-ranker scores.
         teacher_positives: The re-ranker's scores of each query's positives, float32 [any], as training by distillation
@@ -84,17 +165,8 @@ def sample(
     """
     rows = table["row"].to_numpy()
     scored = np.full(len(table), np.nan, np.float32) if known is None else known
-    reasons, reason = exceeding(table, known, reranked_positives, margins)
-    samples = _draw(
-        table,
-        scored,
-        reason >= 0,
-        num_queries=len(query_ids),
-        pool_negatives=pool_negatives,
-        denoised_negatives=denoised_negatives,
-        threshold=threshold,
-        seed=seed,
-    )
+    reasons, reason = exceeding(table, known, reranked_positives, options.margins)
+    samples = _draw(table, scored, reason >= 0, len(query_ids), options)
     none = np.empty(0, np.int64)
     every, left_out = np.concatenate([*samples.chosen, none]), np.concatenate([*samples.dropped, none])
     probability = scored[every]
@@ -121,19 +193,11 @@ def sample(
 
 
 def _draw(
-    table: pa.Table,
-    scored: np.ndarray,
-    is_dropped: np.ndarray,
-    *,
-    num_queries: int,
-    pool_negatives: int,
-    denoised_negatives: int,
-    threshold: float,
-    seed: int,
+    table: pa.Table, scored: np.ndarray, is_dropped: np.ndarray, num_queries: int, options: NegativeOptions
 ) -> Samples:
     """Draws negatives as `sample` does, among the candidates that are not dropped."""
     ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
-    scoring, drawing = (seeded_order(seed, ids, rows, stream) for stream in (SCORING, DRAWING))
+    scoring, drawing = (seeded_order(options.seed, ids, rows, stream) for stream in (SCORING, DRAWING))
     positions, flags = np.empty(0, np.int64), np.empty(0, bool)  # of a query without candidates
     samples = Samples(
         [positions] * num_queries, [flags] * num_queries, [flags] * num_queries, [positions] * num_queries
@@ -141,8 +205,8 @@ def _draw(
     for query, start, end in query_ranges(table):
         remaining = start + np.flatnonzero(~is_dropped[start:end])
         order = remaining[np.argsort(scoring[remaining], kind="stable")]
-        low = order[scored[order] < threshold][:denoised_negatives]
-        from_pool = remaining[np.argsort(drawing[remaining], kind="stable")][:pool_negatives]
+        low = order[scored[order] < options.denoise_threshold][: options.denoised_negatives]
+        from_pool = remaining[np.argsort(drawing[remaining], kind="stable")][: options.pool_negatives]
         rest = from_pool[~np.isin(from_pool, low)]
         samples.chosen[query] = np.concatenate([low, rest])
         samples.is_denoised[query] = np.arange(len(low) + len(rest)) < len(low)

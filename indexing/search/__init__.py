@@ -2,6 +2,7 @@
 
 retrieval     the work that makes a run
 runs          runs as artifacts and as TREC files
+documents     search by document: the best piece of each (MaxP)
 rescoring     re-ranking by a cross-encoder
 few_queries   search for a few queries in this process
 judgements    one query of a run, with its judgements

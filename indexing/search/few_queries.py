@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from indexing.corpus.corpus import Corpus
+from indexing.corpus.corpus import Corpus, Documents
+from indexing.corpus.filters import Filter, filter_columns
 from indexing.exact import Hits
 from indexing.hit_sources.opening import HitSources
-from indexing.hit_sources.options import SearchOptions
+from indexing.hit_sources.options import By, SearchOptions
+from indexing.search.documents import is_by_document, search_documents
 from indexing.search.rescoring import RerankerSpec, RerankTask, numerics_of_reranker, open_reranker, rerank
 from indexing.search.runs import SearchCuts, search_cuts
 from indexing.store.store import Store
@@ -16,12 +19,15 @@ from retriever.cuts import Cuts
 
 
 class LocalSearch:
-    """A search source with its corpus, and optionally a re-ranker; everything is opened and checked first.
+    """A search source with its corpus, and optionally a re-ranker and a filter; all are opened and checked first.
 
     Hits equal those of a run with the same settings. Deleted passages are excluded.
 
+    Attributes:
+        allowed: The rows that match the filter, int64 ascending; None: there is no filter.
+
     Raises:
-        InputError: If an artifact is missing, or does not belong to this corpus.
+        InputError: If an artifact is missing, or does not belong to this corpus. Also if the filter does not parse.
     """
 
     def __init__(
@@ -32,8 +38,13 @@ class LocalSearch:
         runner: LocalRunner,
         *,
         reranker: str | None = None,
+        filter: str | None = None,
+        by: By | None = None,
     ):
         self.corpus = Corpus.open(store)
+        self.documents = Documents(self.corpus.parts) if is_by_document(self.corpus, by) else None
+        parsed = None if filter is None else Filter.parse(filter, filter_columns(self.corpus))
+        self.allowed = None if parsed is None else parsed.rows(self.corpus)
         self.sources = HitSources(store, self.corpus, options)
         self.hit_source = self.sources.open(source)
         self._pair_cuts = Cuts()
@@ -49,7 +60,7 @@ class LocalSearch:
         return self.hit_source.source
 
     def search(self, queries: Sequence[str], k: int, *, rerank_depth: int = 0) -> Hits:
-        """Returns the top k passages of each query.
+        """Returns the top k passages of each query, or the best pieces of the top k documents.
 
         Args:
             queries: The texts of the queries.
@@ -59,13 +70,30 @@ class LocalSearch:
         Returns:
             Scores and rows, [q, at most k].
         """
-        rows = max(1, self.corpus.num_rows)
-        if self._rerank_task is None:
-            hits = self.hit_source.search(queries, min(k, rows), self.runner)
-        else:
-            hits = self.hit_source.search(queries, min(max(k, rerank_depth), rows), self.runner)
-            hits, self._pair_cuts = rerank(hits, queries, rerank_depth, self._rerank_task, self.runner)
+        self._pair_cuts, depth = Cuts(), rerank_depth if self._rerank_task else 0
+        reorder = partial(self._rerank, depth) if self._rerank_task else None
+        if self.documents is not None:
+            return search_documents(
+                self.hit_source,
+                queries,
+                k,
+                self.runner,
+                self.documents,
+                allowed=self.allowed,
+                rerank=reorder,
+                rerank_depth=depth,
+            )
+        depth_of_source = min(max(k, depth), max(1, self.corpus.num_rows))
+        hits = self.hit_source.search(queries, depth_of_source, self.runner, self.allowed)
+        if reorder:
+            hits = reorder(hits, queries)
         return Hits(hits.scores[:, :k], hits.rows[:, :k])
+
+    def _rerank(self, depth: int, hits: Hits, queries: Sequence[str]) -> Hits:
+        assert self._rerank_task is not None
+        hits, cuts = rerank(hits, queries, depth, self._rerank_task, self.runner)
+        self._pair_cuts += cuts
+        return hits
 
     def cuts(self) -> SearchCuts:
         """Returns how many queries and pairs the last search cut to a length limit."""

@@ -69,6 +69,9 @@ def read_run_query(store: Store, run: Artifact, query_id: str) -> RunQuery:
 
     ids, rows, scores = (table[column].to_pylist() for column in ("id", "row", "score"))
     passages = read_passages(corpus, ids, rows, remarks)
+    if corpus is not None and corpus.is_split:  # documents are judged
+        ids = corpus.documents(np.array(rows, np.int64)).tolist()
+        table = table.set_column(1, "id", pa.array(ids, pa.string()))
     if corpus is not None and (deleted := num_deleted_since(store, corpus, rows)):
         remarks.append(f"{deleted:,} of these hits have been deleted from the corpus since the run")
     hits = [
@@ -144,14 +147,17 @@ def judgements_of(queries: Queries, split: str, query_id: str) -> pa.Table:
 def read_passages(
     corpus: Corpus | None, ids: list[str], rows: list[int] | None, remarks: list[str]
 ) -> list[tuple[str | None, str | None]]:
-    """Returns (title, text) of passages, None if they cannot be read. rows: None to look up the ids."""
+    """Returns (title, text) of passages, None if they cannot be read.
+
+    rows: None to look up the ids; in a split corpus these are ids of documents, whose first passages are read.
+    """
     passages: list[tuple[str | None, str | None]] = [(None, None)] * len(ids)
     if corpus is None or not ids:
         return passages
-    wanted = corpus.rows_of(ids) if rows is None else np.asarray(rows, np.int64)
+    wanted = corpus.rows_of_documents(ids)[0] if rows is None else np.asarray(rows, np.int64)
     places = np.flatnonzero((wanted >= 0) & (wanted < corpus.num_rows))
     for place, passage in zip(places.tolist(), corpus.passages(wanted[places]), strict=True):
-        if passage.id == ids[place]:
+        if rows is None or passage.id == ids[place]:
             passages[place] = (passage.title, passage.text)
     if unread := [id for id, (_, text) in zip(ids, passages, strict=True) if text is None]:
         remarks.append(f"{len(unread)} hits are not at their rows of the corpus ({unread[0]} is the first)")
@@ -162,6 +168,8 @@ def metrics_of(qrels: pa.Table, hits: pa.Table) -> dict[str, float]:
     """Returns METRICS for one judged query. Equal scores are made strictly decreasing, so the run's ranks are kept."""
     scores = strictly_falling(hits["score"].to_numpy(), np.arange(len(hits)))
     run = pa.table({"query_id": hits["query_id"], "id": hits["id"], "score": pa.array(scores, pa.float32())})
+    firsts = np.unique(hits["id"].to_numpy(), return_index=True)[1]  # a document ranks by its best passage
+    run = run.take(pa.array(np.sort(firsts)))
     return {name: float(values[0]) for name, values in per_query(qrels, run, METRICS).items()}
 
 

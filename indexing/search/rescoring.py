@@ -52,7 +52,7 @@ def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
 
 
 @dataclass(frozen=True)
-class RerankerNumerics:
+class RerankerNumericsTask:
     """Returns the numerics class of a worker's re-ranker, without loading weights."""
 
     resources: Resources
@@ -77,7 +77,7 @@ def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, 
         InputError: If the user requests another kind of device than the pinned one.
     """
     gpus = pinned_gpus(pinned, runner.request.gpus, place)
-    numerics: str = runner.first(RerankerNumerics(Resources(cores=None, gpus=gpus)), None, count)
+    numerics: str = runner.first(RerankerNumericsTask(Resources(cores=None, gpus=gpus)), None, count)
     return numerics
 
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus
+from indexing.corpus.corpus import Corpus, Documents
+from indexing.corpus.filters import Filter, filter_columns
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
 from indexing.hit_sources.grammar import label, parse
 from indexing.hit_sources.opening import HitSources
-from indexing.hit_sources.options import SearchOptions
+from indexing.hit_sources.options import By, SearchOptions
+from indexing.search.documents import is_by_document, search_documents
 from indexing.search.rescoring import (
     BLOCK_QUERIES,
     RerankerSpec,
@@ -24,10 +27,13 @@ from indexing.search.rescoring import (
     reranker_inputs,
 )
 from indexing.search.runs import hits_table, read_run, write_parquet
-from indexing.store.artifact import Draft, Part
+from indexing.store.artifact import Draft
+from indexing.store.documents import Part, fingerprint_of
+from indexing.store.keys import default_name
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
+from retriever.cuts import Cuts
 from retriever.errors import InputError, TextsError
 
 QUERY_BLOCK = 8_192  # queries per part: they are searched together in one pass over the corpus
@@ -43,6 +49,8 @@ class SearchQueries:
         name: The name of the run.
         split: The queries.
         source: The source's name in the grammar of sources, with all names filled in.
+        allowed: The rows that match the filter, int64 ascending; None: there is no filter.
+        documents: The documents of the corpus, if the hits are documents; None: they are passages.
     """
 
     def __init__(
@@ -59,14 +67,22 @@ class SearchQueries:
         reranker: str | None = None,
         rerank_depth: int = RERANK_DEPTH,
         limit: int | None = None,
+        filter: str | None = None,
+        by: By | None = None,
     ):
         """Opens and checks everything that the search needs, before anything is computed.
 
+        by: see `is_by_document`.
+
         Raises:
-            InputError: If an artifact is missing, or was not made from the ones that it is searched with.
+            InputError: If an artifact is missing, or was not made from the ones that it is searched with. Also if the
+                filter does not parse.
         """
         self.store, self.k, self.drop_self = store, k, drop_self
         self.corpus = Corpus.open(store)
+        parsed = None if filter is None else Filter.parse(filter, filter_columns(self.corpus))
+        self.allowed = None if parsed is None else parsed.rows(self.corpus)
+        self.documents = Documents(self.corpus.parts) if is_by_document(self.corpus, by) else None
         self.queries = Queries.open(store, queries)
         self.split = self.queries.split(split, limit)
         self.sources = HitSources(store, self.corpus, options)
@@ -79,10 +95,12 @@ class SearchQueries:
         task = options.task if options else None
         # Embeddings that were made for a task often have its name.
         is_named = any(term.name == task for term in parse(self.source).terms)
-        self.name = name or "-".join(
-            [self.queries.artifact.name, split, label(self.source)]
-            + ([label(task)] if task and not is_named else [])
-            + ([label(reranker.rstrip("/").rpartition("/")[2])] if reranker else [])
+        self.name = name or default_name(
+            *(self.queries.artifact.name, split, label(self.source)),
+            *([label(task)] if task and not is_named else []),
+            *([label(reranker.rstrip("/").rpartition("/")[2])] if reranker else []),
+            *([f"filter-{fingerprint_of(parsed.text)[:8]}"] if parsed else []),
+            *(["passages"] if self.corpus.is_split and self.documents is None else []),
         )
         self.config: dict[str, Any] = {
             "source": self.source,
@@ -94,6 +112,10 @@ class SearchQueries:
         }
         if self.reranker:
             self.config |= {"reranker": self.reranker[1], "rerank_depth": rerank_depth}
+        if parsed:
+            self.config["filter"] = json.loads(parsed.text)
+        if self.documents:
+            self.config["by"] = "document"
 
     @property
     def targets(self) -> list[Target]:
@@ -132,6 +154,46 @@ class SearchQueries:
         rows[surplus, self.k :] = -1
         return Hits(hits.scores, rows), ids
 
+    def hits(self, ids: list[str], texts: list[str], rerank_task: RerankTask | None, runner: Runner) -> FoundHits:
+        """Searches queries, and re-ranks their hits if there is a task for it."""
+        cuts = Cuts()
+
+        def rerank_some(hits: Hits, some: Sequence[str]) -> Hits:
+            nonlocal cuts
+            assert rerank_task is not None
+            hits, cut = rerank(hits, some, self.rerank_depth, rerank_task, runner)
+            cuts += cut
+            return hits
+
+        reorder = rerank_some if rerank_task else None
+        if self.documents is not None:
+            hits = search_documents(
+                self.hit_source,
+                texts,
+                self.k,
+                runner,
+                self.documents,
+                allowed=self.allowed,
+                rerank=reorder,
+                rerank_depth=self.rerank_depth if rerank_task else 0,
+                excluded=self.corpus.rows_of_documents(ids)[0] if self.drop_self else None,
+            )
+            return FoundHits(hits, self.corpus.ids(hits.rows), cuts)
+        depth = min(self.k + self.drop_self, max(1, self.corpus.num_rows))  # sources allocate as many per query
+        hits, passage_ids = self.without_self(ids, self.hit_source.search(texts, depth, runner, self.allowed))
+        if reorder:
+            hits = reorder(hits, texts)
+            passage_ids = self.corpus.ids(hits.rows)
+        return FoundHits(hits, passage_ids, cuts)
+
+
+class FoundHits(NamedTuple):
+    """The hits of queries, their passage ids [q, k], and the counts of cut pairs of the re-ranker."""
+
+    hits: Hits
+    ids: np.ndarray
+    pair_cuts: Cuts
+
 
 class SearchStage(StageDefaults):
     """The stage that searches blocks of queries."""
@@ -159,16 +221,11 @@ class SearchStage(StageDefaults):
         search, rerank_task = self.search, self._reranker(draft, runner)
         piece = slice(unit.payload, unit.payload + QUERY_BLOCK)
         ids, texts = search.split.ids[piece], search.split.texts[piece]
-        depth = min(search.k + search.drop_self, max(1, search.corpus.num_rows))  # sources allocate as many per query
         try:
-            hits = search.hit_source.search(texts, depth, runner)
+            hits, passage_ids, pair_cuts = search.hits(ids, texts, rerank_task, runner)
         except TextsError as error:
             number = min(error.reasons)
             raise InputError(f"query {ids[number]!r}: {error.reasons[number]}") from error
-        hits, passage_ids = search.without_self(ids, hits)
-        if rerank_task:
-            hits, pair_cuts = rerank(hits, texts, search.rerank_depth, rerank_task, runner)
-            passage_ids = search.corpus.ids(hits.rows)
         table = hits_table(ids, hits, passage_ids)
         numerics = rerank_task.spec.numerics if rerank_task else None
         facts = {**({"numerics": numerics} if numerics else {}), **search.sources.numerics(), **search.sources.cuts()}

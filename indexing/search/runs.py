@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from indexing.corpus.corpus import Corpus
 from indexing.exact import Hits
 from indexing.files.raw import Lines
 from indexing.files.rows import text_lines
@@ -47,6 +48,20 @@ def read_run(artifact: Artifact) -> Iterator[pa.Table]:
         # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
         with pq.ParquetFile(artifact.local(part)) as file:
             yield file.read().select(SCHEMA.names).cast(SCHEMA)
+
+
+def is_run_of_documents(run: Artifact) -> bool:
+    """Returns whether the hits of a run are documents, each as its best piece."""
+    return run.config.get("by") == "document"
+
+
+def read_hits(run: Artifact, corpus: Corpus) -> Iterator[pa.Table]:
+    """Yields the blocks of queries of a run as `read_run`, with ids of documents if the hits are documents."""
+    for block in read_run(run):
+        if is_run_of_documents(run):
+            ids = corpus.documents(block["row"].to_numpy())
+            block = block.set_column(1, "id", pa.array(ids, pa.string()))
+        yield block
 
 
 class SearchCuts(NamedTuple):

@@ -10,21 +10,21 @@ from typing import NamedTuple
 
 import regex
 
+from retriever.systems.sentences import UNSPACED
 from retriever.unicode import normalize
 
 ELLIPSIS = "…"
 _GAP = 2  # columns of an ellipsis and the space between it and the text
-# Scripts written without spaces: each character is a token, and a query matches pairs of adjacent characters.
-_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_WORD = rf"[[\p{{L}}\p{{M}}\p{{N}}_]--[{_UNSPACED}]]"
+_WORD = rf"[[\p{{L}}\p{{M}}\p{{N}}_]--[{UNSPACED}]]"
+# In scripts without spaces each character is a token, and a query matches pairs of adjacent characters.
 # An English contraction ("don't") is one word; the s of a genitive ("Dracula's") is not a word.
 _TOKEN = regex.compile(
-    rf"(?V1i)(?P<character>[{_UNSPACED}])|(?<={_WORD}['’])s(?!{_WORD})(*SKIP)(*FAIL)"
+    rf"(?V1i)(?P<character>[{UNSPACED}])|(?<={_WORD}['’])s(?!{_WORD})(*SKIP)(*FAIL)"
     rf"|{_WORD}+(?:['’](?:t|m|re|ve|ll|d)(?!{_WORD}))?"
 )
 # Pieces that are never cut: one character of such a script, or a run of other characters; punctuation stays with the
 # preceding characters.
-_PIECE = regex.compile(rf"(?V1)[{_UNSPACED}][\p{{P}}\p{{M}}]*|[\S--[{_UNSPACED}]]+")
+_PIECE = regex.compile(rf"(?V1)[{UNSPACED}][\p{{P}}\p{{M}}]*|[\S--[{UNSPACED}]]+")
 _INVISIBLE = regex.compile(r"[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from indexing.store.artifact import Draft
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork, count_shards
 from indexing.work.tasks import JVM_CORE, Place, Report, Resources, Runner
-from indexing.work.work import RangeStage, Unit, check_same_options
+from indexing.work.work import TaskStage, Unit, check_same_options, shard_units
 
 
 class BuildImpacts(GrowingWork):
@@ -42,33 +42,21 @@ class BuildImpacts(GrowingWork):
         self.config = {"embeddings": embeddings.name, "impacts": SCALE, "shards": shards}
         if self.previous:
             check_same_options(self.previous[0], self.config)
-        rows = [sum(part.rows for part in made.group("shard")) for made in self.previous]
-        self.first_row, self.end = sum(rows), embeddings.num_rows
-        self.num_shards = count_shards(shards, self.end - self.first_row, rows[0] if rows else 0)
+        self.end = embeddings.num_rows
+        first_rows = self.previous[0].rows if self.previous else 0
+        self.num_shards = count_shards(shards, self.end - self.first_row, first_rows)
 
     def pin_versions(self, runner: Runner) -> None:
         """Adds the versions of Lucene and Anserini to the configuration. Raises InputError as `find_versions` does."""
         self.config |= find_versions(runner, self.previous, "en", self.num_shards)
 
     @property
-    def stages(self) -> list[FillImpacts]:
+    def stages(self) -> list[TaskStage]:
         """Returns the one stage: filling the shards."""
+        units = shard_units(self.first_row, self.end, self.num_shards)
         return [
-            FillImpacts(embeddings=self.embeddings, first_row=self.first_row, end=self.end, num_shards=self.num_shards)
+            TaskStage("index impacts", "vectors", units, lambda drafts: FillImpactsTask(drafts[0], self.embeddings))
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class FillImpacts(RangeStage):
-    """The stage that fills the shards."""
-
-    embeddings: SparseEmbeddings
-    title: str = "index impacts"
-    noun: str = "vectors"
-
-    def task(self, drafts: Sequence[Draft]) -> FillImpactsTask:
-        """Returns the task of a worker."""
-        return FillImpactsTask(drafts[0], self.embeddings)
 
 
 @dataclass(frozen=True)
@@ -107,5 +95,5 @@ class FillImpactsTask:
                     yield from document_texts(impacts)
 
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
-            made = write_impacts(texts(), Path(folder))
-            commit_segment(self.draft, name, made, Path(folder), first, end, largest=largest, postings=postings)
+            segment = write_impacts(texts(), Path(folder))
+            commit_segment(self.draft, name, segment, Path(folder), first, end, largest=largest, postings=postings)

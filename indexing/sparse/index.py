@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from indexing.embeddings.reader import check_coverage
 from indexing.exact import Hits
 from indexing.lucene.searching import search_blocks, search_segments
 from indexing.lucene.segments import SegmentFiles, check_versions, segment_files, segment_rows, segments_of
@@ -17,7 +16,7 @@ from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.impacts import EXACT, Impacts, misfits, products, quantised, query_texts
 from indexing.sparse.lucene_search import ImpactSearch
 from indexing.store.artifact import Artifact
-from indexing.store.chain import check_lineage
+from indexing.store.chain import open_chain
 from indexing.store.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
 from retriever.encoding.sparse_vectors import SparseVectors
@@ -54,11 +53,7 @@ class ImpactIndex:
             InputError: If it was built from other embeddings, or lacks rows that they have.
         """
         name = store.only("index", name, cls.is_index)
-        generations = store.generations("index", name)
-        check_lineage(generations, embeddings.generations)
-        index = cls(name, generations, embeddings)
-        check_coverage(store, name, index.num_rows, embeddings)
-        return index
+        return cls(name, open_chain(store, "index", name, embeddings.generations), embeddings)
 
     def searcher(self, searched: slice = slice(None)) -> ImpactSearch:
         """Opens shards in this process; the next call for the same shards returns the same object.
@@ -102,14 +97,14 @@ class ImpactIndex:
             TextsError: If a weight of a query does not fit, or if a single product is 2^24 or more.
         """
         impacts = self._impacts(queries, first_query)
-        opened, texts = searcher or self.searcher(), query_texts(impacts)
+        open_searcher, texts = searcher or self.searcher(), query_texts(impacts)
 
         def find(texts: Sequence[str], depth: int) -> Hits:
-            return search_segments(opened, texts, depth, deleted, among, threads)
+            return search_segments(open_searcher, texts, depth, deleted, among, threads)
 
         hits = find(texts, k)
         for number in np.flatnonzero(hits.scores[:, 0] >= EXACT) if k else ():
-            candidates = _candidates(find, texts[number], k, opened.num_documents)
+            candidates = _candidates(find, texts[number], k, open_searcher.num_documents)
             passages = quantised(self.embeddings.take(candidates), lambda row: f"candidate {row}")
             scores = products(impacts, int(number), passages, self.embeddings.dim)
             best = np.lexsort((candidates, -scores))[:k]
@@ -160,9 +155,17 @@ def _searcher(files: SegmentFiles, first_row: int) -> ImpactSearch:
     return ImpactSearch(segments_of(files), first_row)
 
 
-def search_impacts(index: ImpactIndex, queries: SparseVectors, k: int, deleted: np.ndarray, runner: Runner) -> Hits:
-    """Returns the top k of each query, spread over workers; arguments and errors as of `ImpactIndex.search`."""
-    task = SearchImpactsTask(index, k, deleted)
+def search_impacts(
+    index: ImpactIndex,
+    queries: SparseVectors,
+    k: int,
+    deleted: np.ndarray,
+    runner: Runner,
+    *,
+    allowed: np.ndarray | None = None,
+) -> Hits:
+    """Returns the top k of each query, spread over workers; see `ImpactIndex.search`, `allowed` is its `among`."""
+    task = SearchImpactsTask(index, k, deleted, allowed)
     return search_blocks(task, len(queries), queries.between, runner)
 
 
@@ -173,6 +176,7 @@ class SearchImpactsTask:
     index: ImpactIndex
     k: int
     deleted: np.ndarray
+    allowed: np.ndarray | None
     resources: Resources = ALL_CORES
 
     def open(self, place: Place) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
@@ -181,6 +185,8 @@ class SearchImpactsTask:
 
         def search(block: tuple[int, SparseVectors], report: Report) -> Hits:
             first, queries = block
-            return self.index.search(queries, self.k, self.deleted, threads=place.cores, first_query=first)
+            return self.index.search(
+                queries, self.k, self.deleted, threads=place.cores, among=self.allowed, first_query=first
+            )
 
         return search

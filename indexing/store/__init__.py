@@ -3,7 +3,8 @@
 storage        a folder or S3 behind a few operations that commit atomically
 s3             the same operations on S3
 cache          the cache of a node: parts that were read from S3
-artifact       artifacts and drafts: parts, facts, fingerprints, and the commit
+documents      the JSON documents of an artifact: records of parts, fingerprints, what pins a draft
+artifact       artifacts and drafts, and the commit
 keys           keys of artifacts, KIND/NAME
 store          opens, creates, lists and removes the artifacts of a store
 chain          artifacts that grow by generations, as one sequence of rows

@@ -11,82 +11,41 @@ KIND/NAME/manifest.json         written last: the artifact is complete if this f
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
-import json
-import os
-import platform
 import shlex
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from indexing.store.cache import CorruptError, NodeCache, file_sha256
 from indexing.store.conflicts import describe_conflict
+from indexing.store.documents import (
+    BEGUN,
+    FAILED,
+    FORMAT,
+    MANIFEST,
+    PROVENANCE,
+    Part,
+    committed_parts,
+    fingerprint_of,
+    first_attempt,
+    provenance,
+    read_begun,
+    read_mark,
+    record_unless_removed,
+    seal,
+    unseal,
+    utc,
+)
 from indexing.store.keys import Key
 from indexing.store.storage import Storage, full_disk
-from retriever.cuts import Cuts, total
-from retriever.errors import InputError, printable
+from retriever.errors import InputError
 
-FORMAT = 2
 READABLE = {1: ("prompts", "models")}  # kinds of earlier formats that are still read
-MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "provenance.json", "failed.json"
 ABANDONED_S = 120.0  # a draft without parts is replaced if no process has renewed it for so many seconds
 RENEWAL_S = 20.0  # seconds between two renewals of a draft without parts
-
-
-@dataclass(frozen=True)
-class Part:
-    """A committed file. `name` identifies it in the artifact ("part-00007"), `file` is the name of its file."""
-
-    name: str
-    file: str
-    rows: int
-    bytes: int
-    sha256: str
-    facts: dict[str, Any] = field(default_factory=dict)  # further data about it: hash of the input, line of the source
-
-
-def sum_cuts(parts: Iterable[Part]) -> Cuts:
-    """Returns how many texts of parts were cut to a length limit; parts of earlier releases have no counts."""
-    stored = ((part.rows, part.facts.get("cuts")) for part in parts)
-    return total(Cuts(uncounted=rows) if counts is None else Cuts(**counts) for rows, counts in stored)
-
-
-def canonical(value: Any) -> bytes:
-    """Returns a value as JSON in canonical form, for hashing."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-
-
-def fingerprint_of(value: Any) -> str:
-    """Returns the sha256 (hex) of a JSON-able value."""
-    return hashlib.sha256(canonical(value)).hexdigest()
-
-
-def seal(document: dict[str, Any]) -> bytes:
-    """Returns a JSON document that contains its own sha256."""
-    sealed = {**document, "own_sha256": fingerprint_of(document)}
-    return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def unseal(data: bytes, name: str) -> dict[str, Any]:
-    """Returns the document that `seal` wrote. Raises CorruptError if any byte differs."""
-    try:
-        document = json.loads(data)
-        del document["own_sha256"]
-        if seal(document) == data:
-            return document
-    except (ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise CorruptError(
-        f"{name}: its bytes are not those that were written (own sha256 does not match); restore it, or remove the "
-        "artifact and make it again"
-    )
 
 
 class Artifact:
@@ -135,13 +94,6 @@ class Artifact:
         """
         part = self.part(part) if isinstance(part, str) else part
         return self._cache.local(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
-
-
-class Reference(NamedTuple):
-    """A reference to an artifact that is an input of another one."""
-
-    key: str
-    fingerprint: str
 
 
 class Draft:
@@ -214,7 +166,7 @@ class Draft:
                 break
         else:
             self.created = True
-        self.complete = self._storage.size(f"{self.key}/{MANIFEST}") is not None
+        self.complete = self._has_manifest()
         return self
 
     def check(self, *, abandoned_s: float | None = None) -> None:
@@ -223,11 +175,11 @@ class Draft:
             pinned = read_begun(self._storage, self.key)
             if not self._is_replaceable(pinned, abandoned_s):
                 self._join(pinned, abandoned_s)
-                self.complete = self._storage.size(f"{self.key}/{MANIFEST}") is not None
+                self.complete = self._has_manifest()
 
     def _join(self, pinned: dict[str, Any], abandoned_s: float | None) -> None:
         """Continues the pinned draft. Raises InputError if it has other inputs or another configuration."""
-        if _first_attempt(pinned) == _first_attempt(self._begun):
+        if first_attempt(pinned) == first_attempt(self._begun):
             self._pin(pinned)
             return
         conflict = describe_conflict(pinned, self._begun)
@@ -238,17 +190,20 @@ class Draft:
 
     def _is_empty(self, pinned: dict[str, Any]) -> bool:
         """Whether the pinned draft is not complete and has no part."""
-        complete = self._storage.size(f"{self.key}/{MANIFEST}") is not None
-        return not complete and not self._records(fingerprint_of(pinned))
+        return not self._has_manifest() and not committed_parts(self._storage, self.key, fingerprint_of(pinned))
+
+    def _has_manifest(self) -> bool:
+        """Whether the artifact is complete now."""
+        return self._storage.size(f"{self.key}/{MANIFEST}") is not None
 
     def _is_replaceable(self, pinned: dict[str, Any], abandoned_s: float | None) -> bool:
         """Whether the pinned draft failed or was abandoned; see the class."""
-        if self._storage.size(f"{self.key}/{MANIFEST}") is not None:
+        if self._has_manifest():
             return False
-        mark = _read_mark(self._storage, self.key, pinned)
+        mark = read_mark(self._storage, self.key, pinned)
         if mark is not None and not mark.get("abandoned"):
             return True
-        is_same = _first_attempt(pinned) == _first_attempt(self._begun)
+        is_same = first_attempt(pinned) == first_attempt(self._begun)
         if mark is not None and (is_same or abandoned_s is not None):
             return self._is_empty(pinned)
         if abandoned_s is None or is_same:
@@ -261,10 +216,10 @@ class Draft:
     def _replace(self, pinned: dict[str, Any], data: bytes, tag: str) -> bool:
         """Replaces the pinned draft with this one. Returns False if another command was first."""
         path = f"{self.key}/{BEGUN}"
-        self._pin({**_first_attempt(self._begun), "attempt": pinned.get("attempt", 0) + 1})
+        self._pin({**first_attempt(self._begun), "attempt": pinned.get("attempt", 0) + 1})
         if not self._storage.swap(path, seal(self._begun), tag):
             return False
-        if self._storage.size(f"{self.key}/{MANIFEST}") is not None:
+        if self._has_manifest():
             self._storage.put(path, data)
             raise InputError(f"{self.url}: another command completed it at this moment; run the command again")
         return True
@@ -290,14 +245,14 @@ class Draft:
     def _mark(self, mark: dict[str, Any]) -> None:
         """Writes failed.json, bound to this attempt; see `fail`."""
         with contextlib.suppress(InputError, OSError):
-            if self.is_pinned() and self._storage.size(f"{self.key}/{MANIFEST}") is None:
-                document = {"begun": self._identity, "time": _utc(time.time()), **mark}
+            if self.is_pinned() and not self._has_manifest():
+                document = {"begun": self._identity, "time": utc(time.time()), **mark}
                 self._storage.put(f"{self.key}/{FAILED}", seal(document))
 
     @property
     def removal(self) -> str:
         """The command that removes the draft."""
-        return f"python jobs/store.py remove {self.key} --store {shlex.quote(self._storage.url)}"
+        return f"riptide store remove {self.key} --store {shlex.quote(self._storage.url)}"
 
     def is_pinned(self) -> bool:
         """Whether this draft, and no other one, is pinned under its key."""
@@ -308,7 +263,7 @@ class Draft:
     def renew(self) -> bool:
         """Shows that a process works on the draft; see `keep_alive`. Returns False if it was removed or replaced."""
         is_pinned = self._storage.touch(f"{self.key}/{BEGUN}", seal(self._begun))
-        mark = _read_mark(self._storage, self.key, self._begun) if is_pinned else None
+        mark = read_mark(self._storage, self.key, self._begun) if is_pinned else None
         if mark is not None and mark.get("abandoned"):  # by the command that began the draft; this one joined it
             self._storage.delete(f"{self.key}/{FAILED}")
         return is_pinned
@@ -331,22 +286,15 @@ class Draft:
 
     def committed(self) -> dict[str, Part]:
         """Returns the committed parts by name: those of an earlier, interrupted run and those of other workers."""
-        return {part.name: part for part in self._records(self._identity)}
-
-    def _records(self, identity: str) -> list[Part]:
-        """Returns the committed parts of the draft with an identity, sorted by name."""
-        return _committed_parts(self._storage, self.key, identity)
+        return {part.name: part for part in committed_parts(self._storage, self.key, self._identity)}
 
     def find(self, name: str) -> Part | None:
         """Returns the part `name` if it is committed, otherwise None.
 
         It may have been committed by an earlier attempt whose acknowledgement was lost, or by another writer.
         """
-        try:
-            part, identity = read_record(self._storage, f"{self.key}/{name}.json")
-        except FileNotFoundError:
-            return None
-        return part if identity == self._identity else None
+        record = record_unless_removed(self._storage, f"{self.key}/{name}.json")
+        return record[0] if record is not None and record[1] == self._identity else None
 
     def commit(self, name: str, suffix: str, write: Callable[[Path], object], *, rows: int, **facts: Any) -> Part:
         """Calls `write(path)` to make a file and commits the file as a part.
@@ -388,7 +336,7 @@ class Draft:
         while other is None:
             if self._storage.put_new(record, document):
                 return part
-            other = _record_unless_removed(self._storage, record)
+            other = record_unless_removed(self._storage, record)
         winner, identity = other
         if identity != self._identity:  # of a draft that was removed or replaced while its writer ran, or of the next
             self.require_pinned()
@@ -407,26 +355,28 @@ class Draft:
 
     def touch(self) -> None:
         """Writes provenance.json of a complete artifact again, so that the times of its files show its use."""
-        self._storage.put(f"{self.key}/{PROVENANCE}", seal(self._provenance()))
+        self._storage.put(f"{self.key}/{PROVENANCE}", seal(provenance(self._started)))
 
     def finish(self) -> None:
         """Writes the manifest: from now on the artifact is complete and never changes."""
         committed = self.committed().values()
         self._check_finished(committed)
         parts = [asdict(part) for part in committed]
-        identity = {"kind": self._begun["kind"], "inputs": _fingerprints(self._begun["inputs"])}
+        identity = {
+            "kind": self._begun["kind"],
+            "inputs": {role: entry["fingerprint"] for role, entry in self._begun["inputs"].items()},
+        }
         if self._begun["by_content"]:
             identity["content"] = [[part["name"], part["sha256"]] for part in parts]
         else:
             identity["config"] = self._begun["config"]
         manifest = {k: v for k, v in self._begun.items() if k not in ("by_content", "attempt")}
         manifest |= {"fingerprint": fingerprint_of(identity), "parts": parts, "notes": self._notes}
-        file = f"{self.key}/{MANIFEST}"
-        if self._storage.size(file) is None:
+        if not self._has_manifest():
             if "attempt" in self._begun:
                 self._remove_earlier_attempts(committed)
-            self._storage.put(f"{self.key}/{PROVENANCE}", seal(self._provenance()))
-            self._storage.put_new(file, seal(manifest))
+            self._storage.put(f"{self.key}/{PROVENANCE}", seal(provenance(self._started)))
+            self._storage.put_new(f"{self.key}/{MANIFEST}", seal(manifest))
         with contextlib.suppress(FileNotFoundError):  # complete, and removed by another process since
             if Artifact(self._storage, self._cache, self.key).fingerprint != manifest["fingerprint"]:
                 raise self.removed()  # a process that wrote to the replaced draft completed it after all
@@ -447,24 +397,6 @@ class Draft:
         for part in parts:
             if sizes.get(f"{self.key}/{part.file}") != part.bytes:
                 raise CorruptError(f"{self.url}/{part.file}: missing or cut; remove {self.key} and make it again")
-
-    def _provenance(self) -> dict[str, Any]:
-        import importlib.metadata as metadata
-
-        packages = ("riptide", "torch", "transformers", "faiss-cpu", "faiss-gpu", "pyarrow", "ray", "numpy")
-        versions = {"python": platform.python_version()}
-        for package in packages:
-            try:
-                versions[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                continue
-        return {
-            "command": [printable(word) for word in (os.path.basename(sys.argv[0]), *sys.argv[1:])],
-            "host": platform.node(),
-            "started": _utc(self._started),
-            "finished": _utc(time.time()),
-            "versions": versions,
-        }
 
 
 @contextlib.contextmanager
@@ -487,92 +419,3 @@ def keep_alive(drafts: Sequence[Draft]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()  # a renewal that runs while Python shuts down could start no threads, and print a traceback
-
-
-def begun_document(
-    kind: str, inputs: Mapping[str, Artifact | Reference], config: Mapping[str, Any], by_content: bool
-) -> dict[str, Any]:
-    """Returns the document of `manifest.begun.json`, in plain JSON types, so that it compares equal after reading."""
-    lineage = {role: {"artifact": a.key, "fingerprint": a.fingerprint} for role, a in inputs.items()}
-    document = {"format": FORMAT, "kind": kind, "inputs": lineage, "config": config, "by_content": by_content}
-    return json.loads(canonical(document))
-
-
-def read_begun(storage: Storage, key: str) -> dict[str, Any]:
-    """Returns the inputs and configuration that manifest.begun.json pins. Raises CorruptError, FileNotFoundError."""
-    return unseal(storage.read(f"{key}/{BEGUN}"), f"{storage.url}/{key}/{BEGUN}")
-
-
-def pinned_config(storage: Storage, key: str) -> dict[str, Any] | None:
-    """Returns the configuration of an artifact that is complete or has a part; None if it may still change."""
-    with contextlib.suppress(FileNotFoundError):
-        document = read_begun(storage, key)
-        complete = storage.size(f"{key}/{MANIFEST}") is not None
-        if complete or _committed_parts(storage, key, fingerprint_of(document)):
-            config: dict[str, Any] = document["config"]
-            return config
-    return None
-
-
-def _first_attempt(begun: dict[str, Any]) -> dict[str, Any]:
-    """Returns the document without its count of attempts, which is equal for commands with the same options."""
-    return {name: value for name, value in begun.items() if name != "attempt"}
-
-
-def read_failure(storage: Storage, key: str) -> str | None:
-    """Returns the error of a draft that is marked as failed or abandoned.
-
-    None without a mark, if an earlier draft has it, or if an abandoned draft has a part: another command continued it.
-    """
-    with contextlib.suppress(FileNotFoundError, CorruptError):
-        document = read_begun(storage, key)
-        mark = _read_mark(storage, key, document)
-        if mark is None or (mark.get("abandoned") and _committed_parts(storage, key, fingerprint_of(document))):
-            return None
-        return mark["error"]
-    return None
-
-
-def _read_mark(storage: Storage, key: str, document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the content of failed.json; None if it is missing or damaged, or if an earlier draft has it."""
-    with contextlib.suppress(FileNotFoundError, CorruptError):
-        mark = unseal(storage.read(f"{key}/{FAILED}"), f"{storage.url}/{key}/{FAILED}")
-        if mark["begun"] == fingerprint_of(document):
-            return mark
-    return None
-
-
-def _committed_parts(storage: Storage, key: str, identity: str) -> list[Part]:
-    """Returns the committed parts of the draft with an identity, sorted by name."""
-    others = {f"{key}/{file}" for file in (MANIFEST, BEGUN, PROVENANCE, FAILED)}
-    keys = [path for path, _ in storage.list(key) if path.endswith(".json") and path not in others]
-    with ThreadPoolExecutor(16) as threads:
-        records = threads.map(functools.partial(_record_unless_removed, storage), keys)
-        parts = [record[0] for record in records if record is not None and record[1] == identity]
-    return sorted(parts, key=lambda part: part.name)
-
-
-def read_record(storage: Storage, key: str) -> tuple[Part, str]:
-    """Returns the part of a record, and the identity of its draft. Raises CorruptError."""
-    document = unseal(storage.read(key), f"{storage.url}/{key}")
-    identity = document.pop("begun")
-    part = Part(**document)
-    if not key.endswith(f"/{part.name}.json"):
-        raise CorruptError(f"{storage.url}/{key}: the record of {part.name} under another name")
-    return part, identity
-
-
-def _record_unless_removed(storage: Storage, key: str) -> tuple[Part, str] | None:
-    """Returns the record of `key`; None if another process removed it after it was listed."""
-    try:
-        return read_record(storage, key)
-    except FileNotFoundError:
-        return None
-
-
-def _fingerprints(inputs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    return {role: entry["fingerprint"] for role, entry in inputs.items()}
-
-
-def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -123,11 +123,11 @@ class NodeCache:
             with contextlib.suppress(FileNotFoundError):
                 files.append((path, path.stat()))
         excess = sum(status.st_size for _, status in files) + size - self.max_bytes
-        for path, status in sorted(files, key=lambda file: _used(*file)):
-            if excess <= 0 or _used(path, status) > time.time() - KEEP_S:
+        for path, status in sorted(files, key=lambda file: _last_use(*file)):
+            if excess <= 0 or _last_use(path, status) > time.time() - KEEP_S:
                 return
             with contextlib.suppress(FileNotFoundError):
-                if _used(path, path.stat()) != _used(path, status):
+                if _last_use(path, path.stat()) != _last_use(path, status):
                     continue  # returned to a reader since it was listed
             path.unlink(missing_ok=True)  # a reader that has it open or mapped keeps its bytes
             with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ def node_cache() -> NodeCache:
     return NodeCache(folder, int(size), check)  # type: ignore[arg-type]
 
 
-_RESTORE = "jobs/verify.py names every such file; restore it, or remove the artifact and make it again"
+_RESTORE = "riptide verify names every such file; restore it, or remove the artifact and make it again"
 
 
 def _missing_file(name: str) -> InputError:
@@ -169,6 +169,6 @@ def _file_state(status: os.stat_result, *, in_store: bool) -> str:
     return f"{status.st_mtime_ns} {status.st_ctime_ns}" if in_store else f"{status.st_mtime_ns}"
 
 
-def _used(path: Path, status: os.stat_result) -> float:
+def _last_use(path: Path, status: os.stat_result) -> float:
     """Returns when a file in the cache was last returned or, while it is fetched, written to."""
     return max(status.st_atime, status.st_mtime) if path.suffix == TEMPORARY else status.st_atime

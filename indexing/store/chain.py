@@ -10,8 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indexing.store.artifact import Artifact, Part
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Part
+from indexing.store.store import MADE_BY, Store
 from retriever.errors import InputError
+
+_VERBS = {"embeddings": "encode", "topics": "infer the topics of"}  # how a job covers new rows; other kinds: add
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,62 @@ def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[Row
         yield parts[index], positions, rows[positions] - starts[index]
 
 
+def spans(parts: Sequence[RowPart], first_row: int, end: int) -> Iterator[tuple[RowPart, slice]]:
+    """Yields each part that holds some of the rows [first_row, end), with these rows counted within the part."""
+    for part in parts:
+        start, stop = max(first_row, part.first_row), min(end, part.end)
+        if start < stop:
+            yield part, slice(start - part.first_row, stop - part.first_row)
+
+
 def split_range(first: int, end: int, pieces: int) -> list[RowRange]:
     """Splits the rows [first, end) into `pieces` ranges of nearly equal length."""
     bounds = np.linspace(first, end, pieces + 1).astype(np.int64).tolist()
     return list(itertools.starmap(RowRange, itertools.pairwise(bounds)))
+
+
+def open_chain(
+    store: Store, kind: str, name: str, source: Sequence[Artifact], rows: int | None = None
+) -> list[Artifact]:
+    """Returns the generations of KIND/NAME, which must cover its source; errors as of the two checks below.
+
+    Args:
+        store: The store.
+        kind: The kind of the chain.
+        name: Its name.
+        source: The generations of the corpus or the embeddings that it should be built from.
+        rows: The number of rows that are needed, the first ones of the source; None: all.
+    """
+    generations = store.generations(kind, name)
+    check_lineage(generations, source)
+    check_coverage(generations, source, rows)
+    return generations
+
+
+def check_coverage(generations: Sequence[Artifact], source: Sequence[Artifact], rows: int | None = None) -> None:
+    """Checks that a chain has all rows of the one that it was built from, up to the limit in its configuration.
+
+    Args:
+        generations: The generations of the chain, at least one.
+        source: The generations of the corpus or the embeddings that it was built from.
+        rows: The number of rows that are needed, the first ones of the source; None: all.
+
+    Raises:
+        InputError: If rows are missing; the message names the job that adds them.
+    """
+    first, covered = generations[0], sum(artifact.rows for artifact in generations)
+    rows = sum(artifact.rows for artifact in source) if rows is None else rows
+    expected = min(rows, first.config.get("limit") or rows)
+    if covered < expected:
+        url, verb = first.url.rpartition("/")[0], _VERBS.get(first.kind, "add")
+        is_corpus = source[0].kind == "corpus"
+        nouns = (
+            "the corpus' {:,} passages" if is_corpus else f"the {{:,}} vectors of {source[0].key.rpartition('/')[0]}"
+        )
+        raise InputError(
+            f"{url} covers {covered:,} of {nouns.format(expected)}: run {MADE_BY[first.kind]} "
+            f"--name {url.rpartition('/')[2]} again to {verb} the new ones"
+        )
 
 
 def check_lineage(generations: Sequence[Artifact], source: Sequence[Artifact]) -> None:

@@ -10,12 +10,18 @@ from typing import Any
 from retriever.errors import shortened
 
 _HASH = re.compile(r"[0-9a-f]{32,}")
-_SEARCH = "search_parameters"  # nested settings, each of which is an option
 # Settings without an option.
 _NO_OPTIONS = ("numerics", "lucene", "anserini", "tomotopy", "training_threads", "title", "copies", "pool_draws")
+# Nested settings with an option.
+_NESTED_OPTIONS = {
+    "search_parameters.nprobe": "nprobe",
+    "search_parameters.depth": "depth",
+    "split.words": "split_words",
+    "split.overlap": "overlap",
+}
 # Values of settings that the first artifacts do not store, because the settings are newer.
 _UNSTORED = {"loop.optimizer": "adamw"}
-_OTHER_NAMES = {  # how a job gives another name, if not by its option --name; a store has one corpus
+_OTHER_NAMES = {  # what an error suggests in place of another --name; a store has one corpus
     "corpus": "another store",
     "scores": "",
     "candidates": "another name (parameter candidates)",
@@ -72,10 +78,9 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator
     old_leaves, new_leaves = dict(_leaves(old)), dict(_leaves(new))
     for path in {**old_leaves, **new_leaves}:
         if old_leaves.get(path) != new_leaves.get(path):
-            top, _, rest = path.partition(".")
-            is_option = path not in _NO_OPTIONS if not rest else top == _SEARCH and rest in ("nprobe", "depth")
+            option = _NESTED_OPTIONS.get(path) or (path if "." not in path and path not in _NO_OPTIONS else None)
             value = old_leaves.get(path, new_leaves.get(path))
-            named = f"parameter {path.rpartition('.')[2]}" if is_option and _is_plain(value) else path
+            named = f"parameter {option}" if option and _is_plain(value) else path
             default = _UNSTORED.get(path)
             yield named, old_leaves.get(path, default), new_leaves.get(path, default)
 

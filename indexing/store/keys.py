@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from typing import NamedTuple
+
+MAX_NAME = 128  # characters: file systems allow 255, and the names of parts and checkpoints need some of them
 
 
 class Key(NamedTuple):
@@ -21,3 +25,16 @@ class Key(NamedTuple):
         """Returns the key that a text is; the name of a text without a slash is empty."""
         kind, _, name = text.partition("/")
         return cls(kind, name)
+
+
+def without_generation(key: str) -> str:
+    """Returns KIND/NAME of the key of a generation, KIND for the corpus; other keys unchanged."""
+    return re.sub(r"/g\d{4}$", "", key)
+
+
+def default_name(*pieces: str) -> str:
+    """Returns pieces joined by dashes; a name that would be too long is cut, and ends with a hash of the whole."""
+    name = "-".join(pieces)
+    if len(name) <= MAX_NAME:
+        return name
+    return f"{name[: MAX_NAME // 2]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"

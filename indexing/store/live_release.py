@@ -11,13 +11,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.store.artifact import seal, unseal
 from indexing.store.cache import CorruptError
+from indexing.store.documents import seal, unseal
 from indexing.store.storage import Storage
 
 CURRENT = "serving/current.json"
 _ID = re.compile(r"[0-9a-f]{16}")
-_REMEDY = "make a new release of what the store holds: the option renew of jobs/serve_search.py"
+_REMEDY = "make a new release of what the store holds: the option renew of riptide serve-search"
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from indexing.store.artifact import Artifact, Draft, fingerprint_of, seal, unseal
+from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError, file_sha256, node_cache
+from indexing.store.documents import fingerprint_of, seal, unseal
 from indexing.store.keys import Key
 from indexing.store.storage import full_disk
 from indexing.store.store import Store
@@ -80,6 +81,23 @@ def stored_model(store: Store, name: str) -> Artifact | None:
     """Returns the artifact of "models/NAME"; None for any other name or path. Raises InputError if it is missing."""
     kind, model = Key.parse(name)
     return store.open(kind, model) if kind == "models" and model else None
+
+
+def find_task(store: Store, name: str) -> str:
+    """Returns the name of the prompt or model of a task: for a sweep, of the run that the dev split chose.
+
+    Args:
+        store: The store.
+        name: A task, sweeps/NAME, or the NAME of a sweep if no prompt and no model has this name.
+
+    Raises:
+        InputError: If sweeps/NAME is missing or incomplete.
+    """
+    sweep = name.removeprefix("sweeps/")
+    is_task = name == sweep and any(name in store.names(kind) for kind in ("prompts", "models"))
+    if is_task or (name == sweep and name not in store.names("sweeps")):
+        return name
+    return Key.parse(store.open("sweeps", sweep).notes["chosen"]).name
 
 
 def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:

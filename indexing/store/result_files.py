@@ -1,4 +1,4 @@
-"""Writes a file or a folder of results in one step, and keeps an existing one with the same content."""
+"""Writes a file or a folder of results atomically; one with the same content may exist already."""
 
 from __future__ import annotations
 

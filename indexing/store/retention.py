@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from indexing.store.artifact import MANIFEST
+from indexing.store.documents import MANIFEST
 from indexing.store.live_release import read_current
 from indexing.store.store import Store
 
@@ -56,7 +56,9 @@ def expired_prompts(store: Store, releases: Collection[str] = (), among: Collect
     written = _last_written(store, "prompts")
     old = [key for key in sorted(written) if written[key] < time.time() - GRACE_S and (among is None or key in among)]
     with ThreadPoolExecutor(16) as threads:
-        over_http = [key for key, own in zip(old, threads.map(store.manifest, old), strict=True) if _is_given(own)]
+        over_http = [
+            key for key, own in zip(old, threads.map(store.manifest, old), strict=True) if _came_over_http(own)
+        ]
         if not over_http:
             return []
         others = sorted({*store.keys(), *store.incomplete()} - set(releases) - set(over_http))
@@ -69,7 +71,7 @@ def expired_prompts(store: Store, releases: Collection[str] = (), among: Collect
 
 def remove_release(store: Store, key: str) -> list[tuple[str, int]]:
     """Removes a release of `expired_releases`. Returns (key, bytes) of its files; none if it is needed meanwhile."""
-    return _remove(store, key, lambda: _is_named(store, key))
+    return _remove(store, key, lambda: _may_be_live(store, key))
 
 
 def remove_prompt(store: Store, key: str) -> list[tuple[str, int]]:
@@ -98,12 +100,12 @@ def _remove(store: Store, key: str, is_needed: Callable[[], bool]) -> list[tuple
     return [] if needed else files
 
 
-def _is_given(manifest: dict[str, Any] | None) -> bool:
+def _came_over_http(manifest: dict[str, Any] | None) -> bool:
     """Whether a prompt arrived over HTTP. False if it was trained here, or if its manifests are damaged."""
     return manifest is not None and GIVEN in manifest["config"]
 
 
-def _is_named(store: Store, key: str) -> bool:
+def _may_be_live(store: Store, key: str) -> bool:
     """Whether a release is the live one or a previous one. True if `serving/current.json` is missing."""
     current = read_current(store.storage)
     return current is None or key in current.named

@@ -196,13 +196,13 @@ class LocalStorage:
         return folder / f"{uuid.uuid4().hex}{suffix}"
 
     def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
-        found, latest = [], time.time() - older_than
+        stale, latest = [], time.time() - older_than
         for path in sorted((self.root / TEMPORARY).glob("*")):
             with contextlib.suppress(FileNotFoundError):  # its writer has finished with it
                 status = path.stat()
                 if status.st_mtime < latest:
-                    found.append((f"{TEMPORARY}/{path.name}", status.st_size))
-        return found
+                    stale.append((f"{TEMPORARY}/{path.name}", status.st_size))
+        return stale
 
     def _write_temporary(self, data: bytes, target: Path) -> Path:
         temporary = self.scratch()

@@ -8,24 +8,23 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from indexing.store.artifact import (
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.cache import CorruptError, NodeCache, node_cache
+from indexing.store.documents import (
     BEGUN,
     FAILED,
     MANIFEST,
     PROVENANCE,
-    Artifact,
-    Draft,
     Reference,
     begun_document,
     pinned_config,
     read_failure,
     unseal,
 )
-from indexing.store.cache import CorruptError, NodeCache, node_cache
-from indexing.store.keys import Key
+from indexing.store.keys import MAX_NAME, Key, without_generation
 from indexing.store.live_release import CURRENT, read_current
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
@@ -33,22 +32,21 @@ from retriever.errors import InputError
 
 TEMPORARY_AGE = 3600.0  # seconds without a write after which a temporary file or an upload is abandoned
 ABANDONED_AGE = 86400.0  # the same for a draft, to which hours of work may add only one object
-MAX_NAME = 128  # characters: file systems allow 255, and the names of parts and checkpoints need some of them
 MADE_BY = {  # the commands that make the artifacts of a kind
-    "corpus": "import_corpus",
-    "queries": "import_corpus or import_queries",
-    "embeddings": "encode_corpus",
-    "index": "build_index",
-    "bm25": "build_bm25",
-    "topics": "fit_topics",
-    "candidates": "mine_negatives",
-    "scores": "mine_negatives",
-    "negatives": "mine_negatives",
-    "models": "train_reranker, train_retriever or pretrain_rip",
-    "prompts": "train_retriever, tune_prompts, pretrain_rip or convert_prompts",
-    "sweeps": "train_retriever",
-    "runs": "search",
-    "releases": "serve_search",
+    "corpus": "riptide import-corpus",
+    "queries": "riptide import-corpus or riptide import-queries",
+    "embeddings": "riptide encode-corpus",
+    "index": "riptide build-index",
+    "bm25": "riptide build-bm25",
+    "topics": "riptide fit-topics",
+    "candidates": "riptide mine-negatives",
+    "scores": "riptide mine-negatives",
+    "negatives": "riptide mine-negatives",
+    "models": "riptide train-reranker, riptide train-retriever or riptide pretrain-rip",
+    "prompts": "riptide train-retriever, riptide tune-prompts, riptide pretrain-rip or riptide convert-prompts",
+    "sweeps": "riptide train-retriever",
+    "runs": "riptide search",
+    "releases": "riptide serve-search",
 }
 _NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # other folders of a store
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -102,12 +100,12 @@ class Store:
         try:
             return Artifact(self.storage, self.cache, key)
         except FileNotFoundError:
-            raise InputError(self._why_missing(key)) from None
+            raise InputError(self._describe_missing(key)) from None
 
     def names(self, kind: str) -> list[str]:
         """Returns the names of the complete artifacts of a kind; all generations of an artifact share one name."""
         names = {key.removeprefix(f"{kind}/") for key in self.keys(kind)}
-        return sorted({re.sub(r"/g\d{4}$", "", name) for name in names})
+        return sorted({without_generation(name) for name in names})
 
     def only(
         self,
@@ -140,7 +138,7 @@ class Store:
             choice = choice or f"parameter {kind} NAME"
             raise InputError(f"{self.url} has several {kind}: {', '.join(names)}; say which with {choice}")
         if name is None or name not in names:
-            raise InputError(self._why_missing(artifact_key(kind, name or "")))
+            raise InputError(self._describe_missing(artifact_key(kind, name or "")))
         return name
 
     def generations(self, kind: str, name: str = "") -> list[Artifact]:
@@ -193,12 +191,20 @@ class Store:
         Raises:
             CorruptError: For a release, if CURRENT is damaged, because the release may be the live one.
         """
-        others = {*self.keys(), *self.incomplete()} - {key}
-        needing = [other for other in others if any(entry["artifact"] == key for entry in self.inputs(other).values())]
-        if key.startswith("releases/"):
-            current = read_current(self.storage)
-            needing += [CURRENT] if current and key == f"releases/{current.release}" else []
-        return sorted(needing)
+        return self._dependents().get(key, []) + [CURRENT] * self._is_live(key)
+
+    def _is_live(self, key: str) -> bool:
+        """Whether an artifact is the live release. Raises CorruptError for a release if CURRENT is damaged."""
+        current = read_current(self.storage) if key.startswith("releases/") else None
+        return current is not None and key == f"releases/{current.release}"
+
+    def _dependents(self) -> dict[str, list[str]]:
+        """Returns the keys of the artifacts that were made from each artifact, sorted."""
+        dependents: dict[str, list[str]] = {}
+        for key in sorted({*self.keys(), *self.incomplete()}):
+            for needed in {entry["artifact"] for entry in self.inputs(key).values()} - {key}:
+                dependents.setdefault(needed, []).append(key)
+        return dependents
 
     def inputs(self, key: str) -> dict[str, dict[str, str]]:
         """Returns the inputs of an artifact by role; empty if neither of its manifests can be read."""
@@ -215,23 +221,54 @@ class Store:
         """Returns the settings of an artifact that is complete or has parts; None if there is no such artifact."""
         return pinned_config(self.storage, key)
 
-    def removable(self, key: str) -> list[tuple[str, int]]:
-        """Returns (key, bytes) of the files of an artifact, complete or not, in the order in which to delete them.
+    def find(self, key: str) -> list[str]:
+        """Returns the keys that `KIND/NAME` stands for: of one artifact, or of all its generations, oldest first.
 
         Raises:
-            InputError: If there is no such artifact, or if another artifact needs it.
+            InputError: If there is no such artifact, complete or not.
         """
         kind, name = Key.parse(key)
-        files = self.removal(artifact_key(kind, name)) if kind not in _NO_ARTIFACTS else []
-        if not files:
-            raise InputError(f"{self.url}/{key}: no such artifact; jobs/store.py list shows what there is")
-        if needed_by := self.dependents(key):
-            raise InputError(f"{self.url}/{key} is needed by {', '.join(needed_by)}: remove those first")
-        return files
+        exact = artifact_key(kind, name)
+        known = {*self.keys(exact), *self.incomplete()}
+        generations = sorted(each for each in known if re.fullmatch(rf"{re.escape(exact)}/g\d{{4}}", each))
+        keys = [exact] if self.removal(exact) else generations
+        if kind in _NO_ARTIFACTS or not keys:
+            raise InputError(f"{self.url}/{key}: no such artifact; riptide store list shows what there is")
+        return keys
+
+    def removable(self, key: str, *, with_dependents: bool = False) -> dict[str, list[tuple[str, int]]]:
+        """Returns (key, bytes) of the files of an artifact, complete or not, in the order in which to delete them.
+
+        An artifact comes after those that were made from it, so an interrupted removal leaves none without its inputs.
+
+        Args:
+            key: The key; without a generation it stands for all of them.
+            with_dependents: Include the artifacts that were made from it.
+
+        Returns:
+            The files by the key of their artifact.
+
+        Raises:
+            InputError: If there is no such artifact, if another one needs it, or if the live release would be removed.
+        """
+        wanted, dependents = self.find(key), self._dependents()
+        removed = _dependents_first(wanted, dependents)
+        needed_by = [each for each in removed if each not in wanted]
+        if needed_by and not with_dependents:
+            direct = sorted({other for each in wanted for other in dependents.get(each, ())} - set(wanted))
+            raise InputError(
+                f"{self.url}/{key} is needed by {', '.join(direct)}: remove those first, or everything that was made "
+                "from it by parameter with_dependents"
+            )
+        if live := [other for other in removed if self._is_live(other)]:
+            raise InputError(
+                f"{self.url}/{key} is needed by {CURRENT}, as {live[0]} is live: serve another release first"
+            )
+        return {each: self.removal(each) for each in removed}
 
     def remove(self, key: str) -> int:
         """Removes an artifact and returns the bytes freed. Raises InputError as `removable` does."""
-        files = self.removable(key)
+        files = [file for files in self.removable(key).values() for file in files]
         for name, _ in files:
             self.storage.delete(name)
         return sum(size for _, size in files)
@@ -247,7 +284,7 @@ class Store:
             key
             for key in self.incomplete()
             if re.fullmatch(r"(index|bm25|topics)/[^/]+/g\d{4}", key)
-            and any(other > key and other[:-4] == key[:-4] and self._opens(other) for other in complete)
+            and any(other > key and other[:-4] == key[:-4] and self._is_readable(other) for other in complete)
             and not self.dependents(key)
         ]
 
@@ -286,7 +323,7 @@ class Store:
 
         return sorted([(k, size) for k, size in self.storage.list(key) if k.rpartition("/")[0] == key], key=order)
 
-    def _opens(self, key: str) -> bool:
+    def _is_readable(self, key: str) -> bool:
         """Whether the manifest of a complete artifact can be read."""
         try:
             Artifact(self.storage, self.cache, key)
@@ -294,7 +331,7 @@ class Store:
             return False
         return True
 
-    def _why_missing(self, key: str) -> str:
+    def _describe_missing(self, key: str) -> str:
         self.require()
         kind = Key.parse(key).kind
         commands = MADE_BY.get(kind)
@@ -307,11 +344,24 @@ class Store:
         return f"{self.url}/{key}: there is no such artifact (complete {kind}: {names}){remedy}"
 
 
+def _dependents_first(keys: Sequence[str], dependents: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns keys and all that depends on them, each one after its dependents."""
+    ordered: dict[str, None] = {}
+    pending = list(keys)
+    while pending:
+        key = pending[-1]
+        if unfinished := [each for each in dependents.get(key, ()) if each not in ordered]:
+            pending += unfinished
+        else:
+            ordered[pending.pop()] = None
+    return list(ordered)
+
+
 def artifact_key(kind: str, name: str = "") -> str:
     """Returns `kind/name`. Raises InputError if the name is not a plain file name (generations: NAME/g0000)."""
     pieces = [p for p in name.split("/") if p] if name else []
     if not _NAME.fullmatch(kind):
-        raise InputError(f"{kind!r} is not a kind of artifact; jobs/store.py list shows what there is")
+        raise InputError(f"{kind!r} is not a kind of artifact; riptide store list shows what there is")
     if any(not _NAME.fullmatch(piece) for piece in pieces) or len(pieces) > 2:
         raise InputError(f"name {name!r}: use letters, digits, '.', '_' and '-', starting with a letter or digit")
     for piece in (kind, *pieces):

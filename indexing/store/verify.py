@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from indexing.store.artifact import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, read_record, unseal
 from indexing.store.cache import CorruptError
+from indexing.store.documents import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, read_record, unseal
 from indexing.store.live_release import CURRENT, read_current
 from indexing.store.store import Store
 
 ATTEMPTS = 5  # to check an artifact that other processes write or remove at the same time
-_DATA = re.compile(r".*-[0-9a-f]{16}\.\w+")
+_DATA_FILE = re.compile(r".*-[0-9a-f]{16}\.\w+")
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
         limit: Hash at most this many parts of each artifact; None: all.
     """
     manifests: dict[str, dict[str, Any]] = {}
-    for key, files in _folders(store).items():
-        folder = _Folder(store, key, files)
+    for key, files in _list_artifacts(store).items():
+        folder = _ArtifactCheck(store, key, files)
         problems = []
         for finding in folder.findings(limit):
             if finding.problem:
@@ -45,10 +45,10 @@ def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
             else:
                 yield finding
         for _ in range(ATTEMPTS):
-            present = _folders(store, key).get(key, {}) if problems else folder.files
+            present = _list_artifacts(store, key).get(key, {}) if problems else folder.files
             if present == folder.files:
                 break
-            folder = _Folder(store, key, present)
+            folder = _ArtifactCheck(store, key, present)
             problems = [finding for finding in folder.findings(limit) if finding.problem] if present else []
         yield from problems
         if folder.manifest is not None:
@@ -57,10 +57,10 @@ def verify(store: Store, limit: int | None = None) -> Iterator[Finding]:
         for entry in manifest["inputs"].values():
             if problem := _lineage_problem(store, key, entry, manifests):
                 yield problem
-    yield from _current(store)
+    yield from _check_live_release(store)
 
 
-class _Folder:
+class _ArtifactCheck:
     """The documents of one artifact, read and compared."""
 
     def __init__(self, store: Store, key: str, files: dict[str, int]):
@@ -84,7 +84,7 @@ class _Folder:
         yield from self.documents()
         yield from self.agreement()
         for part in list(self.parts.values())[:limit]:
-            yield _hashed(self.store, self.key, part)
+            yield _check_part(self.store, self.key, part)
 
     def documents(self) -> Iterator[Finding]:
         """Checks the seal of every JSON file, and that a record has the name of its part."""
@@ -100,44 +100,46 @@ class _Folder:
             except CorruptError as error:
                 yield Finding(name, str(error))
             except FileNotFoundError:
-                yield _bad(self.store, name, "the file is missing")
+                yield _problem(self.store, name, "the file is missing")
 
     def agreement(self) -> Iterator[Finding]:
         """Checks that every document exists and agrees with the manifest."""
         if BEGUN not in self.files:
-            yield _bad(self.store, f"{self.key}/{BEGUN}", "the file is missing")
+            yield _problem(self.store, f"{self.key}/{BEGUN}", "the file is missing")
         if PROVENANCE in self.files and MANIFEST not in self.files:
-            yield _bad(self.store, f"{self.key}/{MANIFEST}", "missing: lost, or the last step of its job is pending")
+            yield _problem(
+                self.store, f"{self.key}/{MANIFEST}", "missing: lost, or the last step of its job is pending"
+            )
         if self.manifest is None:
             return
         if PROVENANCE not in self.files:
-            yield _bad(self.store, f"{self.key}/{PROVENANCE}", "the file is missing")
+            yield _problem(self.store, f"{self.key}/{PROVENANCE}", "the file is missing")
         begun = self.read.get(BEGUN)
         if begun is not None and any(self.manifest[k] != begun[k] for k in ("kind", "inputs", "config")):
-            yield _bad(self.store, f"{self.key}/{BEGUN}", f"does not fit {MANIFEST}")
+            yield _problem(self.store, f"{self.key}/{BEGUN}", f"does not fit {MANIFEST}")
         for name in {**self.parts, **self.records}:
             file = f"{self.key}/{name}.json"
             if f"{name}.json" not in self.files:
-                yield _bad(self.store, file, "the file is missing")
+                yield _problem(self.store, file, "the file is missing")
             elif name in self.records and (
                 name not in self.parts or asdict(self.records[name]) != asdict(self.parts[name])
             ):
-                yield _bad(self.store, file, f"does not fit {MANIFEST}")
+                yield _problem(self.store, file, f"does not fit {MANIFEST}")
 
 
-def _hashed(store: Store, key: str, part: Part) -> Finding:
+def _check_part(store: Store, key: str, part: Part) -> Finding:
     name = f"{key}/{part.file}"
     size = store.storage.size(name)
     if size is None:
-        return _bad(store, name, "the file is missing")
+        return _problem(store, name, "the file is missing")
     if size != part.bytes:
-        return _bad(store, name, f"{size} bytes, {part.bytes} were committed")
+        return _problem(store, name, f"{size} bytes, {part.bytes} were committed")
     try:
         digest = store.storage.sha256(name)
     except FileNotFoundError:
-        return _bad(store, name, "the file is missing")
+        return _problem(store, name, "the file is missing")
     if digest != part.sha256:
-        return _bad(store, name, "its sha256 is not the committed one")
+        return _problem(store, name, "its sha256 is not the committed one")
     return Finding(name, None, size)
 
 
@@ -158,10 +160,10 @@ def _lineage_problem(
     if actual == expected or store.storage.size(f"{key}/{MANIFEST}") is None:
         return None
     state = f"there is {actual[:12]}" if actual else "which is missing or damaged"
-    return _bad(store, name, f"{key} was made from {expected[:12]}, {state}")
+    return _problem(store, name, f"{key} was made from {expected[:12]}, {state}")
 
 
-def _current(store: Store) -> Iterator[Finding]:
+def _check_live_release(store: Store) -> Iterator[Finding]:
     """Checks the object that names the live release, and that this release is complete."""
     try:
         current = read_current(store.storage)
@@ -173,14 +175,14 @@ def _current(store: Store) -> Iterator[Finding]:
     yield Finding(CURRENT)
     release = f"releases/{current.release}/{MANIFEST}"
     if store.storage.size(release) is None:
-        yield _bad(store, release, f"{CURRENT} names it as the live release, which is missing")
+        yield _problem(store, release, f"{CURRENT} names it as the live release, which is missing")
 
 
-def _bad(store: Store, name: str, problem: str) -> Finding:
+def _problem(store: Store, name: str, problem: str) -> Finding:
     return Finding(name, f"{store.url}/{name}: {problem}")
 
 
-def _folders(store: Store, prefix: str = "") -> dict[str, dict[str, int]]:
+def _list_artifacts(store: Store, prefix: str = "") -> dict[str, dict[str, int]]:
     """Returns the files of each complete, incomplete or damaged artifact with their sizes in bytes, by key."""
     folders: dict[str, dict[str, int]] = defaultdict(dict)
     for key, size in store.storage.list(prefix):
@@ -189,5 +191,5 @@ def _folders(store: Store, prefix: str = "") -> dict[str, dict[str, int]]:
     return {
         key: files
         for key, files in sorted(folders.items())
-        if {MANIFEST, BEGUN, PROVENANCE} & set(files) or any(_DATA.fullmatch(file) for file in files)
+        if {MANIFEST, BEGUN, PROVENANCE} & set(files) or any(_DATA_FILE.fullmatch(file) for file in files)
     }

@@ -22,7 +22,7 @@ def write_topics(tree: TopicTree, path: Path) -> None:
 
     document = {"settings": tree.model.settings(), "nodes": [asdict(node) for node in tree.nodes]}
     metadata = {_ENTRY: json.dumps(document, ensure_ascii=False, sort_keys=True)}
-    save_file(dict(tree.model.named()), path, metadata=metadata)
+    save_file(dict(tree.model.arrays_by_name()), path, metadata=metadata)
 
 
 def read_topics(path: Path) -> TopicTree:

@@ -103,7 +103,7 @@ def fit_tree(
             f"{len(numbers):,} of {len(documents):,} passages have words that count, expected at least {least:,}: the "
             "corpus is too small for topics"
         )
-    model = _open_model(options)
+    model = _create_model(options)
     for number in numbers:
         model.add_doc(texts[number])
     for iteration in range(options.iterations):
@@ -112,7 +112,7 @@ def fit_tree(
     return _read_tree(model, vocabulary, numbers, len(documents), options)
 
 
-def _open_model(options: FitOptions) -> Any:
+def _create_model(options: FitOptions) -> Any:
     """Returns an empty model of tomotopy."""
     tomotopy_version()
     import tomotopy

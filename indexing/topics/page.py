@@ -41,26 +41,26 @@ def render_page(topics: Topics) -> str:
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{topics.model.num_topics} topics of {topics.num_rows:,} passages, of which "
         f"{topics.num_rows - int(sizes.sum()):,} have no topic, as none of their words counts. "
-        f"{html.escape(_describe(topics.generations[0].config))}</p>",
+        f"{html.escape(_describe_fit(topics.generations[0].config))}</p>",
         "<table><tr><th class='number'>topic</th><th class='number'>passages</th><th class='number'>share</th>"
         "<th>most probable words</th></tr>",
     ]
     for number, (size, words) in enumerate(zip(sizes.tolist(), topics.model.words, strict=True)):
         body.append(
             f"<tr><td class='number'>{number}</td><td class='number'>{size:,}</td>"
-            f"<td class='number'>{size / rows:.1%}</td><td>{_words(words)}</td></tr>"
+            f"<td class='number'>{size / rows:.1%}</td><td>{_join_words(words)}</td></tr>"
         )
     body += [
         "</table>",
         "<h2>Tree</h2>",
         "<p>Passages are those of the fit whose path has the node; the words are the most frequent ones of the node "
         "itself, without those of its children.</p>",
-        *_tree(topics.tree.nodes),
+        *_nested_lists(topics.tree.nodes),
     ]
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n" + "\n".join(body) + "\n</body></html>\n"
 
 
-def _describe(config: Mapping[str, Any]) -> str:
+def _describe_fit(config: Mapping[str, Any]) -> str:
     """Returns the options of the fit in a sentence."""
     names = ("depth", "gamma", "eta", "alpha", "iterations", "seed")
     settings = ", ".join(f"{name} {config[name]}" for name in names if name in config)
@@ -68,7 +68,7 @@ def _describe(config: Mapping[str, Any]) -> str:
     return f"Fitted by {method} (tomotopy {config['tomotopy']}) with {settings}."
 
 
-def _tree(nodes: Sequence[Node]) -> Iterator[str]:
+def _nested_lists(nodes: Sequence[Node]) -> Iterator[str]:
     """Yields the nodes as nested lists, children with many passages first."""
     children: dict[int, list[int]] = {}
     for number, node in enumerate(nodes):
@@ -80,7 +80,7 @@ def _tree(nodes: Sequence[Node]) -> Iterator[str]:
             yield step
             continue
         if step >= 0:
-            yield f"<li>{_node(nodes[step])}"
+            yield f"<li>{_describe_node(nodes[step])}"
             pending.append("</li>")
         if step in children:
             yield "<ul>"
@@ -88,15 +88,15 @@ def _tree(nodes: Sequence[Node]) -> Iterator[str]:
             pending += ["</ul>", *reversed(order)]
 
 
-def _node(node: Node) -> str:
+def _describe_node(node: Node) -> str:
     if node.level == 0:
         name = "root"
     elif node.level == 1:
         name = f"topic {node.topic}" if not node.merged else f"merged into topic {node.topic}"
     else:
         name = f"level {node.level}"
-    return f"<span class='topic'>{name}</span>, {node.passages:,} passages: {_words(node.words)}"
+    return f"<span class='topic'>{name}</span>, {node.passages:,} passages: {_join_words(node.words)}"
 
 
-def _words(words: Sequence[str]) -> str:
+def _join_words(words: Sequence[str]) -> str:
     return html.escape(", ".join(words[:SHOWN_WORDS]))

@@ -8,7 +8,7 @@ import numpy as np
 
 from indexing.corpus.corpus import contents
 from indexing.store.artifact import Artifact
-from indexing.store.chain import RowPart, row_parts
+from indexing.store.chain import RowPart, row_parts, spans
 from indexing.store.keys import Key
 from indexing.store.store import Store
 from indexing.topics.work import KIND
@@ -51,12 +51,11 @@ class PassageTopics:
         first, end = part.first_row, part.first_row + rows
         is_known = np.zeros(rows, bool)
         fitted = row_parts([self.fitted]) if self.fitted is not None and self.covers(part.artifact) else []
-        for piece in fitted:
-            start, stop = max(first, piece.first_row), min(end, piece.end)
-            if start < stop:
-                own = np.load(piece.artifact.local(piece.part), mmap_mode="r")
-                topics[start - first : stop - first] = own[start - piece.first_row : stop - piece.first_row]
-                is_known[start - first : stop - first] = True
+        for piece, own in spans(fitted, first, end):
+            start = piece.first_row + own.start - first
+            here = slice(start, start + own.stop - own.start)
+            topics[here] = np.load(piece.artifact.local(piece.part), mmap_mode="r")[own]
+            is_known[here] = True
         if not is_known.all():
             texts = [text for text, known in zip(contents([part], first, end), is_known, strict=True) if not known]
             topics[~is_known] = model.infer(texts)

@@ -1,4 +1,4 @@
-"""topics/NAME, for reading."""
+"""Reads topics/NAME: the topic of each passage, and the topic model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.store.artifact import Artifact
-from indexing.store.chain import RowPart, check_lineage, row_parts
+from indexing.store.chain import RowPart, open_chain, row_parts
 from indexing.store.store import Store
 from indexing.topics.files import read_topics
 from indexing.topics.tree import TopicTree
@@ -47,16 +47,7 @@ class Topics:
         """
         corpus = Corpus.open(store)
         name = store.only(KIND, name)
-        topics = cls(name, store.generations(KIND, name))
-        check_lineage(topics.generations, corpus.generations)
-        needed = corpus.num_rows if rows is None else rows
-        expected = min(needed, topics.generations[0].config["limit"] or needed)
-        if topics.num_rows < expected:
-            raise InputError(
-                f"{store.url}/{KIND}/{name} covers {topics.num_rows:,} of the corpus' {expected:,} passages: run "
-                f"jobs/fit_topics.py --name {name} again to infer the topics of the new ones"
-            )
-        return topics
+        return cls(name, open_chain(store, KIND, name, corpus.generations, rows))
 
     @property
     def fingerprint(self) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from indexing.corpus.corpus import Corpus, contents, save_array
-from indexing.store.artifact import Artifact, Draft, Part
-from indexing.store.chain import RowPart, row_parts
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.chain import RowPart
+from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.topics.files import SUFFIX, read_topics, write_topics
 from indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version
@@ -18,7 +19,7 @@ from indexing.topics.options import FitOptions
 from indexing.topics.tree import build_topics
 from indexing.work.growth import GrowingWork
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Committed, Progress, StageDefaults, Unit, check_same_options
+from indexing.work.work import Progress, TaskStage, Unit, check_same_options
 from retriever.errors import InputError
 from retriever.topics.model import NO_TOPIC, TopicModel
 from retriever.topics.words import topic_words
@@ -51,8 +52,6 @@ class FitTopics(GrowingWork):
         self.options, self.corpus = options, Corpus.open(store)
         super().__init__(store, KIND, name, self.corpus.generations)
         self.config = options.config() | {"limit": limit}
-        covered = row_parts(self.previous)
-        self.first_row = covered[-1].end if covered else 0
         self.end = min(limit or self.corpus.num_rows, self.corpus.num_rows)
         if self.previous:
             check_same_options(self.previous[0], self.config)
@@ -71,11 +70,25 @@ class FitTopics(GrowingWork):
         return [part for part in self.corpus.parts if self.first_row <= part.first_row < self.end]
 
     @property
-    def stages(self) -> list[FitStage | AssignStage]:
-        """Returns the stages: fit (of the first generation only) and assign."""
+    def stages(self) -> list[TaskStage]:
+        """Returns the stages: fit (of the first generation only) and assign.
+
+        Fitting starts again if it is interrupted. Assigning takes the fitted topic of a passage, else infers it.
+        """
+        units = [
+            Unit((f"part-{number:05d}",), min(part.end, self.end) - part.first_row, part)
+            for number, part in enumerate(self.parts)
+        ]
         fitted = self.previous[0] if self.previous else None
-        assign = AssignStage(self.parts, self.end, fitted)
-        return [assign] if fitted else [FitStage(self.corpus, self.options, self.end), assign]
+        assign = TaskStage("assign", "passages", units, lambda drafts: AssignTask(drafts[0], fitted))
+        if fitted is not None:
+            return [assign]
+        unit = Unit((MODEL, FITTED), self.options.iterations, None)
+        return [TaskStage("fit", "iterations", [unit], self._fit_task), assign]
+
+    def _fit_task(self, drafts: Sequence[Draft]) -> FitTask:
+        """Returns the task that fits the topics."""
+        return FitTask(drafts[0], self.corpus, self.options, self.end)
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Notes the number of topics and their sizes, in this generation."""
@@ -124,35 +137,11 @@ def passage_words(parts: Iterable[RowPart], rows: np.ndarray) -> list[list[str]]
     """Returns the words of the title and the text of some rows (int64, ascending) that are in the parts."""
     words: list[list[str]] = []
     for part in parts:
-        wanted = set(rows[(rows >= part.first_row) & (rows < part.end)].tolist())
-        if wanted:
+        rows_here = set(rows[(rows >= part.first_row) & (rows < part.end)].tolist())
+        if rows_here:
             texts = contents([part], part.first_row, part.end)
-            words += [topic_words(text) for row, text in enumerate(texts, part.first_row) if row in wanted]
+            words += [topic_words(text) for row, text in enumerate(texts, part.first_row) if row in rows_here]
     return words
-
-
-@dataclass(frozen=True)
-class FitStage(StageDefaults):
-    """The stage that fits the topics: one unit, which starts again if it is interrupted."""
-
-    corpus: Corpus
-    options: FitOptions
-    end: int
-    title: str = "fit"
-    noun: str = "iterations"
-
-    @property
-    def total(self) -> int:
-        """The number of iterations."""
-        return self.options.iterations
-
-    def units(self, committed: Committed) -> Iterator[Unit]:
-        """Returns the one unit."""
-        yield Unit((MODEL, FITTED), self.options.iterations, None)
-
-    def task(self, drafts: Sequence[Draft]) -> FitTask:
-        """Returns the task of the worker."""
-        return FitTask(drafts[0], self.corpus, self.options, self.end)
 
 
 @dataclass(frozen=True)
@@ -186,42 +175,13 @@ class FitTask:
 
 
 @dataclass(frozen=True)
-class AssignStage(StageDefaults):
-    """The stage that gives a topic to each passage, part by part: the fitted one, else the inferred one.
+class AssignTask:
+    """Commits the topics of the passages of a part: int64 [rows].
 
     Attributes:
-        parts: The parts of the corpus.
-        end: The row at which to end.
+        draft: The generation that is made.
         fitted: The generation that was fitted; None: the one that is made.
     """
-
-    parts: Sequence[RowPart]
-    end: int
-    fitted: Artifact | None
-    title: str = "assign"
-    noun: str = "passages"
-
-    @property
-    def total(self) -> int:
-        """The number of passages."""
-        return sum(self._rows(part) for part in self.parts)
-
-    def _rows(self, part: RowPart) -> int:
-        return min(part.end, self.end) - part.first_row
-
-    def units(self, committed: Committed) -> Iterator[Unit]:
-        """Returns a unit for each part of the corpus."""
-        for number, part in enumerate(self.parts):
-            yield Unit((f"part-{number:05d}",), self._rows(part), part)
-
-    def task(self, drafts: Sequence[Draft]) -> AssignTask:
-        """Returns the task of a worker."""
-        return AssignTask(drafts[0], self.fitted)
-
-
-@dataclass(frozen=True)
-class AssignTask:
-    """Commits the topics of the passages of a part: int64 [rows]."""
 
     draft: Draft
     fitted: Artifact | None

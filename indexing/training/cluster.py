@@ -29,7 +29,7 @@ from indexing.training.monitor import Listener, start_monitor
 from indexing.training.worker import TrainingTask, train_one
 from indexing.training.workers import announce_waiting
 from retriever.errors import Diverged, InputError
-from retriever.training.loop import Stopped, StopRequests, no_stop_requests
+from retriever.training.hooks import Stopped, StopRequests, no_stop_requests
 
 MAX_LOSSES = 100  # worker losses that one run tolerates, regardless of its progress between them
 POLL_S = 0.2  # seconds between two looks for a request to stop
@@ -185,13 +185,13 @@ def work(task: TrainingTask, monitor: Any) -> None:
         device=torch.device(str(get_device())),
         rank=context.get_world_rank(),
         world=context.get_world_size(),
-        stop_requests=functools.partial(requests_of, monitor),
+        stop_requests=functools.partial(stop_requests, monitor),
     )
 
 
 @contextlib.contextmanager
-def requests_of(monitor: Any) -> Iterator[Callable[[], bool]]:
-    """The StopRequests of a worker: one call of the monitor, which is answered once a stop is requested."""
+def stop_requests(monitor: Any) -> Iterator[Callable[[], bool]]:
+    """Provides a function that says, without waiting, whether the monitor asks this worker to stop."""
     import ray
 
     request = monitor.stop_requested.remote()

@@ -50,6 +50,8 @@ def dev_set(
 ) -> DevSet:
     """Returns the queries and passages that measure quality; the same on every worker.
 
+    If the corpus is split, all passages of the judged documents are among them, and documents are ranked.
+
     Args:
         corpus: The corpus.
         queries: The query set.
@@ -69,21 +71,28 @@ def dev_set(
     pairs = judged_pairs(corpus, queries, split, limit)
     if not pairs.ids:
         raise InputError(f"{queries.artifact.url}: no query of the split {split!r} has an answer in the corpus")
-    needed = np.unique(np.concatenate(pairs.rows))
+    relevant = [np.concatenate(rows) for rows in zip(pairs.rows, pairs.others, strict=True)]
+    needed = np.unique(np.concatenate(relevant))
     others = np.setdiff1d(np.arange(corpus.num_rows), np.concatenate([needed, corpus.deleted]))
     count = max(0, min(passages - len(needed), len(others)))
     sample = np.random.default_rng(0).choice(others, count, replace=False)
     pool = np.sort(np.concatenate([needed, sample])).astype(np.int64)
-    positives = [np.searchsorted(pool, np.sort(rows)) for rows in pairs.rows]
+    positives = [np.searchsorted(pool, np.sort(rows)) for rows in relevant]
     if categories_field is not None:
         members = categories_of_rows(corpus, categories_field, pool).members(pool)
         positives = [np.flatnonzero(members[:, members[own].any(axis=0)].any(axis=1)) for own in positives]
+    documents = None
+    if corpus.is_split:
+        names = corpus.documents(pool)
+        documents = np.flatnonzero(np.append(True, names[1:] != names[:-1]))
+        positives = [np.unique(np.searchsorted(documents, own, side="right") - 1) for own in positives]
     if vectors is not None:
         dim = vectors(pool[:1]).shape[1]
-        return DevSet(pairs.texts, positives, [], read_blocks(vectors, pool, dim))
+        return DevSet(pairs.texts, positives, [], read_blocks(vectors, pool, dim), documents=documents)
     in_pool = corpus.passages(pool)
     composed = compose([passage.title for passage in in_pool], [passage.text for passage in in_pool])
-    return DevSet(pairs.texts, positives, composed, numbers=None if numbers is None else numbers[pool])
+    numbers = None if numbers is None else numbers[pool]
+    return DevSet(pairs.texts, positives, composed, numbers=numbers, documents=documents)
 
 
 def check_lists(data: TrainingData, split: str) -> list[int]:
@@ -119,8 +128,8 @@ def dev_lists(data: TrainingData, split: str, passages: int, compose: Compose) -
         for number in numbers
         for own in [data.positives[number]]
     ]
-    wanted, places = np.unique(np.concatenate(rows), return_inverse=True)
-    texts = compose(*data.passages(wanted))
+    distinct, places = np.unique(np.concatenate(rows), return_inverse=True)
+    texts = compose(*data.passages(distinct))
     ends = np.cumsum([len(each) for each in rows])
     return DevLists(
         [data.queries[number] for number in numbers],

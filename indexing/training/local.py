@@ -18,7 +18,7 @@ from indexing.training.worker import TrainingTask, limited_threads, train_one
 from indexing.training.workers import WorkerGroup
 from indexing.work.local import cores_of_process
 from retriever.errors import InputError
-from retriever.training.loop import StopRequests, no_stop_requests
+from retriever.training.hooks import StopRequests, no_stop_requests
 
 # The variables by which a launcher tells DeepSpeed its place in the run.
 LAUNCHER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}

@@ -23,11 +23,11 @@ from indexing.store.keys import Key
 from indexing.store.store import Store
 from retriever.errors import InputError
 
-DEPTH = 20  # first hits of a list that are ordered again
-MOST = 100  # lists
-PARTS = 8  # parts of the candidates that are read at most
-LEAST = 25  # lists, however short the training was
-SHARE = 5  # at most one pair is scored for so many that were trained on
+DEPTH = 20  # first hits of a list, which the re-ranker orders
+MAX_LISTS = 100  # lists that are compared
+MAX_PARTS = 8  # parts of the candidates that are read
+MIN_LISTS = 25  # lists, also after a short training
+PAIRS_PER_SCORE = 5  # pairs of the training for each pair that is scored
 METRICS = ("RR@10", "nDCG@10")
 
 Score = Callable[[Sequence[str], Sequence[str], Sequence[str]], np.ndarray]
@@ -37,8 +37,11 @@ Score = Callable[[Sequence[str], Sequence[str], Sequence[str]], np.ndarray]
 class RankedLists:
     """The first hits of some training queries, as a source ranked them.
 
-    source: which one. queries: texts, [q]. rows: corpus rows of each list in the order of ranks, int64. relevant: which
-    of these are positives, bool.
+    Attributes:
+        source: The source.
+        queries: The texts of the queries.
+        rows: For each query, the rows of its hits in the order of ranks, int64 [hits].
+        relevant: For each query, whether each hit is a positive, bool [hits].
     """
 
     source: str
@@ -49,7 +52,7 @@ class RankedLists:
 
 def count_lists(trained_pairs: int) -> int:
     """Returns how many lists are worth scoring after a training on so many pairs."""
-    return max(LEAST, min(MOST, trained_pairs // SHARE // DEPTH))
+    return max(MIN_LISTS, min(MAX_LISTS, trained_pairs // PAIRS_PER_SCORE // DEPTH))
 
 
 def read_lists(
@@ -66,8 +69,8 @@ def read_lists(
         count: Number of lists.
 
     Returns:
-        The lists of the source whose order is the best, or None if there are no candidates to restore lists from: they
-        were removed, passages with an answer were left out of them, or no list has all positives of its query.
+        The lists of the source with the best order. None if no list can be restored: the candidates were removed, they
+        lack passages with an answer, or no list has all positives of its query.
     """
     entry = negatives.inputs.get("candidates")
     if entry is None:
@@ -80,13 +83,14 @@ def read_lists(
         return None
     texts = dict(zip(*queries.split(split, limit), strict=True))
     groups = read_groups(negatives)
-    positives = dict(zip(groups.query_ids, groups.positives, strict=True))
+    # A rank that is missing may be that of a copy of a positive, or of another passage of its document.
+    positives = {id: rows for id, rows, _, copies in zip(*groups, strict=True) if not len(copies)}
     by_source: dict[str, RankedLists] = {}
-    for part in candidates.group("part")[:PARTS]:
+    for part in candidates.group("part")[:MAX_PARTS]:
         table = pq.read_table(candidates.local(part))
         for source in sources_of(table):
             lists = by_source.setdefault(source, RankedLists(source, [], [], []))
-            _restore(lists, table, texts, positives)
+            _add_lists(lists, table, texts, positives)
         if any(len(lists.queries) >= count for lists in by_source.values()):
             break
     best = max(by_source.values(), key=lambda lists: sum(_reciprocal_ranks(lists)), default=None)
@@ -95,7 +99,7 @@ def read_lists(
     return RankedLists(best.source, best.queries[:count], best.rows[:count], best.relevant[:count])
 
 
-def _restore(lists: RankedLists, table: pa.Table, texts: dict[str, str], positives: dict[str, np.ndarray]) -> None:
+def _add_lists(lists: RankedLists, table: pa.Table, texts: dict[str, str], positives: dict[str, np.ndarray]) -> None:
     """Adds the lists of a part's queries of which all positives are among the first DEPTH hits of the source."""
     hits = table.filter(table[f"rank:{lists.source}"].is_valid())
     ids = np.asarray(hits["query_id"].to_pylist(), object)
@@ -110,13 +114,14 @@ def _restore(lists: RankedLists, table: pa.Table, texts: dict[str, str], positiv
         gaps = order < 0
         answers = positives.get(query, np.empty(0, np.int64))
         if query in texts and gaps.any() and gaps.sum() == len(answers):
-            order[gaps] = answers  # all are relevant, so that it does not matter which is where
+            order[gaps] = answers  # all are relevant, so their order does not matter
             lists.queries.append(texts[query])
             lists.rows.append(order)
             lists.relevant.append(gaps)
 
 
 def _reciprocal_ranks(lists: RankedLists) -> list[float]:
+    """Returns 1 / rank of the first positive of each list."""
     return [1 / (1 + int(np.argmax(relevant))) for relevant in lists.relevant]
 
 
@@ -143,13 +148,13 @@ def compare_orders(
         "source": lists.source,
         "lists": len(widths),
         "depth": max(widths),
-        "before": _means(lists, before),
-        "after": _means(lists, [each.astype(float) for each in after]),
+        "before": _mean_metrics(lists, before),
+        "after": _mean_metrics(lists, [each.astype(float) for each in after]),
     }
 
 
-def _means(lists: RankedLists, scores: Sequence[np.ndarray]) -> dict[str, float]:
-    """Means of METRICS over the lists."""
+def _mean_metrics(lists: RankedLists, scores: Sequence[np.ndarray]) -> dict[str, float]:
+    """Returns the means of METRICS over the lists, whose hits have these scores."""
     numbers = np.repeat(np.arange(len(lists.rows)), [len(rows) for rows in lists.rows]).astype(str)
     table = pa.table(
         {"query_id": numbers, "id": np.concatenate(lists.rows).astype(str), "score": np.concatenate(scores)}

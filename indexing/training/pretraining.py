@@ -1,4 +1,4 @@
-"""What `pretrain_rip` trains on: the passages of a store's corpus that contain a pair of sentences."""
+"""The training data of `pretrain_rip`: the passages of a corpus that contain a pair of sentences."""
 
 from __future__ import annotations
 
@@ -153,8 +153,8 @@ def count_eligible(
     end = min(limit or corpus.num_rows, corpus.num_rows)
     parts = [part for part in corpus.parts if part.first_row < end]
     mean_rows = max(1, sum(part.end - part.first_row for part in parts) // max(1, len(parts)))
-    wanted = min(len(parts), -(-sample // mean_rows))
-    chosen = [parts[number * len(parts) // wanted] for number in range(wanted)]
+    num_parts = min(len(parts), -(-sample // mean_rows))
+    chosen = [parts[number * len(parts) // num_parts] for number in range(num_parts)]
 
     def num_live(first: int, stop: int) -> int:
         deleted = np.searchsorted(corpus.deleted, stop) - np.searchsorted(corpus.deleted, first)

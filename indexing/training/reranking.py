@@ -1,4 +1,4 @@
-"""What `train_reranker` trains on: queries and mined negatives of a store; its dev split; the comparison of orders."""
+"""The training data of `train_reranker`: queries and mined negatives of a store, a dev split, and lists to compare."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from indexing.corpus.judged_pairs import judged_pairs
 from indexing.corpus.named_values import parse_named_values
 from indexing.corpus.queries import ALL, Queries
 from indexing.mining.negatives import check_room, mined_corpus, passages_of, training_data
-from indexing.store.artifact import Artifact, Reference
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Reference
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.training.mixture_schedule import Batches
@@ -301,7 +302,7 @@ def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *
             "passage in the corpus; name another split, or import the passages"
         )
     no_rows = [np.empty(0, np.int64)] * len(pairs.ids)
-    check_room(corpus, queries.artifact.url, pairs.ids, pairs.rows, no_rows)
+    check_room(corpus, queries.artifact.url, pairs.ids, pairs.rows, pairs.others)
     weights = [scores.astype(np.float64) for scores in pairs.scores] if weighted else None
     return TrainingData(
         pairs.texts,
@@ -310,5 +311,6 @@ def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *
         corpus.num_rows,
         passages_of(corpus),
         deleted=corpus.deleted,
+        copies=pairs.others if corpus.is_split else None,
         weights=weights,
     )

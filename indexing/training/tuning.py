@@ -1,4 +1,4 @@
-"""What a retriever trains on: queries and mined negatives of a store, stored vectors, and a dev split."""
+"""The training data of a retriever: queries and mined negatives of a store, stored vectors, and dev splits."""
 
 from __future__ import annotations
 
@@ -163,8 +163,8 @@ class TuneMaker:
                 dev_sets.append(dev)
         return dev_sets
 
-    def open_model(self) -> TopicModel:
-        """Returns the topics whose prompts are trained."""
+    def open_topic_model(self) -> TopicModel:
+        """Returns the topic model; a prompt is trained for each of its topics."""
         assert self.topics is not None
         return Topics.open(self.store, self.topics[0], rows=0).model
 
@@ -333,7 +333,7 @@ def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name
             f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
             "name one with parameter embeddings"
         )
-    encode = f"run jobs/encode_corpus.py --encoder {backbone.name} first"
+    encode = f"run riptide encode-corpus --encoder {backbone.name} first"
     if not fitting and not reasons:
         raise InputError(
             f"{store.url}: there are no embeddings, from which training with parameter sides query reads "

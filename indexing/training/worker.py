@@ -22,7 +22,8 @@ from retriever.errors import InputError
 from retriever.forward.numerics import choose_dtype
 from retriever.model.files import describe_backbone, resolve
 from retriever.options.loop import LoopOptions
-from retriever.training.loop import Hooks, StopRequests, Trainer, no_stop_requests
+from retriever.training.hooks import Hooks, StopRequests, no_stop_requests
+from retriever.training.loop import Trainer
 from retriever.training.system import Evaluate, Refresh, System
 
 

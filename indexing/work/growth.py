@@ -1,4 +1,4 @@
-"""Works that make the next generation of what grows with a corpus or with embeddings; how jobs build an index."""
+"""Works that make the next generation of what grows with a corpus or embeddings; how jobs build an index."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from indexing.work.work import DriverStage, SpreadStage, Target, WorkDefaults
 class GrowingWork(WorkDefaults, ABC):
     """Base of works that make KIND/NAME, or its next generation.
 
-    A subclass sets the rows, and the settings that shape the content.
+    A subclass sets the last row, and the settings that shape the content.
 
     Attributes:
         previous: The existing generations.
@@ -35,7 +35,6 @@ class GrowingWork(WorkDefaults, ABC):
     """
 
     config: dict[str, Any]
-    first_row: int
     end: int
 
     def __init__(self, store: Store, kind: str, name: str, source: Sequence[Artifact]):
@@ -43,6 +42,7 @@ class GrowingWork(WorkDefaults, ABC):
         self.kind, self.name, self.source = kind, name, source
         self.previous = store.generations(kind, name)
         check_lineage(self.previous, source)
+        self.first_row = sum(artifact.rows for artifact in self.previous)
 
     @property
     def complete(self) -> bool:
@@ -60,23 +60,6 @@ class GrowingWork(WorkDefaults, ABC):
     @abstractmethod
     def stages(self) -> Sequence[SpreadStage | DriverStage]:
         """Returns the stages, in order."""
-
-
-@dataclass(frozen=True)
-class IndexOptions:
-    """The options that shape an index of vectors; a kind of vector may use some of them only.
-
-    Attributes:
-        shards: Number of shards of the first generation.
-        factory: FAISS' factory string; auto: chosen by size, memory and recall.
-        recall: Recall of the exact top 100 to reach, after candidates were scored again.
-        memory_bytes: With auto, the largest size of the first generation.
-    """
-
-    shards: int = 4
-    factory: str = "auto"
-    recall: float = 0.95
-    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any
 
 from indexing.work.tasks import (
     ANY_WORKERS,
-    MAX_BYTES,
+    END,
     Item,
     Place,
     Report,
@@ -31,7 +31,7 @@ from indexing.work.tasks import (
     Task,
     WorkerRequest,
     ignore,
-    no_weight,
+    may_draw,
     stays_open,
 )
 from retriever.errors import InputError, StorageError
@@ -62,7 +62,7 @@ def has_unfinished_threads() -> bool:
     return any(thread.is_alive() for thread in _unfinished_threads)
 
 
-def _note_thread() -> None:
+def _register_thread() -> None:
     """Notes the current thread, and forgets threads that have ended."""
     _unfinished_threads.difference_update([thread for thread in _unfinished_threads if not thread.is_alive()])
     _unfinished_threads.add(threading.current_thread())
@@ -103,14 +103,7 @@ class LocalRunner:
         place = self.place(resources)
         return self.gpus if place.device == "cuda" else max(1, self.cores // place.cores)
 
-    def run(
-        self,
-        task: Task,
-        items: Iterable[Item],
-        *,
-        on_progress: Report = ignore,
-        weight: Callable[[Item], int] = no_weight,
-    ) -> Iterator[tuple[Item, Any]]:
+    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner."""
         resources = task.resources
         slots = self.slots(resources)
@@ -120,21 +113,21 @@ class LocalRunner:
             source = itertools.chain(first, source)
             slots = slots if len(first) > 1 else 1
         if resources.one_per_process and slots > 1:
-            yield from self._run_processes(task, source, slots, weight)
+            yield from self._run_processes(task, source, slots)
         elif resources.python_bound and slots > 1:
             finish_at = time.monotonic() + SPAWN_AFTER_S
             for item in source:
                 yield item, self._workers(task, 1)[0](item, on_progress)
                 if time.monotonic() > finish_at:
                     break
-            yield from self._run_processes(task, source, slots, weight)
+            yield from self._run_processes(task, source, slots)
         elif slots * resources.calls == 1:
             worker = None
             for item in source:
                 worker = worker or self._workers(task, 1)[0]
                 yield item, worker(item, on_progress)
         else:
-            yield from self._run_threads(task, source, slots, on_progress, weight)
+            yield from self._run_threads(task, source, slots, on_progress)
 
     def first(self, task: Task, item: Any, count: int) -> Any:
         """Runs the task for one item and returns the result; see Runner."""
@@ -153,12 +146,7 @@ class LocalRunner:
         return workers[:count]
 
     def _run_threads(
-        self,
-        task: Task,
-        items: Iterator[Item],
-        slots: int,
-        on_progress: Report,
-        weight: Callable[[Item], int],
+        self, task: Task, items: Iterator[Item], slots: int, on_progress: Report
     ) -> Iterator[tuple[Item, Any]]:
         first = list(itertools.islice(items, slots))
         if not first:
@@ -171,7 +159,7 @@ class LocalRunner:
         rows: dict[int, int] = {}
 
         def call(number: int, item: Item) -> Any:
-            _note_thread()
+            _register_thread()
             slot = free.get()
             try:
                 return workers[slot](item, lambda done: rows.__setitem__(number, done))
@@ -179,41 +167,37 @@ class LocalRunner:
                 rows.pop(number, None)
                 free.put(slot)
 
-        with _executor(ThreadPoolExecutor(slots * task.resources.calls, "riptide-worker")) as threads:
-            yield from _in_flight(
+        with _running(ThreadPoolExecutor(slots * task.resources.calls, "riptide-worker")) as threads:
+            yield from _run_bounded(
                 lambda number, item: threads.submit(call, number, item),
                 itertools.chain(first, items),
                 slots * task.resources.calls,
-                weight,
                 lambda: on_progress(sum(list(rows.values()))),
             )
 
-    def _run_processes(
-        self, task: Task, items: Iterator[Item], slots: int, weight: Callable[[Item], int]
-    ) -> Iterator[tuple[Item, Any]]:
+    def _run_processes(self, task: Task, items: Iterator[Item], slots: int) -> Iterator[tuple[Item, Any]]:
         first = list(itertools.islice(items, 1))
         if not first:
             return
         unfinished = first
         for attempt in range(RETRIES + 1):
-            pending: dict[Future, tuple[Item, int]] = {}
+            pending: dict[Future, Item] = {}
             reader, writer = multiprocessing.Pipe(duplex=False)
             folder = tempfile.TemporaryDirectory(prefix="riptide-workers-", ignore_cleanup_errors=True)
             arguments = (task, self.place(task.resources), reader, folder.name)
             pool = ProcessPoolExecutor(slots, multiprocessing.get_context("spawn"), _start_process, arguments)
             try:
-                with folder, _executor(pool, writer) as processes:
-                    yield from _in_flight(
+                with folder, _running(pool, writer) as processes:
+                    yield from _run_bounded(
                         functools.partial(_submit, processes),
                         itertools.chain(unfinished, items),
                         2 * slots,
-                        weight,
                         ignore,
                         pending,
                     )
                 return
             except BrokenProcessPool as error:
-                unfinished = [item for item, _ in pending.values()]
+                unfinished = list(pending.values())
                 if attempt == RETRIES:
                     raise StorageError(
                         f"{RETRIES + 1} worker processes were killed, for example because memory ran out; committed "
@@ -221,68 +205,55 @@ class LocalRunner:
                     ) from error
 
 
-class _executor:
-    """Ends an executor; if an exception ends the run, without waiting for its running items.
+@contextlib.contextmanager
+def _running(executor: Executor, alive: multiprocessing.connection.Connection | None = None) -> Iterator[Executor]:
+    """Ends an executor at the end of the block; after an exception, without waiting for its running items.
 
     Args:
         executor: The executor.
         alive: A pipe whose end tells spawned processes to end at once.
     """
-
-    def __init__(self, executor: Executor, alive: multiprocessing.connection.Connection | None = None):
-        self.executor, self.alive = executor, alive
-
-    def __enter__(self) -> Executor:
-        return self.executor
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is not None and self.alive is not None:
-            self.alive.close()
-        self.executor.shutdown(wait=kind is None, cancel_futures=True)
-        if self.alive is not None:
-            self.alive.close()
+    with alive or contextlib.nullcontext():
+        try:
+            yield executor
+        except BaseException:
+            if alive is not None:
+                alive.close()
+            executor.shutdown(wait=False, cancel_futures=True)
+            raise
+        executor.shutdown()
 
 
-def _in_flight(
+def _run_bounded(
     submit: Callable[[int, Item], Future],
     items: Iterator[Item],
-    bound: int,
-    weight: Callable[[Item], int],
+    limit: int,
     on_time: Callable[[], object],
-    pending: dict[Future, tuple[Item, int]] | None = None,
+    pending: dict[Future, Item] | None = None,
 ) -> Iterator[tuple[Item, Any]]:
-    """Submits items, at most `bound` and MAX_BYTES at a time; yields each with its result as it is done.
+    """Submits items, at most `limit` and MAX_BYTES at a time; yields each with its result as it is done.
 
     After an exception, `pending` has the items whose result was not yielded.
     """
     pending = {} if pending is None else pending
-    exhausted = False
-    number = size = 0
+    number = 0
     while True:
-        while not exhausted and len(pending) < bound and (size < MAX_BYTES or not pending):
-            try:
-                item = next(items)
-            except StopIteration:
-                exhausted = True
-                break
-            pending[_submitted(submit, number, item, pending)] = item, weight(item)
-            number, size = number + 1, size + weight(item)
+        while may_draw(pending.values(), limit) and (item := next(items, END)) is not END:
+            pending[_submit_or_keep(submit, number, item, pending)] = item
+            number += 1
         if not pending:
             return
         done, _ = wait(pending, timeout=PROGRESS_S, return_when=FIRST_COMPLETED)
         on_time()
         for future in done:
-            item, bytes_ = pending[future]
             result = future.result()
-            del pending[future]
-            size -= bytes_
-            yield item, result
+            yield pending.pop(future), result
 
 
 def _submit(processes: Executor, number: int, item: Any) -> Future:
     """Submits an item to spawned processes, which may start one."""
     with _deferred_interrupts():
-        return processes.submit(_call_in_process, item)
+        return processes.submit(_call_worker, item)
 
 
 @contextlib.contextmanager
@@ -310,14 +281,14 @@ def _deferred_interrupts() -> Iterator[None]:
             handlers[received[0]](received[0], None)
 
 
-def _submitted(
-    submit: Callable[[int, Item], Future], number: int, item: Item, pending: dict[Future, tuple[Item, int]]
+def _submit_or_keep(
+    submit: Callable[[int, Item], Future], number: int, item: Item, pending: dict[Future, Item]
 ) -> Future:
     """Submits an item; if the executor is broken, the item stays pending."""
     try:
         return submit(number, item)
     except BrokenProcessPool:
-        pending[Future()] = item, 0
+        pending[Future()] = item
         raise
 
 
@@ -350,7 +321,7 @@ def _start_process(task: Task, place: Place, alive: multiprocessing.connection.C
     _task_of_process = task, place
 
 
-def _call_in_process(item: Any) -> Any:
+def _call_worker(item: Any) -> Any:
     """Calls the worker of a spawned process, which is opened for the first item."""
     global _worker_of_process
     assert _task_of_process is not None

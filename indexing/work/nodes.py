@@ -152,10 +152,10 @@ def check_room(nodes: Nodes, cores: int, gpus: int, workers: int, waited_s: floa
     more = "; parameter wait SECONDS waits for more nodes"
     live = nodes.live()
     if not live and nodes.labels and (others := live_nodes()):
-        known = sorted({f"{key}={value}" for node in others for key, value in _own_labels(node).items()})
-        wanted = " ".join(f"{key}={value}" for key, value in nodes.labels.items())
+        known = sorted({f"{key}={value}" for node in others for key, value in _user_labels(node).items()})
+        labels_text = " ".join(f"{key}={value}" for key, value in nodes.labels.items())
         have = f"the labels of the nodes are {', '.join(known)}" if known else "the nodes have no labels"
-        raise InputError(f"parameter node_label {wanted}: no node has it{waited}; {have}")
+        raise InputError(f"parameter node_label {labels_text}: no node has it{waited}; {have}")
     if live and not present:
         fitting = [node["CPU"] for node in live if node.get("GPU", 0) >= gpus]
         if not fitting:
@@ -169,7 +169,7 @@ def check_room(nodes: Nodes, cores: int, gpus: int, workers: int, waited_s: floa
     )
 
 
-def _own_labels(node: Mapping[str, Any]) -> dict[str, str]:
+def _user_labels(node: Mapping[str, Any]) -> dict[str, str]:
     """Returns the labels of a node without those that Ray sets."""
     return {key: value for key, value in node.get("Labels", {}).items() if not key.startswith("ray.io/")}
 
@@ -278,7 +278,7 @@ def open_worker(task: Task, place: Place) -> Callable[[Any, Report], Any] | Node
 
 @contextlib.contextmanager
 def say_waiting(
-    say: Say, nodes: Callable[[], Nodes], cores: int, gpus: int, wanted: Callable[[], int]
+    say: Say, nodes: Callable[[], Nodes], cores: int, gpus: int, num_workers: Callable[[], int]
 ) -> Iterator[None]:
     """Prints a line every WAIT_S seconds within the block while workers wait for nodes.
 
@@ -287,14 +287,14 @@ def say_waiting(
         nodes: Returns the nodes now, without those that were excluded meanwhile.
         cores: CPUs of a worker.
         gpus: GPUs of a worker.
-        wanted: Returns the number of workers that the job could use now.
+        num_workers: Returns the number of workers that the job could use now.
     """
     stop = threading.Event()
 
     def look() -> None:
         previous = 0, 0
         while not stop.wait(WAIT_S):
-            present, count = nodes().places(cores, gpus), wanted()
+            present, count = nodes().places(cores, gpus), num_workers()
             is_short = present < count and (not present or can_grow())
             report_waiting(count - present if is_short else 0)
             if is_short and (not present or (present, count) != previous):

@@ -20,7 +20,6 @@ from indexing.work.tasks import (
     Task,
     WorkerRequest,
     ignore,
-    no_weight,
     reports_progress,
     task_name,
 )
@@ -38,17 +37,10 @@ class RayActors(RayTasks):
     say, and no call waits at an actor, since another one may become ready.
     """
 
-    def run(
-        self,
-        task: Task,
-        items: Iterable[Item],
-        *,
-        on_progress: Report = ignore,
-        weight: Callable[[Item], int] = no_weight,
-    ) -> Iterator[tuple[Item, Any]]:
+    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner. Tasks with several calls per worker get the pool of actors."""
         if task.resources.calls == 1:
-            yield from super().run(task, items, on_progress=on_progress, weight=weight)
+            yield from super().run(task, items, on_progress=on_progress)
             return
         unfinished = dict(enumerate(items))
         place = self.place(task.resources)
@@ -157,7 +149,7 @@ def choose_pool(
     if cpus is None:
         wait_for_nodes(nodes, say, request, gpus=gpus)
         at_least = 1 if gpus or not packed() else _shared_cores(nodes)
-        cpus = min(4, nodes.cores(gpus)) if gpus else _cores_each(nodes, weights, at_least)
+        cpus = min(4, nodes.cores(gpus)) if gpus else _cores_per_encoder(nodes, weights, at_least)
     return replace(request, cpus=cpus, gpus=gpus)
 
 
@@ -172,12 +164,12 @@ def _shared_cores(nodes: Nodes) -> int:
     return min(sizes, key=lambda each: (max(tenth, sum(n % each for n in cores)), abs(each - 4), -each))
 
 
-def _cores_each(nodes: Nodes, weights: int, at_least: int) -> int:
+def _cores_per_encoder(nodes: Nodes, weight_bytes: int, at_least: int) -> int:
     """Returns the smallest number of cores per encoder such that all encoders of a node use at most half of its memory.
 
     It is at least `at_least`, and at most the cores of the largest node.
     """
     live = nodes.for_gpus(0)
-    size = PROCESS_BYTES + 2 * weights
+    size = PROCESS_BYTES + 2 * weight_bytes
     cores = max((node["CPU"] * size / (node.get("memory", 0) / 2 or size) for node in live), default=1)
     return min(int(max((node["CPU"] for node in live), default=1)), max(at_least, math.ceil(cores)))

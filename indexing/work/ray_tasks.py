@@ -22,7 +22,7 @@ from indexing.work.nodes import (
 from indexing.work.ray_progress import progress_board, reporter
 from indexing.work.tasks import (
     ANY_WORKERS,
-    MAX_BYTES,
+    END,
     Item,
     Place,
     Report,
@@ -30,7 +30,7 @@ from indexing.work.tasks import (
     Task,
     WorkerRequest,
     ignore,
-    no_weight,
+    may_draw,
     reports_progress,
     stays_open,
     task_name,
@@ -106,52 +106,38 @@ class RayTasks:
             self._room.clear()
             self.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
 
-    def run(
-        self,
-        task: Task,
-        items: Iterable[Item],
-        *,
-        on_progress: Report = ignore,
-        weight: Callable[[Item], int] = no_weight,
-    ) -> Iterator[tuple[Item, Any]]:
+    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner. At most twice `max_workers` items are in flight.
 
         If the run ends early, the items in flight are still processed, unless this process ends.
         """
         import ray
 
-        pending: dict[Any, tuple[Item, int]] = {}
+        pending: dict[Any, Item] = {}
         source = iter(items)
-        exhausted = False
-        number = size = 0
+        number = 0
         place, most = self.place(task.resources), self.request.max_workers
         with contextlib.ExitStack() as stack:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore))
             stack.enter_context(self._say_waiting(place, lambda: min(most, len(pending))))
             call = self._call_of(task, task_name(task))
             while True:
-                while not exhausted and len(pending) < 2 * most and (size < MAX_BYTES or not pending):
-                    try:
-                        item = next(source)
-                    except StopIteration:
-                        exhausted = True
-                        break
-                    pending[call(item, board, number)] = item, weight(item)
-                    number, size = number + 1, size + weight(item)
+                while may_draw(pending.values(), 2 * most) and (item := next(source, END)) is not END:
+                    pending[call(item, board, number)] = item
+                    number += 1
                 if not pending:
                     return
                 self._check_room(place, len(pending))
                 [done], _ = ray.wait(list(pending), num_returns=1)
-                item, bytes_ = pending.pop(done)
+                item = pending.pop(done)
                 result = ray.get(done)
                 del done
                 if isinstance(result, NodeFailure):
                     self._exclude(result, place)
                     call = self._call_of(task, task_name(task))
-                    pending[call(item, board, number)] = item, bytes_
+                    pending[call(item, board, number)] = item
                     number += 1
                     continue
-                size -= bytes_
                 yield item, result
                 del result
 
@@ -184,8 +170,8 @@ class RayTasks:
                     return result
                 self._exclude(result, place)
 
-    def _say_waiting(self, place: Place, wanted: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
-        return say_waiting(self.say, lambda: self.nodes, place.cores, place.gpus, wanted)
+    def _say_waiting(self, place: Place, num_workers: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
+        return say_waiting(self.say, lambda: self.nodes, place.cores, place.gpus, num_workers)
 
     def _call_of(self, task: Task, name: str) -> Callable[[Any, Any, int], Any]:
         """Returns a function that submits a task for (item, board, number of the item) and returns its reference.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
@@ -149,18 +149,15 @@ class Runner(Protocol):
     def request(self) -> WorkerRequest:
         """What the user requests of the workers."""
 
-    def run(
-        self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore, weight: Callable[[Item], int] = ...
-    ) -> Iterator[tuple[Item, Any]]:
+    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; yields each item with its result as it is done, in any order.
 
         The first exception ends the run: it is raised, and no further item is begun.
 
         Args:
             task: The task.
-            items: May be endless; drawn as workers become free.
+            items: May be endless; drawn as workers become free (`may_draw`).
             on_progress: Called with the rows of unfinished items that are done so far.
-            weight: Bytes of an item; at most `MAX_BYTES` are drawn ahead.
         """
 
     def first(self, task: Task, item: Any, count: int) -> Any:
@@ -179,7 +176,10 @@ class Runner(Protocol):
 MAX_BYTES = 4 << 30
 """Bytes of items that a runner draws ahead: the driver, and on a cluster the object store, hold them."""
 
+END: Any = object()
+"""Stands for the end of an iterator in `next`, since an item may be None."""
 
-def no_weight(_: object) -> int:
-    """The weight of items that are small."""
-    return 0
+
+def may_draw(pending: Collection[Any], limit: int) -> bool:
+    """Returns whether a runner may draw another item, as there are fewer than `limit` pending ones, of few bytes."""
+    return len(pending) < limit and sum(getattr(item, "size_bytes", 0) for item in pending) < MAX_BYTES

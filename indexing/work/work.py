@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from indexing.store.artifact import ABANDONED_S, Artifact, Draft, Part, Reference, begun_document, keep_alive
+from indexing.store.artifact import ABANDONED_S, Artifact, Draft, keep_alive
 from indexing.store.chain import split_range
 from indexing.store.conflicts import describe_changes
+from indexing.store.documents import Part, Reference, begun_document
 from indexing.store.store import Store, artifact_key
 from indexing.work.tasks import Runner, Task
 from retriever.errors import InputError, StorageError
@@ -46,7 +47,7 @@ class Unit:
         rows: Rows (passages, queries, vectors), for progress.
         payload: What the worker needs to know.
         target: Number of the artifact that the parts belong to.
-        size_bytes: Bytes of the payload if it is large.
+        size_bytes: Bytes of the payload if it is large; runners draw few such units ahead.
     """
 
     names: tuple[str, ...]
@@ -111,23 +112,43 @@ class StageDefaults:
         return unit.rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class RangeStage(StageDefaults):
-    """Base of stages that cut the rows [first_row, end) into shards of nearly equal length, one unit for each."""
+@dataclass(frozen=True)
+class TaskStage(StageDefaults):
+    """A stage whose units are known when it begins, and which workers make by one task.
 
-    first_row: int
-    end: int
-    num_shards: int
+    Attributes:
+        title: Its name in lines of progress.
+        noun: Plural noun for its rows.
+        all_units: Its units.
+        make_task: Returns the task of a worker that commits to some drafts.
+    """
+
+    title: str
+    noun: str
+    all_units: Sequence[Unit]
+    make_task: Callable[[Sequence[Draft]], Task]
 
     @property
     def total(self) -> int:
-        """The number of rows."""
-        return self.end - self.first_row
+        """The number of rows of all units."""
+        return sum(unit.rows for unit in self.all_units)
 
-    def units(self, committed: Committed) -> Iterator[Unit]:
-        """Returns a unit for each shard; its payload is (first row, end)."""
-        for number, (first, end) in enumerate(split_range(self.first_row, self.end, self.num_shards)):
-            yield Unit((f"shard-{number:05d}",), end - first, (first, end))
+    def units(self, committed: Committed) -> Sequence[Unit]:
+        """Returns all units."""
+        return self.all_units
+
+    def task(self, drafts: Sequence[Draft]) -> Task:
+        """Returns the task of a worker."""
+        return self.make_task(drafts)
+
+
+def shard_units(first_row: int, end: int, num_shards: int) -> list[Unit]:
+    """Returns a unit for each of the shards of nearly equal length into which the rows [first_row, end) are cut.
+
+    The payload of a unit is (first row, end).
+    """
+    ranges = enumerate(split_range(first_row, end, num_shards))
+    return [Unit((f"shard-{number:05d}",), end - first, (first, end)) for number, (first, end) in ranges]
 
 
 class Work(Protocol):
@@ -226,7 +247,7 @@ class _Stage:
                 self._count_parts(unit)
         else:
             task = self.stage.task(self.drafts)
-            results = runner.run(task, self.pending(), on_progress=self.counter.show, weight=lambda u: u.size_bytes)
+            results = runner.run(task, self.pending(), on_progress=self.counter.show)
             try:
                 for unit, result in results:
                     observe(unit, result)

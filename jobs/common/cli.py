@@ -18,9 +18,11 @@ from typing import Any, ClassVar, TypeVar
 from jobs.common.command_line import UsageError, parse
 from jobs.common.metrics import StageMetrics
 from jobs.common.options import flatten
-from jobs.common.starting import finish, is_program
+from jobs.common.starting import finish, is_program, with_commands
 
+from indexing.store.models import find_task
 from indexing.store.storage import describe_os_error
+from indexing.store.store import Store
 from indexing.work.local import has_unfinished_threads
 from indexing.work.nodes import parse_labels
 from indexing.work.tasks import MAX_WORKERS, WorkerRequest
@@ -37,17 +39,15 @@ class Common:
     """Options of every job."""
 
     GROUP: ClassVar = "every job"
+    HELP_FIRST: ClassVar[tuple[str, ...]] = ()  # headings that --help lists before the others
     MAKES: ClassVar[tuple[str, ...]] = ()  # kinds of artifacts that the job makes; a task is a prompt or a model
     NAMED_BY: ClassVar[tuple[str, ...]] = ()  # options that give their name; the first one that is set counts
     READS: ClassVar[Mapping[str, str]] = {}  # options that name artifacts, or sources of hits, and their kinds
 
-    store: str
+    store: str = option(metavar="STORE")
     """Where the artifacts are: a local folder or s3://bucket/prefix."""
     plan: bool = False
     """Print what the job would do (parts, rows, bytes, memory), and exit."""
-    ray: bool = False
-    """Start a Ray on this machine and run the job on it. Without it, a job runs in this process unless there is a
-    cluster: RAY_ADDRESS, a submitted job, or a Ray that runs on this machine."""
     limit: int | None = None
     """Use only the first N rows. N is part of the fingerprint and not of the name: give a limited artifact another
     name or store."""
@@ -74,6 +74,9 @@ class ClusterJob(Common):
     head of the cluster has no CPUs, as an autoscaler is then expected to add nodes, else 0."""
     node_label: tuple[str, ...] = option((), metavar="KEY=VALUE")
     """On a cluster: run on nodes with these labels, each as KEY=VALUE; for example, use one kind of several GPUs."""
+    ray: bool = False
+    """Start a Ray on this machine and run the job on it. Without it, a job runs in this process unless there is a
+    cluster: RAY_ADDRESS, a submitted job, or a Ray that runs on this machine."""
 
     def __post_init__(self) -> None:
         """Raises InputError for impossible workers, also with --plan."""
@@ -202,13 +205,27 @@ def fail(message: str, status: int) -> typing.NoReturn:
 
 
 def as_options(message: str) -> str:
-    """Returns a message of the library for the user of a job: `parameter NAME` becomes the option --name."""
-    return re.sub(r"\bparameter ([a-z_]+)", lambda match: "--" + match[1].replace("_", "-"), message)
+    """Returns a message of the library for the user of a job.
+
+    `parameter NAME` becomes the option --name, and `riptide JOB` the form in which the user starts jobs.
+    """
+    named = re.sub(r"\bparameter ([a-z_]+)", lambda match: "--" + match[1].replace("_", "-"), message)
+    return with_commands(named)
 
 
 def say(message: str) -> None:
     """Prints a line for the user who runs the job."""
     print(message, flush=True)
+
+
+def chosen_task(store: Store, name: str | None) -> str | None:
+    """Returns the value of --task; for a sweep, the task that it chose, which is printed."""
+    if name is None:
+        return None
+    task = find_task(store, name)
+    if task != name:
+        say(f"task     {task}, chosen by sweeps/{name.removeprefix('sweeps/')}")
+    return task
 
 
 def say_complete(url: str, *files: str | None) -> None:
@@ -259,18 +276,18 @@ class Stage:
         self.add("rows", amount)
         if self.unit == "pairs":
             self.add("pairs", amount)
-        self._print_sometimes()
+        self._print_if_due()
 
     def show(self, unfinished: int) -> None:
         """Receives the number of units that are done within parts that are not."""
         self.unfinished = unfinished
-        self._print_sometimes()
+        self._print_if_due()
 
     def add(self, figure: str, amount: int, **tags: str) -> None:
         """Adds to a counter of `jobs.common.metrics`."""
         self.metrics.add(figure, amount, **tags)
 
-    def _print_sometimes(self) -> None:
+    def _print_if_due(self) -> None:
         now = time.monotonic()
         if now - self._told >= (0.5 if sys.stderr.isatty() else 10):
             self._told = now

@@ -8,18 +8,20 @@ import inspect
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from jobs.common.options import Option, build, choices, convert, described, flatten, metavar
+from jobs.common.starting import command, job_name, with_commands
 
 from retriever.errors import InputError
 
 Options = TypeVar("Options")
+Complete = Callable[[argparse.Action, Option], None]  # receives the action of each option with a value
 
 WIDTH = 100  # columns of --help at most
 FIXED_SPACE = "\u00a0"
+NAMES_SHOWN = 6  # of the options, in a message about an unknown one
 REQUIRED = "required"  # heading of the options that a job needs
 CONFIG_HELP = "Read options from this YAML file, one `name: value` a line. The command line overrides it."
 # Former names of options, with the options that replace them.
@@ -53,7 +55,7 @@ def parse(options: type[Options], arguments: Sequence[str], module: str = "") ->
         SystemExit: For --help.
     """
     flat = flatten(options)
-    parser = _parser(options, flat, module)
+    parser = make_parser(options, module)
     known, unknown = parser.parse_known_intermixed_args(_attached([_with_dashes(each) for each in arguments], flat))
     words_of = vars(known)
     if unknown:
@@ -61,7 +63,7 @@ def parse(options: type[Options], arguments: Sequence[str], module: str = "") ->
     values: dict[str, Any] = {}
     if "config" in words_of and "config" not in flat:
         file = words_of.pop("config")
-        values = read_recipe(file, options)
+        values = read_options_file(file, options)
     for name, words in words_of.items():
         values[name] = _value(flat[name], words)
     if missing := [option for option in flat.values() if option.is_required and option.name not in values]:
@@ -110,7 +112,7 @@ def expectation(option: Option, words: Sequence[str]) -> str:
     return f"expected {described(option.type)}" + (f"; did you mean {close[0]}?" if close else "")
 
 
-def read_recipe(path: str, options: type) -> dict[str, Any]:
+def read_options_file(path: str, options: type) -> dict[str, Any]:
     """Returns the options in a YAML file, by name.
 
     Raises:
@@ -140,7 +142,7 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
     for key, value in settings.items():
         name = str(key).replace("-", "_")
         if name not in flat:
-            remedy = remedy_of(name, {option: option for option in flat}) or f"known are {', '.join(flat)}"
+            remedy = remedy_of(name, {option: option for option in flat}) or known_names(flat)
             raise InputError(f"{place}: unknown key {key!r}; {remedy}")
         if value is None:
             continue
@@ -155,6 +157,12 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
             remedy = quotes if any(isinstance(each, bool) for each in words) else ""
             raise InputError(f"{place}: {key}: found {value!r}, {expected}{remedy}") from None
     return values
+
+
+def known_names(flat: Mapping[str, Option]) -> str:
+    """Returns the names of the first options for a message."""
+    first, more = list(flat)[:NAMES_SHOWN], len(flat) - NAMES_SHOWN
+    return f"known are {', '.join(first)}" + (f" and {more} more, which --help lists" if more > 0 else "")
 
 
 def _words(value: Any, option: Option) -> list[Any]:
@@ -206,13 +214,20 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message.replace("ignored explicit argument", "expected no value, got"))
 
 
-def _parser(options: type, flat: Mapping[str, Option], module: str) -> argparse.ArgumentParser:
-    """Returns a parser that keeps the words of each words_of option."""
+def make_parser(options: type, module: str, complete: Complete | None = None) -> argparse.ArgumentParser:
+    """Returns a parser that keeps the words of each option.
+
+    Args:
+        options: The class of the options.
+        module: Name of the job's module.
+        complete: Prepares the actions of options for shell completion.
+    """
+    flat = flatten(options)
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     required = [option for option in flat.values() if option.is_required]
     required.sort(key=lambda option: (not option.is_positional, option.name != "store"))
     usage = [f"{'' if option.is_positional else option.flag + FIXED_SPACE}{metavar(option)}" for option in required]
-    program = f"python jobs/{module.rpartition('.')[2] if module != '__main__' else Path(sys.argv[0]).stem}.py"
+    program = command(job_name() if module == "__main__" else module.rpartition(".")[2])
     parser = _Parser(
         prog=program,
         usage="\n    ".join(_wrap(" ".join([program, *usage, "[OPTIONS]"]), width - len("usage: "))),
@@ -222,13 +237,14 @@ def _parser(options: type, flat: Mapping[str, Option], module: str) -> argparse.
         add_help=False,
         formatter_class=lambda prog: _Formatter(prog, max_help_position=28, width=width),
     )
-    headings = [REQUIRED] * bool(required) + [option.group for option in flat.values() if not option.is_required]
-    groups = {heading: parser.add_argument_group(heading) for heading in dict.fromkeys(headings)}
+    headings = [option.group for option in flat.values() if not option.is_required]
+    first = [REQUIRED] * bool(required) + [each for each in getattr(options, "HELP_FIRST", ()) if each in headings]
+    groups = {heading: parser.add_argument_group(heading) for heading in dict.fromkeys(first + headings)}
     for option in required:
-        _add(groups[REQUIRED], option)
+        _add(groups[REQUIRED], option, complete)
     for option in flat.values():
         if not option.is_required:
-            _add(groups[option.group], option)
+            _add(groups[option.group], option, complete)
     common = groups[headings[-1]]  # of the options of every job
     if "config" not in flat:
         common.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
@@ -236,9 +252,10 @@ def _parser(options: type, flat: Mapping[str, Option], module: str) -> argparse.
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, option: Option) -> None:
+def _add(group: argparse._ArgumentGroup, option: Option, complete: Complete | None) -> None:
     """Adds an option to its group in --help."""
-    settings: dict[str, Any] = {"help": argparse.SUPPRESS if option.metadata.get("hidden") else _help(option)}
+    text = argparse.SUPPRESS if option.metadata.get("hidden") else with_commands(_help(option))
+    settings: dict[str, Any] = {"help": text}
     if option.type is bool and option.default:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
         return
@@ -250,15 +267,16 @@ def _add(group: argparse._ArgumentGroup, option: Option) -> None:
         return
     settings["metavar"] = metavar(option)
     if option.type == bool | None:
-        group.add_argument(option.flag, nargs="?", const="True", **settings)
+        settings |= {"nargs": "?", "const": "True"}
     elif option.metadata.get("repeated"):
-        group.add_argument(option.flag, action="append", **settings)
+        settings["action"] = "append"
     elif option.is_list:
-        group.add_argument(option.flag, nargs="*", action="extend", **settings)
+        settings |= {"nargs": "*", "action": "extend"}
     elif option.is_positional:
-        group.add_argument(option.flag, nargs="?", **settings)
-    else:
-        group.add_argument(option.flag, **settings)
+        settings["nargs"] = "?"
+    action = group.add_argument(option.flag, **settings)
+    if complete is not None:
+        complete(action, option)
 
 
 def _help(option: Option) -> str:
@@ -281,12 +299,12 @@ def _description(options: type, module: str, width: int) -> str:
     is_generated = docstring.startswith(f"{options.__name__}(")  # by dataclass
     texts = [getattr(sys.modules.get(module), "__doc__", None) or "", "" if is_generated else docstring]
     paragraphs = [each for text in texts for each in inspect.cleandoc(text).split("\n\n") if each]
-    return "\n\n".join(_paragraph(each, width) for each in paragraphs)
+    return "\n\n".join(_paragraph(with_commands(each), width) for each in paragraphs)
 
 
 def _paragraph(text: str, width: int) -> str:
     """Returns a paragraph of a docstring; commands and indented lines are kept as they are, and indented."""
-    if text.startswith((" ", "python ", "ray ")):
+    if text.startswith((" ", "riptide ", "python ", "ray ")):
         return textwrap.indent(textwrap.dedent(text), "    ")
     return "\n".join(_wrap(text, width))
 

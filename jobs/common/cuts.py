@@ -8,7 +8,8 @@ from collections.abc import Iterable
 
 from indexing.hit_sources.kind import SearchContext
 from indexing.search.runs import SearchCuts, search_cuts
-from indexing.store.artifact import Artifact, Part, sum_cuts
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Part, sum_cuts
 from retriever.cuts import Cuts
 
 PAIRS = "pairs of a query and a passage"

@@ -11,8 +11,9 @@ import functools
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
+
+from jobs.common.starting import job_name
 
 TAGS = ("job_name", "artifact", "stage")  # not `job`: Prometheus adds such a label, and renames the tag
 REFRESH_S = 5.0  # Ray exports a gauge once for each time that it is set, and drops it after 20 s
@@ -43,7 +44,7 @@ class StageMetrics:
     """
 
     def __init__(self, stage: str, artifact: str):
-        self._values = Path(sys.argv[0]).stem, artifact, stage
+        self._values = job_name(), artifact, stage
 
     def add(self, name: str, amount: int, **tags: str) -> None:
         """Adds to a counter, of COUNTERS."""

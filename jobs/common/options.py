@@ -19,7 +19,7 @@ Options = TypeVar("Options")
 
 DEFAULT_GROUP = "options"
 SCALARS: dict[Any, tuple[str, str]] = {  # type -> how --help and how messages name its values
-    bool: ("{True,False}", "true or false"),
+    bool: ("true|false", "true or false"),
     int: ("N", "a whole number"),
     float: ("X", "a number"),
     str: ("TEXT", "a text"),

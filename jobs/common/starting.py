@@ -1,17 +1,60 @@
-"""Ends a job with one line if a signal arrives while it starts: while modules are imported and options are read."""
+"""How this process was started: which command runs, how commands are named in messages, and signals until it runs.
+
+A job runs as a file (`python jobs/search.py`), by the console script (`riptide search`), or by the module
+(`python -m riptide search`).
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
+
+JOBS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+_MODULE = os.path.join(os.path.dirname(JOBS), "riptide.py")
+_COMMAND = re.compile(r"\briptide(\s+)([a-z0-9]+(?:-[a-z0-9]+)*)\b(?!/)")
+
+
+def command(job: str = "") -> str:
+    """Returns how a job is started, in the form in which this process was: `riptide build-index`.
+
+    A program that calls jobs gets the form of the console script.
+    """
+    if _form() == "file":
+        return f"python jobs/{job.replace('-', '_')}.py"
+    return f"{'python -m riptide' if _form() == 'module' else 'riptide'} {job.replace('_', '-')}".rstrip()
+
+
+def with_commands(text: str) -> str:
+    """Returns a text in which each command `riptide JOB …` has the form in which this process was started."""
+
+    def in_form(match: re.Match[str]) -> str:
+        is_job = os.path.isfile(os.path.join(JOBS, f"{match[2].replace('-', '_')}.py"))
+        return command(match[2]) if is_job else match[0]
+
+    return _COMMAND.sub(in_form, text)
+
+
+def job_name() -> str:
+    """Returns the name of the job that this process runs, or of the program that calls jobs."""
+    is_command = _form() in ("module", "script") and len(sys.argv) > 1
+    return sys.argv[1].replace("-", "_") if is_command else os.path.splitext(os.path.basename(sys.argv[0]))[0]
 
 
 def is_program() -> bool:
     """Whether this process runs one job, and is not a program that calls jobs."""
+    return _form() != ""
+
+
+def _form() -> str:
+    """Returns how a job was started: file, script or module; empty for a program that calls jobs."""
     file = getattr(sys.modules["__main__"], "__file__", None)
-    jobs = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-    return file is not None and os.path.dirname(os.path.realpath(file)) == jobs
+    if file is None:
+        return ""
+    folder, name = os.path.split(os.path.realpath(file))
+    forms = {"file": folder == JOBS, "module": os.path.join(folder, name) == _MODULE, "script": name == "riptide"}
+    return next((form for form, is_form in forms.items() if is_form), "")
 
 
 def handle_signals() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import jobs
 from jobs.common.command_line import as_arguments, recipe_values
 from jobs.common.options import build, flatten
+from jobs.common.starting import command
 from jobs.common.yaml_files import read_yaml
 
 from indexing.hit_sources.grammar import parse
@@ -56,7 +57,12 @@ class Step:
 
     @property
     def command(self) -> str:
-        """The command that runs this step alone."""
+        """The command that runs this step alone, in the form in which this process was started."""
+        return f"{command(self.job)} {shlex.join(self.arguments)}"
+
+    @property
+    def record_key(self) -> str:
+        """The key of its time in the file of an experiment, the same in whichever form the job was started."""
         return shlex.join(["python", f"jobs/{self.job}.py", *self.arguments])
 
     def after(self, steps: Sequence[Step]) -> int:

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from retriever.training.loop import Stopped
+from retriever.training.hooks import Stopped
 
 STDERR = 2  # its file descriptor
 NOTICE = b"stopping: a checkpoint is saved after this step; a second signal ends the job at once\n"

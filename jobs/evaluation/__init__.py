@@ -1,6 +1,7 @@
 """Parts of the evaluation job: searches of its sources, metrics of its runs, measures of its embeddings.
 
 categories    metrics of runs by category (Topic-DPR)
+documents     runs over a corpus of split documents, by document
 embeddings    embeddings that an evaluation measures
 measures      the metrics of a run
 options       options of `evaluate`

@@ -35,32 +35,15 @@ def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate
     from indexing.hit_sources.options import SearchOptions
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
+    bounds: dict[str, Any] = {"limit": options.limit, "sample": options.sample, "seed": options.seed}
     if options.relevance == "category":
         from indexing.measures.embeddings_by_category import MeasureByCategory
 
-        return MeasureByCategory(
-            store,
-            name,
-            queries,
-            options.split,
-            options.categories_field or FIELD,
-            search,
-            limit=options.limit,
-            sample=options.sample,
-            seed=options.seed,
-        )
+        field = options.categories_field or FIELD
+        return MeasureByCategory(store, name, queries, options.split, field, search, **bounds)
     from indexing.measures.embeddings import MeasureEmbeddings
 
-    return MeasureEmbeddings(
-        store,
-        name,
-        queries,
-        options.split,
-        search,
-        limit=options.limit,
-        sample=options.sample,
-        seed=options.seed,
-    )
+    return MeasureEmbeddings(store, name, queries, options.split, search, **bounds)
 
 
 def measure_embeddings(store: Store, works: Mapping[str, MeasureWork], options: Evaluate) -> dict[str, Any]:

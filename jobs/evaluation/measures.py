@@ -7,6 +7,8 @@ from jobs.common.cli import say
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from jobs.evaluation.documents import passages_of
+
 import numpy as np
 import pyarrow as pa
 
@@ -83,7 +85,8 @@ def answer_measure(store: Store, queries: Queries, measured: list[str], depths: 
     corpus = Corpus.open(store)
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
-        ranks = answer_ranks(run, answers, corpus, max(depths.values()))
+        passages = passages_of(run, f"--metrics {next(iter(depths))}")
+        ranks = answer_ranks(passages, answers, corpus, max(depths.values()))
         first = np.array([ranks[id] for id in measured])
         return {name: ((first > 0) & (first <= depth)).astype(float) for name, depth in depths.items()}
 
@@ -109,7 +112,8 @@ def page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
         try:
-            values = page_r_precision(ranked_hits(run, measured), provenance, corpus)
+            passages = passages_of(run, f"--metrics {PAGE_R_PRECISION}")
+            values = page_r_precision(ranked_hits(passages, measured), provenance, corpus)
         except InputError as error:
             raise InputError(f"--metrics {PAGE_R_PRECISION}: {error}") from None
         return {PAGE_R_PRECISION: np.array([values[id] for id in measured])}

@@ -13,8 +13,7 @@ from retriever.options import option
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(SizedWorkers):
-    """--limit N measures the first N queries of the split."""
-
+    HELP_FIRST: ClassVar = ("what to measure", "queries", "metrics", "output")
     GROUP: ClassVar = "what to measure"
     NAMED_BY: ClassVar = ("task",)
     READS: ClassVar = {"run": "runs", "source": "sources", "embeddings": "embeddings", "task": "tasks"}
@@ -77,3 +76,5 @@ class Evaluate(SizedWorkers):
     the names of runs and embeddings. The digits are a hash of what is measured and how."""
     overwrite: bool = False
     """Replace the file of --json if it has other content."""
+    limit: int | None = None
+    """Measure the first N queries of the split."""

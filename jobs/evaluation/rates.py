@@ -44,10 +44,13 @@ def source_rate(search: SearchQueries, depth: int, texts: Sequence[str], batch: 
     """Returns the rate of the source of a search, which is opened again, for `depth` hits per query."""
     from indexing.hit_sources.opening import HitSources
     from indexing.measures.rates import measure_rate
+    from indexing.search.documents import search_documents
 
     source = HitSources(search.store, search.corpus, search.sources.options).open(search.source)
 
     def search_batch(some: Sequence[str]) -> Hits:
-        return source.search(some, depth, runner)
+        if search.documents is not None:
+            return search_documents(source, some, depth, runner, search.documents, allowed=search.allowed)
+        return source.search(some, depth, runner, search.allowed)
 
     return measure_rate(search_batch, texts, batch)

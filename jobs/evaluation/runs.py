@@ -6,6 +6,7 @@ from jobs.common.cli import say
 
 from dataclasses import dataclass
 
+from jobs.evaluation.documents import documents_of
 from jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
 from jobs.evaluation.options import Evaluate
 
@@ -23,7 +24,7 @@ SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up 
 
 
 @dataclass(frozen=True)
-class Run:
+class RunReference:
     """A run that is measured: a TREC file, or a run of the store."""
 
     name: str
@@ -31,7 +32,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class MeasuredQueries:
+class EvaluationQueries:
     """The queries that are measured.
 
     queries: the query set; ids: the measured queries; judged: all queries that the split judges, more than `ids` with a
@@ -44,12 +45,14 @@ class MeasuredQueries:
     qrels: pa.Table
 
 
-def measured_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> MeasuredQueries:
+def measured_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> EvaluationQueries:
     """Returns the queries of --split, at most --limit, with their judgements. Raises InputError as `judgements`."""
     qrels = judgements(queries, options.split, metrics)
     judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids
-    return MeasuredQueries(queries, ids, judged, qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string()))))
+    return EvaluationQueries(
+        queries, ids, judged, qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string())))
+    )
 
 
 def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
@@ -69,9 +72,26 @@ def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
     return pa.table({"query_id": pa.array([], pa.string())})
 
 
-def load_checked(store: Store, run: Run, measured: MeasuredQueries, split: str) -> pa.Table:
-    """Returns a run as `load` does, after warnings about queries that it lacks or that the split does not judge."""
+def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, split: str, depth: int) -> pa.Table:
+    """Returns a run as `load` does, after warnings about queries that it lacks or that the split does not judge.
+
+    If the corpus is split, the hits are documents, as `documents_of` returns them.
+
+    Args:
+        store: The store.
+        run: The run.
+        measured: The queries.
+        split: Their split.
+        depth: Number of hits per query that the metrics need, for a warning.
+    """
     table = load(store, run.name, measured.queries, split, is_file=run.is_file)
+    if (corpus := Corpus(store.generations("corpus"))).is_split:
+        table, num_shallow = documents_of(table, corpus, depth)
+        if num_shallow:
+            say(
+                f"warning: {run.name}: it is a run of passages, and has fewer than {depth:,} documents for "
+                f"{num_shallow:,} queries; search by document"
+            )
     where = f"{measured.queries.artifact.key} {split}"
     noun = "queries" if split == ALL else "judged queries"
     warnings = check_queries(table, run.name, measured.judged, set(measured.ids), where, is_file=run.is_file, noun=noun)
@@ -163,7 +183,7 @@ def check_queries(
 def check_passages(store: Store, table: pa.Table) -> str | None:
     """Returns a warning if none of the first passages of a run is in the corpus."""
     ids = table["id"].slice(0, SAMPLE).to_pylist()
-    if not ids or (Corpus.open(store).rows_of(ids) >= 0).any():
+    if not ids or (Corpus.open(store).rows_of_documents(ids)[0] >= 0).any():
         return None
     return (
         f"no relevant hit, and none of its first {len(ids):,} passages (such as {ids[0]!r}) is in the corpus of "

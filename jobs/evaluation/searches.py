@@ -7,7 +7,8 @@ from jobs.common.cli import Stage
 import re
 from typing import TYPE_CHECKING, Any
 
-from indexing.store.artifact import fingerprint_of
+from indexing.store.documents import fingerprint_of
+from indexing.store.keys import default_name
 from indexing.store.store import MAX_NAME, Store
 from indexing.work.work import check_targets, complete_artifact, run_work
 from retriever.errors import InputError
@@ -53,7 +54,8 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
             raise InputError(f"--source {source}: a source is given twice; leave one of them out")
         if complete_artifact(store, work) is None:
             work = SearchQueries(store, source=source, k=depth, options=search, **shared)
-            work.name += f"-top{depth}" + (f"-first{options.limit}" if options.limit is not None else "")
+            first = [f"first{options.limit}"] if options.limit is not None else []
+            work.name = default_name(work.name, f"top{depth}", *first)
             make_unique(store, work, {other.name for other in searches})
         if work.name in options.run:
             raise InputError(

@@ -33,8 +33,6 @@ from retriever.errors import Diverged, InputError
 
 @dataclass(frozen=True, kw_only=True)
 class RunExperiment(Common):
-    """--limit and --ray are options of the jobs: give them in the file of arms."""
-
     arms: str
     """A YAML file of sets, arms and comparisons."""
     only: tuple[str, ...] = ()
@@ -53,8 +51,8 @@ def main(options: RunExperiment, controls: Mapping[str, Control] | None = None) 
         options: The options.
         controls: The functions that arms name as `control`.
     """
-    if options.limit is not None or options.ray:
-        raise InputError("--limit and --ray: expected in the file of --arms, as options of its jobs")
+    if options.limit is not None:
+        raise InputError("--limit: expected in the file of --arms, as an option of its jobs")
     experiment = read_experiment(options.arms, options.store)
     if unknown := [name for name in options.only if name not in experiment.arms]:
         raise InputError(f"--only {unknown[0]}: no such arm; expected some of {', '.join(experiment.arms)}")
@@ -210,7 +208,7 @@ class Run:
         return trial.store, trial.name
 
     def _values(self, trial: Trial, data: str, split: str) -> dict[str, Values]:
-        """Returns the values of a trained task on a set, by the name of the fused source."""
+        """Returns the values of a trained task on a set: alone under "", and with each fused source under its name."""
         settings = self.experiment.arms[trial.arm]
         control = self.controls.get(settings.control or "", Control())
         if control.search is None:

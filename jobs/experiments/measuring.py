@@ -34,7 +34,7 @@ SPLADE = "splade"
 
 
 @dataclass(frozen=True)
-class ControlSearch:
+class ControlSearchRequest:
     """What a control searches, in place of a job.
 
     Attributes:
@@ -66,7 +66,7 @@ class Control:
     """
 
     train: Callable[[Step], None] | None = None
-    search: Callable[[ControlSearch], None] | None = None
+    search: Callable[[ControlSearchRequest], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Measurement:
         return values
 
     def of_control(
-        self, search: Callable[[ControlSearch], None], trial: Trial, task: str, measured: str, split: str
+        self, search: Callable[[ControlSearchRequest], None], trial: Trial, task: str, measured: str, split: str
     ) -> dict[str, Values]:
         """Returns the values of a control on a set; its run is not made again if its file exists.
 
@@ -143,7 +143,7 @@ class Measurement:
         file = self.folder / f"{trial.name}-{measured}-{split}.trec"
         if not self.performer.plan and not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            search(ControlSearch(data.store, data.queries, split, task, trial.options, trial.seed, str(file)))
+            search(ControlSearchRequest(data.store, data.queries, split, task, trial.options, trial.seed, str(file)))
         return {"": self._evaluate(str(file), measured, split, file.stem)}
 
     def _source(self, trial: Trial, measured: str) -> Source:

@@ -18,9 +18,9 @@ class Performer:
 
     Attributes:
         plan: Whether steps are printed and not performed.
-        seconds: The time of each command, from an earlier experiment too: the longest, since a step whose artifact is
-            complete takes no time.
-        planned: The steps that were printed, by command.
+        seconds: The time of each step by `record_key`, from an earlier experiment too: the longest, since a step whose
+            artifact is complete takes no time.
+        planned: The steps that were printed, by the key of their time.
     """
 
     plan: bool
@@ -30,24 +30,24 @@ class Performer:
     def perform(self, step: Step) -> None:
         """Performs a step, or prints it once. Raises InputError with the place of the step."""
         if self.plan:
-            if step.command not in self.planned:
+            if step.record_key not in self.planned:
                 say(f"$ {step.command}")
-            self.planned[step.command] = step
+            self.planned[step.record_key] = step
             return
         started = time.perf_counter()
         perform(step)
         seconds = time.perf_counter() - started
-        self.seconds[step.command] = round(max(seconds, self.seconds.get(step.command, 0.0)), 1)
+        self.seconds[step.record_key] = round(max(seconds, self.seconds.get(step.record_key, 0.0)), 1)
 
     def estimate(self) -> str:
         """Returns how many steps of each job are planned and not recorded, and about how long these take."""
-        pending = Counter(step.job for command, step in self.planned.items() if command not in self.seconds)
+        pending = Counter(step.job for key, step in self.planned.items() if key not in self.seconds)
         if not pending:
             return "all steps have run"
         counts = ", ".join(f"{count} {job}" for job, count in pending.items())
         by_job: dict[str, list[float]] = {}
-        for command, seconds in self.seconds.items():
-            job = command.split()[1].removeprefix("jobs/").removesuffix(".py")
+        for key, seconds in self.seconds.items():
+            job = key.split()[1].removeprefix("jobs/").removesuffix(".py")
             by_job.setdefault(job, []).append(seconds)
         total = sum(count * sum(by_job[job]) / len(by_job[job]) for job, count in pending.items() if job in by_job)
         unknown = [job for job in pending if job not in by_job]

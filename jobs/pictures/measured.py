@@ -10,6 +10,7 @@ from typing import Any
 
 from jobs.pictures.rates import RatePoint
 
+from indexing.corpus.named_values import parse_named_value
 from retriever.errors import InputError
 
 
@@ -30,13 +31,7 @@ def parse_rates(texts: Sequence[str]) -> dict[str, float]:
 
 def parse_labels(texts: Sequence[str]) -> dict[str, str]:
     """Returns the labels that `RUN=TEXT` give. Raises InputError for another form."""
-    labels = {}
-    for text in texts:
-        name, sign, label = text.partition("=")
-        if not name or not sign or not label.strip():
-            raise InputError(f"parameter label {text!r}: expected RUN=TEXT")
-        labels[name] = label.strip()
-    return labels
+    return dict(parse_named_value(text, f"parameter label {text!r}: expected RUN=TEXT") for text in texts)
 
 
 def read_points(
@@ -77,8 +72,8 @@ def read_points(
                 )
             runs.add(run)
             measured.setdefault(labels.get(run, run), []).append((rate, float(means[metric])))
-    for parameter, given in (("rate", rates), ("label", labels)):
-        if unknown := [run for run in given if run not in runs]:
+    for parameter, named in (("rate", rates), ("label", labels)):
+        if unknown := [run for run in named if run not in runs]:
             raise InputError(
                 f"parameter {parameter} {unknown[0]}: no file has such a run; there are: {', '.join(sorted(runs))}"
             )

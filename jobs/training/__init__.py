@@ -8,7 +8,7 @@ reranker        trains a cross-encoder
 pretraining     pretrains a backbone, or a prompt over one
 opening         opens the artifacts of a training run, and checks that all of them fit
 start_prompt    the prompt of --init, from which training starts
-runs            the course of all training jobs: workers, checkpoints, progress, curves
+runs            runs a training job: workers, checkpoints, progress lines, curves
 serving         warnings about artifacts that one server cannot serve together with a new prompt
 sweep_grid      the options of each run of a sweep
 sweep_report    the table and the picture of a sweep

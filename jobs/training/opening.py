@@ -20,7 +20,8 @@ from jobs.training.start_prompt import check_start, open_start
 from indexing.corpus.queries import Queries
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.embeddings.reader import EmbeddingsReader
-from indexing.store.artifact import Artifact, Reference
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Reference
 from indexing.store.store import Store, check_name
 from indexing.topics.reader import Topics
 from indexing.training.training_sets import (
@@ -33,6 +34,7 @@ from indexing.training.training_sets import (
 )
 from indexing.training.training_topics import agreement, training_topics
 from indexing.training.tuning import TuneMaker, open_tuning_sets, passage_embeddings
+from indexing.work.work import Target
 from retriever.errors import InputError
 from retriever.model.files import resolve
 from retriever.model.recipe import read_recipe
@@ -50,16 +52,21 @@ from retriever.systems.lora import adapter_bytes
 class RetrieverSetup:
     """The artifacts and settings of a training run, opened and checked.
 
-    queries: the number of training queries; topic_agreement: the share of them whose text has the topic of their
-    passage, None without prompts of topics.
+    Attributes:
+        queries: The number of training queries.
+        spec: The backbone, with the options that turn its texts into vectors.
+        maker: Makes the system on each worker.
+        loop: Options of the training loop.
+        target: The prompts or the model to make.
+        topic_agreement: The share of the queries whose text has the topic of their passage; None without prompts of
+            topics.
     """
 
     queries: int
     spec: EncoderSpec
     maker: TuneMaker
     loop: LoopOptions
-    inputs: dict[str, Artifact | Reference]
-    config: dict[str, Any]
+    target: Target
     topic_agreement: float | None = None
 
 
@@ -114,7 +121,8 @@ def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
     inputs |= {} if start is None else {"init": start.artifact}
     inputs |= {} if stored is None else vector_inputs(training.corpora, stored)
     inputs |= {} if topics is None else {"topics": topics.generations[0]}
-    return RetrieverSetup(num_queries, spec, maker, loop, inputs, configuration(options, maker, loop), topic_agreement)
+    target = Target(options.kind, options.task, inputs, configuration(options, maker, loop))
+    return RetrieverSetup(num_queries, spec, maker, loop, target, topic_agreement)
 
 
 def check_zero(options: TrainRetriever) -> None:
@@ -185,7 +193,7 @@ def with_regularisers(
 
 
 def vector_inputs(corpora: Sequence[SetCorpus], stored: Sequence[EmbeddingsReader]) -> dict[str, Artifact | Reference]:
-    """Returns the embeddings of each corpus by role, a generation for each one of the corpus."""
+    """Returns the embeddings of each corpus as inputs by role, as many generations as the corpus has."""
     inputs: dict[str, Artifact | Reference] = {}
     for each, embeddings in zip(corpora, stored, strict=True):
         for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):

@@ -1,4 +1,4 @@
-"""Options of the training jobs: the groups of the library, and what is trained on."""
+"""Options of the training jobs: groups of options of the library, and the training data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from jobs.training.run_options import Training
 from retriever.errors import InputError
 from retriever.options import PLURALS, TextOptions, option
 from retriever.options.categories import CategoryOptions
-from retriever.options.declaring import check_least, check_positive
 from retriever.options.flops import FlopsWeights
 from retriever.options.loop import ContrastiveOptimisation
 from retriever.options.lora import LoraOptions
@@ -23,10 +22,10 @@ from retriever.options.pretraining import PretrainingOptions
 from retriever.options.reranking import PairOptions
 from retriever.options.synthesis import BasicPromptOptions, DivergenceTerms
 from retriever.options.topics import TopicLossOptions
-from retriever.options.tuning import BatchOptions, PromptOptions, WeightOptions
+from retriever.options.tuning import BatchOptions, NetworkPrompt, PromptOptions, WeightOptions
 
 Train = Literal["prompts", "lora", "all"]
-Prompt = Literal["none", "matrix", "mlp", "synthesised", "per-task", "topics"]
+Prompt = Literal["none", "matrix", NetworkPrompt]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,8 @@ class MethodOptions(Common):
     flops: FlopsWeights = field(default_factory=FlopsWeights)
     categories: CategoryOptions = field(default_factory=CategoryOptions)
     topics: str | None = option(None, group=TopicLossOptions.GROUP)
-    """With --prompt topics: topics/NAME of the corpus (fit_topics); may be left out if the store has only one."""
+    """With --prompt topics: topics/NAME of the corpus (`riptide fit-topics`); may be left out if the store has
+    only one."""
     topic_prompts: TopicLossOptions = field(default_factory=TopicLossOptions)
     prompt_hidden: int | None = option(None, group=BasicPromptOptions.GROUP)
     """With --prompt synthesised: size of the hidden layer over the words of a query. Default: 400 (HYPER). With
@@ -46,15 +46,15 @@ class MethodOptions(Common):
     divergence: DivergenceTerms = field(default_factory=DivergenceTerms)
     sweep: tuple[str, ...] = option((), group="sweep")
     """Train with every combination of the values of some options, and choose one by --dev-split: lr=1e-2,3e-2
-    seed=0,1,2 makes six runs, prompts/TASK-lr0.01-seed0 and so on, and sweeps/TASK, which names the chosen one.
-    Settings are compared by their mean over the seeds. --curves gets a table and a picture."""
+    seed=0,1,2 makes six runs, prompts/TASK-lr0.01-seed0 and so on, and sweeps/TASK, which names the chosen one:
+    --task TASK of other jobs means that one. Settings are compared by their mean over the seeds. --curves gets a table
+    and a picture."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRetriever(Training, MethodOptions):
-    """--limit N trains on the first N queries of the split."""
-
     GROUP: ClassVar = "data"
+    HELP_FIRST: ClassVar = ("data", "optimisation", "batches", "quality during training", "what is trained", "prompt")
     MAKES: ClassVar = ("tasks", "models")
     NAMED_BY: ClassVar = ("task",)
     READS: ClassVar = {
@@ -88,8 +88,8 @@ class TrainRetriever(Training, MethodOptions):
     """Embeddings of the passages by the backbone, for --sides query; may be left out if the store has only one that was
     made with the same options."""
     init: str | None = option(None, group=WeightOptions.GROUP)
-    """Start from prompts/NAME, of the same backbone and length (`pretrain_rip --train prompts` trains one), or from
-    STORE/prompts/NAME of another store. It may have been trained for vectors of another scale (--normalize). With
+    """Start from prompts/NAME, of the same backbone and length (`riptide pretrain-rip --train prompts` trains one), or
+    from STORE/prompts/NAME of another store. It may have been trained for vectors of another scale (--normalize). With
     --prompt synthesised: continue training its network, whose sizes apply."""
     prompts: PromptOptions = field(default_factory=PromptOptions)
     negatives: str | None = None
@@ -112,27 +112,23 @@ class TrainRetriever(Training, MethodOptions):
     split of this set: quality is then the mean over it and --dev-split. Queries of several stores in one batch have
     each other's passages as negatives, equal texts too, unless --batches is one-task. To resume a run, leave its stores
     where they are."""
-    task_size: int | None = None
+    task_size: int | None = option(None, least=1)
     """Use at most N queries of each training set, drawn at random, the same ones with every --seed, so that a large set
     does not outweigh the others. Unlike --limit, which takes the first ones. Default: all."""
     batches: Literal["mixed", "one-task"] = "mixed"
     """With --also-train: mixed: each batch holds queries of all training sets; one-task: queries of one set, and sets
     take turns."""
-    refresh_epochs: float | None = None
+    refresh_epochs: float | None = option(None, positive=True)
     """Mine negatives again with the current model every N epochs (ANCE); the mined ones are used until then. Passages
     that contain a known answer are not excluded."""
-    refresh_depth: int = 100
+    refresh_depth: int = option(100, least=1)
     """Negatives per query in each of these minings."""
     batch: BatchOptions = field(default_factory=BatchOptions)
     losses: LossOptions = field(default_factory=LossOptions)
     texts: TextOptions = field(default_factory=TextOptions)
     loop: ContrastiveOptimisation = field(default_factory=ContrastiveOptimisation)
-
-    def __post_init__(self) -> None:
-        """Raises InputError if an option is out of range, or if options contradict each other."""
-        super().__post_init__()
-        check_least(self, task_size=1, refresh_depth=1)
-        check_positive(self, "refresh_epochs")
+    limit: int | None = None
+    """Train on the first N queries of the split."""
 
     def as_run(self, task: str) -> Self:
         """Returns the options of one run of a sweep."""
@@ -166,8 +162,6 @@ class TrainRetriever(Training, MethodOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class TunePrompts(TrainRetriever):
-    """--limit N trains on the first N queries of the split."""
-
     GROUP: ClassVar = "other names"
 
     train: Train = option("prompts", group=WeightOptions.GROUP)
@@ -224,8 +218,6 @@ class TunePrompts(TrainRetriever):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainReranker(Training):
-    """--limit N trains on the first N queries of the split."""
-
     GROUP: ClassVar = "data"
     MAKES: ClassVar = ("models",)
     NAMED_BY: ClassVar = ("name",)
@@ -246,6 +238,8 @@ class TrainReranker(Training):
     pairs: PairOptions = field(default_factory=PairOptions)
     dev_passages: int = option(20, group="quality during training")
     """Passages that are re-ranked for each query of the dev split: its relevant ones, and mined negatives."""
+    limit: int | None = None
+    """Train on the first N queries of the split."""
 
     @property
     def rows_per_step(self) -> int:
@@ -255,8 +249,6 @@ class TrainReranker(Training):
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainRip(Training):
-    """--limit N trains on the first N passages."""
-
     GROUP: ClassVar = PretrainingOptions.GROUP
     MAKES: ClassVar = ("models", "tasks")
     NAMED_BY: ClassVar = ("name",)
@@ -271,6 +263,8 @@ class PretrainRip(Training):
     loop: ContrastiveOptimisation = field(default_factory=ContrastiveOptimisation)
     queries: str | None = option(None, group="quality during training")
     """Name of the query set of --dev-split; may be left out if the store has only one."""
+    limit: int | None = None
+    """Train on the first N passages."""
 
     @property
     def rows_per_step(self) -> int:

@@ -11,19 +11,21 @@ from typing import Any
 
 from jobs.common.workers import say_line
 from jobs.training.options import PretrainRip
-from jobs.training.runs import describe_best, dev_split_of, draw, make, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw_curves, make, plan_complete
 
 import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.store.artifact import Artifact, Reference
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Reference
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store, check_name
 from indexing.training.dev import DevSplit
 from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs, training_rows
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks
+from indexing.work.work import Target
 from retriever.errors import InputError
 from retriever.model.configuration import load_config
 from retriever.model.files import describe_backbone, resolve, weight_files
@@ -40,9 +42,15 @@ from retriever.systems.rip import encoder_options, fit_batch
 class PretrainingSetup:
     """The artifacts and settings of a training run, opened and checked.
 
-    kind, name: those of the artifact that training makes; loop: its number of steps is that without ineligible
-    passages, which `prepare` counts; head: the files of the head in the backbone's folder, None if training has or
-    finds none.
+    Attributes:
+        corpus: The passages.
+        folder: The folder of the backbone.
+        described: The description of the backbone.
+        rip: The options of the objective.
+        loop: The options of the loop; the number of steps is that without ineligible passages, which `prepare` counts.
+        head: The files of the head in the backbone's folder; None if training has or finds none.
+        dev: The dev split; None: quality is not measured.
+        target: The prompts or the model to make.
     """
 
     corpus: Corpus
@@ -51,20 +59,17 @@ class PretrainingSetup:
     rip: RipOptions
     loop: LoopOptions
     head: dict[str, str] | None
-    kind: str
-    name: str
     dev: DevSplit | None
-    inputs: dict[str, Artifact | Reference]
-    config: dict[str, Any]
+    target: Target
 
 
 def pretrain(options: PretrainRip) -> None:
     """Runs the job."""
     store = Store(options.store).require()
     setup = open_all(store, options)
-    corpus, kind, name, inputs, config = setup.corpus, setup.kind, setup.name, setup.inputs, setup.config
+    corpus = setup.corpus
     if options.plan:
-        if not plan_complete(options, store, kind, name, inputs, config):
+        if not plan_complete(options, store, setup.target):
             weights = sum(file.stat().st_size for file in weight_files(setup.folder))
             plan(options, setup.rip, count_eligible(corpus, setup.rip, options.limit, LocalRunner()), weights)
             say_head(options, setup.head)
@@ -72,10 +77,7 @@ def pretrain(options: PretrainRip) -> None:
     artifact = make(
         options,
         store,
-        kind,
-        name,
-        inputs=inputs,
-        config=config,
+        setup.target,
         prepare=partial(prepare, store, options, setup),
         longest=positions_of(load_config(setup.folder)),
     )
@@ -85,7 +87,7 @@ def pretrain(options: PretrainRip) -> None:
         f"of {num_passages(options, corpus):,} passages, last loss {notes['loss']:.4f}{describe_best(notes)}, "
         f"{notes['numerics']}"
     )
-    draw(options, artifact)
+    draw_curves(options, artifact)
 
 
 def num_passages(options: PretrainRip, corpus: Corpus) -> int:
@@ -124,7 +126,8 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
         inputs["queries"], config["dev"] = queries.artifact, options.dev_config()
     if backbone := stored_model(store, options.backbone):
         inputs["backbone"] = backbone
-    return PretrainingSetup(corpus, folder, described, rip, loop, head, kind, name, dev, inputs, config)
+    target = Target(kind, name, inputs, config)
+    return PretrainingSetup(corpus, folder, described, rip, loop, head, dev, target)
 
 
 def configuration(
@@ -178,7 +181,7 @@ def prepare(
     )
     encoder = (
         encoder_options(rip)
-        if setup.kind == "prompts"
+        if setup.target.kind == "prompts"
         else EncoderOptions(pooling=rip.pooling, normalize=not rip.has_masks)
     )
     facts = {

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jobs.training.options import TrainReranker
-from jobs.training.runs import describe_best, dev_split_of, draw, make, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw_curves, make, plan_complete
 
 from indexing.corpus.queries import Queries
 from indexing.mining.negatives import mined_corpus, training_data
@@ -17,6 +17,7 @@ from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store, check_name
 from indexing.training.order import count_lists, read_lists
 from indexing.training.reranking import CrossMaker, open_dev_data
+from indexing.work.work import Target
 from retriever.errors import InputError
 from retriever.model.configuration import load_config
 from retriever.model.files import describe_backbone, resolve, weight_files
@@ -37,8 +38,7 @@ class RerankerSetup:
         longest: The largest length limit that the backbone allows; None: any.
         maker: Makes the system on each worker.
         loop: Options of the training loop.
-        inputs: The artifacts that the model is made from.
-        config: The configuration that enters the model's fingerprint.
+        target: The model to make.
     """
 
     split_queries: int
@@ -47,18 +47,15 @@ class RerankerSetup:
     longest: int | None
     maker: CrossMaker
     loop: LoopOptions
-    inputs: dict[str, Artifact]
-    config: dict[str, Any]
+    target: Target
 
 
 def train_reranker(options: TrainReranker) -> None:
     """Runs the job."""
     store = Store(options.store).require()
     setup = open_all(store, options)
-    name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
-    check_name("models", name)
     if options.plan:
-        if not plan_complete(options, store, "models", name, setup.inputs, setup.config):
+        if not plan_complete(options, store, setup.target):
             plan(options, setup)
         return
     counts = {"queries": setup.queries, "asked": setup.split_queries}
@@ -66,30 +63,21 @@ def train_reranker(options: TrainReranker) -> None:
     def prepare(on_ray: bool) -> tuple[CrossMaker, LoopOptions, dict[str, Any]]:
         """Adds the lists whose order the model is compared with; reading them opens the candidates."""
         pairs = setup.loop.steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
-        negatives, queries = setup.inputs["negatives"], Queries(setup.inputs["queries"])
+        negatives, queries = store.open("negatives", setup.maker.negatives), Queries.open(store, setup.maker.queries)
         lists = read_lists(store, negatives, queries, options.split, options.limit, count_lists(pairs))
         return replace(setup.maker, lists=lists), setup.loop, counts
 
-    model = make(
-        options,
-        store,
-        "models",
-        name,
-        inputs=setup.inputs,
-        config=setup.config,
-        prepare=prepare,
-        longest=setup.longest,
-    )
+    model = make(options, store, setup.target, prepare=prepare, longest=setup.longest)
     notes = model.notes
     say(
         f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
         f"{notes['loss']:.4f}{describe_best(notes)}, {notes['numerics']}"
     )
-    say(describe_order(notes.get("order")))
-    draw(options, model)
+    say(describe_ranking_change(notes.get("order")))
+    draw_curves(options, model)
 
 
-def describe_order(order: dict[str, Any] | None) -> str:
+def describe_ranking_change(order: dict[str, Any] | None) -> str:
     """Returns a line that compares the model's order of hits with the order in which they were found."""
     if order is None:
         return "order     not compared with that of the hits: the negatives name no candidates that have their ranks"
@@ -122,7 +110,11 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     folder = resolve(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
     check_length(folder, cross.max_length)
-    inputs = {"corpus": corpus.generations[-1], "queries": queries.artifact, "negatives": negatives}
+    inputs: dict[str, Artifact] = {
+        "corpus": corpus.generations[-1],
+        "queries": queries.artifact,
+        "negatives": negatives,
+    }
     if backbone := stored_model(store, options.backbone):
         inputs["backbone"] = backbone
     dev = dev_split_of(options, queries)
@@ -160,14 +152,17 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     num_queries = len(queries.split(options.split, options.limit).ids)
     weights = sum(file.stat().st_size for file in weight_files(folder))
     longest = positions_of(load_config(folder))
-    return RerankerSetup(num_queries, len(data.queries), weights, longest, maker, loop, inputs, config)
+    name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
+    check_name("models", name)
+    target = Target("models", name, inputs, config)
+    return RerankerSetup(num_queries, len(data.queries), weights, longest, maker, loop, target)
 
 
 def plan(options: TrainReranker, setup: RerankerSetup) -> None:
     """Prints what the training will read and write. The time it takes is unknown before a first run."""
     steps, weights = setup.loop.steps, setup.weights
     pairs = steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
-    mined = setup.inputs["negatives"].key
+    mined = f"negatives/{setup.maker.negatives}"
     say(f"queries   {setup.queries:,} of the {setup.split_queries:,} of {options.split}, with negatives in {mined}")
     say(f"steps     {steps:,} of {options.pairs.batch} queries on {options.workers} workers")
     say(f"pairs     {pairs:,}, at most {pairs * options.pairs.max_length:,} tokens forward and backward")

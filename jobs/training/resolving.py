@@ -1,14 +1,14 @@
-"""From the options of a job to those of the library: defaults that depend on other options, and unused options."""
+"""Converts options of train_retriever to those of the library: dependent defaults, and options without effect."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-from jobs.common.options import flatten
-from jobs.training.options import Prompt, Train, TrainRetriever
+from jobs.common.options import described, flatten
+from jobs.training.options import Train, TrainRetriever
 
 from indexing.training.training_sets import NO_NEGATIVES, parse_set
 from retriever.errors import InputError
@@ -17,23 +17,17 @@ from retriever.model.modules import SPLADE
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
 from retriever.options.categories import CategoryOptions
+from retriever.options.declaring import option_name
 from retriever.options.flops import FlopsOptions
 from retriever.options.loop import LoopOptions
 from retriever.options.losses import TEMPERATURE_LR
 from retriever.options.synthesis import DivergenceOptions, SynthesisOptions
 from retriever.options.topics import TopicOptions
-from retriever.options.tuning import COMPUTED, PROMPT_LR, Method, Parametrisation, TuneOptions
+from retriever.options.tuning import COMPUTED, PROMPT_LR, Method, NetworkPrompt, TuneOptions
 from retriever.systems.lora import require_peft
 
-# The names of these options in the configuration of an artifact.
+# The names of --train in the configuration of an artifact, where --prompt matrix is "embedding".
 METHODS: dict[Train, Method] = {"prompts": "prompt", "lora": "lora", "all": "finetune"}
-PARAMETRISATIONS: dict[Prompt, Parametrisation] = {
-    "matrix": "embedding",
-    "mlp": "mlp",
-    "synthesised": "synthesised",
-    "per-task": "per-task",
-    "topics": "topics",
-}
 LEARNING_RATES: dict[Train, float] = {"prompts": 7e-3, "lora": 4e-4, "all": 2e-5}
 WARM_UPS = (0.1, 0.04)  # fraction of the steps, for dense and for sparse vectors (naver/splade: 6,000 of 150,000)
 SPLADE_LENGTH = 256  # tokens of a text in naver/splade's configuration
@@ -63,7 +57,7 @@ def tune_options(options: TrainRetriever, saved: SynthesisOptions | None = None)
         values["negatives_per_query"] = 1 if has_mined and categories is None else 0
     if prompt != "none":
         values |= {name: value for name, value in vars(options.prompts).items() if value is not None}
-        values |= {"parametrisation": PARAMETRISATIONS[prompt], "topics": topic_options(options)}
+        values |= {"parametrisation": "embedding" if prompt == "matrix" else prompt, "topics": topic_options(options)}
     if prompt in COMPUTED:
         synthesis = synthesis_options(options, saved)
         values |= {"synthesis": synthesis, "length": synthesis.length}
@@ -81,7 +75,7 @@ def check_prompt(options: TrainRetriever) -> None:
     trains_both = (train, sides, prompt) in [("all", "untied", "synthesised"), ("all", "tied", "topics")]
     if (train == "prompts") != (prompt != "none") and not trains_both:
         expected = (
-            "matrix, mlp, synthesised, per-task or topics"
+            described(Literal["matrix", NetworkPrompt])
             if train == "prompts"
             else f"none: {trains_none}, except --train all --sides untied --prompt synthesised, or --train all "
             "--sides tied --prompt topics"
@@ -223,7 +217,7 @@ def synthesis_options(options: TrainRetriever, saved: SynthesisOptions | None = 
         return SynthesisOptions(**values)
     for name, value in values.items():
         if value != getattr(saved, name):
-            flag = SynthesisOptions.__dataclass_fields__[name].metadata.get("flag", name)
+            flag = option_name(type(saved), name).replace("_", "-")
             raise InputError(
                 f"--init {options.init}: its prompts have --{flag} {getattr(saved, name)}, and {value} is given: leave "
                 "it out"

@@ -11,17 +11,17 @@ from typing import Any
 
 from jobs.training.opening import RetrieverSetup, open_all
 from jobs.training.options import TrainRetriever
-from jobs.training.runs import QUALITY, describe_best, make, plan_complete
-from jobs.training.runs import draw as draw_curves
+from jobs.training.runs import QUALITY, describe_best, draw_curves, make, plan_complete
 from jobs.training.serving import serving_warnings
 from jobs.training.sweep_grid import Run, parse_grid
-from jobs.training.sweep_report import chosen_line, draw, table
+from jobs.training.sweep_report import chosen_line, draw_sweep, table
 from jobs.training.sweep_work import SweepWork, choose, read_outcomes
 
 import torch
 
 from indexing.embeddings.encoders import EncoderSpec
-from indexing.store.artifact import Artifact, Reference
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Reference
 from indexing.store.models import commit_files, model_folder
 from indexing.store.store import Store, check_name
 from indexing.training.training_sets import SetName
@@ -73,7 +73,7 @@ def train_retriever(options: TrainRetriever) -> None:
     for warning in serving_warnings(store, options, setup):
         say(f"warning: {warning}")
     if options.plan:
-        if not plan_complete(options, store, options.kind, options.task, setup.inputs, setup.config):
+        if not plan_complete(options, store, setup.target):
             check_derived_names(store, options, setup)
             plan(options, setup)
         return
@@ -94,8 +94,8 @@ def sweep(options: TrainRetriever) -> None:
     for each in runs:
         check_derived_names(store, each.options, setup[each.options.task])
     first = setup[runs[0].options.task]
-    configs = [setup[run.options.task].config for run in runs]
-    inputs = merge_inputs([(run.suffix, setup[run.options.task].inputs) for run in runs])
+    configs = [setup[run.options.task].target.config for run in runs]
+    inputs = merge_inputs([(run.suffix, setup[run.options.task].target.inputs) for run in runs])
 
     def train_run(each: Run) -> Artifact:
         artifact = train(store, each.options, setup[each.options.task])
@@ -120,7 +120,7 @@ def sweep(options: TrainRetriever) -> None:
         say(line)
     say(f"{artifact.url}: {chosen_line(choice, QUALITY)}")
     if options.curves:
-        say(str(draw(outcomes, choice, Path(options.curves), artifact.key, QUALITY)))
+        say(str(draw_sweep(outcomes, choice, Path(options.curves), artifact.key, QUALITY)))
 
 
 def merge_inputs(
@@ -175,10 +175,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
     artifact = make(
         options,
         store,
-        options.kind,
-        options.task,
-        inputs=setup.inputs,
-        config=setup.config,
+        setup.target,
         prepare=lambda on_ray: (setup.maker, setup.loop, notes),
         longest=longest_text(setup),
     )
@@ -255,7 +252,7 @@ def plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     say(f"queries   {setup.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
     under_topics = 0
     if topics is not None and setup.maker.topics is not None:
-        number = setup.maker.open_model().num_topics
+        number = setup.maker.open_topic_model().num_topics
         topic_of = "its text" if topics.queries == "own" else "its passage"
         say(
             f"topics    {number} of topics/{setup.maker.topics[0]}; a query has that of {topic_of}; the text of "
@@ -348,7 +345,7 @@ def topic_bytes(recipe: Recipe, setup: RetrieverSetup, hidden: int) -> tuple[int
     """
     with torch.device("meta"):
         width = empty_backbone(recipe).get_input_embeddings().weight.shape[1]
-    per_token, model = prompt_bytes(setup.spec.folder), setup.maker.open_model()
-    arrays = sum(array.nbytes for array in model.named().values())
+    per_token, model = prompt_bytes(setup.spec.folder), setup.maker.open_topic_model()
+    arrays = sum(array.nbytes for array in model.arrays_by_name().values())
     written = model.num_topics * setup.maker.tuning.length * per_token + arrays
     return 4 * 2 * width * hidden + width * per_token, written

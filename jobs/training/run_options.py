@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from retriever.errors import InputError
-from retriever.options import option
-from retriever.options.declaring import check_least, check_positive
+from retriever.options import Precision, option
+from retriever.options.declaring import check_values
 from retriever.options.loop import LoopOptions, OptimisationOptions
 
 ADAFACTOR_LR = 1e-3  # of T5 and GTR; relative to the size of the weights
@@ -22,30 +22,30 @@ class Training(ClusterJob):
 
     GROUP: ClassVar = "optimisation"
 
-    epochs: float = 1.0
+    epochs: float = option(1.0, positive=True)
     """Number of passes over the queries or passages."""
-    steps: int | None = None
+    steps: int | None = option(None, least=1)
     """Number of steps; overrides --epochs."""
     loop: OptimisationOptions = field(default_factory=OptimisationOptions)
     dev_split: str | None = option(None, group="quality during training")
     """Measure MRR@10 on this split of the query set during training, and keep the best weights."""
-    dev_limit: int | None = option(500, group="quality during training")
+    dev_limit: int | None = option(500, group="quality during training", least=1)
     """Use the first N queries of the dev split."""
-    dev_passages: int = option(2000, group="quality during training")
+    dev_passages: int = option(2000, group="quality during training", least=1)
     """Number of passages in which the queries of the dev split are searched: their relevant ones, and random others."""
     curves: str | None = option(None, group="quality during training")
     """Write TensorBoard events to this folder during training, and a picture at the end."""
-    workers: int = option(1, group="workers")
+    workers: int = option(1, group="workers", least=1)
     """Number of workers. One worker trains in this process unless there is a Ray cluster; several run on Ray, which is
     started on this machine if there is no cluster."""
-    cpus: int = option(2, group="workers")
+    cpus: int = option(2, group="workers", least=1)
     """CPU cores per worker. The numbers of workers and of cores decide how sums are rounded, so both shape the
     result."""
     gpus: Literal[0, 1] | None = option(None, group="workers")
     """GPUs per worker. Default: 1 if there is one for each worker, or for --min-workers; otherwise 0."""
-    min_workers: int | None = option(None, group="workers")
+    min_workers: int | None = option(None, group="workers", least=1)
     """Continue with at least N workers, on the same batches, if the cluster loses nodes. Default: --workers."""
-    dtype: Literal["auto", "float32", "bfloat16"] = option("auto", group="memory and precision")
+    dtype: Precision = option("auto", group="memory and precision")
     """Precision of the forward and backward pass; auto: bfloat16 if the device computes with it, otherwise float32."""
     checkpointing: bool = option(False, group="memory and precision")
     """Activation checkpointing: recompute activations in the backward pass, which needs less memory and more time."""
@@ -53,8 +53,7 @@ class Training(ClusterJob):
     def __post_init__(self) -> None:
         """Raises InputError if an option is out of range, or if options contradict each other."""
         super().__post_init__()
-        check_positive(self, "epochs")
-        check_least(self, steps=1, workers=1, cpus=1, min_workers=1, dev_passages=1, dev_limit=1)
+        check_values(self)
         if self.rows_per_step < self.workers:
             raise InputError(
                 f"--workers {self.workers} --batch {self.rows_per_step}: expected a row of the batch for each worker"

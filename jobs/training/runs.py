@@ -1,4 +1,4 @@
-"""The course of all training jobs: workers, checkpoints, progress, curves."""
+"""Runs a training job: its workers, checkpoints, progress lines and curves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from jobs.common.workers import say_line
 from jobs.training.run_options import Training
 
 from indexing.corpus.queries import Queries
-from indexing.store.artifact import Artifact, Draft, Reference, begun_document, fingerprint_of
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.documents import begun_document, fingerprint_of
 from indexing.store.models import Checkpoints, checkpoint_names
 from indexing.store.store import Store, artifact_key
 from indexing.training.cluster import run_on_ray
@@ -49,23 +50,17 @@ def dev_split_of(options: Training, queries: Queries) -> DevSplit | None:
 def make(
     options: Training,
     store: Store,
-    kind: str,
-    name: str,
+    target: Target,
     *,
-    inputs: Mapping[str, Artifact | Reference],
-    config: dict[str, Any],
     prepare: Callable[[bool], tuple[Maker, LoopOptions, dict[str, Any]]],
     longest: int | None,
 ) -> Artifact:
-    """Returns kind/NAME of the store; trains it if it is not complete.
+    """Returns the artifact of a target; trains it if it is not complete.
 
     Args:
         options: The options of the job.
         store: The store.
-        kind: prompts or models.
-        name: Name of the artifact.
-        inputs: The artifacts that it is made from.
-        config: The settings that shape it.
+        target: The prompts or the model to make.
         prepare: Called as prepare(on_ray) before a training run; returns the Maker, the options of the loop, and
             notes for the artifact.
         longest: The largest length limit that the backbone allows; None: any.
@@ -74,8 +69,10 @@ def make(
         InputError: If the input is bad. The store then holds no draft that was not there before, unless training
             has begun; without a checkpoint, that draft does not block the corrected command.
     """
-    draft = Draft(store.storage, store.cache, artifact_key(kind, name), begun_document(kind, inputs, config, False))
-    identity = fingerprint_of([{role: a.fingerprint for role, a in inputs.items()}, config])
+    kind, name = target.kind, target.name
+    document = begun_document(kind, target.inputs, target.config, False)
+    draft = Draft(store.storage, store.cache, artifact_key(kind, name), document)
+    identity = fingerprint_of([{role: a.fingerprint for role, a in target.inputs.items()}, target.config])
     last, best = (Checkpoints(store, checkpoints, identity) for checkpoints in checkpoint_names(kind, name))
     draft.check(abandoned_s=abandoned_s(last))  # refuses other options before anything is opened
     if not draft.complete:
@@ -96,16 +93,9 @@ def make(
     return store.open(kind, name)
 
 
-def plan_complete(
-    options: Training,
-    store: Store,
-    kind: str,
-    name: str,
-    inputs: Mapping[str, Artifact | Reference],
-    config: dict[str, Any],
-) -> bool:
-    """Whether kind/NAME is complete with these inputs and settings; prints that for --plan."""
-    artifact = complete_target(store, Target(kind, name, inputs, config))
+def plan_complete(options: Training, store: Store, target: Target) -> bool:
+    """Whether the artifact of a target is complete; prints that for --plan."""
+    artifact = complete_target(store, target)
     if artifact is not None:
         say_complete(artifact.url, options.curves)
     return artifact is not None
@@ -199,7 +189,7 @@ def open_curves(options: Training, title: str) -> Curves | None:
     return Curves(Path(options.curves), title=title, quality=QUALITY) if options.curves else None
 
 
-def draw(options: Training, artifact: Artifact) -> None:
+def draw_curves(options: Training, artifact: Artifact) -> None:
     """Draws the whole course of training, over all runs, if --curves is set."""
     if (curves := open_curves(options, artifact.key)) and (picture := curves.draw(artifact.notes["curve"])):
         say(str(picture))

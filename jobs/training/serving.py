@@ -55,7 +55,7 @@ def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetu
 
 
 def _remedy(settings: Mapping[str, Any], described: Mapping[str, Any]) -> str:
-    """Returns the options that would give a prompt the settings of an artifact, as a request to the user."""
+    """Returns a remedy for the user: the options with which a prompt would have the settings of an artifact."""
     flags = []
     for name in differing(settings, described):
         if name == "head":

@@ -8,7 +8,8 @@ from typing import Any
 
 from jobs.training.options import TrainRetriever
 
-from indexing.store.artifact import Artifact, Reference
+from indexing.store.artifact import Artifact
+from indexing.store.documents import Reference
 from indexing.store.models import model_folder
 from indexing.store.store import Store
 from indexing.training.tuning import open_prompt
@@ -21,7 +22,10 @@ from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, load_pro
 class StartPrompt:
     """The prompt of --init.
 
-    name: the name by which the nodes open it; artifact: its artifact, or a reference to one of another store.
+    Attributes:
+        prompt: The prompt.
+        name: The name by which the workers open it.
+        artifact: Its artifact, or a reference to an artifact of another store.
     """
 
     prompt: TaskPrompt

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from jobs.common.options import convert, described, flatten, replace
 
+from indexing.corpus.named_values import parse_named_value
 from retriever.errors import InputError
 
 Options = TypeVar("Options")
@@ -51,10 +52,8 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
     known = [name for name in flat if name not in fixed]
     values: dict[str, list[Any]] = {}
     for text in texts:
-        name, sign, listed = text.partition("=")
-        name = name.strip().removeprefix("--").replace("-", "_")
-        if not sign or not listed:
-            raise InputError(f"--sweep {text}: expected NAME=VALUE,VALUE")
+        name, listed = parse_named_value(text, f"--sweep {text}: expected NAME=VALUE,VALUE")
+        name = name.removeprefix("--").replace("-", "_")
         if name in fixed and name in flat:
             raise InputError(
                 f"--sweep {text}: all runs of a sweep have the same {name}; give it as --{name.replace('_', '-')}"

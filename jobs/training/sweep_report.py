@@ -29,7 +29,7 @@ def chosen_line(choice: Choice, quality: str) -> str:
     return f"chosen: {choice.outcome.artifact}, {quality} {choice.outcome.quality:.4f}{of_seeds}"
 
 
-def draw(outcomes: Sequence[Outcome], choice: Choice, folder: Path, title: str, quality: str) -> Path:
+def draw_sweep(outcomes: Sequence[Outcome], choice: Choice, folder: Path, title: str, quality: str) -> Path:
     """Writes sweep.json and sweep.png into a folder; returns the path of the picture.
 
     The first swept option apart from the seed is the horizontal axis; each combination of the others is a line over

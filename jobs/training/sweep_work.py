@@ -10,7 +10,8 @@ from typing import Any
 
 from jobs.training.sweep_grid import Run, Settings
 
-from indexing.store.artifact import Artifact, Draft, Reference
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.documents import Reference
 from indexing.work.tasks import Runner
 from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
 from retriever.errors import Diverged, InputError

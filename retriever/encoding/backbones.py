@@ -20,7 +20,7 @@ _ENCODERS_OF_SEQ2SEQ = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5"
 
 
 @dataclass(frozen=True)
-class BackboneKind:
+class BackboneLoader:
     """How the backbone of a pooling is opened.
 
     Attributes:
@@ -73,13 +73,13 @@ def is_pooler(name: str) -> bool:
     return any(piece.startswith("pooler") for piece in name.split("."))
 
 
-_PLAIN = BackboneKind(load_backbone, empty_backbone, Pooled.over)
-_MASKED = BackboneKind(load_masked_model, empty_masked_model, SpladePooled, is_eager=True)
-POOLINGS: dict[str, BackboneKind] = {"splade": _MASKED}
+_PLAIN = BackboneLoader(load_backbone, empty_backbone, Pooled.over)
+_MASKED = BackboneLoader(load_masked_model, empty_masked_model, SpladePooled, is_eager=True)
+POOLINGS: dict[str, BackboneLoader] = {"splade": _MASKED}
 """The kind of backbone of each pooling that is not over a plain one."""
 
 
-def backbone_kind(recipe: Recipe) -> BackboneKind:
+def backbone_kind(recipe: Recipe) -> BackboneLoader:
     """Returns how the backbone of a recipe's pooling is opened."""
     return POOLINGS.get(recipe.pooling, _PLAIN)
 

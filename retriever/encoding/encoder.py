@@ -37,7 +37,7 @@ from retriever.model.files import resolve
 from retriever.model.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.prompts.prompts import TaskPrompt, check_backbone, check_offsets
-from retriever.prompts.query_words import NO_WORDS, Words, unusable_texts
+from retriever.prompts.query_words import NO_WORDS, WordPooling, unusable_texts
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.synthesiser import KeptSynthesiser
 from retriever.prompts.table import Prompts, PromptTable, warm_up_rows
@@ -211,7 +211,7 @@ class Encoder:
             self._compile_for(prompt)
             for side, table in self._tables.items():
                 if matrices := prompt.matrices(side):
-                    table.put_topics(name, matrices, prompt.offset(side))
+                    table.put(name, matrices, prompt.offset(side))
                 elif side == "query" and prompt.synthesis is not None:
                     table.put_synthesiser(name, self._open_synthesiser(prompt.synthesis))
                 else:
@@ -476,7 +476,7 @@ class Encoder:
 
     def _cut(self, texts: np.ndarray, prompts: _TextPrompts) -> list[np.ndarray]:
         """Returns the texts of a batch in several ones if their prompts would take too much memory."""
-        if prompts.served is None or not (size := prompts.served.bytes_per_row(prompts.slots[texts])):
+        if prompts.served is None or not (size := prompts.served.computed_prompt_bytes(prompts.slots[texts])):
             return [texts]
         most = max(1, _COMPUTED_BYTES[self.device.type] // size)
         return [texts[start : start + most] for start in range(0, len(texts), most)]
@@ -488,8 +488,8 @@ class Encoder:
         return prompts.served.rows(prompts.slots[texts], lambda rows: self._words.largest(tokens, texts[rows]))
 
     @functools.cached_property
-    def _words(self) -> Words:
-        return Words(self._word_embeddings(), self._tokenizer.are_words)
+    def _words(self) -> WordPooling:
+        return WordPooling(self._word_embeddings(), self._tokenizer.are_words)
 
     def _word_embeddings(self) -> torch.Tensor:
         backbone: Any = self._eager.backbone

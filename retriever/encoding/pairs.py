@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from retriever.errors import InputError
-from retriever.forward.batching import Tokens, excess
+from retriever.forward.batching import Tokens, excess, with_titles
 from retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from retriever.model.configuration import load_config
 from retriever.model.documents import count, read_document, read_object
@@ -22,15 +22,24 @@ from retriever.model.vocabulary import check_ids, load_tokenizer
 from retriever.model.weights import check_files
 from retriever.options import RerankerOptions, TitlePolicy
 
-DEFAULT_OPTIONS = RerankerOptions()
+DEFAULT_PAIR_OPTIONS = RerankerOptions()
 _PAIRS_PER_CALL = 4_096  # pairs tokenised in one call
 
 
 class PairTokenizer:
-    """A model's fast tokenizer for pairs of at most `max_length` tokens, the longer text cut first.
+    """A model's fast tokenizer for pairs of a query and a passage; the longer text of a pair is cut first.
 
-    types: whether the model uses token types. vocabulary: rows of the model's table of token embeddings, None if
-    unknown. Raises InputError for a tokenizer that is damaged, has no vocabulary, or does not fit the model.
+    Attributes:
+        types: Whether the model uses token types.
+
+    Args:
+        folder: The folder of the model.
+        max_length: Maximum number of tokens of a pair.
+        vocabulary: Rows of the model's table of token embeddings; None: unknown.
+        trust_remote_code: Whether code in the folder may run.
+
+    Raises:
+        InputError: If the tokenizer is damaged, has no vocabulary, or does not fit the model.
     """
 
     def __init__(
@@ -50,7 +59,7 @@ class PairTokenizer:
             raise InputError(f"max_length={max_length} leaves no room beside {special} special tokens")
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Tokens, Tokens]:
-        """Returns token ids and token types of each pair. Raises InputError, naming the pair, for invalid strings."""
+        """Returns token ids and token types of pairs. Raises InputError for an invalid string; names the pair."""
         if len(queries) != len(passages):
             raise InputError(f"{len(queries)} queries and {len(passages)} passages: expected one passage for each")
         pairs = list(zip(queries, passages, strict=True))
@@ -83,18 +92,22 @@ class PairTokenizer:
         return ids, types, len(encoding)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
-        """Returns passages' strings by the title policy; an empty title adds nothing."""
-        if policy == "none":
-            return list(texts)
-        between = {"space": " ", "newline": "\n", "sep": f" {self.separator} "}[policy]
-        return [title + between + text if title else text for title, text in zip(titles, texts, strict=True)]
+        """Returns the texts of passages with their titles; see `with_titles`."""
+        return with_titles(titles, texts, policy, self.separator)
 
 
 @dataclass(frozen=True)
 class PairRecipe:
-    """How a cross-encoder scores pairs: the folder's settings, overridden by the options.
+    """How a cross-encoder scores pairs: the settings of its folder, overridden by the options.
 
-    positive_label: None for a model with one label. positions, vocabulary: as in Recipe.
+    Attributes:
+        folder: The folder.
+        model_type: The architecture.
+        labels: Number of labels.
+        positive_label: The label that means "relevant"; None for a model with one label.
+        max_length: Maximum number of tokens of a pair.
+        positions: Number of tokens for which the model has positions; None: any.
+        vocabulary: Rows of the table of token embeddings; None: unknown.
     """
 
     folder: Path
@@ -159,7 +172,7 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
     )
 
 
-def settings_of(recipe: PairRecipe, options: RerankerOptions) -> dict[str, Any]:
+def pair_settings(recipe: PairRecipe, options: RerankerOptions) -> dict[str, Any]:
     """Returns the settings of a fingerprint: files by their sha256, no paths, no device."""
     label = recipe.positive_label
     return {

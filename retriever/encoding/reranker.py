@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from retriever.encoding.pairs import DEFAULT_OPTIONS, PairTokenizer, RerankerOptions, read_pair_recipe, settings_of
+from retriever.encoding.pairs import (
+    DEFAULT_PAIR_OPTIONS,
+    PairTokenizer,
+    RerankerOptions,
+    pair_settings,
+    read_pair_recipe,
+)
 from retriever.errors import InputError
 from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded, plan
 from retriever.forward.compiling import compile_model, warm_up_batch
@@ -57,7 +63,7 @@ class Reranker:
     def __init__(
         self,
         name_or_path: str,
-        options: RerankerOptions = DEFAULT_OPTIONS,
+        options: RerankerOptions = DEFAULT_PAIR_OPTIONS,
         *,
         device: str | None = None,
         threads: int | None = None,
@@ -71,7 +77,7 @@ class Reranker:
         self.dtype = choose_dtype(options.dtype, self.device)
         folder = resolve(name_or_path)
         self._recipe = read_pair_recipe(folder, options, trust_remote_code=trust_remote_code)
-        self.config = settings_of(self._recipe, options)
+        self.config = pair_settings(self._recipe, options)
         self.fingerprint = fingerprint_of(self.config)
         self._tokenizer = PairTokenizer(
             folder, self._recipe.max_length, vocabulary=self._recipe.vocabulary, trust_remote_code=trust_remote_code
@@ -128,9 +134,9 @@ class Reranker:
         return (torch.sigmoid(logits[:, 0]) if label is None else torch.softmax(logits, dim=1)[:, label]).numpy()
 
 
-def describe_reranker(name_or_path: str | Path, options: RerankerOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
+def describe_reranker(name_or_path: str | Path, options: RerankerOptions = DEFAULT_PAIR_OPTIONS) -> dict[str, Any]:
     """Returns the settings that shape the probabilities, JSON-able: a Reranker's `config`; loads no model."""
-    return settings_of(read_pair_recipe(resolve(name_or_path), options), options)
+    return pair_settings(read_pair_recipe(resolve(name_or_path), options), options)
 
 
 def expected_reranker_numerics(options: RerankerOptions, device: str | None) -> str:

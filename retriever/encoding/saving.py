@@ -14,19 +14,20 @@ from safetensors.torch import save_file
 from torch import nn
 
 from retriever.forward.pooling import Head
-from retriever.model.modules import Dense
+from retriever.model.modules import POOLING_MODES, Dense
 from retriever.model.recipe import Recipe
 from retriever.model.vocabulary import end_texts, load_tokenizer
-
-_POOLING = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
 
 
 def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None = None) -> None:
     """Saves a backbone in the sentence-transformers layout, with the recipe's pooling, head, prefixes and lengths.
 
-    backbone: with its masked-language-model head if the recipe's vectors are sparse; then the layout is that of
-    SparseEncoder. head: the trained head, used if the recipe's head has weights; it must be given if a layer of it is
-    new.
+    Args:
+        folder: The folder; it is created.
+        recipe: How the model turns text into vectors.
+        backbone: The backbone. If the recipe's vectors are sparse, it has its masked-language-model head, and the
+            layout is that of SparseEncoder.
+        head: The trained head, if the recipe's head has weights; needed if a layer of it is new.
     """
     backbone.save_pretrained(folder)
     tokenizer = load_tokenizer(recipe.backbone, vocabulary=recipe.vocabulary, **recipe.tokenizer_args)
@@ -109,7 +110,7 @@ class _Layout:
 def _layout(recipe: Recipe) -> _Layout:
     """Returns the layout of a recipe's vectors. SparseEncoder has one limit of words for both sides."""
     if not recipe.is_sparse:
-        mode = {"pooling_mode": _POOLING[recipe.pooling], "include_prompt": True}
+        mode = {"pooling_mode": POOLING_MODES[recipe.pooling], "include_prompt": True}
         settings = {"word_embedding_dimension": recipe.hidden, **mode}
         return _Layout("sentence_transformers.models", "Transformer", "Pooling", settings)
     limits = {} if recipe.passage_terms is None else {"max_active_dims": recipe.passage_terms}

@@ -230,11 +230,16 @@ class TextTokenizer:
         return int(np.flatnonzero(self.are_words(np.arange(self._size)))[0])
 
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
-        """Returns passages' strings by the title policy; an empty title adds nothing."""
-        if policy == "none":
-            return list(texts)
-        between = {"space": " ", "newline": "\n", "sep": f" {self.separator} "}[policy]
-        return [title + between + text if title else text for title, text in zip(titles, texts, strict=True)]
+        """Returns the texts of passages with their titles; see `with_titles`."""
+        return with_titles(titles, texts, policy, self.separator)
+
+
+def with_titles(titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy, separator: str | None) -> list[str]:
+    """Returns the texts of passages with their titles in front, as the policy says; an empty title adds nothing."""
+    if policy == "none":
+        return list(texts)
+    between = {"space": " ", "newline": "\n", "sep": f" {separator} "}[policy]
+    return [title + between + text if title else text for title, text in zip(titles, texts, strict=True)]
 
 
 def _row(encoding: Encoding, limit: int) -> tuple[list[int], int]:

@@ -122,7 +122,7 @@ def dropped_out(values: torch.Tensor, probability: float, rows: int, dtype: torc
 
 
 def _threshold(probability: float) -> int:
-    """The number of the 256 values of a random byte for which a number is dropped."""
+    """Returns for how many of the 256 values of a random byte a number is dropped."""
     return round(256 * probability)
 
 

@@ -1,4 +1,4 @@
-"""Compiles the project's C++ on the machine that runs it, for its compiler and CPU, and loads the cached result."""
+"""Compiles the C++ kernels for the CPU of this machine, and loads the cached library."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def cpu_vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def describe_numerics(device: torch.device, dtype: torch.dtype, mode: Mode = "eager") -> str:
-    """Returns the numerics class: within a class, vectors are byte-identical; across classes close (cosine 0.9999)."""
+    """Returns the numerics class. Vectors of one class are byte-identical; those of two classes differ by rounding."""
     if device.type == "cuda":
         unit = f"cuda {torch.cuda.get_device_name(device)}"
     elif dtype == torch.bfloat16 and (instructions := bfloat16_instructions()):

@@ -1,4 +1,4 @@
-"""What a forward pass takes of prompts: their shape, the prompts of a batch, and the provider that makes them."""
+"""Prompts in a forward pass: their shape, the prompts of a batch, and the interface that makes them."""
 
 from __future__ import annotations
 
@@ -118,6 +118,14 @@ def rows_of(numbers: torch.Tensor, shape: PromptShape) -> PromptRows:
 
 
 def attention_order(numbers: torch.Tensor, shape: PromptShape) -> torch.Tensor:
-    """[b, m, layers * 2 * heads * head_dim] in the order of attention, [b, layers, 2, heads, m, head_dim]; a view."""
+    """Returns a view in the order of attention.
+
+    Args:
+        numbers: [b, m, layers * 2 * heads * head_dim].
+        shape: The shape of the backbone's keys and values.
+
+    Returns:
+        [b, layers, 2, heads, m, head_dim].
+    """
     layers, heads, head_dim = shape
     return numbers.unflatten(2, (layers, 2, heads, head_dim)).permute(0, 2, 3, 4, 1, 5)

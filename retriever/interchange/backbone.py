@@ -1,4 +1,4 @@
-"""Opens the backbone that a prompt of another tool must fit, with what such prompts are compared with."""
+"""The backbone of a prompt from another tool: opens it, and checks that the prompt fits."""
 
 from __future__ import annotations
 

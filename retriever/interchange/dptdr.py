@@ -111,7 +111,7 @@ def _read_model(path: Path, backbone: Backbone) -> Checkpoint:
 
 
 def _rows_of(tensors: Mapping[str, torch.Tensor], file: Path, backbone: Backbone) -> torch.Tensor:
-    """The rows of a prefix encoder, which its network computes if it has one."""
+    """Returns the rows of a prefix encoder; its network computes them if it has one."""
     network = [name for name in _NETWORK if name in tensors]
     needed = (_EMBEDDING, *_NETWORK) if network else (_EMBEDDING,)
     if missing := [name for name in needed if name not in tensors]:

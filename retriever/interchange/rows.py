@@ -53,7 +53,7 @@ def check_rows(rows: torch.Tensor, name: str, file: Path, backbone: Backbone) ->
 
 
 def check_numbers(tensor: torch.Tensor, name: str, file: Path) -> None:
-    """Raises InputError unless a tensor has finite numbers of a type that prompts have, one place for each."""
+    """Raises InputError unless a tensor has finite numbers, is dense and has a dtype of prompts."""
     if tensor.dtype not in _DTYPES or not tensor.is_contiguous():
         raise InputError(
             f"{file}: {name} is {tensor.dtype} {list(tensor.shape)}, expected contiguous float32, float16 or bfloat16"

@@ -1,4 +1,4 @@
-"""Losses over the vectors of a whole batch: pure functions, and the choice among them.
+"""Losses over the vectors of a whole batch: pure functions, and their registry.
 
 contrastive    contrastive losses, of one side and symmetric
 distillation   losses that follow the scores of a teacher
@@ -10,18 +10,21 @@ divergence     the regulariser of computed prompts
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from retriever.losses.category import category_loss, overlap, topic_loss, weighted_positives_loss
-from retriever.losses.contrastive import contrastive_loss, own_loss, symmetric_loss
+from retriever.losses.contrastive import contrastive_loss, own_loss, symmetric_loss, symmetric_sum_loss
 from retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
 from retriever.losses.temperature import LearnedTemperature
 from retriever.options.losses import Loss
 from retriever.options.tuning import NegativesFrom
 
 __all__ = [
+    "CONTRASTIVE",
+    "DISTILLATION",
     "Labels",
     "LearnedTemperature",
     "batch_loss",
@@ -36,6 +39,16 @@ __all__ = [
     "topic_loss",
     "weighted_positives_loss",
 ]
+
+
+CONTRASTIVE: dict[str, Callable[..., torch.Tensor]] = {
+    "contrastive": contrastive_loss,
+    "symmetric": symmetric_loss,
+    "symmetric-sum": symmetric_sum_loss,
+}
+"""Losses over the positives of queries: arguments of `contrastive_loss`."""
+DISTILLATION: dict[str, Callable[..., torch.Tensor]] = {"kl": kl_loss, "margin-mse": margin_mse_loss}
+"""Losses over the scores of a teacher: arguments of `kl_loss`."""
 
 
 class Labels(NamedTuple):
@@ -73,10 +86,10 @@ def batch_loss(
     """Returns a loss of a batch by its name.
 
     Args:
-        loss: The name of the loss.
+        loss: The name of the loss, in CONTRASTIVE or DISTILLATION.
         queries: float32 [m, d].
         passages: float32 [p, d].
-        labels: The labels of the batch; "kl" and "margin-mse" need the teacher's.
+        labels: The labels of the batch; distillation losses need the teacher's.
         temperature: Similarities are divided by it.
         contrastive_weight: A distillation loss is increased by this times the contrastive loss.
         negatives_from: "batch": the contrastive loss is `contrastive_loss`, over all passages; "own": it is `own_loss`,
@@ -85,24 +98,16 @@ def batch_loss(
     Returns:
         The loss, a scalar.
     """
-    shared = (labels.positives, temperature, labels.ignored)
 
-    def contrast() -> torch.Tensor:
+    def contrast(name: str) -> torch.Tensor:
         if negatives_from == "batch":
-            return contrastive_loss(queries, passages, *shared)
+            return CONTRASTIVE[name](queries, passages, labels.positives, temperature, labels.ignored)
         assert labels.groups is not None, "own negatives need the groups of the labels"
         return own_loss(queries, passages, labels.groups, temperature, labels.ignored)
 
-    if loss == "contrastive":
-        return contrast()
-    if loss == "symmetric":
-        return symmetric_loss(queries, passages, *shared)
-    if loss == "symmetric-sum":
-        return 2 * symmetric_loss(queries, passages, *shared)
+    if loss in CONTRASTIVE:
+        return contrast(loss)
     assert labels.groups is not None, "a distillation loss needs the labels of a teacher"
     assert labels.teacher is not None, "a distillation loss needs the labels of a teacher"
-    distill = kl_loss if loss == "kl" else margin_mse_loss
-    total = distill(queries, passages, labels.groups, labels.teacher, temperature)
-    if contrastive_weight:
-        total = total + contrastive_weight * contrast()
-    return total
+    total = DISTILLATION[loss](queries, passages, labels.groups, labels.teacher, temperature)
+    return total + contrastive_weight * contrast("contrastive") if contrastive_weight else total

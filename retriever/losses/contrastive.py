@@ -65,6 +65,17 @@ def symmetric_loss(
     return (contrastive_loss(queries, passages, positives, temperature, ignored) + by_passage) / 2
 
 
+def symmetric_sum_loss(
+    queries: torch.Tensor,
+    passages: torch.Tensor,
+    positives: torch.Tensor,
+    temperature: float = 1.0,
+    ignored: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns the sum of both directions of `symmetric_loss` (GTR); arguments as there."""
+    return 2 * symmetric_loss(queries, passages, positives, temperature, ignored)
+
+
 def own_loss(
     queries: torch.Tensor,
     passages: torch.Tensor,

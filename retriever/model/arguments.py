@@ -103,7 +103,7 @@ def check_model_arguments(settings: Mapping[str, Any], file: Path, *, trust_remo
 def _checked(
     settings: Mapping[str, Any], names: tuple[str, ...], known: Mapping[str, type[Any] | None], file: Path
 ) -> dict[str, Any]:
-    """The first of `names` that the settings have, with known keys and types only."""
+    """Returns the first of `names` that the settings have, with known keys and types only."""
     name = next((name for name in names if name in settings), names[0])
     for other in names:
         if other != name and settings.get(other):

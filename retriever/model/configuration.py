@@ -114,7 +114,7 @@ def check_fields(content: Mapping[str, Any], file: Path) -> None:
 
 
 def _fields(content: Any) -> Iterator[tuple[str, Any]]:
-    """All fields of a JSON value, at any depth."""
+    """Yields the fields of a JSON value, at any depth."""
     pending = [content]
     while pending:
         value = pending.pop()

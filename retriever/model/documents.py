@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from retriever.errors import InputError
+from retriever.errors import InputError, shortened
 
 MOST_BYTES = 16 << 20  # of a JSON file
 MOST_DIGITS = 308  # of an integer: more cannot be converted to a float
@@ -136,6 +136,28 @@ def count(document: Mapping[str, Any], name: str, file: Path, *, least: int = 1)
     if not has_type(value, int) or value < least:
         raise InputError(f"{file}: {name}: expected an integer of at least {least}, got {shown(document[name])}")
     return int(value)
+
+
+def check_object(value: Any, types: Mapping[str, type | None], path: str, file: Path) -> None:
+    """Raises InputError unless a JSON value is an object with exactly the fields of `types`.
+
+    Args:
+        value: The value.
+        types: The type of each field; None: any.
+        path: The place of the object in the file, with a point at its end; empty: the content of the file.
+        file: The file, for messages.
+    """
+    if not isinstance(value, dict):
+        raise InputError(f"{file}: {path.rstrip('.') or 'content'}: expected an object, got {shown(value)}")
+    for name, item in value.items():
+        if name not in types:
+            raise InputError(f"{file}: {path}{shortened(name, 60)}: unknown field; expected {', '.join(types)}")
+        kind = types[name]
+        if kind is not None and not has_type(item, kind):
+            raise InputError(f"{file}: {path}{name}: expected {kind.__name__}, got {shown(item)}")
+    for name in types:
+        if name not in value:
+            raise InputError(f"{file}: {path}{name}: missing")
 
 
 def inner_path(value: Any, name: str, file: Path) -> str:

@@ -16,7 +16,8 @@ _TRANSFORMER_CONFIGS = [
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
-_POOLING_NAMES: dict[str, Pooling] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+POOLING_MODES: dict[Pooling, str] = {"cls": "cls", "mean": "mean", "last": "lasttoken"}
+"""The names of poolings in the files of sentence-transformers."""
 _OLD_POOLING_KEYS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -47,10 +48,15 @@ class Dense:
 
 @dataclass(frozen=True)
 class ModelModules:
-    """What the modules of a model folder say. In a plain Hugging Face folder, the backbone is the folder.
+    """The modules of a model folder. In a plain Hugging Face folder, the backbone is the folder itself.
 
-    backbone: its folder; settings_file, settings: sentence-transformers' settings of the backbone, empty without such a
-    file; head: the steps after pooling; splade_file: the settings of SpladePooling, None for other models.
+    Attributes:
+        backbone: The folder of the backbone.
+        settings_file: The file with sentence-transformers' settings of the backbone.
+        settings: Its content; empty without such a file.
+        pooling: Pooling of token vectors.
+        head: The steps after pooling.
+        splade_file: The file with the settings of SpladePooling; None for other models.
     """
 
     backbone: Path
@@ -87,7 +93,7 @@ def read_modules(folder: Path) -> ModelModules:
 
 
 def _list_modules(folder: Path) -> list[tuple[str, str]]:
-    """(kind, folder) of each sentence-transformers module; empty for a plain Hugging Face folder."""
+    """Returns (kind, folder) of each sentence-transformers module; empty for a plain Hugging Face folder."""
     file = folder / "modules.json"
     if not file.exists() and not file.is_symlink():
         for name in (ENCODER_CONFIG, "1_Pooling"):
@@ -145,7 +151,7 @@ def check_splade(file: Path, vocabulary: int | None) -> None:
 def _transformer_settings(
     backbone: Path, kind: str = "Transformer", *, is_splade: bool = False
 ) -> tuple[Path, dict[str, Any]]:
-    """The file with sentence-transformers' settings of a backbone, and its content; empty if there is no such file.
+    """Returns the file with sentence-transformers' settings of a backbone, and its content, empty if it is missing.
 
     kind: its module. With SpladePooling, a Transformer has the task fill-mask, which is the default of MLMTransformer.
     """
@@ -184,11 +190,12 @@ def _read_pooling(file: Path) -> Pooling:
         key for key, value in config.items() if key.startswith("pooling_mode") and value and key not in known
     ]:
         raise InputError(f"{file}: {unknown[0]}: unknown pooling mode (cls, mean and lasttoken are supported)")
-    if len(modes) != 1 or modes[0] not in _POOLING_NAMES:
+    names = {mode: name for name, mode in POOLING_MODES.items()}
+    if len(modes) != 1 or modes[0] not in names:
         raise InputError(f"{file}: pooling {' + '.join(modes)} is not supported (cls, mean and lasttoken are)")
     if field(config, "include_prompt", bool, file) is False:
         raise InputError(f"{file}: include_prompt=false (pooling that leaves the prefix out) is not supported")
-    return _POOLING_NAMES[modes[0]]
+    return names[modes[0]]
 
 
 def _read_dense(folder: Path, path: str) -> Dense:

@@ -1,4 +1,4 @@
-"""Resolves the options against the files of a model folder: how text becomes a vector; loads no weights."""
+"""How a model turns text into vectors: the settings of its folder, overridden by options; loads no weights."""
 
 from __future__ import annotations
 
@@ -40,11 +40,29 @@ _IDLE_CONFIG_KEYS = {
 class Recipe:
     """How a model turns text into vectors: the folder's settings, overridden by the options.
 
-    head: the steps after pooling, in order; "normalize" scales a vector to length 1. positions: the number of tokens
-    that the backbone has positions for, None if its positions are relative. vocabulary: rows of its table of token
-    embeddings, None if unknown. append_eos: every text ends with the end-of-sequence token, which is added if
-    the tokenizer does not. unused_prompts: names of the folder's prompts, if it has some, and none of them is for
-    queries. query_terms, passage_terms: words of a sparse vector at most; None: all.
+    Attributes:
+        folder: The model folder.
+        backbone: The folder of the backbone.
+        model_type: The architecture of the backbone.
+        pooling: Pooling of token vectors.
+        head: The steps after pooling, in order; "normalize" scales a vector to length 1.
+        query_prefix: Text in front of each query.
+        passage_prefix: Text in front of each passage.
+        unused_prompts: Names of the folder's prompts if none of them is for queries; else empty.
+        query_length: Maximum number of tokens of a query.
+        passage_length: Maximum number of tokens of a passage.
+        lower_case: Texts are converted to lower case.
+        append_eos: Every text ends with the end-of-sequence token, which is added if the tokenizer does not.
+        padding_side: The side on which batches are padded.
+        hidden: Numbers of a token vector.
+        dim: Numbers of a vector.
+        positions: Number of tokens for which the backbone has positions; None if its positions are relative.
+        first_position: The usual position of the first token of a text.
+        vocabulary: Rows of the table of token embeddings; None: unknown.
+        tokenizer_args: Arguments of the tokenizer, from the files of sentence-transformers.
+        config_args: Arguments of the configuration, from the same files.
+        query_terms: Maximum number of words of a sparse vector of a query; None: all.
+        passage_terms: The same for passages.
     """
 
     folder: Path
@@ -237,7 +255,7 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
 
 
 def _weights_of(recipe: Recipe, step: Dense) -> list[Path]:
-    """The files with the weights of a dense layer. A new layer has none, and no settings to store."""
+    """Returns the files with the weights of a dense layer; empty for a new layer."""
     assert step.folder is not None
     return weight_files(recipe.folder / step.folder)
 
@@ -279,7 +297,7 @@ def _lengths(
     tokenizer_args: dict[str, Any],
     options: EncoderOptions,
 ) -> tuple[int, int, str]:
-    """Tokens of a query and of a passage, and the side on which the tokenizer pads."""
+    """Returns the maximum tokens of a query and of a passage, and the side on which the tokenizer pads."""
     tokenizer_file = backbone / "tokenizer_config.json"
     tokenizer = read_object(tokenizer_file) | tokenizer_args
     positions = positions_of(config)

@@ -209,7 +209,7 @@ def load_tensors(folder: Path, expected: Mapping[str, tuple[int, ...]], prefix: 
 
 
 def _shards(index: Path, files: Sequence[Path]) -> list[Path]:
-    """The files that an index of shards names. Raises InputError for a damaged index, and for one that is missing."""
+    """Returns the files that an index of shards names. Raises InputError if one is missing or damaged."""
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
         raise InputError(f"{index}: weight_map: expected a file name for each tensor, got {shown(names)}")
@@ -220,12 +220,15 @@ def _shards(index: Path, files: Sequence[Path]) -> list[Path]:
 
 
 def _lacking(model: Any, missing: set[str], fresh: Sequence[Part]) -> set[str]:
-    """The tensors of fresh parts that are missing as a whole; a part of which some are there is not excused."""
+    """Returns the missing tensors of fresh parts whose tensors are all missing.
+
+    If only some tensors of a part are missing, the file is damaged, and these are not among them.
+    """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     ordinary = {value.data_ptr() for name, value in parameters.items() if not any(part(name) for part in fresh)}
     lacking: set[str] = set()
     for part in fresh:
-        # A tensor that is tied to one of the backbone's is there whenever the backbone is.
+        # A tensor that is tied to one of the backbone's is never missing on its own.
         names = {name for name, value in parameters.items() if part(name) and value.data_ptr() not in ordinary}
         absent = {name for name in missing if part(name)}
         if names <= missing:
@@ -234,7 +237,7 @@ def _lacking(model: Any, missing: set[str], fresh: Sequence[Part]) -> set[str]:
 
 
 def _encoder_tensors(model: Any) -> set[str]:
-    """The tensors of a model's encoder, without the token embeddings, which a decoder has too."""
+    """Returns the tensors of a model's encoder, without the token embeddings, which a decoder has too."""
     return {name for name in model.state_dict() if name.startswith("encoder.") and "embed_tokens" not in name}
 
 
@@ -250,7 +253,7 @@ def _has_decoder(folder: Path) -> bool:
 
 
 def _numbered(name: str) -> list[tuple[str, str]]:
-    """(path, number) of each numbered component of a tensor's name: `encoder.layer.3.x` gives (encoder.layer, 3)."""
+    """Returns (path, number) of each number in a tensor's name: `encoder.layer.3.x` gives (encoder.layer, 3)."""
     pieces = name.split(".")
     return [(".".join(pieces[:place]), piece) for place, piece in enumerate(pieces) if piece.isdigit()]
 

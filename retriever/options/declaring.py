@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, Field, field
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import MISSING, Field, asdict, field, fields
+from types import NoneType
+from typing import Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
 from retriever.errors import InputError
 
@@ -21,6 +23,11 @@ def option(
     hidden: bool = False,
     positional: bool = False,
     repeated: bool = False,
+    least: float | None = None,
+    positive: bool = False,
+    share: bool = False,
+    choices: Collection[Any] | None = None,
+    later: bool = False,
 ) -> Any:
     """Declares a field of a dataclass that is an option of a job, for what its name, type and docstring do not say.
 
@@ -37,6 +44,11 @@ def option(
         hidden: Leave the option out of --help.
         positional: The value is given without a name.
         repeated: The option is given once for each value of a tuple: --query A --query B.
+        least: The smallest allowed number, which must be finite.
+        positive: Only finite numbers above 0 are allowed.
+        share: Only numbers from 0 to less than 1 are allowed.
+        choices: All allowed values, if the type does not list them.
+        later: The option was added after artifacts existed: `stored_options` has it only if it is not the default.
     """
     settings = {
         "flag": flag,
@@ -46,49 +58,106 @@ def option(
         "hidden": hidden,
         "positional": positional,
         "repeated": repeated,
+        "least": least,
+        "positive": positive,
+        "share": share,
+        "choices": choices,
+        "later": later,
     }
-    metadata = {name: value for name, value in settings.items() if value}
+    metadata = {name: value for name, value in settings.items() if value or (name == "least" and value is not None)}
     return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
-def check_choices(options: object, **allowed: Sequence[Any]) -> None:
-    """Raises InputError for a field that has none of its allowed values."""
-    for name, values in allowed.items():
-        if (value := getattr(options, name)) not in values:
-            expected = ", ".join(str(each) for each in values if each is not None)
-            raise InputError(f"parameter {_name(options, name)} {value!r}: expected one of {expected}")
+def stored_options(options: Any) -> dict[str, Any]:
+    """Returns the options for a record, JSON-able, without later options that have their default.
+
+    So artifacts that were made before an option existed keep their fingerprints.
+    """
+    later = {each.name: each.default for each in fields(options) if _settings(type(options), each.name).get("later")}
+    return {name: value for name, value in asdict(options).items() if name not in later or value != later[name]}
+
+
+class OptionGroup:
+    """The base of classes of options: refuses values that the fields do not allow."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a value that its field does not allow."""
+        check_values(self)
+
+
+class _Rule(NamedTuple):
+    """The values that a field allows.
+
+    Attributes:
+        option: The name of the option.
+        choices: All values; None: any.
+        is_optional: Whether None is allowed.
+        bounds: The settings `least`, `positive` and `share` of `option`.
+    """
+
+    option: str
+    choices: Collection[Any] | None
+    is_optional: bool
+    bounds: Mapping[str, Any]
+
+
+def check_values(options: object) -> None:
+    """Raises InputError for a field with a value that its type `Literal`, or its declaration, does not allow."""
+    for name, (option, choices, is_optional, bounds) in _rules(cast(Hashable, type(options))).items():
+        value = getattr(options, name)
+        if value is None and (is_optional or choices is None):
+            continue
+        if choices is not None and value not in choices:
+            raise InputError(f"parameter {option} {value!r}: expected one of {', '.join(map(str, choices))}")
+        if "least" in bounds:
+            _check_least(value, bounds["least"], option)
+        if "positive" in bounds and not 0 < value < math.inf:
+            raise InputError(f"parameter {option} {value}: expected more than 0{_finite(value)}")
+        if "share" in bounds and not 0 <= value < 1:
+            raise InputError(f"parameter {option} {value}: expected a share, 0 to less than 1")
 
 
 def check_least(options: object, **least: float) -> None:
     """Raises InputError for a field with a number that is too small, or not finite; None is allowed."""
     for name, smallest in least.items():
-        value = getattr(options, name)
-        if value is not None and not smallest <= value < math.inf:
-            raise InputError(f"parameter {_name(options, name)} {value}: expected at least {smallest}{_finite(value)}")
+        if (value := getattr(options, name)) is not None:
+            _check_least(value, smallest, option_name(type(options), name))
 
 
-def _name(options: object, field_name: str) -> str:
-    """Returns the name of the option that a field declares."""
-    fields: dict[str, Field[Any]] = options.__dataclass_fields__  # type: ignore[attr-defined]
-    return str(fields[field_name].metadata.get("flag") or field_name).replace("-", "_")
+def _check_least(value: float, least: float, option: str) -> None:
+    if not least <= value < math.inf:
+        raise InputError(f"parameter {option} {value}: expected at least {least}{_finite(value)}")
+
+
+@functools.cache
+def _rules(options: Any) -> Mapping[str, _Rule]:
+    """Returns the rules of the fields of a class that do not allow all values of their types."""
+    rules, hints = {}, get_type_hints(options)
+    for name in (each.name for each in fields(options)):
+        members = (hints[name],) if get_origin(hints[name]) is Literal else get_args(hints[name])
+        literals = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
+        settings = _settings(options, name)
+        bounds: dict[str, Any] = {each: settings[each] for each in ("least", "positive", "share") if each in settings}
+        choices = settings.get("choices", literals or None)
+        if bounds or choices is not None:
+            rules[name] = _Rule(option_name(options, name), choices, NoneType in members, bounds)
+    return rules
+
+
+def _settings(options: type, name: str) -> dict[str, Any]:
+    """Returns the settings of a field: those of its class, then those of base classes that declare it too."""
+    settings: dict[str, Any] = {}
+    for each in reversed(options.__mro__):
+        declared: Mapping[str, Field[Any]] = getattr(each, "__dataclass_fields__", {})
+        settings |= declared[name].metadata if name in declared else {}
+    return settings
+
+
+def option_name(options: type, name: str) -> str:
+    """Returns the name of the option that a field declares, in its class or in a base class."""
+    return str(_settings(options, name).get("flag", name)).replace("-", "_")
 
 
 def _finite(value: float) -> str:
-    """Returns the rest of a message about a number that is not finite."""
+    """Returns the end of a message about a number: a request for a finite one if it is not finite."""
     return "" if math.isfinite(value) else ", and a finite number"
-
-
-def check_positive(options: object, *names: str) -> None:
-    """Raises InputError for a field with a number that is not above 0, or not finite; None is allowed."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not 0 < value < math.inf:
-            raise InputError(f"parameter {_name(options, name)} {value}: expected more than 0{_finite(value)}")
-
-
-def check_share(options: object, *names: str) -> None:
-    """Raises InputError for a field with a number that is not from 0 to less than 1; None is allowed."""
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not 0 <= value < 1:
-            raise InputError(f"parameter {_name(options, name)} {value}: expected a share, 0 to less than 1")

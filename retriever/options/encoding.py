@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from retriever.options.declaring import check_choices, check_least
+from retriever.options.declaring import OptionGroup, option, stored_options
 
 Side = Literal["query", "passage"]
 SIDES: tuple[Side, Side] = ("query", "passage")
 PLURALS: dict[Side, str] = {"query": "queries", "passage": "passages"}
-Pooling = Literal["cls", "mean", "last", "splade"]
-VECTORS: dict[str, str] = {"cls": "dense", "mean": "dense", "last": "dense", "splade": "sparse"}
+DensePooling = Literal["cls", "mean", "last"]
+SparsePooling = Literal["splade"]
+Pooling = Literal[DensePooling, SparsePooling]
+VECTORS = {**dict.fromkeys(get_args(DensePooling), "dense"), **dict.fromkeys(get_args(SparsePooling), "sparse")}
 """The kind of the vectors that each pooling makes."""
 TitlePolicy = Literal["space", "newline", "sep", "none"]
+Precision = Literal["auto", "float32", "bfloat16"]
+Compile = Literal["auto", "never", "always"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions:
-    """What shapes the vector of a text. None: the setting of the model folder, or the default named there."""
+class TextOptions(OptionGroup):
+    """Options that shape the vector of a text. None: the setting of the model folder, or the default in the help."""
 
     GROUP: ClassVar = "texts and vectors"
 
-    pooling: Pooling | None = None
+    pooling: Pooling | None = option(None, choices=VECTORS)
     """Pooling of token vectors. Default: the setting in the backbone's folder, or mean. splade: sparse vectors, which
     hold weights of the vocabulary's words by the backbone's masked-language-model head. This and the next options shape
     the vectors: use the values with which the store's embeddings were made."""
@@ -35,14 +39,14 @@ class TextOptions:
     title: TitlePolicy = "space"
     """Separator between a passage's title and its text: a space, a newline, or the tokenizer's separator token; none:
     leave out the title."""
-    query_length: int | None = None
+    query_length: int | None = option(None, least=1)
     """Maximum number of tokens per query, special tokens included. Longer queries are cut; the job says how many.
     Default: the setting in the backbone's folder, which is at most the number of its positions, or 512; 256 in training
     of sparse vectors (naver/splade) if the folder is no SPLADE model."""
-    passage_length: int | None = None
+    passage_length: int | None = option(None, least=1)
     """Maximum number of tokens per passage, special tokens included; default: as for queries. Longer passages are cut;
     the job says how many."""
-    dimension: int | None = None
+    dimension: int | None = option(None, least=1)
     """Keep this many leading dimensions of each vector, then normalise again, for Matryoshka models. Default: all."""
     append_eos: bool = False
     """End every text with the end-of-sequence token if the tokenizer does not add it. The setting add_eos_token in
@@ -50,43 +54,28 @@ class TextOptions:
     padding_side: Literal["right", "left"] | None = None
     """The side on which batches are padded. Default: the tokenizer's."""
 
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that no model accepts."""
-        check_choices(self, pooling=(None, *VECTORS), title=get_args(TitlePolicy))
-        check_choices(self, padding_side=(None, "right", "left"))
-        check_least(self, query_length=1, passage_length=1, dimension=1)
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions(TextOptions):
-    """How text becomes a vector. None: the setting of the model folder, or the default named there."""
+    """Options of an encoder. None: the setting of the model folder, or the default in the help."""
 
     GROUP: ClassVar = TextOptions.GROUP
 
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Precision = "auto"
     """The dtype of the backbone; auto: bfloat16 on CUDA and on CPUs with bfloat16 products, otherwise float32. Pooling
     and the layers after it are float32."""
-    compile: Literal["auto", "never", "always"] = "auto"
+    compile: Compile = "auto"
     """torch.compile; auto: if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
     which are faster without it; always: an error if compiling fails."""
-    query_terms: int | None = None
+    query_terms: int | None = option(None, least=1, later=True)
     """With sparse vectors: keep this many words of a query, those with the largest weights. Default: the setting
     max_active_dims in the model's folder, or all."""
-    passage_terms: int | None = None
+    passage_terms: int | None = option(None, least=1, later=True)
     """With sparse vectors: keep this many words of a passage. Default: as for queries."""
 
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that no model accepts."""
-        super().__post_init__()
-        check_choices(self, dtype=("auto", "float32", "bfloat16"), compile=("auto", "never", "always"))
-        check_least(self, query_terms=1, passage_terms=1)
-
     def stored(self) -> dict[str, Any]:
-        """Returns the options for a record, JSON-able.
-
-        Options that came later are in it only if they are set, so that records of other encoders keep their bytes.
-        """
-        return {name: value for name, value in asdict(self).items() if name not in LATER_OPTIONS or value is not None}
+        """Returns the options for a record, JSON-able; see `stored_options`."""
+        return stored_options(self)
 
 
 LATER_OPTIONS = ("query_terms", "passage_terms")
@@ -94,7 +83,7 @@ DEFAULT_OPTIONS = EncoderOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
-class RerankerOptions:
+class RerankerOptions(OptionGroup):
     """How a pair becomes a probability. None: the setting of the model folder, or the default named here.
 
     max_length: tokens of query and passage together, special tokens included; the longer text is cut first (default:
@@ -106,14 +95,8 @@ class RerankerOptions:
         takes about 15 s, so it pays for more than about a thousand pairs.
     """
 
-    max_length: int | None = None
+    max_length: int | None = option(None, least=1)
     title: TitlePolicy = "space"
-    positive_label: int | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    compile: Literal["auto", "never", "always"] = "never"
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that no model accepts."""
-        check_choices(self, title=get_args(TitlePolicy), dtype=("auto", "float32", "bfloat16"))
-        check_choices(self, compile=("auto", "never", "always"))
-        check_least(self, max_length=1, positive_label=0)
+    positive_label: int | None = option(None, least=0)
+    dtype: Precision = "auto"
+    compile: Compile = "never"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retriever.errors import InputError
-from retriever.options.declaring import check_least, option
+from retriever.options.declaring import OptionGroup, option
 
 # Weights for queries and passages in naver/splade's configurations; HYPER's printed 0.3 and 0.1 zero the vectors.
 SOFTMAX_WEIGHTS = (3e-4, 1e-4)
@@ -15,15 +15,15 @@ WARM_UP = 1 / 3  # fraction of the steps: 50,000 of 150,000
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlopsWeights:
+class FlopsWeights(OptionGroup):
     """Weights of the regulariser. None: the default depends on the loss and on what is trained."""
 
     GROUP: ClassVar = "sparse vectors"
 
-    queries: float | None = option(None, flag="flops-queries")
+    queries: float | None = option(None, flag="flops-queries", least=0)
     """With sparse vectors: weight of the FLOPS regulariser of queries: larger values leave fewer words in a vector.
     Default: 3e-4, or 0.5 with --loss margin-mse (naver/splade)."""
-    passages: float | None = option(None, flag="flops-passages")
+    passages: float | None = option(None, flag="flops-passages", least=0)
     """With sparse vectors: weight of the FLOPS regulariser of passages. Default: 1e-4, or 0.4 with --loss margin-mse;
     not with --sides query, which does not encode them."""
     warm_up: float | None = option(None, flag="flops-warm-up")
@@ -31,7 +31,7 @@ class FlopsWeights:
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
-        check_least(self, queries=0, passages=0)
+        super().__post_init__()
         self._check_warm_up()
 
     def _check_warm_up(self) -> None:
@@ -65,9 +65,9 @@ class FlopsOptions(FlopsWeights):
         warm_up: Steps in which both weights rise, by the square of the fraction of these steps.
     """
 
-    queries: float = option(flag="flops-queries")
-    passages: float = option(flag="flops-passages")
-    warm_up: int = option(flag="flops-warm-up")
+    queries: float = option()
+    passages: float = option()
+    warm_up: int = option()
 
     def _check_warm_up(self) -> None:
         if self.warm_up < 1:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 from retriever.errors import InputError
-from retriever.options.declaring import check_choices, check_least, check_positive, check_share, option
+from retriever.options.declaring import OptionGroup, option
 
 OptimizerName = Literal["adamw", "adafactor"]
 # Loop options that do not shape the result: a run may resume with other values of them.
@@ -15,56 +15,51 @@ HOW = ("checkpoint_every", "checkpoint_minutes", "grad_cache", "zero", "offload"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimisationOptions:
+class OptimisationOptions(OptionGroup):
     """How any system is trained. None: the default depends on what is trained."""
 
     GROUP: ClassVar = "optimisation"
 
-    lr: float | None = None
+    lr: float | None = option(None, positive=True)
     """Peak learning rate, reached after linear warm-up and decayed linearly to 0. Default: 7e-3 for prompts (DPTDR),
     1e-3 for the networks that compute synthesised prompts (HYPER), prompts per task and prompts of topics, 4e-4 for
     LoRA (Hu et al. 2021, RoBERTa), 2e-5 for fine-tuning and for a re-ranker, 1e-4 for pretraining (DPTDR), 1e-3 with
     --optimizer adafactor. A network of prompts that is trained together with the backbone always has 1e-3. A prompt
-    that is trained for a few hundred steps may need a larger rate (0.1 in docs/measurements.md): train_retriever
-    --sweep compares several."""
-    warm_up: float | None = None
+    that is trained for a few hundred steps may need a larger rate (0.1 in docs/measurements.md):
+    `riptide train-retriever --sweep` compares several."""
+    warm_up: float | None = option(None, share=True)
     """Fraction of the steps in which the learning rate rises. Default: 0.1, or 0.04 with sparse vectors (naver/splade:
     6,000 of 150,000 steps)."""
-    weight_decay: float | None = None
+    weight_decay: float | None = option(None, least=0)
     """Weight decay. Default: 0.01, or 0 for LoRA, for prompts that are not pretrained, and with --optimizer
     adafactor."""
-    clip: float = 1.0
+    clip: float = option(1.0, positive=True)
     """Scale the gradient down to this norm if its norm is larger. Lower it if the loss rises suddenly."""
     optimizer: OptimizerName = "adamw"
     """adafactor: as T5X has it (T5, GTR): updates are scaled by the size of the weights, and a checkpoint holds little
     more than the weights; not with --zero 1 to 3."""
-    seed: int = 0
+    seed: int = option(0, least=0)
     """Seed of the batches, of dropout and of new weights."""
     zero: Literal[0, 1, 2, 3] | None = option(None, group="memory and precision")
     """DeepSpeed's ZeRO stage. Default: plain data parallelism."""
     offload: bool = option(False, group="memory and precision")
     """Keep the optimizer's state in the memory of the CPU (with --zero 1 to 3)."""
-    checkpoint_every: int = option(100, group="checkpoints")
+    checkpoint_every: int = option(100, group="checkpoints", least=1)
     """Steps between two checkpoints. After SIGINT or SIGTERM the job finishes its step, saves a checkpoint and ends;
     `ray job stop` kills a job on Ray before it can."""
-    checkpoint_minutes: float = option(5.0, group="checkpoints")
+    checkpoint_minutes: float = option(5.0, group="checkpoints", least=0)
     """Also write a checkpoint after a step if the last one is at least this many minutes old; 0: only every
     --checkpoint-every steps. Increase it if writing a checkpoint takes long."""
-    evaluate_every: int = option(100, group="quality during training")
+    evaluate_every: int = option(100, group="quality during training", least=0)
     """Steps between two measurements on the dev split; 0: none."""
-    patience: int = option(0, group="quality during training")
+    patience: int = option(0, group="quality during training", least=0)
     """Stop after N measurements without an improvement; 0: never."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that cannot be trained with."""
-        check_least(self, weight_decay=0, seed=0, checkpoint_every=1, checkpoint_minutes=0)
-        check_least(self, evaluate_every=0, patience=0)
-        check_positive(self, "lr", "clip")
-        check_share(self, "warm_up")
-        check_choices(self, zero=(None, 0, 1, 2, 3))
+        super().__post_init__()
         if self.offload and not self.zero:
             raise InputError("parameter offload: expected parameter zero 1 to 3")
-        check_optimizer(self.optimizer)
         check_sharding([self.optimizer], self.zero)
 
 
@@ -78,15 +73,10 @@ class ContrastiveOptimisation(OptimisationOptions):
     """GradCache (Gao et al. 2021) computes the vectors of a batch twice, which needs less memory. auto: if a worker's
     share of the batch has too many tokens for the intermediate values of all of them to be kept."""
 
-    def __post_init__(self) -> None:
-        """See OptimisationOptions."""
-        super().__post_init__()
-        check_choices(self, grad_cache=("auto", "on", "off"))
-
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions(ContrastiveOptimisation):
-    """Options of the training loop, without open ones. By default, warm-up and decay are those of BERT's fine-tuning.
+    """Options of the training loop, with a value for each. Warm-up and decay default to those of BERT's fine-tuning.
 
     Attributes:
         steps: Number of steps.
@@ -94,18 +84,13 @@ class LoopOptions(ContrastiveOptimisation):
         refresh_every: Steps between two minings of negatives; 0: never.
     """
 
-    steps: int
+    steps: int = option(least=1)
     lr: float = option()
     warm_up: float = 0.1
     weight_decay: float = 0.01
     parameter_scale: bool = True
     evaluate_every: int = 0
-    refresh_every: int = 0
-
-    def __post_init__(self) -> None:
-        """See OptimisationOptions."""
-        super().__post_init__()
-        check_least(self, steps=1, refresh_every=0)
+    refresh_every: int = option(0, least=0)
 
     def shaping(self) -> dict[str, Any]:
         """Returns the options that shape the result, for a fingerprint. AdamW, the default, is not among them."""
@@ -118,12 +103,6 @@ class LoopOptions(ContrastiveOptimisation):
         """Returns the learning rate of a step, counted from 0."""
         rising = max(1, round(self.warm_up * self.steps))
         return self.lr * min((step + 1) / rising, (self.steps - step) / max(1, self.steps - rising))
-
-
-def check_optimizer(name: str) -> None:
-    """Raises InputError if there is no optimizer of this name."""
-    if name not in get_args(OptimizerName):
-        raise InputError(f"parameter optimizer {name!r}: expected one of {', '.join(get_args(OptimizerName))}")
 
 
 def check_sharding(optimizers: Iterable[str], zero: int | None) -> None:

@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retriever.errors import InputError
-from retriever.options.declaring import check_least, check_share, option
+from retriever.options.declaring import OptionGroup, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraOptions:
+class LoraOptions(OptionGroup):
     """A layer of weights W [out, in] computes with W + (alpha / rank) B A (Hu et al. 2021, section 4.1)."""
 
     GROUP: ClassVar = "LoRA"
 
-    rank: int = option(16, flag="lora-rank")
+    rank: int = option(16, flag="lora-rank", least=1)
     """Rank r of the adapter's changes B A, A [r, in] and B [out, r]: more is closer to fine-tuning, and larger."""
-    alpha: int = option(32, flag="lora-alpha")
+    alpha: int = option(32, flag="lora-alpha", least=1)
     """The adapter's changes are scaled by this, divided by the rank."""
-    dropout: float = option(0.05, flag="lora-dropout")
+    dropout: float = option(0.05, flag="lora-dropout", share=True)
     """Fraction of the inputs of the adapter's layers that are dropped out before A."""
     targets: tuple[str, ...] | None = option(None, flag="lora-targets")
     """Names of the linear layers that are changed, or the ends of their names, or all-linear (all but a pooler).
@@ -28,7 +28,6 @@ class LoraOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that no adapter can have."""
-        check_least(self, rank=1, alpha=1)
-        check_share(self, "dropout")
+        super().__post_init__()
         if self.targets is not None and (not self.targets or not all(self.targets)):
             raise InputError("parameter lora_targets: expected names of layers, or all-linear")

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
 from retriever.errors import InputError
-from retriever.options.declaring import check_choices, check_least, check_positive
+from retriever.options.declaring import OptionGroup, option
 
-Loss = Literal["contrastive", "symmetric", "symmetric-sum", "kl", "margin-mse"]
-DISTILLATION: tuple[Loss, ...] = ("kl", "margin-mse")  # losses that need a teacher's scores
+SymmetricLoss = Literal["symmetric", "symmetric-sum"]  # over the queries of the batch too
+DistillationLoss = Literal["kl", "margin-mse"]  # needs a teacher's scores
+Loss = Literal["contrastive", SymmetricLoss, DistillationLoss]
 MAX_SCALE = 100.0  # largest 1 / T of a learned temperature (CLIP, Radford et al. 2021, section 2.5)
 # AdamW changes log T by about this much in a step, so T can change by a factor of e in 1,000 steps. The learning rates
 # of weights do not suit it: 2e-5 of fine-tuning changes T by 2 % in as many steps.
@@ -17,36 +18,35 @@ TEMPERATURE_LR = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossOptions:
+class LossOptions(OptionGroup):
     """Options of the loss of a batch."""
 
     GROUP: ClassVar = "loss"
 
-    loss: Loss = "contrastive"
+    loss: Loss = option("contrastive", later=True)
     """contrastive: softmax of each query over the passages of the batch (DPTDR); symmetric: the mean of that and of a
     softmax of each positive over the queries of the batch; symmetric-sum: the sum of both (GTR); kl and margin-mse:
-    distillation of the re-ranker that scored the negatives (mine_negatives --teacher-scores), by the KL divergence over
-    a query's positive and mined negatives, or by the squared error of its margins (Hofstätter et al. 2020)."""
-    contrastive_weight: float = 0.0
+    distillation of the re-ranker that scored the negatives (`riptide mine-negatives --teacher-scores`), by the KL
+    divergence over a query's positive and mined negatives, or by the squared error of its margins (Hofstätter et al.
+    2020)."""
+    contrastive_weight: float = option(0.0, least=0, later=True)
     """Add this times the contrastive loss to a distillation loss."""
-    temperature: float | None = None
+    temperature: float | None = option(None, positive=True)
     """Similarities are divided by this. Default: 1, or 0.05 for vectors of length 1."""
-    learn_temperature: bool = False
+    learn_temperature: bool = option(False, later=True)
     """Train the temperature, starting from --temperature, but not below 0.01 (CLIP). The artifact's notes have the
     learned value. Not with --zero 3."""
-    temperature_lr: float | None = None
+    temperature_lr: float | None = option(None, positive=True, later=True)
     """Peak learning rate of a learned temperature T, regardless of --lr. Default: 1e-3. One step of AdamW changes log T
     by about this much, so T can change by a factor of e in 1,000 steps."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
-        check_choices(self, loss=get_args(Loss))
-        check_positive(self, "temperature", "temperature_lr")
-        check_least(self, contrastive_weight=0)
+        super().__post_init__()
         if self.contrastive_weight and not self.distills:
             raise InputError(
                 f"parameter contrastive_weight {self.contrastive_weight} parameter loss {self.loss}: expected a "
-                f"distillation loss, to which it is added: {' or '.join(DISTILLATION)}"
+                f"distillation loss, to which it is added: {' or '.join(get_args(DistillationLoss))}"
             )
         if self.learn_temperature and self.temperature is not None and self.temperature * MAX_SCALE < 1:
             raise InputError(
@@ -62,4 +62,9 @@ class LossOptions:
     @property
     def distills(self) -> bool:
         """Whether the loss needs the teacher scores of a re-ranker."""
-        return self.loss in DISTILLATION
+        return self.loss in get_args(DistillationLoss)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the loss is also one of passages over the queries of the batch."""
+        return self.loss in get_args(SymmetricLoss)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from retriever.errors import InputError
-from retriever.options.declaring import check_choices, check_least, check_positive, check_share, option
+from retriever.options.declaring import OptionGroup, option
 
 Objective = Literal["rip", "cocondenser", "condenser", "mlm", "pairs"]
 Unit = Literal["sentence", "span"]
@@ -19,7 +19,7 @@ _PROBABILITY = 0.15
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainingOptions:
+class PretrainingOptions(OptionGroup):
     """Options of pretraining. Defaults are those of DPTDR where the paper gives them; None: that of the objective."""
 
     GROUP: ClassVar = "objective"
@@ -32,17 +32,18 @@ class PretrainingOptions:
     is masked (a first stage of GTR without queries; use --pooling mean)."""
     train: Trains = "backbone"
     """backbone: train all weights; prompts: train a deep prompt over the frozen backbone and make prompts/NAME."""
-    prompt_length: int | None = None
-    """Length of the prompt, in tokens (with --train prompts). Default: 32. `tune_prompts --init` needs the same."""
-    batch: int = 2048
+    prompt_length: int | None = option(None, least=1)
+    """Length of the prompt, in tokens (with --train prompts). Default: 32. `riptide tune-prompts --init` needs
+    the same."""
+    batch: int = option(2048, least=1)
     """Passages per step, summed over all workers (2,048 in DPTDR); at most the number of eligible passages, because
     they are negatives of each other."""
-    max_length: int = option(128, group="texts")
+    max_length: int = option(128, group="texts", least=1)
     """Maximum number of tokens of a sentence (of a passage with --objective condenser and mlm), special tokens
     included. Longer ones are cut; the job says how many of those in its batches."""
     pooling: Literal["cls", "mean"] = option("cls", group="texts")
     """Pooling of token vectors into the vector of a sentence."""
-    min_words: int = option(8, group="texts")
+    min_words: int = option(8, group="texts", least=1)
     """Minimum number of words of a sentence or span. Shorter ones are not drawn; a passage without two is not
     eligible."""
     language: str = option("en", group="texts")
@@ -53,7 +54,7 @@ class PretrainingOptions:
     mask: Mask | None = option(None, group="details of the objective")
     """What is masked: single tokens, or all tokens of a word. Default: word with --objective condenser and cocondenser,
     otherwise token."""
-    mlm_probability: float = option(_PROBABILITY, group="details of the objective")
+    mlm_probability: float = option(_PROBABILITY, group="details of the objective", positive=True, share=True)
     """Fraction of the tokens that are masked."""
     temperature: float | None = option(None, group="details of the objective")
     """With --objective pairs: cosines are divided by this. Default: 0.01 (GTR)."""
@@ -67,11 +68,7 @@ class PretrainingOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
-        check_least(self, batch=1, max_length=1, prompt_length=1, min_words=1)
-        check_positive(self, "mlm_probability")
-        check_share(self, "mlm_probability")
-        check_choices(self, objective=get_args(Objective), train=get_args(Trains), pooling=("cls", "mean"))
-        check_choices(self, unit=(None, *get_args(Unit)), mask=(None, *get_args(Mask)))
+        super().__post_init__()
         if self.has_head and (self.pooling, self.train) != ("cls", "backbone"):
             raise InputError(
                 f"parameter objective {self.objective} trains a backbone's first token: expected parameter pooling cls "
@@ -135,7 +132,7 @@ class PretrainingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RipOptions(PretrainingOptions):
-    """Options of a run of pretraining, without open ones.
+    """Options of a pretraining run, with a value for each.
 
     Attributes:
         steps: Number of steps.
@@ -143,15 +140,9 @@ class RipOptions(PretrainingOptions):
         seed: Seed of all random numbers.
     """
 
-    steps: int
-    lr: float = 1e-4
-    seed: int = 0
+    steps: int = option(least=1)
+    lr: float = option(1e-4, positive=True)
+    seed: int = option(0, least=0)
     unit: Unit = "sentence"
     mask: Mask = "token"
     prompt_length: int = LENGTH
-
-    def __post_init__(self) -> None:
-        """See PretrainingOptions."""
-        super().__post_init__()
-        check_least(self, steps=1, seed=0)
-        check_positive(self, "lr")

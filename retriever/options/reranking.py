@@ -3,46 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from retriever.options.declaring import check_choices, check_least, option
+from retriever.options.declaring import OptionGroup, option
 from retriever.options.encoding import TitlePolicy
 
-Loss = Literal["bce", "listwise"]
+PairLoss = Literal["bce", "listwise"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairOptions:
+class PairOptions(OptionGroup):
     """The batches, texts and loss of a cross-encoder."""
 
     GROUP: ClassVar = "batches and loss"
 
-    batch: int = 32
+    batch: int = option(32, least=1)
     """Queries per step, summed over all workers. Each has one positive."""
-    negatives_per_query: int = 4
+    negatives_per_query: int = option(4, least=1)
     """Mined negatives per query and step."""
-    loss: Loss = "bce"
+    loss: PairLoss = "bce"
     """bce: scores are probabilities that a passage answers the query, which denoising needs; listwise: cross-entropy of
     the positive of a query among its negatives, which ranks as well, but its scores are not probabilities."""
-    max_length: int = option(256, group="texts")
+    max_length: int = option(256, group="texts", least=1)
     """Maximum number of tokens of query and passage together, special tokens included. Of a longer pair the longer text
     is cut; the job says how many pairs of its batches were."""
     title: TitlePolicy = option("space", group="texts")
     """Separator between a passage's title and its text; none: leave out the title."""
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        check_least(self, batch=1, negatives_per_query=1, max_length=1)
-        check_choices(self, loss=get_args(Loss), title=get_args(TitlePolicy))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossOptions(PairOptions):
     """Options of a cross-encoder; seed: of its batches and of a new head."""
 
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """See PairOptions."""
-        super().__post_init__()
-        check_least(self, seed=0)
+    seed: int = option(0, least=0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 from retriever.errors import InputError
-from retriever.options.declaring import check_choices, check_least, check_positive, option
+from retriever.options.declaring import OptionGroup, option
 
 Mix = Literal["before", "after"]
 Attention = Literal["learned", "uniform"]
@@ -16,18 +16,18 @@ MOST_TEMPERATURE = 1_000_000  # makes all weights equal
 
 
 @dataclass(frozen=True, kw_only=True)
-class BasicPromptOptions:
+class BasicPromptOptions(OptionGroup):
     """How basic prompts are mixed for each query. None: HYPER's value, or that of the network that is continued."""
 
     GROUP: ClassVar = "synthesised prompts"
 
-    prompts: int | None = option(None, flag="basic-prompts")
+    prompts: int | None = option(None, flag="basic-prompts", least=1)
     """With --prompt synthesised: number of basic prompts, which are mixed for each query. Default: 20
     (HYPER)."""
-    bottleneck: int | None = option(None, flag="prompt-bottleneck")
+    bottleneck: int | None = option(None, flag="prompt-bottleneck", least=1)
     """With --prompt synthesised or per-task: size of the hidden layer of the prefix encoder, which makes keys and
     values for all layers. Default: 100 (HYPER)."""
-    temperature: float | None = option(None, flag="prompt-temperature")
+    temperature: float | None = option(None, flag="prompt-temperature", positive=True)
     """With --prompt synthesised: the scores of the basic prompts are divided by this before their softmax; smaller
     values choose fewer of them. Default: e (HYPER)."""
     mix: Mix | None = None
@@ -40,11 +40,9 @@ class BasicPromptOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that no synthesiser can have."""
-        check_least(self, prompts=1, bottleneck=1)
-        check_positive(self, "temperature")
+        super().__post_init__()
         if (self.temperature or 0) > MOST_TEMPERATURE:
             raise InputError(f"parameter prompt_temperature {self.temperature}: expected at most {MOST_TEMPERATURE:,}")
-        check_choices(self, mix=(None, *get_args(Mix)), attention=(None, *get_args(Attention)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,27 +57,22 @@ class SynthesisOptions(BasicPromptOptions):
         hidden: Size of the hidden layer over a query's words (d_h).
     """
 
-    prompts: int = option(20, flag="basic-prompts")
-    bottleneck: int = option(100, flag="prompt-bottleneck")
-    temperature: float = option(math.e, flag="prompt-temperature")
+    prompts: int = 20
+    bottleneck: int = 100
+    temperature: float = math.e
     mix: Mix = "before"
     attention: Attention = "learned"
-    length: int = 100
-    hidden: int = option(400, flag="prompt-hidden")
-
-    def __post_init__(self) -> None:
-        """See BasicPromptOptions."""
-        super().__post_init__()
-        check_least(self, length=1, hidden=1)
+    length: int = option(100, least=1)
+    hidden: int = option(400, flag="prompt-hidden", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DivergenceTerms:
+class DivergenceTerms(OptionGroup):
     """The regulariser of the weights of basic prompts (HYPER, Eq. 4). None: the default depends on the tasks."""
 
     GROUP: ClassVar = "synthesised prompts"
 
-    weight: float | None = option(None, flag="divergence-weight")
+    weight: float | None = option(None, flag="divergence-weight", least=0)
     """With --prompt synthesised: add this times the prompt regulariser to the loss (HYPER: lambda_c): the mean
     Jensen-Shannon divergence of the weights of two queries of one task, minus that of two queries of different tasks.
     Default: 1 if batches mix several tasks (our choice; HYPER's 0.1 is the weight of sums over all pairs of a batch),
@@ -93,7 +86,7 @@ class DivergenceTerms:
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
-        check_least(self, weight=0)
+        super().__post_init__()
         if self.weight and not (self.alignment or self.uniformity):
             raise InputError(
                 f"parameter divergence_weight {self.weight:g}: expected alignment or uniformity, which are both off: "
@@ -105,4 +98,4 @@ class DivergenceTerms:
 class DivergenceOptions(DivergenceTerms):
     """Options of the regulariser of a training run."""
 
-    weight: float = option(1.0, flag="divergence-weight")
+    weight: float = 1.0

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
-from retriever.options.declaring import check_choices, check_least, option
+from retriever.options.declaring import OptionGroup, option
 
 QueryTopics = Literal["own", "judged"]
 Wordless = Literal["refuse", "prior"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopicLossOptions:
+class TopicLossOptions(OptionGroup):
     """How prompts of topics are trained. The paper's text gives no sizes: these defaults are ours."""
 
     GROUP: ClassVar = "prompts of topics"
@@ -28,26 +28,16 @@ class TopicLossOptions:
     """With --prompt topics --positives categories: --no-topic-loss: leave out the loss that keeps passages closer under
     one topic's prompt than under two (Topic-DPR, Eq. 5). Its weight is --category-weight. It encodes the passages of
     each batch once more under every topic."""
-    sample: int | None = option(None, flag="topic-sample")
+    sample: int | None = option(None, flag="topic-sample", least=2)
     """With --prompt topics --positives categories: in each step, encode the passages for that loss under N topics drawn
     at random, at least 2, instead of all, which is faster; the expected loss is the same. Default: all."""
-    margin: float = option(0.1, flag="topic-margin")
+    margin: float = option(0.1, flag="topic-margin", least=0)
     """With --prompt topics --positives categories: the margin of that loss, a difference of cosines (our choice: the
     paper does not print its own)."""
-
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        check_choices(self, queries=get_args(QueryTopics), wordless=get_args(Wordless))
-        check_least(self, margin=0, sample=2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopicOptions(TopicLossOptions):
     """Options of prompts of topics; hidden: size of the hidden layer of the network over a topic's words."""
 
-    hidden: int = option(512, flag="prompt-hidden")
-
-    def __post_init__(self) -> None:
-        """See TopicLossOptions."""
-        super().__post_init__()
-        check_least(self, hidden=1)
+    hidden: int = option(512, flag="prompt-hidden", least=1)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from retriever.errors import InputError
 from retriever.options.categories import CategoryOptions
-from retriever.options.declaring import check_choices, check_least, check_share
+from retriever.options.declaring import OptionGroup, option, stored_options
 from retriever.options.encoding import Side
 from retriever.options.flops import FlopsOptions
 from retriever.options.lora import LoraOptions
@@ -17,35 +17,18 @@ from retriever.options.topics import TopicOptions
 
 Method = Literal["prompt", "lora", "finetune"]
 Sides = Literal["tied", "untied", "query"]
-Parametrisation = Literal["embedding", "mlp", "synthesised", "per-task", "topics"]
+NetworkPrompt = Literal["mlp", "synthesised", "per-task", "topics"]  # prompts that a network computes
+Parametrisation = Literal["embedding", NetworkPrompt]
 NegativesFrom = Literal["batch", "own"]
 PositiveDraw = Literal["random", "first", "weighted"]
 NegativeDraw = Literal["random", "windows"]
 
 PROMPT_LR = 1e-3  # of HYPER's modules, if the backbone is trained too
 COMPUTED: tuple[Parametrisation, ...] = ("synthesised", "per-task")  # prompts of queries alone, by networks
-# A configuration holds these options only if they differ from their defaults. So artifacts that were made before an
-# option existed keep their fingerprints, and position_offset is stored as in prompt.json.
-_IF_SET: dict[str, Any] = {
-    "position_offset": False,
-    "loss": "contrastive",
-    "contrastive_weight": 0.0,
-    "learn_temperature": False,
-    "temperature_lr": None,
-    "lora": None,
-    "projection": None,
-    "dropout": True,
-    "flops": None,
-    "negatives_from": "batch",
-    "synthesis": None,
-    "divergence": None,
-    "categories": None,
-    "topics": None,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightOptions:
+class WeightOptions(OptionGroup):
     """Which weights are trained, apart from the prompt."""
 
     GROUP: ClassVar = "what is trained"
@@ -54,54 +37,44 @@ class WeightOptions:
     """tied: queries and passages share what is trained; untied: each side has its own prompt or encoder (DPR; DPTDR on
     NQ); query: only queries do, and passages keep the vectors of the backbone, which are read from --embeddings. An
     index over these serves the task."""
-    projection: int | None = None
+    projection: int | None = option(None, least=1, later=True)
     """With --train all: add a linear layer that maps the pooled vector to N numbers, without bias and in float32 (GTR:
     768, also where the backbone has as many), for a backbone without such a layer. A backbone that has one trains it
     further without this option."""
-    dropout: bool = True
+    dropout: bool = option(True, later=True)
     """Train with the backbone's dropout of hidden states, as its config.json says; --no-dropout: without (GTR). The
     dropout of a prompt is --prompt-dropout."""
 
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        check_choices(self, sides=get_args(Sides))
-        check_least(self, projection=1)
-
 
 @dataclass(frozen=True, kw_only=True)
-class PromptOptions:
+class PromptOptions(OptionGroup):
     """Options of any prompt. None: the default depends on the kind of prompt."""
 
     GROUP: ClassVar = "prompt"
 
-    length: int | None = None
+    length: int | None = option(None, least=1)
     """Length of each prompt, in tokens. Default: 32 (DPTDR; 128 on MS MARCO), or 100 with --prompt synthesised (HYPER)
     or per-task."""
-    prompt_dropout: float | None = None
+    prompt_dropout: float | None = option(None, share=True)
     """Fraction of the prompt's values that are dropped out, with a separate mask for each text. Default: 0.1, or 0 with
     --prompt synthesised or per-task."""
-    position_offset: bool = False
+    position_offset: bool = option(False, later=True)
     """Let the positions of a text start after the prompt, as in the RoBERTa of DPTDR's authors. The prompt's length and
     the maximum length of a text together then need as many positions. It is stored with the prompt."""
 
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        check_least(self, length=1)
-        check_share(self, "prompt_dropout")
-
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions:
+class BatchOptions(OptionGroup):
     """What a batch holds. None: the default depends on the training sets."""
 
     GROUP: ClassVar = "batches"
 
-    batch: int = 32
+    batch: int = option(32, least=1)
     """Queries per step, summed over all workers. Each has one positive."""
-    negatives_per_query: int | None = None
+    negatives_per_query: int | None = option(None, least=0)
     """Mined negatives per query and step. A query that has fewer gets random passages. Default: 1, or 0 if no training
     set has mined negatives."""
-    negatives_from: NegativesFrom = "batch"
+    negatives_from: NegativesFrom = option("batch", later=True)
     """batch: negatives of a query in the contrastive loss are its mined ones and all passages of the other queries of
     the batch, and more of them make the loss harder; own: its mined ones alone (HYPER, Eq. 6)."""
     draw_positive: PositiveDraw = "random"
@@ -112,16 +85,10 @@ class BatchOptions:
     """Which mined negatives a query brings: random, drawn again in each epoch; or windows: shuffled once, then the next
     --negatives-per-query ones in each epoch, as DPTDR's authors do, so that all are used before one comes again."""
 
-    def __post_init__(self) -> None:
-        """Raises InputError for a value that training cannot use."""
-        check_least(self, batch=1, negatives_per_query=0)
-        check_choices(self, negatives_from=get_args(NegativesFrom), draw_positive=get_args(PositiveDraw))
-        check_choices(self, draw_negatives=get_args(NegativeDraw))
-
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
-    """Options of the trained weights, the batches and the loss of a run, without open ones.
+    """Options of the trained weights, the batches and the loss of a training run, with a value for each.
 
     Attributes:
         method: "prompt" trains deep prompts only, "lora" an adapter of the backbone, "finetune" all weights.
@@ -144,37 +111,31 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
     length: int = 32
     prompt_dropout: float = 0.1
     negatives_per_query: int = 1
-    seed: int = 0
-    lora: LoraOptions | None = None
-    flops: FlopsOptions | None = None
-    synthesis: SynthesisOptions | None = None
-    divergence: DivergenceOptions | None = None
-    categories: CategoryOptions | None = None
-    topics: TopicOptions | None = None
+    seed: int = option(0, least=0)
+    lora: LoraOptions | None = option(None, later=True)
+    flops: FlopsOptions | None = option(None, later=True)
+    synthesis: SynthesisOptions | None = option(None, later=True)
+    divergence: DivergenceOptions | None = option(None, later=True)
+    categories: CategoryOptions | None = option(None, later=True)
+    topics: TopicOptions | None = option(None, later=True)
 
     def stored(self) -> dict[str, Any]:
-        """Returns the options for a configuration, JSON-able.
-
-        Options that came later are in it only if they are set, so that earlier artifacts keep their fingerprints.
-        """
-        config = {name: value for name, value in asdict(self).items() if name not in _IF_SET or value != _IF_SET[name]}
+        """Returns the options for a configuration, JSON-able; see `stored_options`."""
+        config = stored_options(self)
         if self.lora is not None and self.lora.targets is not None:
             config["lora"]["targets"] = list(self.lora.targets)
         return config
 
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
-        for group in (WeightOptions, PromptOptions, BatchOptions, LossOptions):
-            group.__post_init__(self)
-        check_choices(self, method=get_args(Method), parametrisation=get_args(Parametrisation))
-        check_least(self, seed=0)
+        super().__post_init__()
         if self.distills and not self.negatives_per_query:
             raise InputError(
                 f"parameter loss {self.loss}, parameter negatives_per_query 0: expected at least 1 negative, whose "
                 "score is compared with the teacher's"
             )
         has_contrastive = not self.distills or self.contrastive_weight
-        if self.negatives_from == "own" and (not self.negatives_per_query or "symmetric" in self.loss):
+        if self.negatives_from == "own" and (not self.negatives_per_query or self.is_symmetric):
             raise InputError(
                 f"parameter negatives_from own, parameter negatives_per_query {self.negatives_per_query}, "
                 f"parameter loss {self.loss}: expected at least 1 negative, and no symmetric loss, whose "

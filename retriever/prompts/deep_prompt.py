@@ -6,14 +6,11 @@ saved as the same plain matrix.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 from torch import nn
 
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
-from retriever.options.tuning import Parametrisation
 
 BOTTLENECK = 512  # of `mlp`: the authors' prefix_hidden_size
 INIT = 0.02  # standard deviation of a new prompt, as of the backbones' weights
@@ -104,6 +101,3 @@ class MlpPrompt(DeepPrompt):
     def start(self, matrix: torch.Tensor | None) -> None:
         """Raises InputError: the parameters of the network cannot be found from the matrix that it computes."""
         raise InputError("parametrisation mlp cannot start from an initial prompt: use embedding")
-
-
-PROVIDERS: Mapping[Parametrisation, type[DeepPrompt]] = {"embedding": MatrixPrompt, "mlp": MlpPrompt}

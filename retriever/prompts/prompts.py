@@ -21,9 +21,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from safetensors.torch import save_file
 
-from retriever.errors import InputError, listed, shortened
+from retriever.errors import InputError, listed
 from retriever.forward.prompt_rows import PromptShape
-from retriever.model.documents import has_type, read_object, shown
+from retriever.model.documents import check_object, has_type, read_object, shown
 from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from retriever.model.recipe import Recipe
 from retriever.model.weights import read_tensors
@@ -47,9 +47,8 @@ _BACKBONE: dict[str, type] = {
     "head": list,
 }
 _FIELDS: dict[str, type] = {"format": int, "backbone": dict, "options": dict, "sides": dict, "sha256": str}
-_OFFSET: dict[str, type] = {"position_offset": bool}  # stored only if it is true
-_SYNTHESIS: dict[str, type] = {"synthesis": dict}  # stored only if the prompts of queries are computed
-_TOPICS: dict[str, type] = {"topics": dict}  # stored only if each topic has a prompt
+# Fields that are stored only if texts start after the prompt, if prompts are computed, and if each topic has one.
+_OPTIONAL: dict[str, type] = {"position_offset": bool, "synthesis": dict, "topics": dict}
 _PLACE: dict[str, type] = {"tensor": str, "length": int}
 
 
@@ -109,7 +108,7 @@ class TaskPrompt:
             tensors |= self.synthesis.named()
             extra["synthesis"] = self.synthesis.settings()
         if self.topics is not None:
-            tensors |= self.topics.named()
+            tensors |= self.topics.tensors()
             extra["topics"] = self.topics.settings()
         save_file(tensors, folder / WEIGHTS)
         settings = {
@@ -136,10 +135,9 @@ def load_prompt(folder: Path) -> TaskPrompt:
     settings = read_object(file)
     if "format" in settings and has_type(settings["format"], int) and settings["format"] != FORMAT:
         raise InputError(f"{file}: is of format {settings['format']}, this release reads {FORMAT}")
-    defaults = {"position_offset": False, "synthesis": {}, "topics": {}}
-    _check_object(defaults | settings, _FIELDS | _OFFSET | _SYNTHESIS | _TOPICS, "", file)
+    check_object({name: kind() for name, kind in _OPTIONAL.items()} | settings, _FIELDS | _OPTIONAL, "", file)
     synthesis_options = read_options(settings["synthesis"], file) if "synthesis" in settings else None
-    _check_object(settings["backbone"], _BACKBONE, "backbone.", file)
+    check_object(settings["backbone"], _BACKBONE, "backbone.", file)
     options = _read_options(settings["options"], file)
     places = _read_places(settings["sides"], file)
     if synthesis_options is not None and places.get("query"):
@@ -179,11 +177,11 @@ def load_prompt(folder: Path) -> TaskPrompt:
 
 def _read_places(sides: Any, file: Path) -> dict[str, tuple[str, int]]:
     """Returns the name and the length of the tensor of each side that has one. Raises InputError for a bad field."""
-    _check_object(sides, dict.fromkeys(SIDES), "sides.", file)
+    check_object(sides, dict.fromkeys(SIDES), "sides.", file)
     places: dict[str, tuple[str, int]] = {}
     for side, place in sides.items():
         if place is not None:
-            _check_object(place, _PLACE, f"sides.{side}.", file)
+            check_object(place, _PLACE, f"sides.{side}.", file)
             if place["tensor"] not in (side, "both"):
                 raise InputError(f"{file}: sides.{side}.tensor: expected {side} or both, got {shown(place['tensor'])}")
             if place["length"] < 1:
@@ -195,25 +193,10 @@ def _read_places(sides: Any, file: Path) -> dict[str, tuple[str, int]]:
     return places
 
 
-def _check_object(value: Any, types: Mapping[str, type | None], path: str, file: Path) -> None:
-    """Raises InputError unless a value is an object with exactly the fields of `types`; type None: not checked here."""
-    if not isinstance(value, dict):
-        raise InputError(f"{file}: {path.rstrip('.') or 'content'}: expected an object, got {shown(value)}")
-    for name, item in value.items():
-        if name not in types:
-            raise InputError(f"{file}: {path}{shortened(name, 60)}: unknown field; expected {', '.join(types)}")
-        kind = types[name]
-        if kind is not None and not has_type(item, kind):
-            raise InputError(f"{file}: {path}{name}: expected {kind.__name__}, got {shown(item)}")
-    for name in types:
-        if name not in value:
-            raise InputError(f"{file}: {path}{name}: missing")
-
-
 def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
-    """Encoder options with checked types; a missing one is refused. EncoderOptions checks the values."""
+    """Returns encoder options with checked types; a missing option is refused. EncoderOptions checks the values."""
     content = {**dict.fromkeys(LATER_OPTIONS), **content} if isinstance(content, dict) else content
-    _check_object(content, dict.fromkeys(field.name for field in fields(EncoderOptions)), "options.", file)
+    check_object(content, dict.fromkeys(field.name for field in fields(EncoderOptions)), "options.", file)
     hints = get_type_hints(EncoderOptions)
     for name in content:
         kinds = _types_of(hints[name])
@@ -227,7 +210,7 @@ def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
 
 
 def _types_of(hint: Any) -> list[type]:
-    """The types of a hint's values: those of a union's members, and of a literal's values."""
+    """Returns the types of the values of a type hint, those of unions and literals included."""
     if get_origin(hint) is Literal:
         return list(dict.fromkeys(type(value) for value in get_args(hint)))
     members = get_args(hint)

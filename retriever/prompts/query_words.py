@@ -11,7 +11,7 @@ from retriever.errors import TextsError
 from retriever.forward.batching import Tokens
 
 
-class Words:
+class WordPooling:
     """Finds the words of texts, and the maximum of their embeddings.
 
     Words are the tokens that the tokenizer makes of the text and of the prefix in front of it: neither special ones,
@@ -27,7 +27,7 @@ class Words:
 
     def counts(self, tokens: Tokens) -> np.ndarray:
         """Returns the number of words of each text, int64 [texts]."""
-        return count_words(tokens, self._are_words)
+        return words_per_text(tokens, self._are_words)
 
     def largest(self, tokens: Tokens, texts: np.ndarray) -> torch.Tensor:
         """Returns the maximum of the word embeddings of texts, number by number: float32 [n, d].
@@ -44,7 +44,7 @@ class Words:
         return torch.segment_reduce(self._table[flat].float(), "max", lengths=lengths, axis=0)
 
 
-def count_words(tokens: Tokens, are_words: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+def words_per_text(tokens: Tokens, are_words: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Returns the number of words of each text, int64 [texts].
 
     Args:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from retriever.errors import InputError, listed, shortened
+from retriever.errors import InputError, listed
 from retriever.forward.prompt_rows import PromptShape
-from retriever.model.documents import has_type, shown
+from retriever.model.documents import check_object
 from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.synthesiser import Synthesiser
 
@@ -94,15 +94,7 @@ def read_options(content: Any, file: Path) -> SynthesisOptions:
         InputError: If a field is unknown, missing, of a wrong type or out of range.
     """
     types = {field.name: type(field.default) for field in fields(SynthesisOptions)}
-    if not isinstance(content, dict):
-        raise InputError(f"{file}: synthesis: expected an object, got {shown(content)}")
-    if unknown := [name for name in content if name not in types]:
-        raise InputError(f"{file}: synthesis.{shortened(unknown[0], 60)}: unknown field; expected {', '.join(types)}")
-    for name, kind in types.items():
-        if name not in content:
-            raise InputError(f"{file}: synthesis.{name}: missing")
-        if not has_type(content[name], kind):
-            raise InputError(f"{file}: synthesis.{name}: expected {kind.__name__}, got {shown(content[name])}")
+    check_object(content, types, "synthesis.", file)
     try:
         return SynthesisOptions(**content)
     except InputError as error:

@@ -104,12 +104,6 @@ class KeptSynthesiser:
         # The part that computes weights, without the basic prompts.
         self._network = copy.deepcopy(nn.ModuleList([trained.adapter, trained.norm])).to(device).requires_grad_(False)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is kept."""
-        tensors = [self._keys, self._bank, *self._network.parameters()] + ([] if self._up is None else [self._up])
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
     def weights(self, words: torch.Tensor) -> torch.Tensor:
         """Returns the weights of the basic prompts (Eq. 1 and 2), float32 [b, N].
 

@@ -95,7 +95,7 @@ class Prompts:
         columns = torch.arange(table.shape[4], device=table.device)
         return PromptRows(table, rows, columns < self.lengths[:, None], offsets)
 
-    def bytes_per_row(self, slots: np.ndarray) -> int:
+    def computed_prompt_bytes(self, slots: np.ndarray) -> int:
         """Returns the bytes that a row's prompt takes in a batch in which some are computed; 0 if none is."""
         if not (slots < 0).any():
             return 0
@@ -178,18 +178,14 @@ class PromptTable:
             shape, numbers = self._shape_for(length, count), self._now.numbers
         return 0 if shape == numbers.shape else math.prod(shape) * numbers.element_size()
 
-    def put(self, task: str, matrix: torch.Tensor, offset: int = 0) -> None:
-        """Adds or replaces the prompt of a task.
+    def put(self, task: str, matrices: Sequence[torch.Tensor], offset: int = 0) -> None:
+        """Adds or replaces the prompts of a task: one for all texts, or one for each topic.
 
         Args:
             task: Name of the task.
-            matrix: [layers, 2, heads, l, head_dim].
+            matrices: [layers, 2, heads, l, head_dim] each.
             offset: By how many positions its texts start later than usual.
         """
-        self.put_topics(task, [matrix], offset)
-
-    def put_topics(self, task: str, matrices: Sequence[torch.Tensor], offset: int = 0) -> None:
-        """Adds or replaces the prompts of a task, one for each topic; arguments as of `put`, the same shape for all."""
         with self._lock, torch.no_grad():
             length = matrices[0].shape[3]
             numbers = self._with_room(length, len(matrices))
@@ -237,7 +233,7 @@ class PromptTable:
         return torch.Size((max(columns, length), layers, two, wanted, heads, head_dim))
 
     def _with_room(self, length: int, count: int) -> torch.Tensor:
-        """Returns the present tensor, or a larger copy of it, with free slots for `count` prompts of `length`."""
+        """Returns the current tensor, or a larger copy of it, with free slots for `count` prompts of `length`."""
         old = self._now.numbers
         shape = self._shape_for(length, count)
         if shape == old.shape:

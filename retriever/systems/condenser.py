@@ -137,7 +137,7 @@ def choose_shape(folder: Path, num_layers: int, layers: int | None, skip_from: i
 
 
 def _layer(config: Any) -> nn.Module:
-    """A BERT layer of the backbone's size, without attention dropout."""
+    """Returns a BERT layer of the backbone's size, without attention dropout."""
     hidden = int(config.hidden_size)
     layer = nn.TransformerEncoderLayer(
         hidden,

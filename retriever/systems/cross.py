@@ -23,17 +23,28 @@ from retriever.model.configuration import load_config
 from retriever.model.recipe import positions_of, vocabulary_of
 from retriever.model.vocabulary import load_tokenizer
 from retriever.model.weights import check_files, load_model
-from retriever.options.reranking import CrossOptions, Loss
+from retriever.options.reranking import CrossOptions, PairLoss
 from retriever.training.dev_workers import ITEMS, share_items
 from retriever.training.reranker_data import TrainingData, batch_at
 from retriever.training.system import Batch, Chunk, checkpoint_activations
 
 
 class CrossSystem:
-    """A System: a backbone with a head of one label, over pairs. Its loss is the sum of the chunks' losses.
+    """A System: a backbone with a classification head of one label, over pairs of a query and a passage.
 
-    If the backbone has no head, a new one is initialised from the seed. data: None if the model is not trained. Weights
-    are float32; dtype bfloat16 computes under autocast. Raises InputError for a backbone that is damaged or incomplete.
+    The loss of a batch is the sum of the losses of its chunks. Weights are float32; with dtype bfloat16 the forward
+    pass runs under autocast.
+
+    Args:
+        folder: Folder of the backbone. If it has no head, a new one is initialised from the seed.
+        options: Options of the cross-encoder.
+        data: The training data; None if the model is not trained.
+        device: The device of the model.
+        dtype: The dtype of the forward and backward pass.
+        checkpointing: Use activation checkpointing.
+
+    Raises:
+        InputError: If the backbone is damaged or incomplete.
     """
 
     module: nn.Module
@@ -72,8 +83,9 @@ class CrossSystem:
         return Batch({}, self._chunks(texts, passages, width))
 
     def score(self, queries: Sequence[str], passages: Sequence[str], rank: int = 0, world: int = 1) -> np.ndarray:
-        """Returns the logits of pairs by the current model, float32 [n]; the workers share the pairs, and all get the
-        result.
+        """Returns the logits of pairs by the current model, float32 [n]; all workers get the result.
+
+        Each worker scores a share of the pairs.
 
         Args:
             queries: The query of each pair.
@@ -139,7 +151,7 @@ class CrossSystem:
         tokenizer.save_pretrained(folder)
 
 
-def loss_of(logits: torch.Tensor, loss: Loss) -> torch.Tensor:
+def loss_of(logits: torch.Tensor, loss: PairLoss) -> torch.Tensor:
     """Returns the loss summed over queries, a scalar; logits: float32 [queries, 1 + negatives], the positive first.
 
     bce: the mean over a query's pairs of -log sigmoid(s) for the positive, -log(1 - sigmoid(s)) for a negative.
@@ -168,10 +180,12 @@ def check_length(folder: Path, max_length: int) -> PairTokenizer:
 
 
 def _load(folder: Path) -> tuple[Any, dict[str, float]]:
-    """The backbone with one label, in float32, without attention dropout; and the original dropouts.
+    """Returns the backbone with one label, in float32, without attention dropout, and the original dropouts.
 
-    Raises InputError if weights are missing other than those of the classification head, or of a pooler, which
-    checkpoints of masked language models lack.
+    Checkpoints of masked language models lack a classification head and a pooler; both then start from random weights.
+
+    Raises:
+        InputError: If other weights are missing.
     """
     from transformers import AutoModelForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING

@@ -23,7 +23,7 @@ from retriever.systems.encoders import Encoders, trained_recipe
 from retriever.systems.prompt_kinds import open_kind, open_prompts
 from retriever.systems.text_chunks import TextChunks
 from retriever.terms.registry import TERMS
-from retriever.terms.term import VECTORS, Encoded, Step
+from retriever.terms.term import BATCH_VECTORS, Encoded, Step
 from retriever.training.dev_workers import share_items
 from retriever.training.parameter_groups import ParameterGroup
 from retriever.training.reranker_data import TrainingData, batch_at
@@ -135,7 +135,7 @@ class DualSystem:
         draft.chunks += self.chunks(texts, "query", places_of_queries, _share(of_queries, rank, world))
         of_passages = _share(of_passages, rank, world)
         draft.chunks += self._passage_chunks(passages[rank::world], places_of_passages, of_passages)
-        draft.outputs[VECTORS] = Output(self.dim, len(queries) + len(passages))
+        draft.outputs[BATCH_VECTORS] = Output(self.dim, len(queries) + len(passages))
         ignored = np.zeros((len(queries), len(passages)), bool)
         for place, query in enumerate(queries):
             ignored[place] = np.isin(passages, data.relevant(query))
@@ -158,7 +158,7 @@ class DualSystem:
             return self.chunks(self.compose(passages), "passage", rows, numbers)
         if not len(passages):
             return []
-        return [Chunk({VECTORS: rows}, torch.from_numpy(self.vectors(passages).astype(np.float32)))]
+        return [Chunk({BATCH_VECTORS: rows}, torch.from_numpy(self.vectors(passages).astype(np.float32)))]
 
     def chunks(
         self,
@@ -166,11 +166,11 @@ class DualSystem:
         side: Side,
         rows: np.ndarray,
         numbers: np.ndarray | None = None,
-        output: str = VECTORS,
+        output: str = BATCH_VECTORS,
     ) -> list[Chunk]:
         """Cuts texts into chunks; see TextChunks. Texts of other outputs are not counted as cut: others count them."""
         names = [output, *(name for term in self.terms for name in term.row_outputs(side))]
-        return self._chunks.make(texts, side, rows, names, numbers, self._prompt(side), output == VECTORS)
+        return self._chunks.make(texts, side, rows, names, numbers, self._prompt(side), output == BATCH_VECTORS)
 
     def check_queries(self, texts: Sequence[str]) -> None:
         """Raises InputError for a query without a word, from which its prompt would be computed; names it."""

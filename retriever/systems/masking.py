@@ -115,7 +115,7 @@ def _choose_words(places: np.ndarray, numbers: np.ndarray, count: int, draw: np.
     return np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
 
 
-class MaskedBackbone(nn.Module):
+class MaskedLanguageModel(nn.Module):
     """A backbone with its masked-language-model head, in float32, without attention dropout, as in training.
 
     If the weights hold no head, or transformers has no head for the architecture, a new one is tied to the input
@@ -149,9 +149,9 @@ class MaskedBackbone(nn.Module):
         whole, self.fresh_head, self._dropouts = _load(recipe)
         object.__setattr__(self, "whole", whole)  # saved as a whole; its parts are registered below
         check_first_token(whole, pooling)
-        foreign = has_head(whole.config)
-        self.backbone = whole.base_model if foreign else whole
-        self.head = _ForeignHead(whole) if foreign else TiedHead(whole)
+        has_class = has_head(whole.config)
+        self.backbone = whole.base_model if has_class else whole
+        self.head = _TransformersHead(whole) if has_class else TiedHead(whole)
         self.condenser = None if condenser is None else condenser(whole.config)
 
     def forward(
@@ -190,19 +190,21 @@ class MaskedBackbone(nn.Module):
         return self.backbone(input_ids=ids, attention_mask=inside.long(), **extra)
 
     def _pool(self, last: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
-        """Pools token vectors, float [n, width, hidden], into float32 [n, hidden]."""
+        """Returns the pooled token vectors: float [n, width, hidden] -> float32 [n, hidden]."""
         if self.pooling == "mean":
             return (last.float() * inside[..., None]).sum(1) / inside.sum(1, keepdim=True)
         return last[:, 0].float()
 
     def _masked_loss(self, hidden: torch.Tensor, at: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Runs the head at masked positions only; its logits, one per vocabulary entry, are not kept."""
+        """Returns the summed loss at masked positions, float32 []; logits are computed for these positions only."""
         loss: torch.Tensor = self.head(hidden.flatten(0, 1)[at], targets)
         return loss
 
     def save_pretrained(self, folder: Path) -> None:
-        """Saves the backbone with its original dropouts, its head if transformers has a class for it, and Condenser's
-        head. Without `saves_head` the head for masked words is left out."""
+        """Saves the backbone with its original dropouts, and the heads that it has.
+
+        The masked-language-model head is saved if transformers has a class for it, unless `saves_head` is False.
+        """
         saved: Any = self.whole if self.saves_head else self.backbone
         with restored(saved.config, self._dropouts):
             saved.save_pretrained(folder)
@@ -210,8 +212,8 @@ class MaskedBackbone(nn.Module):
             self.condenser.save(folder)
 
 
-class _Words(nn.Module):
-    """The output table of a language model: hidden float [k, d], targets int64 [k] -> the summed loss, float32 []."""
+class _OutputLayer(nn.Module):
+    """The output layer of a language model: hidden float [k, d], targets int64 [k] -> the summed loss, float32 []."""
 
     def __init__(self, table: torch.Tensor, bias: torch.Tensor | None):
         super().__init__()
@@ -237,7 +239,7 @@ class TiedHead(nn.Module):
         nn.init.normal_(self.transform.weight, std=spread)
         nn.init.zeros_(self.transform.bias)
         self.norm = nn.LayerNorm(table.shape[1], eps=1e-12)
-        self.decoder = _Words(table, nn.Parameter(torch.zeros(table.shape[0])))
+        self.decoder = _OutputLayer(table, nn.Parameter(torch.zeros(table.shape[0])))
         self.scale = min(1.0, 1 / (float(table.detach().float().std()) * table.shape[1] ** 0.5 + 1e-12))
 
     def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -246,14 +248,14 @@ class TiedHead(nn.Module):
         return loss
 
 
-class _ForeignHead(nn.Module):
+class _TransformersHead(nn.Module):
     """The head of a transformers model with any structure: the model itself, over a stand-in for its backbone.
 
     If the product with the output table is the model's last step, the model ends before it and `vocabulary_loss`
     computes the product; if more follows (a cap on the logits), all logits are computed, with activation checkpointing.
     """
 
-    decoder: _Words | None
+    decoder: _OutputLayer | None
 
     def __init__(self, whole: Any):
         super().__init__()
@@ -261,8 +263,8 @@ class _ForeignHead(nn.Module):
         table = whole.get_output_embeddings()
         cut = replaced(self.model, table, nn.Identity())
         self.decoder = None
-        if type(table) is nn.Linear and _same(self.model, cut, table):
-            self.model, self.decoder = cut, _Words(table.weight, table.bias)
+        if type(table) is nn.Linear and _computes_same(self.model, cut, table):
+            self.model, self.decoder = cut, _OutputLayer(table.weight, table.bias)
 
     def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self.decoder is None:
@@ -277,8 +279,8 @@ class _ForeignHead(nn.Module):
         return functional.cross_entropy(self._run(hidden).float(), targets, reduction="sum")
 
 
-def _same(whole: Any, cut: Any, table: nn.Linear) -> bool:
-    """Whether the output table times the cut model's output equals the whole model's output."""
+def _computes_same(whole: Any, cut: Any, table: nn.Linear) -> bool:
+    """Whether the output layer over the cut model computes the same as the whole model."""
     hidden = torch.linspace(-1, 1, 2 * int(whole.config.hidden_size)).view(1, 2, -1).to(table.weight)
     modes = {part: part.training for part in (*whole.modules(), *cut.modules())}
     try:
@@ -295,7 +297,10 @@ def _same(whole: Any, cut: Any, table: nn.Linear) -> bool:
 
 
 def _load(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
-    """The model, with its head if its class has one; whether the head is new; the attention dropouts set to 0."""
+    """Returns the model, whether its head is new, and the attention dropouts before they were set to 0.
+
+    The model has a head if transformers has a class with a head for the architecture.
+    """
     from transformers import AutoModelForMaskedLM
 
     config = load_config(recipe.backbone, **recipe.config_args)

@@ -18,9 +18,9 @@ from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptRow
 from retriever.model.recipe import Recipe, settings_of
 from retriever.options import EncoderOptions, Side
 from retriever.options.tuning import Parametrisation, TuneOptions, offsets_of
-from retriever.prompts.deep_prompt import PROVIDERS
+from retriever.prompts.deep_prompt import DeepPrompt, MatrixPrompt, MlpPrompt
 from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_offsets
-from retriever.prompts.query_words import NO_WORDS, count_words
+from retriever.prompts.query_words import NO_WORDS, words_per_text
 from retriever.prompts.synthesis_provider import SynthesisedPrompt
 from retriever.prompts.task_prompts import TaskPrompts
 from retriever.topics.network import TopicPrompts, topic_tokens
@@ -35,7 +35,7 @@ _SIDES = {"tied": ("both",), "untied": ("query", "passage"), "query": ("query",)
 
 
 class PromptKind:
-    """One prompt for all texts of a side: a matrix, or a network that computes it. The base of the other kinds.
+    """One prompt for all texts of a side: a matrix. The base of the other kinds.
 
     Args:
         tuning: Options of the training run.
@@ -44,6 +44,8 @@ class PromptKind:
         numbers: Which of several prompts a text has; None: this depends on nothing, or on the task of a query.
         tasks: The names of the tasks of the training data.
     """
+
+    provider: type[DeepPrompt] = MatrixPrompt
 
     def __init__(
         self,
@@ -56,7 +58,7 @@ class PromptKind:
         self.tuning, self.tokenizer, self.padding_side = tuning, tokenizer, padding_side
         self.numbers, self.tasks = numbers, tasks
 
-    def names(self) -> tuple[str, ...]:
+    def prompted_sides(self) -> tuple[str, ...]:
         """Returns the sides that have a prompt: "query", "passage", or "both" if they share it."""
         return _SIDES[self.tuning.sides] if self.tuning.method == "prompt" else ()
 
@@ -67,9 +69,7 @@ class PromptKind:
             InputError: If it cannot start from this prompt.
         """
         tuning = self.tuning
-        prompt = PROVIDERS[tuning.parametrisation](
-            shape, tuning.length, tuning.prompt_dropout, position_offset=tuning.position_offset
-        )
+        prompt = self.provider(shape, tuning.length, tuning.prompt_dropout, position_offset=tuning.position_offset)
         if start is not None:
             if start.synthesis is not None:
                 raise InputError(
@@ -126,11 +126,17 @@ class PromptKind:
         return {}
 
 
+class MlpKind(PromptKind):
+    """One prompt for all texts of a side, which a network computes."""
+
+    provider = MlpPrompt
+
+
 class SynthesisedKind(PromptKind):
     """A prompt for each query, computed from its words (HYPER)."""
 
-    def names(self) -> tuple[str, ...]:
-        """See PromptKind."""
+    def prompted_sides(self) -> tuple[str, ...]:
+        """Returns the sides that have a prompt."""
         return ("query",)
 
     def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
@@ -152,7 +158,7 @@ class SynthesisedKind(PromptKind):
 
     def check_queries(self, texts: Sequence[str], tokens: Tokens) -> None:
         """Raises InputError for a query without a word, from which its prompt would be computed; names it."""
-        words = count_words(tokens, self.tokenizer.are_words)
+        words = words_per_text(tokens, self.tokenizer.are_words)
         if not words.all():
             raise InputError(f"the query {texts[int(np.flatnonzero(words == 0)[0])][:80]!r} {NO_WORDS}")
 
@@ -173,8 +179,8 @@ class SynthesisedKind(PromptKind):
 class TaskKind(PromptKind):
     """A prompt for each task of the queries; all are computed by one network."""
 
-    def names(self) -> tuple[str, ...]:
-        """See PromptKind."""
+    def prompted_sides(self) -> tuple[str, ...]:
+        """Returns the sides that have a prompt."""
         return ("query",)
 
     def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
@@ -205,8 +211,8 @@ class TaskKind(PromptKind):
 class TopicKind(PromptKind):
     """A prompt for each topic, made from its words by one network (Topic-DPR)."""
 
-    def names(self) -> tuple[str, ...]:
-        """See PromptKind."""
+    def prompted_sides(self) -> tuple[str, ...]:
+        """Returns the sides that have a prompt."""
         return ("both",)
 
     @property
@@ -238,7 +244,7 @@ class TopicKind(PromptKind):
 
 KINDS: dict[Parametrisation, type[PromptKind]] = {
     "embedding": PromptKind,
-    "mlp": PromptKind,
+    "mlp": MlpKind,
     "synthesised": SynthesisedKind,
     "per-task": TaskKind,
     "topics": TopicKind,
@@ -282,7 +288,7 @@ def open_prompts(
         InputError: If the backbone cannot use the prompts, or if they cannot start from `start`.
     """
     prompts = nn.ModuleDict()
-    if not (names := kind.names()):
+    if not (names := kind.prompted_sides()):
         return prompts
     shape = reach(pooled.backbone)
     if kind.tuning.position_offset:

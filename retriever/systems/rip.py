@@ -32,7 +32,7 @@ from retriever.options.pretraining import RipOptions
 from retriever.prompts.deep_prompt import MatrixPrompt
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.systems.condenser import CondenserHead, choose_shape, saved_shape
-from retriever.systems.masking import MaskedBackbone, Masking
+from retriever.systems.masking import MaskedLanguageModel, Masking
 from retriever.systems.sentences import count_words, spans, split_sentences
 from retriever.training.dev_workers import ITEMS, share_items
 from retriever.training.system import Batch, Chunk, Output, checkpoint_activations
@@ -188,7 +188,7 @@ class RipSystem:
         head = () if options.has_masks else ("normalize",)
         self.recipe = replace(read_recipe(folder, self.encoder), head=head)
         self.tokenizer = TextTokenizer(self.recipe, self.encoder)
-        model = MaskedBackbone(
+        model = MaskedLanguageModel(
             self.recipe,
             options.pooling,
             late_loss=options.late_loss,
@@ -280,8 +280,10 @@ class RipSystem:
         return Batch(outputs, chunks, labels_of_rows)
 
     def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-        """Returns vectors of a chunk as "dense", float32 [n, hidden], and its part of L_s, the mean over all masked
-        tokens of the batch; None without masks."""
+        """Returns the vectors of a chunk as "dense", float32 [n, hidden], and its part of L_s; None without masks.
+
+        L_s is the mean over all masked tokens of the batch.
+        """
         *inputs, total = chunk.inputs
         ids, lengths, labels = (tensor.to(self.device) for tensor in inputs)
         prompt = None if self.prompt is None else self.prompt(PromptInputs(ids, lengths))
@@ -297,8 +299,10 @@ class RipSystem:
         return self.recipe.hidden
 
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
-        """Returns vectors of the current model, float32 [n, hidden], without masks; the workers share the texts, and
-        all get the result."""
+        """Returns vectors of the current model without masks, float32 [n, hidden].
+
+        Each worker encodes a share of the texts, and all workers get the result.
+        """
 
         def make_chunks(rows: np.ndarray) -> list[Chunk]:
             if not len(rows):
@@ -341,7 +345,7 @@ class RipSystem:
 
 
 def _units(text: str, options: RipOptions, draw: np.random.Generator) -> list[str]:
-    """Returns the units from which a pair is drawn. Sentences are without duplicates: equal ones teach nothing."""
+    """Returns the units from which a pair is drawn. Duplicate sentences are left out."""
     if options.unit == "sentence":
         sentences = dict.fromkeys(split_sentences(text, options.language))
         return [sentence for sentence in sentences if count_words(sentence) >= options.min_words]

@@ -1,9 +1,9 @@
-"""Split texts into the units that intermediate pretraining pairs: sentences (RIP) or random spans (coCondenser)."""
+"""Splits texts into units for pretraining: sentences (RIP) or random spans (coCondenser)."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ import numpy as np
 _FEWEST_LETTERS = 4
 _LETTER = r"\p{L}"
 # A character of a script without spaces, or a run of other characters; it is a word if it holds a letter or a digit.
-_UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
-_RUN = rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+"
+UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+_RUN = rf"[{UNSPACED}]|[^\s{UNSPACED}]+"
 
 
 def split_sentences(text: str, language: str = "en") -> list[str]:
@@ -73,10 +73,14 @@ def spans(text: str, longest: int, draw: np.random.Generator, shortest: int = 1)
     return found
 
 
+def runs(text: str) -> Iterator[Any]:
+    """Yields a match for each run of characters between white space, and each character of scripts without spaces."""
+    return _pattern(_RUN).finditer(text)
+
+
 def _word_starts(text: str) -> list[int]:
     """Returns the position of each word's first character; punctuation before it counts as part of the word."""
-    runs = _pattern(_RUN).finditer(text)
-    return [run.start() for run in runs if any(character.isalnum() for character in run.group())]
+    return [run.start() for run in runs(text) if any(character.isalnum() for character in run.group())]
 
 
 # sentencex and regex are imported at their first use: what encodes and trains prompts runs without them.

@@ -14,7 +14,7 @@ from retriever.options import PLURALS, Side
 from retriever.systems.prompt_kinds import PromptKind
 from retriever.training.system import Chunk
 
-_QUERIES = 4096  # queries that are checked at a time
+_QUERIES = 4096  # queries that are tokenized at a time, to check that each has a word
 
 
 class TextChunks:

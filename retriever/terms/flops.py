@@ -11,7 +11,7 @@ from retriever.losses.flops import MIN_WORDS, flops, mean_words
 from retriever.model.recipe import Recipe
 from retriever.options import SIDES, Side
 from retriever.options.tuning import TuneOptions
-from retriever.terms.term import VECTORS, Encoded, Step, Term, sides_of
+from retriever.terms.term import BATCH_VECTORS, Encoded, Step, Term, sides_of
 from retriever.training.system import Batch, Chunk, Output
 
 # The output of a batch that is the sum of the sparse vectors of a side.
@@ -42,7 +42,7 @@ class FlopsTerm(Term):
 
     def outputs(self, chunk: Chunk, encoded: Encoded) -> dict[str, torch.Tensor]:
         """See Term."""
-        if encoded.side is None or VECTORS not in chunk.rows:
+        if encoded.side is None or BATCH_VECTORS not in chunk.rows:
             return {}
         return {TOTALS[encoded.side]: encoded.vectors.sum(0, keepdim=True)}
 

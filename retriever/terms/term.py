@@ -16,7 +16,7 @@ from retriever.options.tuning import TuneOptions
 from retriever.training.reranker_data import TrainingData
 from retriever.training.system import Batch, Chunk, Output
 
-VECTORS = "dense"  # the output of a batch with the vectors of its queries, then those of its passages
+BATCH_VECTORS = "dense"  # the output of a batch with the vectors of its queries, then those of its passages
 
 
 @dataclass
@@ -98,7 +98,7 @@ class TrainedSystem(Protocol):
         side: Side,
         rows: np.ndarray,
         numbers: np.ndarray | None = None,
-        output: str = VECTORS,
+        output: str = BATCH_VECTORS,
     ) -> list[Chunk]:
         """Cuts texts into chunks."""
 
@@ -140,5 +140,5 @@ class Term:
 
 def sides_of(outputs: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the vectors of the queries and of the passages of a batch, float32 [m, dim] and [p, dim]."""
-    vectors, queries = outputs[VECTORS], batch.arguments["queries"]
+    vectors, queries = outputs[BATCH_VECTORS], batch.arguments["queries"]
     return vectors[:queries], vectors[queries:]

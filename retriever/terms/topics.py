@@ -9,7 +9,7 @@ import torch
 
 from retriever.losses import topic_loss
 from retriever.options.tuning import TuneOptions
-from retriever.terms.term import VECTORS, Step, Term
+from retriever.terms.term import BATCH_VECTORS, Step, Term
 from retriever.topics.training import TrainingTopics
 from retriever.training.system import Batch, Output
 
@@ -46,6 +46,6 @@ class TopicTerm(Term):
         assert topics is not None
         assert categories is not None
         if TOPICS not in outputs:  # there is one topic
-            return torch.zeros((), device=outputs[VECTORS].device)
+            return torch.zeros((), device=outputs[BATCH_VECTORS].device)
         under_topics = outputs[TOPICS].unflatten(0, (batch.arguments["topics"], -1))
         return categories.weight * topic_loss(under_topics, topics.margin)

@@ -2,7 +2,6 @@
 
 words      the words of a text that count
 model      the model that infers the topic of a text, in numpy
-controls   topics by chance, as controls
 network    the network that makes the prompt of a topic
 training   the topics of training texts
 saved      the saved form of prompts of topics

@@ -83,7 +83,7 @@ class TopicModel:
         """float64 [vocabulary, paths], so that the numbers of a word are neighbours."""
         return np.ascontiguousarray(self.log_words.T, np.float64)
 
-    def named(self) -> dict[str, np.ndarray]:
+    def arrays_by_name(self) -> dict[str, np.ndarray]:
         """Returns the arrays by name, for a safetensors file: the attributes, and `vocabulary`, uint8, UTF-8 lines."""
         return {
             "path_topics": self.path_topics,
@@ -101,14 +101,14 @@ class TopicModel:
         digest = hashlib.sha256()
         for piece in json.JSONEncoder(sort_keys=True).iterencode(self.settings()):
             digest.update(piece.encode())
-        for name, array in sorted(self.named().items()):
+        for name, array in sorted(self.arrays_by_name().items()):
             digest.update(f"{name} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         return digest.hexdigest()
 
     @classmethod
     def load(cls, named: Mapping[str, np.ndarray], settings: Any, file: Path | str) -> TopicModel:
-        """Returns the model of `named()` and `settings()`.
+        """Returns the model of `arrays_by_name()` and `settings()`.
 
         Args:
             named: The arrays by name.

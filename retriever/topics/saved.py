@@ -79,21 +79,10 @@ class SavedTopics:
         """How the topics of texts are inferred, without the prompts."""
         return TextTopics(self.model, self.wordless)
 
-    def topics_of(self, texts: Sequence[str], side: Side) -> np.ndarray:
-        """Returns the topic of each text, int64 [texts], as `TextTopics` does."""
-        return self.texts.topics_of(texts, side)
-
-    def shuffled(self, seed: int) -> SavedTopics:
-        """Returns the same prompts with each one at another topic, if there are several: a control for comparisons."""
-        order = np.random.default_rng(seed).permutation(self.model.num_topics)
-        moved = np.empty_like(order)
-        moved[order] = np.roll(order, 1)  # a cycle, so that no topic keeps its prompt
-        return SavedTopics(self.model, self.prompts[torch.from_numpy(moved)], self.wordless)
-
-    def named(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor]:
         """Returns the tensors by the names that they have in a task's file."""
         prompts = {f"{PREFIX}{topic}": matrix.contiguous() for topic, matrix in enumerate(self.prompts)}
-        arrays = self.model.named().items()
+        arrays = self.model.arrays_by_name().items()
         return prompts | {f"{PREFIX}{_MODEL}{name}": torch.from_numpy(array.copy()) for name, array in arrays}
 
     def settings(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _DRAW = 3  # of the random numbers of the sampled topics; other draws of a step 
 class TrainingTopics:
     """The topics by which the texts of a training run have prompts.
 
-    Any numbers may be given, for example topics by chance (`retriever.topics.controls`), for comparisons.
+    Any numbers may be given, for example random topics, for comparisons.
 
     Attributes:
         model: The topics, also for texts outside of the training data.

@@ -1,4 +1,4 @@
-"""The words of a text that count for topics."""
+"""The words of a text by which its topic is inferred: letters only, without stop words."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STOP_WORDS = frozenset(_STOP_WORDS.split())
 
 
 def topic_words(text: str) -> list[str]:
-    """Returns the words of a text that count for topics, in their order, repeated ones too.
+    """Returns the words of a text by which its topic is inferred, in their order, repeated ones too.
 
     A word is a run of at least three letters of any script, in lower case (and in Unicode's form NFC, so that an accent
     has one spelling). Stop words (English) are left out.

@@ -50,11 +50,13 @@ class DevSet:
 
     Attributes:
         queries: Texts of the queries.
-        positives: For each query, positions among the passages, int64 [any].
+        positives: For each query, positions among the passages, or among the documents, int64 [any].
         texts: Texts of the passages; not used if there are vectors.
         vectors: Their stored vectors, float32 [n, dim], or blocks of them; None: the system encodes the texts.
         numbers: The numbers of the prompts of the passages, int64 [n], for a NumberedSystem; None: it infers them, if
             it has several prompts.
+        documents: Positions of the first passage of each document, int64, ascending: a document ranks by its best
+            passage. None: the passages are ranked.
     """
 
     queries: Sequence[str]
@@ -62,6 +64,7 @@ class DevSet:
     texts: Sequence[str]
     vectors: np.ndarray | Sequence[np.ndarray | SparseVectors] | None = None
     numbers: np.ndarray | None = None
+    documents: np.ndarray | None = None
 
     def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
         """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
@@ -72,6 +75,8 @@ class DevSet:
         else:
             passages = [self.vectors] if isinstance(self.vectors, np.ndarray) else self.vectors
         scores = [_products(block, passages) for block in _encode_blocks(system, self.queries, "query", rank, world)]
+        if self.documents is not None:
+            scores = [np.maximum.reduceat(block, self.documents, axis=1) for block in scores]
         return mean_reciprocal_rank(itertools.chain.from_iterable(scores), self.positives, depth)
 
 

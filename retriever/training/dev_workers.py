@@ -1,4 +1,4 @@
-"""Forward passes over items that the workers of a training run share."""
+"""Splits forward passes over texts or pairs among the workers of a training run."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from retriever.errors import InputError
-from retriever.options.loop import OptimizerName, check_optimizer
+from retriever.options.declaring import check_values
+from retriever.options.loop import OptimizerName
 from retriever.training.adafactor import Adafactor, moment_shapes
 
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -44,8 +45,7 @@ class ParameterGroup:
                 f"a parameter group with lr={self.lr} lr_factor={self.lr_factor} weight_decay="
                 f"{self.weight_decay}: expected rates above 0, and a decay of 0 or more"
             )
-        if self.optimizer is not None:
-            check_optimizer(self.optimizer)
+        check_values(self)
 
 
 @runtime_checkable
@@ -147,7 +147,7 @@ def make_optimizer(
 
 
 class Joined(torch.optim.Optimizer):
-    """Several optimizers, stepped as one. They share the state, and have the groups in common with it."""
+    """An optimizer that steps several others; its groups and its state are those of all of them."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]):
         super().__init__([group for part in parts for group in part.param_groups], {})

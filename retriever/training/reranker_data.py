@@ -13,8 +13,8 @@ from retriever.training.category_table import CategoryTable
 from retriever.training.mixture_schedule import Mixture
 
 
-class BatchOptions(Protocol):
-    """What decides the content of a batch: queries per step, negatives per query, and a seed."""
+class BatchSettings(Protocol):
+    """Options that decide the content of a batch: queries per step, negatives per query, and a seed."""
 
     @property
     def batch(self) -> int: ...
@@ -48,8 +48,8 @@ class TrainingData:
             one after the other.
         passages: Returns the titles and the texts of rows int64 [n].
         deleted: Rows that are never drawn, int64, ascending.
-        copies: Rows of other passages with the text of a positive of each query, int64 [any]: they are never drawn, and
-            are no negatives in a batch; None: there are none.
+        copies: Rows of other passages with the text of a positive of each query, or of its document, int64 [any]: they
+            are never drawn, and are no negatives in a batch; None: there are none.
         teacher: The scores for distillation; None: there are none.
         weights: Sampling weights of the positives of each query, more than 0, float64 [any]; None: not known.
         mixture: The mixture of the training sets that the queries come from; None: they are one set.
@@ -121,7 +121,7 @@ class TrainingData:
 
 def batch_at(
     data: TrainingData,
-    options: BatchOptions,
+    options: BatchSettings,
     step: int,
     *,
     draw_positive: PositiveDraw = "random",
@@ -166,7 +166,7 @@ def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 def _group(
     data: TrainingData,
-    options: BatchOptions,
+    options: BatchSettings,
     epoch: int,
     query: int,
     draw_positive: PositiveDraw,

@@ -1,7 +1,7 @@
-"""What turns gradients into new weights: plain data parallelism by torch, or DeepSpeed's ZeRO.
+"""Steppers turn gradients into new weights: plain data parallelism in torch, or DeepSpeed's ZeRO.
 
-Both add up over workers the gradients that each computed of its share, clip them, and step the optimizer. What each
-keeps is given and taken as whole float32 tensors by name, however many workers share it.
+Both add up the gradients of all workers, clip them and step the optimizer. Their state is saved and loaded as complete
+float32 tensors by name, also if several workers each hold a part of it.
 """
 
 from __future__ import annotations
@@ -21,30 +21,44 @@ from retriever.training.parameter_groups import make_optimizer, moments_of
 
 
 class Stepper(Protocol):
-    """forward runs the model; backward adds to the gradients; step uses them up, and returns their norm before they
-    were clipped. equal: whether all workers must call forward and backward equally often."""
+    """Runs the model forward and backward, and steps its optimizer.
+
+    Attributes:
+        equal: Whether all workers must call `forward` and `backward` equally often.
+    """
 
     equal: bool
 
-    def forward(self, *inputs: Any) -> Any: ...
+    def forward(self, *inputs: Any) -> Any:
+        """Runs the model."""
 
-    def backward(self, loss: torch.Tensor) -> None: ...
+    def backward(self, loss: torch.Tensor) -> None:
+        """Adds the gradients of a loss to those of the step."""
 
-    def step(self, lr: float) -> float: ...
+    def step(self, lr: float) -> float:
+        """Steps the optimizer with the gradients, sets them to 0, and returns their norm before clipping."""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Returns float32 tensors on the CPU by name: weight.X, and MOMENT.X for each moment of the optimizer, such as
-        exp_avg.X and exp_avg_sq.X of AdamW. Every worker calls it."""
+        """Returns float32 tensors on the CPU by name. Every worker calls it.
+
+        They are weight.X, and MOMENT.X for each moment of the optimizer, for example exp_avg.X of AdamW.
+        """
 
     def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
-        """Take such a state, after so many steps; touch gives some output of the model. Every worker calls it."""
+        """Loads the tensors of `state` after a number of steps. Every worker calls it.
+
+        Args:
+            get: Returns a tensor by its name.
+            steps: The number of steps.
+            touch: Returns a scalar that depends on the outputs of the model.
+        """
 
     def whole(self) -> AbstractContextManager[object]:
-        """While it lasts every worker holds the whole of each weight, to save the model. Every worker calls it."""
+        """Returns a context in which every worker holds all weights, to save the model. Every worker calls it."""
 
 
 class PlainStepper:
-    """Each worker holds all of the model and of the optimizer."""
+    """A Stepper whose workers each hold the complete model and optimizer state."""
 
     equal = False
 
@@ -73,7 +87,7 @@ class PlainStepper:
     def step(self, lr: float) -> float:
         parameters = list(self.parameters.values())
         for parameter in parameters:
-            if parameter.grad is None:  # not part of any worker's share, or of this one's
+            if parameter.grad is None:  # no chunk of this worker used it
                 parameter.grad = torch.zeros_like(parameter)
         if self.world > 1:
             flat = torch.cat([parameter.grad.flatten() for parameter in parameters if parameter.grad is not None])
@@ -88,12 +102,12 @@ class PlainStepper:
         return norm
 
     def state(self) -> dict[str, torch.Tensor]:
-        found = {}
+        tensors = {}
         for name, parameter in self.parameters.items():
             state = self.optimizer.state[parameter]
             for kind, value in (("weight", parameter.detach()), *((kind, state[kind]) for kind in self.moments[name])):
-                found[f"{kind}.{name}"] = value.cpu().contiguous()
-        return found
+                tensors[f"{kind}.{name}"] = value.cpu().contiguous()
+        return tensors
 
     def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
         for name, parameter in self.parameters.items():
@@ -109,9 +123,9 @@ class PlainStepper:
 
 
 class DeepSpeedStepper:
-    """DeepSpeed's engine: the optimizer's state (stage 1), the gradients (2) and the weights (3) shared out.
+    """A Stepper over DeepSpeed's engine, which shards the optimizer state (stage 1), gradients (2) and weights (3).
 
-    Stage 0 shares nothing out; offload keeps the optimizer in CPU memory (stages 1 to 3).
+    Stage 0 shards nothing. With `offload`, the optimizer state is in CPU memory (stages 1 to 3).
     """
 
     def __init__(
@@ -132,7 +146,7 @@ class DeepSpeedStepper:
         os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "error")
         import deepspeed
 
-        # It would be compiled at the start, under a lock that a killed worker leaves for ever; gloo does its work.
+        # DeepSpeed would compile this operator under a lock that a killed worker never releases; gloo does the same.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -142,7 +156,7 @@ class DeepSpeedStepper:
         self.moments = moments_of(self.named, groups)
         adamw = DeepSpeedCPUAdam if offload else torch.optim.AdamW
         optimizer = make_optimizer(groups, parameter_scale=parameter_scale, adamw=adamw)
-        if stage == 0:  # where DeepSpeed would clip without telling the norm
+        if stage == 0:  # DeepSpeed would clip without returning the norm
             self.clip, self._norm = clip, torch.zeros(())
             optimizer.register_step_pre_hook(self._clip)
         zero: dict[str, Any] = {"stage": stage}
@@ -169,7 +183,7 @@ class DeepSpeedStepper:
         return self.engine(*inputs)
 
     def backward(self, loss: torch.Tensor) -> None:
-        self.engine.backward(loss * self.world, scale_wrt_gas=False)  # which takes the mean over the workers
+        self.engine.backward(loss * self.world, scale_wrt_gas=False)  # DeepSpeed takes the mean over workers
 
     def step(self, lr: float) -> float:
         _set_rates(self.engine.optimizer, lr)
@@ -183,7 +197,7 @@ class DeepSpeedStepper:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         self._link()
-        found = {}
+        tensors = {}
         for name, parameter in self.named.items():
             moments = self.moments[name]
             if self.stage == 0:
@@ -192,8 +206,8 @@ class DeepSpeedStepper:
                 values = [safe_get_full_fp32_param(parameter)]
                 values += [safe_get_full_optimizer_state(parameter, kind) for kind in moments]
             for kind, value in zip(("weight", *moments), values, strict=True):
-                found[f"{kind}.{name}"] = value.detach().float().cpu().contiguous().clone()
-        return found
+                tensors[f"{kind}.{name}"] = value.detach().float().cpu().contiguous().clone()
+        return tensors
 
     def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
@@ -205,7 +219,7 @@ class DeepSpeedStepper:
                     parameter.copy_(value)
             else:
                 safe_set_full_fp32_param(parameter, value)
-        # A step of nothing: the model takes the optimizer's weights, and the optimizer's state comes to be.
+        # A step with zero gradients copies the optimizer's weights to the model, and creates the optimizer state.
         self.backward(touch().float().sum() * 0)
         self.step(0.0)
         self._link()
@@ -239,7 +253,7 @@ class DeepSpeedStepper:
 
 
 class _Running(nn.Module):
-    """The model as DeepSpeed sees it: its forward is whatever `run` does with it."""
+    """The module that DeepSpeed runs: its parameters are those of `module`, and its forward pass is `run`."""
 
     def __init__(self, module: nn.Module, run: Callable[..., Any]):
         super().__init__()
@@ -251,11 +265,11 @@ class _Running(nn.Module):
 
 
 def trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are not frozen, by name."""
+    """Returns the parameters that are not frozen, by name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
 def _set_rates(optimizer: Any, lr: float) -> None:
-    """Gives each group of an optimizer its learning rate."""
+    """Sets the learning rate of each group of an optimizer."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]

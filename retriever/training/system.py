@@ -1,7 +1,7 @@
-"""The interface of a system to train: a model, its loss and its data. The training loop knows nothing else about it.
+"""The interface between the training loop and a system to train: a model with its loss and its data.
 
 The texts of a batch go through the model in chunks, on one or more workers. A chunk gives named outputs, which the loop
-puts together for the loss, and a part of the loss that needs no other chunk. A system with sparse vectors, for example,
+puts together for the loss of the batch, and a loss of the chunk alone. A system with sparse vectors, for example,
 declares these outputs of each batch:
 
     outputs = {
@@ -68,7 +68,7 @@ class Batch:
 
     Attributes:
         outputs: The outputs of the whole batch by name, the same on every worker. Empty if the loss is the sum of the
-            chunks' own parts: each chunk then runs forward and backward alone.
+            chunks' losses: each chunk then runs forward and backward alone.
         chunks: The worker's chunks.
         arguments: Further arguments of the loss, the same on every worker.
     """
@@ -86,7 +86,7 @@ class System(Protocol):
     decides only about the share of each.
 
     Under stages 2 and 3 of DeepSpeed's ZeRO all workers must use the same parameters in the same order: `forward` has
-    to use all parameters for each chunk, and the chunk's outputs or part have to depend on all that are trained.
+    to use all parameters for each chunk, and the chunk's outputs or its loss have to depend on all that are trained.
 
     A System that has a method `parameter_groups` too (`retriever.training.parameter_groups.GroupedSystem`) gives
     some of its parameters their own learning rate, weight decay or optimizer.
@@ -101,11 +101,11 @@ class System(Protocol):
         """
 
     def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
-        """Returns the outputs of a chunk by name, and its own part of the loss or None.
+        """Returns the outputs of a chunk by name, and the loss of the chunk or None.
 
         An output with rows is float [n, width] for the n rows that the chunk fills; one that is summed is float
-        [any, width]. The part is a scalar, already divided by counts of the whole batch: parts add up over chunks and
-        workers.
+        [any, width]. The loss of the chunk is a scalar, already divided by counts of the whole batch, so that losses
+        add up over chunks and workers.
         """
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""HTTP: what bounds a request and converts it, independent of what answers it.
+"""HTTP, independent of the service: bounds on requests, conversion of bodies and responses, errors.
 
 connections   uvicorn's protocol with bounds on connections, request heads and unread responses
 limits        these bounds, and how many connections a process can hold
-guard         the first layer of every request: tokens, Host, size and rate of the body
-routes        routes with a JSON body: reading bodies, writing responses, clients that have gone
+guard         the outermost layer of the application: checks token, Host, size and rate of the body
+routes        routes with a JSON body: reads bodies, writes responses, cancels the work of disconnected clients
 errors        exceptions as HTTP errors in OpenAI's format
 """

@@ -58,16 +58,16 @@ class Connections:
         clock: Returns the time in seconds.
 
     Attributes:
-        refused: Called with the status of each error that is sent before the application runs.
-        closed: Called with the reason for which a connection is closed.
+        on_refusal: Called with the status of each error that is sent before the application runs.
+        on_close: Called with the reason for which a connection is closed.
         served: Connections within the limit.
         excess: Connections over the limit.
     """
 
     def __init__(self, limits: HttpLimits, most: int, clock: Callable[[], float] = time.monotonic):
         self.limits, self.most, self.clock = limits, most, clock
-        self.refused: Callable[[int], object] = lambda status: None
-        self.closed: Callable[[str], object] = lambda why: None
+        self.on_refusal: Callable[[int], object] = lambda status: None
+        self.on_close: Callable[[str], object] = lambda reason: None
         self.served: set[BoundedProtocol] = set()
         self.excess: set[BoundedProtocol] = set()
         # The time since which each connection waits, oldest first: entries are only added at the end.
@@ -152,7 +152,7 @@ class Connections:
             while waiting and next(iter(waiting.values())) <= latest_start:
                 connection = next(iter(waiting))
                 del waiting[connection]  # it is closed only once; its place is free when that is done
-                self.closed(f"{state.value} timeout")
+                self.on_close(f"{state.value} timeout")
                 connection.expire()
         for connection in [*self.served, *self.excess]:
             size = connection.unread_bytes()
@@ -162,7 +162,7 @@ class Connections:
             since, earlier_size = self._unread.setdefault(connection, (now, size))
             if now - since >= self.limits.write_timeout_s:
                 if earlier_size - size < READ_RATE * self.limits.write_timeout_s:
-                    self.closed("unread response")
+                    self.on_close("unread response")
                     self.close(connection)
                 else:
                     self._unread[connection] = (now, size)
@@ -172,7 +172,7 @@ class Connections:
         latest_start = self.clock() - SURPLUS_HEAD_S
         for waiting in (self._waiting[state] for state in (State.FRESH, State.HEAD, State.IDLE)):
             if waiting and next(iter(waiting.values())) <= latest_start:
-                self.closed("room for a request")
+                self.on_close("room for a request")
                 self.close(next(iter(waiting)))
                 return True
         return False
@@ -367,7 +367,7 @@ class BoundedProtocol(HttpToolsProtocol):
             retry,
             body,
         )
-        self.registry.refused(status)
+        self.registry.on_refusal(status)
         self.flow.pause_reading()
         if self._is_current() or self.cycle is None or self.cycle.response_complete:
             self._send_refusal()

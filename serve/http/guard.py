@@ -1,4 +1,4 @@
-"""The first layer of every request: its tokens, its Host, the size and rate of its body, and its request id."""
+"""The outermost layer of the application: checks the token, the Host and the body of every request."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import orjson
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from retriever.errors import InputError
 
 Role = Literal["user", "admin"]
-VARIABLES = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
-LEAST_CHARACTERS = 16  # characters of a token
-MOST_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 characters fit
-MOST_PROMPT_BYTES = 256 << 20  # bytes of a PUT request with a prompt
+_ROLES = TypeAdapter(dict[Role, list[str]], config=ConfigDict(strict=True))  # the content of a file of tokens
+VARIABLES: dict[Role, str] = {"user": "RIPTIDE_USER_TOKENS", "admin": "RIPTIDE_ADMIN_TOKENS"}
+MIN_CHARACTERS = 16  # characters of a token
+MAX_BYTES = 24 << 20  # bytes of a request's body: 256 texts of 65,536 characters fit
+MAX_PROMPT_BYTES = 256 << 20  # bytes of a PUT request with a prompt
 PUBLIC = {"/", "/healthz", "/readyz", "/docs", "/openapi.json"}  # paths that need no token, as do the page's files
-MOST_RECEIVED = 1 << 30  # bytes of all requests' bodies together that are in memory
+MAX_RECEIVED = 1 << 30  # bytes of all requests' bodies together that are in memory
 BODY_S = 30.0  # maximum seconds between two pieces of a request's body
 BODY_RATE = 16 << 10  # minimum bytes per second of a body after BODY_S
 GONE = 499  # status that is counted if the client has disconnected
@@ -47,32 +49,22 @@ class Tokens:
         Raises InputError, whose message shows no token.
         """
         if file is None:
-            roles: dict[str, list[str]] = {
-                role: [token.strip() for token in os.environ.get(name, "").split(",") if token.strip()]
-                for role, name in VARIABLES.items()
-            }
+            roles = {role: _split(os.environ.get(name, "")) for role, name in VARIABLES.items()}
             origin = " and ".join(VARIABLES.values())
         else:
             origin = f"parameter tokens {file}"
             try:
-                document = json.loads(Path(file).read_text(encoding="utf-8"))
+                roles = _ROLES.validate_python(json.loads(Path(file).read_text(encoding="utf-8")))
             except FileNotFoundError:
                 raise InputError(f"{origin}: no such file") from None
+            except ValidationError:
+                raise InputError(f'{origin}: expected {{"user": ["…"], "admin": ["…"]}}') from None
             except (OSError, ValueError):
                 raise InputError(f"{origin}: cannot be read as JSON") from None
-            lists = (
-                isinstance(document, dict)
-                and set(document) <= set(VARIABLES)
-                and all(
-                    isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
-                    for tokens in document.values()
-                )
-            )
-            if not lists or not any(document.values()):
+            if not any(roles.values()):
                 raise InputError(f'{origin}: expected {{"user": ["…"], "admin": ["…"]}}')
-            roles = document
-        if any(len(token) < LEAST_CHARACTERS or not token.isascii() for tokens in roles.values() for token in tokens):
-            raise InputError(f"{origin}: expected tokens of at least {LEAST_CHARACTERS} ASCII characters")
+        if any(len(token) < MIN_CHARACTERS or not token.isascii() for tokens in roles.values() for token in tokens):
+            raise InputError(f"{origin}: expected tokens of at least {MIN_CHARACTERS} ASCII characters")
         return cls(**{role: frozenset(map(digest, tokens)) for role, tokens in roles.items()})
 
     def __bool__(self) -> bool:
@@ -86,6 +78,11 @@ class Tokens:
         shown = digest(token.strip()) if scheme.lower() == "bearer" else b""
         is_admin, is_user = (sum(hmac.compare_digest(shown, one) for one in known) for known in (self.admin, self.user))
         return bool(is_admin or (role == "user" and is_user))
+
+
+def _split(text: str) -> list[str]:
+    """Returns the tokens of a text, which are separated by commas."""
+    return [token.strip() for token in text.split(",") if token.strip()]
 
 
 def digest(token: str) -> bytes:
@@ -126,74 +123,40 @@ class Guard:
     Args:
         app: The inner application.
         tokens: Tokens of users and administrators.
-        answered: Called with the route, the status and the seconds of every request.
+        on_response: Called with the route, the status and the seconds of every request.
     """
 
-    def __init__(self, app: Any, *, tokens: Tokens, answered: Callable[[str, int, float], object]):
-        self.app, self.tokens, self.answered = app, tokens, answered
+    def __init__(self, app: Any, *, tokens: Tokens, on_response: Callable[[str, int, float], object]):
+        self.app, self.tokens, self.on_response = app, tokens, on_response
         self.received = 0  # bytes of all bodies that are in memory now
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start = time.perf_counter()
-        headers = dict(scope["headers"])
-        scope.setdefault("state", {})["request_id"] = name = f"{_ids.getrandbits(128):032x}"
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        prompt = scope["method"] == "PUT" and path.startswith("/v1/tasks/")
-        most = MOST_PROMPT_BYTES if prompt else MOST_BYTES
-        status, received, whole = GONE, 0, False
-        refusal = self._refusal(scope["method"], path, headers, most)
-
-        async def answer(message: Any) -> None:
-            nonlocal status
-            if refusal is not None and not message.get("refusal"):
-                return
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
-            await send(message)
-
-        async def receive_body() -> Any:
-            nonlocal received, refusal, whole
-            # Without this limit a slow sender could hold the body's memory and its connection for any time.
-            remaining_s = start + BODY_S + received / BODY_RATE - time.perf_counter()
-            try:
-                async with asyncio.timeout(None if whole else min(BODY_S, max(0.0, remaining_s))):
-                    message = await receive()
-            except TimeoutError:
-                refusal = Refusal(408, f"expected the body's next bytes within {BODY_S:g} s, at {BODY_RATE:,} bytes/s")
-                return {"type": "http.disconnect"}
-            whole = not message.get("more_body", False)
-            size = len(message.get("body", b""))
-            received += size
-            self.received += size
-            if received > most:
-                refusal = _too_large(most)
-                return {"type": "http.disconnect"}
-            if self.received > MOST_RECEIVED:
-                refusal = Refusal(503, "too many large requests at once; try again in a moment")
-                return {"type": "http.disconnect"}
-            return message
-
+        method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
+        most = MAX_PROMPT_BYTES if method == "PUT" and path.startswith("/v1/tasks/") else MAX_BYTES
+        refusal = self._refusal(method, path, dict(scope["headers"]), most)
+        exchange = _Exchange(self, receive, send, most, refusal)
+        scope.setdefault("state", {})["request_id"] = exchange.id
         try:
-            if refusal is None:
-                await self.app(scope, receive_body, answer)
-            if refusal is not None:
-                await _refuse(answer, refusal, name)
+            if exchange.refusal is None:
+                await self.app(scope, exchange.receive, exchange.send)
+            if exchange.refusal is not None:
+                await exchange.refuse(exchange.refusal)
         except BaseException:
-            status = 500
+            exchange.status = 500
             raise
         finally:
-            self.received -= received
-            self.answered(getattr(scope.get("route"), "path", "other"), status, time.perf_counter() - start)
+            self.received -= exchange.received
+            route = getattr(scope.get("route"), "path", "other")
+            self.on_response(route, exchange.status, time.perf_counter() - exchange.start)
 
     def _refusal(self, method: str, path: str, headers: dict[bytes, bytes], most: int) -> Refusal | None:
         """Returns the reason to refuse a request before its body is read; None if it is accepted."""
         host = _without_port(headers.get(b"host", b"").decode("latin-1"))
         if not self.tokens and not is_loopback(host):
-            return Refusal(403, f"host {host[:100]!r}: without tokens only this machine is answered")
+            return Refusal(403, f"host {host[:100]!r}: without tokens only requests from this machine are answered")
         if path not in PUBLIC and not path.startswith("/page/"):
             role: Role = "admin" if method in ("PUT", "DELETE") else "user"
             header = headers.get(b"authorization", b"").decode("latin-1")
@@ -208,6 +171,72 @@ class Guard:
         return _too_large(most) if length.isdigit() and int(length) > most else None
 
 
+class _Exchange:
+    """One request and its response: bounds the body, and adds the request id to the response.
+
+    Args:
+        guard: The guard, which counts the bytes of all bodies.
+        receive: Receives messages from the server.
+        send: Sends messages to the server.
+        most: Maximum bytes of the body.
+        refusal: The reason to refuse the request; None: it is accepted so far.
+    """
+
+    def __init__(self, guard: Guard, receive: Any, send: Any, most: int, refusal: Refusal | None):
+        self._guard, self._receive, self._send, self._most, self.refusal = guard, receive, send, most, refusal
+        self.start = time.perf_counter()
+        self.id = f"{_ids.getrandbits(128):032x}"
+        self.status = GONE
+        self.received = 0  # bytes of the body so far
+        self._is_complete = False  # whether the whole body has been received
+
+    async def receive(self) -> Any:
+        """Receives a message for the application; a disconnection if the body exceeds a limit."""
+        # Without this limit a slow sender could hold the body's memory and its connection for any time.
+        remaining_s = self.start + BODY_S + self.received / BODY_RATE - time.perf_counter()
+        try:
+            async with asyncio.timeout(None if self._is_complete else min(BODY_S, max(0.0, remaining_s))):
+                message = await self._receive()
+        except TimeoutError:
+            text = f"expected the body's next bytes within {BODY_S:g} s, at {BODY_RATE:,} bytes/s"
+            self.refusal = Refusal(408, text)
+            return {"type": "http.disconnect"}
+        self._is_complete = not message.get("more_body", False)
+        size = len(message.get("body", b""))
+        self.received += size
+        self._guard.received += size
+        if self.received > self._most:
+            self.refusal = _too_large(self._most)
+        elif self._guard.received > MAX_RECEIVED:
+            self.refusal = Refusal(503, "too many large requests at once; try again in a moment")
+        return message if self.refusal is None else {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        """Sends a message of the application, unless the request has been refused."""
+        if self.refusal is None:
+            await self._forward(message)
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Sends an error in place of the application's response."""
+        kind = {408: "timeout_error", 503: "overloaded_error"}.get(refusal.status, "invalid_request_error")
+        body = orjson.dumps({"error": {"message": refusal.message, "type": kind, "request_id": self.id}})
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if refusal.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if refusal.status == 503:
+            headers.append((b"retry-after", b"1"))
+        if refusal.status in (408, 413, 503):  # the rest of the body is not read
+            headers.append((b"connection", b"close"))
+        await self._forward({"type": "http.response.start", "status": refusal.status, "headers": headers})
+        await self._forward({"type": "http.response.body", "body": body})
+
+    async def _forward(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", self.id.encode())]
+        await self._send(message)
+
+
 def _too_large(most: int) -> Refusal:
     return Refusal(413, f"expected up to {most} bytes")
 
@@ -216,17 +245,3 @@ def _without_port(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.rpartition(":")[0] if host.count(":") == 1 else host
-
-
-async def _refuse(send: Any, refusal: Refusal, request_id: str) -> None:
-    kind = {408: "timeout_error", 503: "overloaded_error"}.get(refusal.status, "invalid_request_error")
-    body = orjson.dumps({"error": {"message": refusal.message, "type": kind, "request_id": request_id}})
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if refusal.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if refusal.status == 503:
-        headers.append((b"retry-after", b"1"))
-    if refusal.status in (408, 413, 503):  # the rest of the body is not read
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers, "refusal": True})
-    await send({"type": "http.response.body", "body": body, "refusal": True})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retriever.errors import InputError
+from retriever.options.declaring import check_least
 
 DEFAULT_CONNECTIONS = 1_024
 RESERVED_FILES = 256  # files for the index, Lucene, the store and the runtime, in addition to those open at the start
@@ -36,6 +37,11 @@ class HttpLimits:
     """Seconds that a connection stays open between requests; set it above the idle timeout of a load balancer."""
     write_timeout_s: float = 30.0
     """Seconds after which a connection is closed if its client has read less than 16 KiB/s of its response."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a number that is too small."""
+        check_least(self, max_connections=1, max_header_bytes=1_024, max_headers=16, max_url_bytes=256)
+        check_least(self, head_timeout_s=0.1, idle_timeout_s=1, write_timeout_s=1)
 
 
 def allowed_connections(wanted: int | None) -> int:

@@ -1,4 +1,4 @@
-"""Routes with a JSON body: how bodies are read, responses written, and the work of clients that have gone cancelled.
+"""Routes with a JSON body: reads bodies, writes responses, and cancels the work of disconnected clients.
 
 pydantic parses the bodies, without FastAPI's steps between a request and its handler.
 """
@@ -28,12 +28,12 @@ Model = TypeVar("Model", bound=BaseModel)
 BOM = b"\xef\xbb\xbf"
 SMALL = 4 << 10  # bytes of a body that the event loop parses itself, in less than a millisecond
 # Bounds of larger bodies.
-MOST_STRUCTURE = 512 << 10  # bytes of JSON outside of strings
-MOST_CONTAINERS = 4_096  # lists, objects and fields of objects
-MOST_STRING = 12 << 16  # bytes of a string: 65,536 characters fit, each as two escapes
-MOST_FILES, MOST_FIELDS = 2, 1  # of an upload
-MOST_FIELD = 4 << 10  # bytes of a field of an upload that is no file
-MOST_WAITING = 64 << 20  # bytes of larger bodies that are parsed or wait for it; more get 429
+MAX_STRUCTURE = 512 << 10  # bytes of JSON outside of strings
+MAX_CONTAINERS = 4_096  # lists, objects and fields of objects
+MAX_STRING = 12 << 16  # bytes of a string: 65,536 characters fit, each as two escapes
+MAX_FILES, MAX_FIELDS = 2, 1  # of an upload
+MAX_FIELD = 4 << 10  # bytes of a field of an upload that is no file
+MAX_WAITING = 64 << 20  # bytes of larger bodies that are parsed or wait for it; more get 429
 WHOLE = 64 << 10  # bytes of a response that are sent at once
 PIECE = 64 << 10  # bytes of a string that are read in one call
 _CONTENT = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)  # content of a JSON string up to its closing quote
@@ -62,7 +62,7 @@ class JsonRoute(APIRoute):
 
 
 class UploadRoute(APIRoute):
-    """A route with a multipart body of up to MOST_FILES files and MOST_FIELDS other fields.
+    """A route with a multipart body of up to MAX_FILES files and MAX_FIELDS other fields.
 
     The event loop parses such a body; by default it would take a thousand of each, with their headers.
     """
@@ -74,7 +74,7 @@ class UploadRoute(APIRoute):
         async def handle(request: Request) -> Response:
             _check_type(request, "multipart/form-data")
             # The request keeps the form for the handler.
-            await request.form(max_files=MOST_FILES, max_fields=MOST_FIELDS, max_part_size=MOST_FIELD)
+            await request.form(max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD)
             return await answer(request)
 
         return handle
@@ -110,7 +110,7 @@ class _ParserQueue:
     @contextlib.contextmanager
     def place(self, size: int) -> Iterator[None]:
         """Counts a body of `size` bytes during the context. Raises OverloadedError if it is one too many."""
-        if self.waiting + size > MOST_WAITING:
+        if self.waiting + size > MAX_WAITING:
             raise OverloadedError(1)
         self.waiting += size
         try:
@@ -176,12 +176,12 @@ def parse_json(body: bytearray) -> Any:
             quote = body.find(b'"', at)
             end = len(body) if quote < 0 else quote
             size += end - at
-            if size > MOST_STRUCTURE:
-                raise _invalid("structure", f"expected up to {MOST_STRUCTURE:,} bytes of JSON outside of strings")
+            if size > MAX_STRUCTURE:
+                raise _invalid("structure", f"expected up to {MAX_STRUCTURE:,} bytes of JSON outside of strings")
             outside = body[at:end]
             containers += sum(map(outside.count, b"[{:"))
-            if containers > MOST_CONTAINERS:
-                raise _invalid("structure", f"expected up to {MOST_CONTAINERS:,} lists, objects and fields")
+            if containers > MAX_CONTAINERS:
+                raise _invalid("structure", f"expected up to {MAX_CONTAINERS:,} lists, objects and fields")
             rest += outside
             at = end
             if quote >= 0:
@@ -205,8 +205,8 @@ def _end_of_string(body: bytearray, quote: int) -> int:
         if piece.end() == at:  # a backslash ends the text
             break
         at = piece.end()
-        if at - quote > MOST_STRING:
-            raise _invalid("structure", f"expected up to {MOST_STRING:,} bytes of a string")
+        if at - quote > MAX_STRING:
+            raise _invalid("structure", f"expected up to {MAX_STRING:,} bytes of a string")
     return len(body)
 
 

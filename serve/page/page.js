@@ -53,7 +53,9 @@ async function begin() {
   one("about").textContent =
     `${info.passages.toLocaleString("en")} passages${info.encoder ? ` · ${info.encoder}` : ""} · ${info.tasks.length} ${info.tasks.length === 1 ? "task" : "tasks"} · release ${info.release}`;
   one("newer").textContent = `The store has newer artifacts than this release: ${(info.newer ?? []).join(", ")}.`;
+  one("by-label").hidden = !info.is_split;
   one("newer").hidden = !info.newer?.length;
+  listFilters(info.filters);
   tasksOf = Object.fromEntries(tasks.tasks.map((task) => [task.name, task]));
   const chosen = one("task").value || new URLSearchParams(location.search).get("task");
   one("task").replaceChildren(...tasks.tasks.map((task) => new Option(task.name, task.name, false, task.name === chosen)));
@@ -83,6 +85,18 @@ function listModes() {
   if (option) one("mode").value = option.value;
 }
 
+// Shows the field for a filter, with the metadata fields that the corpus can filter by and an example.
+function listFilters(types) {
+  const names = Object.keys(types);
+  one("filters").hidden = !names.length;
+  if (!names.length) return;
+  const value = (type) => ({ int64: "2000", float64: "0.5", bool: "true", timestamp: "2000-01-01" }[type] || "word");
+  const example = names.slice(0, 2).map((name) => `${name} = ${value(types[name].replace(/^list\[(.*)\]$/, "$1"))}`);
+  one("filter").placeholder = example.join(" and ");
+  const fields = names.map((name) => `${name} (${types[name]})`).join(", ");
+  one("fields").textContent = `Fields: ${fields}. Operators: = != < <= > >= in (a, b) and or not; = null: no value.`;
+}
+
 function column(mode, found) {
   const box = made("section");
   const [result] = found.results;
@@ -103,7 +117,7 @@ function column(mode, found) {
   for (const hit of result.hits) {
     const item = made("li");
     item.tabIndex = 0;
-    item.append(made("h3", `${hit.rank}. ${hit.title || hit.id}`), made("p", hit.text, "more"));
+    item.append(made("h3", `${hit.rank}. ${hit.title || hit.document || hit.id}`), made("p", hit.text, "more"));
     const from = Object.entries(hit.scores).map(([source, score]) => `${source} ${score.toFixed(4)}`).join(" · ");
     item.append(made("p", `${hit.id} · ${hit.score.toFixed(4)}${from ? ` · from ${from}` : ""}`, "from"));
     list.append(item);
@@ -120,7 +134,9 @@ async function search() {
     : [one("mode").value];
   one("error").hidden = true;
   one("status").textContent = "Searching …";
-  const body = { query, task: one("task").value, k: Number(one("k").value) || 10, allow_partial: true };
+  const body = { query, task: one("task").value, k: Number(one("k").value) || 10, by: one("by").value, allow_partial: true };
+  const filter = one("filter").value.trim();
+  if (filter) body.filter = filter;
   try {
     const found = await Promise.all(wanted.map((mode) => call("/v1/search",
       mode.startsWith(SOURCE) ? { ...body, source: mode.slice(SOURCE.length) } : { ...body, mode })));
@@ -138,6 +154,7 @@ async function search() {
 one("ask").addEventListener("submit", (event) => { event.preventDefault(); search(); });
 one("task").addEventListener("change", () => { listModes(); search(); });
 one("mode").addEventListener("change", search);
+one("by").addEventListener("change", search);
 one("give").addEventListener("submit", (event) => {
   event.preventDefault();
   sessionStorage.setItem("token", one("secret").value);

@@ -1,6 +1,7 @@
 """The search engine: runs batches of queries on the parts of a service, and reports how each answer came about.
 
-The stages of a search are: encode the queries, search the sources, fuse the hits, fetch the passages, re-rank.
+The stages of a search are: encode the queries, search the sources, fuse the hits, fetch the passages, re-rank. By
+document, the sources are searched until there are enough documents, and the best passage of each is kept at the end.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,80 +18,24 @@ import orjson
 
 from indexing.exact import Hits, merge, nothing
 from indexing.hit_sources.fusion import fuse, source_depth
+from indexing.search.documents import DEEPER, first_depth, has_documents, passages_to_rerank, reranked_documents
 from indexing.search.rescoring import reranked
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import Side
-from serve.errors import ExpiredError, IncompleteError, LostError, StoreError
+from serve.errors import ExpiredError, LostError, StoreError
 from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, result_of
 from serve.parts.models import TOGETHER, Encoded, EncoderPart, RerankPart, finite, unusable
 from serve.parts.part import Usable
-from serve.parts.queries import Answer, Hit, Pairs, Query, Shards, Texts
+from serve.parts.queries import Answer, Group, Hit, Pairs, Query, QueryState, Texts
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
 from serve.release.release import Release
-from serve.release.tasks import ServedSource
 
 log = logging.getLogger("riptide.serve")
 
+PLACE = ("document", "start", "end")  # fields of a hit that only split corpora have
+MAX_PASSAGES = 16_384  # passages of a query that are searched for documents; fewer documents are returned then
 REST_S = 0.5  # seconds before the deadline at which waiting for leaves ends, if partial answers are allowed
-
-
-@dataclass
-class QueryState:
-    """What is known of a query so far: the hits of each source, and what failed.
-
-    Attributes:
-        sources: Hits [1, k] by the source's label.
-        searchers: Number of searchers, which are the sources times the leaves.
-        failed, timed_out: The searchers, as (number of the leaf, label), that failed or timed out.
-        unreadable: The error of a leaf that could not read its files.
-        refused: Why a source cannot search the query.
-    """
-
-    sources: dict[str, Hits] = field(default_factory=dict)
-    searchers: int = 0
-    failed: set[tuple[int, str]] = field(default_factory=set)
-    timed_out: set[tuple[int, str]] = field(default_factory=set)
-    unreadable: StoreError | None = None
-    refused: Exception | None = None
-
-    @property
-    def shards(self) -> Shards:
-        failed, timed_out = len(self.failed), len(self.timed_out - self.failed)
-        return Shards(self.searchers, self.searchers - failed - timed_out, failed, timed_out)
-
-    def lose(self, leaf: int, labels: Iterable[str], error: Exception) -> None:
-        """Counts the searchers of some sources in a leaf as failed, or as timed out."""
-        is_late = isinstance(error, ExpiredError | TimeoutError)
-        (self.timed_out if is_late else self.failed).update((leaf, label) for label in labels)
-        if isinstance(error, StoreError):
-            self.unreadable = error
-
-    def error(self, is_partial: bool) -> Exception | None:
-        """Returns why there is no answer; None: all searchers answered, or some did and that is enough."""
-        shards = self.shards
-        if self.refused or shards.successful == shards.total or (is_partial and shards.successful):
-            return self.refused
-        return self.unreadable or (IncompleteError() if self.failed else ExpiredError())
-
-
-@dataclass
-class Group:
-    """Queries of a batch to one source with the same parameters.
-
-    Attributes:
-        source: The source.
-        depth: Number of hits per query.
-        filter: The text of a Filter; None: no filter.
-        members: The number of each query, and the label that it has for the source.
-        queries: What the leaves get in place of the members.
-    """
-
-    source: ServedSource
-    depth: int
-    filter: str | None
-    members: list[tuple[int, str]] = field(default_factory=list)
-    queries: Any = None
 
 
 class Engine:
@@ -180,7 +124,7 @@ class Engine:
 
     def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
         took: dict[str, float] = {}
-        states = [QueryState() for _ in queries]
+        states = [QueryState(_depth(query)) for query in queries]
         # Either all queries of a batch allow partial answers, or all require complete ones.
         ends = (min if queries[0].partial else max)(query.deadline for query in queries)
         reserve_s = min(REST_S, max(0.0, ends - time.time()) / 4) if queries[0].partial else 0.0
@@ -188,16 +132,15 @@ class Engine:
             groups = self._groups(release, queries, states, ends)
         with _timed(took, "search"):
             self._find(release, groups, states, ends - reserve_s)
+            fused = [_fused(query, state) for query, state in zip(queries, states, strict=True)]
+            if any(query.by_document for query in queries):
+                self._find_documents(release, queries, groups, states, fused, ends - reserve_s)
         with _timed(took, "passages"):
-            fused = [
-                _fused(query, state) if state.error(query.partial) is None else None
-                for query, state in zip(queries, states, strict=True)
-            ]
             texts = self._fetch(release, queries, fused, states, ends - reserve_s / 2)
         for query, state, answer in zip(queries, states, answers, strict=True):
             answer.shards, answer.error = state.shards, state.error(query.partial)
         with _timed(took, "rerank"):
-            self._rerank(release, queries, fused, texts, answers)
+            self._rerank(release, queries, fused, texts, states, answers)
         for query, hits, state, answer in zip(queries, fused, states, answers, strict=True):
             if hits is not None and answer.error is None:
                 answer.hits = _hits(query, hits, state, texts)
@@ -208,7 +151,7 @@ class Engine:
         """Groups the queries by source, and encodes them; queries that cannot be used get an error."""
         by_key: dict[object, Group] = {}
         for number, query in enumerate(queries):
-            depth = source_depth(_depth(query), len(query.search.parts))
+            depth = source_depth(states[number].depth, len(query.search.parts))
             for source, label in zip(query.search.parts, query.search.labels, strict=True):
                 key = source.kind.name, source.target, depth, query.filter
                 by_key.setdefault(key, Group(source, depth, query.filter)).members.append((number, label))
@@ -284,8 +227,60 @@ class Engine:
         for group, merged in zip(groups, hits_of_leaves, strict=True):
             scores, rows = merge(merged, group.depth) if merged else nothing(len(group.members), group.depth)
             for row, (number, label) in enumerate(group.members):
-                states[number].searchers += len(replies)
+                if label not in states[number].sources:  # otherwise it is searched again, deeper
+                    states[number].searchers += len(replies)
                 states[number].sources[label] = Hits(scores[row : row + 1], rows[row : row + 1])
+
+    def _find_documents(
+        self,
+        release: Release,
+        queries: Sequence[Query],
+        groups: Sequence[Group],
+        states: list[QueryState],
+        fused: list[Hits | None],
+        deadline: float,
+    ) -> None:
+        """Replaces the hits of queries by document by the best passages of documents and those to re-rank.
+
+        Queries whose passages have fewer than k documents are searched again, DEEPER times as deep each time.
+        """
+        pending = [number for number, query in enumerate(queries) if query.by_document]
+        while pending := [number for number in pending if fused[number] is not None]:
+            rows = np.unique(
+                np.concatenate([hits.rows[0] for number in pending if (hits := fused[number]) is not None])
+            )
+            replies, errors = self._ask_passages("documents", release, rows, deadline)
+            known = {row: of for reply in replies for row, of in zip(*(each.tolist() for each in reply), strict=True)}
+            for number in list(pending):
+                query, state, hits = queries[number], states[number], fused[number]
+                assert hits is not None
+                documents = np.array([[known.get(row, -1) for row in hits.rows[0].tolist()]], np.int64)
+                if errors and ((hits.rows >= 0) & (documents < 0)).any():
+                    state.lose_all(errors, query.search.labels)
+                if has_documents(hits, documents, query.k)[0] or state.depth >= MAX_PASSAGES or errors:
+                    fused[number] = passages_to_rerank(hits, documents, query.k, query.rerank)
+                    state.documents = dict(zip(hits.rows[0].tolist(), documents[0].tolist(), strict=True))
+                    pending.remove(number)
+            again = {number: states[number] for number in pending}
+            for state in again.values():
+                state.depth = min(DEEPER * state.depth, MAX_PASSAGES)
+            self._find(release, [deeper for group in groups for deeper in group.deeper(again)], states, deadline)
+            for number in pending:
+                fused[number] = _fused(queries[number], states[number])
+
+    def _ask_passages(
+        self, method: str, release: Release, rows: np.ndarray, deadline: float
+    ) -> tuple[list[Any], dict[int, Exception]]:
+        """Asks all leaves for something of passages; returns their results, and the errors of leaves by number."""
+        request = PassagesRequest(release.id, rows[rows >= 0], deadline)
+        results, errors = list[Any](), dict[int, Exception]()
+        for leaf, reply in enumerate(self.ask(method, request) if len(request.rows) else ()):
+            try:
+                results.append(result_of(reply, deadline))
+            except Exception as error:
+                self._report(PASSAGES, error, leaf)
+                errors[leaf] = error
+        return results, errors
 
     def _fetch(
         self,
@@ -296,25 +291,20 @@ class Engine:
         deadline: float,
     ) -> dict[int, Passage]:
         """Returns the passages of all hits that are returned or re-ranked, by row; drops the hits of lost leaves."""
-        wanted = [hits.rows[0, : _depth(query)] for query, hits in zip(queries, fused, strict=True) if hits is not None]
+        wanted = [
+            hits.rows[0, : _needed(query)] for query, hits in zip(queries, fused, strict=True) if hits is not None
+        ]
         rows = np.unique(np.concatenate([np.empty(0, np.int64), *wanted]))
-        request = PassagesRequest(release.id, rows[rows >= 0], deadline)
-        texts, errors = dict[int, Passage](), dict[int, Exception]()
-        for leaf, reply in enumerate(self.ask("fetch", request) if len(request.rows) else ()):
-            try:
-                texts |= {passage[0]: passage for passage in result_of(reply, deadline)}
-            except Exception as error:
-                self._report(PASSAGES, error, leaf)
-                errors[leaf] = error
+        replies, errors = self._ask_passages("fetch", release, rows, deadline)
+        texts = {passage[0]: passage for reply in replies for passage in reply}
         for number, hits in enumerate(fused if errors else ()):
             if hits is None:
                 continue
-            rows = hits.rows[0, : _depth(queries[number])]
+            rows = hits.rows[0, : _needed(queries[number])]
             is_kept = np.isin(rows, [-1, *texts])
             if not is_kept.all():
                 fused[number] = Hits(hits.scores[:, : len(rows)][:, is_kept], rows[None, is_kept])
-                for leaf, lost in errors.items():
-                    states[number].lose(leaf, queries[number].search.labels, lost)
+                states[number].lose_all(errors, queries[number].search.labels)
         return texts
 
     def _rerank(
@@ -323,6 +313,7 @@ class Engine:
         queries: Sequence[Query],
         fused: list[Hits | None],
         texts: dict[int, Passage],
+        states: Sequence[QueryState],
         answers: Sequence[Answer],
     ) -> None:
         """Sorts the first hits of queries with `rerank` by probability; lower hits keep their order below them."""
@@ -346,7 +337,10 @@ class Engine:
         for number, probabilities in by_query.items():
             hits = fused[number]
             assert hits is not None
-            fused[number] = reranked(hits, np.array([probabilities], np.float32))
+            fused[number] = hits = reranked(hits, np.array([probabilities], np.float32))
+            if queries[number].by_document:
+                documents = np.array([[states[number].documents[row] for row in hits.rows[0].tolist()]])
+                fused[number] = reranked_documents(hits, documents, queries[number].k)
 
     @contextlib.contextmanager
     def _reported(self, part: str) -> Iterator[None]:
@@ -379,10 +373,14 @@ def _timed(took: dict[str, float], stage: str) -> Iterator[None]:
     took[stage] = time.perf_counter() - start
 
 
-def _fused(query: Query, state: QueryState) -> Hits:
-    """Returns the fused hits of the sources, as a search job fuses them; if one source failed, those of the others."""
-    hits = [state.sources[label] for label in query.search.labels]
-    return fuse(hits, _depth(query), query.search.weights)
+def _fused(query: Query, state: QueryState) -> Hits | None:
+    """Returns the fused hits of the sources, as a search job fuses them; if one source failed, those of the others.
+
+    None: there is no answer.
+    """
+    if state.error(query.partial) is not None:
+        return None
+    return fuse([state.sources[label] for label in query.search.labels], state.depth, query.search.weights)
 
 
 def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
@@ -397,16 +395,24 @@ def _hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]
     """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
     by_source = {source: dict(_listed(hits, hits.rows.shape[1])) for source, hits in state.sources.items()}
     output = []
-    for position, (row, score) in enumerate(_listed(hits, query.k)):
-        scores = {"reranker": score} if position < query.rerank else {}
+    for row, score in _listed(hits, query.k):
+        scores = {"reranker": score} if query.rerank and score >= 0 else {}  # below the re-ranked hits: minus the rank
         scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
-        output.append(Hit(*texts[row], score, scores))
+        _, id, title, text, metadata, *place = texts[row]
+        output.append(Hit(row, id, title, text, metadata, score, scores, tuple(place) if place else None))
     return output
 
 
 def _depth(query: Query) -> int:
-    """Returns the number of hits of a query of which the passages are needed."""
+    """Returns the number of passages that are looked for first."""
+    if query.by_document:
+        return min(first_depth(query.k, query.rerank, len(query.search.parts)), MAX_PASSAGES)
     return max(query.k, query.rerank)
+
+
+def _needed(query: Query) -> int:
+    """Returns the number of hits of a query of which the passages are needed, at most."""
+    return query.k + query.rerank if query.by_document else max(query.k, query.rerank)
 
 
 def _as_json(text: str, answer: Answer) -> bytes:
@@ -414,6 +420,7 @@ def _as_json(text: str, answer: Answer) -> bytes:
     hits = [
         {
             "id": hit.id,
+            **(dict(zip(PLACE, hit.place, strict=True)) if hit.place else {}),
             "rank": rank,
             "score": hit.score,
             "title": hit.title,

@@ -7,7 +7,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from indexing.store.artifact import Artifact, Draft, Part
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.documents import Part
 from indexing.store.store import Store
 
 BLOCK = 8 << 20  # bytes per read

@@ -24,17 +24,17 @@ from indexing.exact import Hits, nothing
 from indexing.hit_sources.online import OnlinePlace, OnlineSearch, Target
 from indexing.hit_sources.registry import find_kind, online_searches
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.artifact import Part as FilePart
 from indexing.store.chain import RowRange, split_range
+from indexing.store.documents import Part as FilePart
 from indexing.store.store import Store
 from serve.errors import ExpiredError
 from serve.parts.part import Part, Shared, check_deadline, converted, use_texts
 from serve.parts.states import PASSAGES
-from serve.release.opened import Opened
+from serve.release.artifacts import ReleaseArtifacts
 
 Result = TypeVar("Result", covariant=True)
 LATE = 0.05  # seconds after the deadline in which a reply still counts: parts drop late work themselves
-Passage = tuple[int, str, str, str, str]  # row, id, title, text, metadata as JSON
+Passage = tuple[Any, ...]  # as `OpenPassages.fetch` returns it: the row, the id, the title, the text, …
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class SourceHits(NamedTuple):
 
 @dataclass(frozen=True)
 class PassagesRequest:
-    """Passages to look up. rows: int64 [n]; a leaf returns those of its range."""
+    """Passages to look up, or their documents. rows: int64 [n]; a leaf returns those of its range."""
 
     release: str
     rows: np.ndarray
@@ -129,8 +129,12 @@ class Leaf:
         return [self._search(request, queries) for queries in request.sources]
 
     def fetch(self, request: PassagesRequest) -> list[Passage]:
-        """Returns (row, id, title, text, metadata as JSON) of those of the rows that are in the range."""
+        """Returns those of the passages that are in the range."""
         return self.passages.fetch(request)
+
+    def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
+        """Returns those of the rows that are in the range, and the numbers of their documents: int64 [n] both."""
+        return self.passages.documents(request)
 
     def _search(self, request: HitsRequest, queries: SourceQueries) -> SourceHits | Exception:
         kind = find_kind(queries.kind)
@@ -185,7 +189,7 @@ class SourcePart(Part):
             hits.scores[usable.numbers], hits.rows[usable.numbers] = usable.result
         return SourceHits(hits, usable.refused)
 
-    def _open(self, artifacts: Opened) -> dict[Target, Any]:
+    def _open(self, artifacts: ReleaseArtifacts) -> dict[Target, Any]:
         release, place = artifacts.release, self._place(artifacts)
         searchers = {}
         for target, readers in self._targets(artifacts).items():
@@ -193,17 +197,17 @@ class SourcePart(Part):
             searchers[target] = self._searchers.get(release.contents(self.online, target), release.id, start)
         return searchers
 
-    def _place(self, artifacts: Opened) -> OnlinePlace:
+    def _place(self, artifacts: ReleaseArtifacts) -> OnlinePlace:
         return OnlinePlace(self.range_of(artifacts.corpus), self.threads)
 
-    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
         place = self._place(artifacts)
         groups = [self.online.files(readers, place) for readers in self._targets(artifacts).values()]
         for alike in itertools.zip_longest(*groups, fillvalue=()):
             for files in alike:
                 yield from files
 
-    def _targets(self, artifacts: Opened) -> dict[Target, Any]:
+    def _targets(self, artifacts: ReleaseArtifacts) -> dict[Target, Any]:
         """Returns the readers of the part's targets."""
         return {target: readers for (online, target), readers in artifacts.readers.items() if online is self.online}
 
@@ -231,15 +235,24 @@ class PassagesPart(Part):
 
     @converted
     def fetch(self, request: PassagesRequest) -> list[Passage]:
-        """Returns (row, id, title, text, metadata as JSON) of those of the rows that are in the range."""
+        """Returns those of the passages that are in the range."""
+        return self._at(request).fetch(request.rows)
+
+    @converted
+    def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
+        """Returns those of the rows that are in the range, and the numbers of their documents: int64 [n] both."""
+        return self._at(request).documents(request.rows)
+
+    def _at(self, request: PassagesRequest) -> OpenPassages:
+        """Returns the passages of a request's release. Raises ExpiredError if the request is late."""
         check_deadline(request.deadline)
         passages: OpenPassages = self._of(request.release)
-        return passages.fetch(request.rows)
+        return passages
 
-    def _open(self, artifacts: Opened) -> OpenPassages:
+    def _open(self, artifacts: ReleaseArtifacts) -> OpenPassages:
         return OpenPassages(artifacts.corpus, self.range_of(artifacts.corpus))
 
-    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
         parts = passage_parts(artifacts.corpus, self.range_of(artifacts.corpus))
         return ((part.artifact, part.part) for part in parts)
 

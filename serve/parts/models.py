@@ -25,7 +25,7 @@ from retriever.topics.model import NO_TOPIC
 from serve.errors import RefusedPromptError
 from serve.parts.part import Part, Shared, Usable, check_deadline, converted, use_texts
 from serve.parts.states import ENCODER, RERANKER
-from serve.release.opened import Opened
+from serve.release.artifacts import ReleaseArtifacts
 
 TOGETHER = 64  # texts or pairs of one forward pass
 
@@ -126,7 +126,7 @@ class EncoderPart(Part):
         encoder = self._of(release_id).sides["query"]
         return {"dim": encoder.dim, "similarity": encoder.similarity, "numerics": encoder.numerics}
 
-    def _open(self, artifacts: Opened) -> _OpenEncoders:
+    def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
         release, spec = artifacts.release, artifacts.spec
         place, sources = Place(self.threads or available_threads(), self.device), {}
         for (online, target), readers in artifacts.readers.items():
@@ -227,7 +227,7 @@ class RerankPart(Part):
             scores.append(model.forward(tokens, types))
         return np.concatenate(scores)
 
-    def _open(self, artifacts: Opened) -> Reranker | None:
+    def _open(self, artifacts: ReleaseArtifacts) -> Reranker | None:
         name = artifacts.release.reranker
         if name is None:
             return None

@@ -14,15 +14,16 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
+from indexing.hit_sources.query_encoder import select
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.artifact import Part as FilePart
 from indexing.store.cache import CorruptError
+from indexing.store.documents import Part as FilePart
 from indexing.store.store import Store
 from retriever.errors import InputError, TextsError
 from retriever.memory import free_memory
 from serve.errors import ExpiredError, RefusedPromptError, StoreError, is_store_error, store_error
 from serve.parts.files import PartFiles
-from serve.release.opened import Opened
+from serve.release.artifacts import ReleaseArtifacts
 from serve.release.release import Release
 
 T = TypeVar("T")
@@ -192,15 +193,15 @@ class Part:
             return release  # without the lock, which is held as long as another release is being opened
         with self._preparing:
             if release_id not in self._releases:
-                artifacts = Opened(self.store, Release.load(self.store, release_id))
+                artifacts = ReleaseArtifacts(self.store, Release.load(self.store, release_id))
                 files = PartFiles(self.store, self._used_files(artifacts))
                 self._releases[release_id] = _OpenRelease(self._open(artifacts), files)
             return self._releases[release_id]
 
-    def _open(self, artifacts: Opened) -> Any:
+    def _open(self, artifacts: ReleaseArtifacts) -> Any:
         raise NotImplementedError
 
-    def _used_files(self, artifacts: Opened) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
         """Returns the files that requests read, the most important ones first."""
         return []
 
@@ -236,17 +237,9 @@ def use_texts(function: Callable[[Any], T], queries: Any) -> Usable[T]:
     numbers = list(range(len(queries)))
     while numbers:
         try:
-            return Usable(function(_those(queries, numbers)), numbers, refused)
+            usable = queries if not refused else select(queries, np.array(numbers))
+            return Usable(function(usable), numbers, refused)
         except TextsError as error:
             refused |= {numbers[place]: reason for place, reason in error.reasons.items()}
             numbers = [number for number in numbers if number not in refused]
     return Usable(None, [], refused)
-
-
-def _those(queries: Any, numbers: list[int]) -> Any:
-    """Returns the queries of some numbers; the same object if these are all."""
-    if len(numbers) == len(queries):
-        return queries
-    if isinstance(queries, list):
-        return [queries[number] for number in numbers]
-    return queries[numbers] if isinstance(queries, np.ndarray) else queries.take(np.array(numbers))

@@ -1,13 +1,19 @@
-"""What the engine of a service is asked, and its answers."""
+"""What the engine of a service is asked, what it knows of a query meanwhile, and its answers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from indexing.exact import Hits
+from indexing.hit_sources.query_encoder import select
 from retriever.options import Side
+from serve.errors import ExpiredError, IncompleteError, StoreError
 from serve.release.release import Release
-from serve.release.tasks import Search, Task
+from serve.release.tasks import Search, ServedSource, Task
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class Query:
         filter: The text of a Filter; None: no filter.
         rerank: Number of first hits to re-rank; 0: none.
         partial: Whether an answer without some of the shards is allowed.
+        by_document: Whether hits are documents, each as its best passage; only if the corpus is split.
     """
 
     release: Release
@@ -35,12 +42,17 @@ class Query:
     filter: str | None = None
     rerank: int = 0
     partial: bool = False
+    by_document: bool = False
 
 
 class Hit(NamedTuple):
-    """One hit with its passage. scores: by source that found it, and the re-ranker's score.
+    """One hit with its passage.
 
-    metadata: JSON text.
+    Attributes:
+        metadata: JSON text.
+        scores: By source that found it, and the re-ranker's score.
+        place: If the corpus is split: the id of the document, and the characters of its text at which the passage
+            starts and ends; None: it is not.
     """
 
     row: int
@@ -50,6 +62,7 @@ class Hit(NamedTuple):
     metadata: str
     score: float
     scores: dict[str, float]
+    place: tuple[str, int, int] | None = None
 
 
 class Shards(NamedTuple):
@@ -78,6 +91,90 @@ class Answer:
     took: dict[str, float] = field(default_factory=dict)
     error: Exception | None = None
     json: bytes = b""
+
+
+@dataclass
+class QueryState:
+    """What is known of a query so far: the hits of each source, and what failed.
+
+    Attributes:
+        depth: Number of passages that the fusion of the sources returns.
+        sources: Hits [1, k] by the source's label.
+        searchers: Number of searchers, which are the sources times the leaves.
+        failed, timed_out: The searchers, as (number of the leaf, label), that failed or timed out.
+        unreadable: The error of a leaf that could not read its files.
+        refused: Why a source cannot search the query.
+        documents: The numbers of the documents of the passages that may be hits, by row; only by document.
+    """
+
+    depth: int
+    sources: dict[str, Hits] = field(default_factory=dict)
+    searchers: int = 0
+    failed: set[tuple[int, str]] = field(default_factory=set)
+    timed_out: set[tuple[int, str]] = field(default_factory=set)
+    unreadable: StoreError | None = None
+    refused: Exception | None = None
+    documents: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def shards(self) -> Shards:
+        failed, timed_out = len(self.failed), len(self.timed_out - self.failed)
+        return Shards(self.searchers, self.searchers - failed - timed_out, failed, timed_out)
+
+    def lose(self, leaf: int, labels: Iterable[str], error: Exception) -> None:
+        """Counts the searchers of some sources in a leaf as failed, or as timed out."""
+        is_late = isinstance(error, ExpiredError | TimeoutError)
+        (self.timed_out if is_late else self.failed).update((leaf, label) for label in labels)
+        if isinstance(error, StoreError):
+            self.unreadable = error
+
+    def lose_all(self, errors: Mapping[int, Exception], labels: Iterable[str]) -> None:
+        """Counts the searchers of some sources as failed in each leaf that has an error."""
+        for leaf, error in errors.items():
+            self.lose(leaf, labels, error)
+
+    def error(self, is_partial: bool) -> Exception | None:
+        """Returns why there is no answer; None: all searchers answered, or some did and that is enough."""
+        shards = self.shards
+        if self.refused or shards.successful == shards.total or (is_partial and shards.successful):
+            return self.refused
+        return self.unreadable or (IncompleteError() if self.failed else ExpiredError())
+
+
+@dataclass
+class Group:
+    """Queries of a batch to one source with the same parameters.
+
+    Attributes:
+        source: The source.
+        depth: Number of hits per query.
+        filter: The text of a Filter; None: no filter.
+        members: The number of each query, and the label that it has for the source.
+        queries: What the leaves get in place of the members.
+    """
+
+    source: ServedSource
+    depth: int
+    filter: str | None
+    members: list[tuple[int, str]] = field(default_factory=list)
+    queries: Any = None
+
+    def deeper(self, states: Mapping[int, QueryState]) -> list[Group]:
+        """Returns groups that search some of the members again, as deep as their states say."""
+        by_depth: dict[int, list[int]] = {}
+        for place, (number, _) in enumerate(self.members):
+            if number in states:
+                by_depth.setdefault(states[number].depth, []).append(place)
+        return [
+            Group(
+                self.source,
+                depth,
+                self.filter,
+                [self.members[place] for place in places],
+                select(self.queries, np.array(places)),
+            )
+            for depth, places in by_depth.items()
+        ]
 
 
 class Texts(NamedTuple):

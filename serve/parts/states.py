@@ -20,19 +20,19 @@ class PartStates:
         self._failures: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def failed(self, part: str, reason: str, detail: str = "") -> None:
-        """Marks a part as failed, until `works` is called for it."""
+    def mark_failed(self, part: str, reason: str, detail: str = "") -> None:
+        """Marks a part as failed, until `mark_working` is called for it."""
         with self._lock:
-            known = self._failures.get(part)
+            previous = self._failures.get(part)
             self._failures[part] = reason
-        if known is None:
+        if previous is None:
             log.error("part %s cannot be used: %s%s", part, reason, f" ({detail})" if detail else "")
 
-    def works(self, part: str) -> None:
+    def mark_working(self, part: str) -> None:
         """Marks a part as working."""
         with self._lock:
-            known = self._failures.pop(part, None)
-        if known is not None:
+            previous = self._failures.pop(part, None)
+        if previous is not None:
             log.warning("part %s can be used again", part)
 
     def failures(self, parts: Iterable[str]) -> dict[str, str]:

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
-from indexing.store.artifact import MANIFEST
 from indexing.store.cache import CorruptError
+from indexing.store.documents import MANIFEST
 from indexing.store.live_release import CURRENT, Current, parse_current, unreadable_release
 from indexing.store.retention import (
     expired_prompts,

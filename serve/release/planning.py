@@ -17,12 +17,13 @@ from indexing.hit_sources.kind import SearchContext
 from indexing.hit_sources.modes import dense_names, has_dense, index_over
 from indexing.hit_sources.registry import open_source
 from indexing.lucene.bm25 import Bm25
+from indexing.search.rescoring import reranker_inputs
 from indexing.store.artifact import Artifact
 from indexing.store.retention import GIVEN
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
-from serve.release.release import Release, fingerprints_of, model_artifacts
+from serve.release.release import Release, fingerprints_of
 from serve.release.tasks import Task
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -67,49 +68,64 @@ def plan(
         InputError: If a name is unknown, or if the named artifacts do not fit together.
     """
     corpus = Corpus.open(store)
-    words = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
-    others, artifacts = (
+    lexical = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
+    names, artifacts = (
         open_sources(store, sources, corpus) if sources is not None else _live_sources(store, before, corpus)
     )
-    parts: list[Artifact] = [*corpus.generations, *(words.generations if words else []), *artifacts]
-    parts += model_artifacts(store, reranker)
-    if not _has_dense_search(store, embeddings, index, bool(words or others)):
+    artifacts += [*corpus.generations, *(lexical.generations if lexical else [])]
+    artifacts += reranker_inputs(store, reranker or "").values()
+    searched: dict[str, Any] = {"bm25": lexical.name if lexical else None, "sources": names}  # of every task
+    if not _has_dense_search(store, embeddings, index, has_others=bool(lexical or names)):
         if prompted := [name for name in tasks or () if name != BASE]:
             raise InputError(f"task {prompted[0]}: {_NO_DENSE}")
-        task = Task(BASE, None, None, None, words.name if words else None, others)
         excluded = {name: f"task {name}: {_NO_DENSE}" for name in store.names("prompts")}
-        return Release(None, {}, (task,), fingerprints_of(parts), reranker), excluded
-    embeddings, index = dense_names(store, embeddings, index)
-    vectors = Embeddings.open(store, embeddings, corpus)
-    main = Space(vectors, Index.open(store, index, vectors) if index else None)
-    spec = EncoderSpec(store, vectors.encoder_name, EncoderOptions(**vectors.encoder_options))
-    parts += spec.inputs().values()
-    planned: list[Task] = []
-    excluded = {}
+        return Release(None, {}, (Task(BASE, None, None, **searched),), fingerprints_of(artifacts), reranker), excluded
+    main = open_space(store, *dense_names(store, embeddings, index), corpus)
+    options = main.embeddings.encoder_options
+    spec = EncoderSpec(store, main.embeddings.encoder_name, EncoderOptions(**options))
+    artifacts += spec.inputs().values()
+    planned, excluded = _plan_tasks(store, spec, main, corpus, tasks, before)
+    for task, space in planned.items():
+        artifacts += [*space.generations, *([store.open("prompts", task.prompt)] if task.prompt else [])]
+    served = tuple(sorted((replace(task, **searched) for task in planned), key=lambda task: task.name))
+    return Release(spec.name, options, served, fingerprints_of(artifacts), reranker), excluded
+
+
+def _plan_tasks(
+    store: Store, spec: EncoderSpec, main: Space, corpus: Corpus, names: Iterable[str] | None, before: Release | None
+) -> tuple[dict[Task, Space], dict[str, str]]:
+    """Returns the tasks with dense search and the space of each, and the reasons why prompts are excluded.
+
+    Args:
+        store: The store.
+        spec: The release's encoder.
+        main: The backbone's space.
+        corpus: The corpus.
+        names: The tasks to serve; None: all that fit.
+        before: The live release; None: there is none.
+    """
+    planned: dict[Task, Space] = {}
+    excluded: dict[str, str] = {}
     trained, received = _prompts_by_origin(store)
-    received_tasks = {task.name: task for task in before.tasks if task.prompt in received} if before else {}
-    names = [BASE, *trained, *received_tasks] if tasks is None else list(tasks)
-    for name in dict.fromkeys(names):
-        prompt = None if name == BASE else received_tasks[name].prompt if name in received_tasks else name
+    put = {task.name: task for task in before.tasks if task.prompt in received} if before else {}
+    for name in dict.fromkeys([BASE, *trained, *put] if names is None else names):
+        prompt = None if name == BASE else put[name].prompt if name in put else name
         try:
-            space = _space_of(
-                store, replace(spec, task=prompt), _name(name), main, corpus, before, received_tasks.get(name)
+            space = _find_space(
+                store, replace(spec, task=prompt), _checked_name(name), main, corpus, before, put.get(name)
             )
         except InputError as error:
-            reason = f"task {name}: {str(error).removeprefix(f'task {name}: ')}"
-            if tasks is not None:
-                raise InputError(reason) from error
-            excluded[name] = reason
-            continue
-        planned.append(Task(name, prompt, *space.names, words.name if words else None, others))
-        parts += [*space.generations, *([store.open("prompts", prompt)] if prompt else [])]
+            excluded[name] = f"task {name}: {str(error).removeprefix(f'task {name}: ')}"
+            if names is not None:
+                raise InputError(excluded[name]) from error
+        else:
+            planned[Task(name, prompt, *space.names)] = space
     if not planned:
-        raise InputError(f"{store.url}: no task fits embeddings/{vectors.name}: {'; '.join(excluded.values())}")
-    ordered = tuple(sorted(planned, key=lambda task: task.name))
-    return Release(spec.name, vectors.encoder_options, ordered, fingerprints_of(parts), reranker), excluded
+        raise InputError(f"{store.url}: no task fits embeddings/{main.embeddings.name}: {'; '.join(excluded.values())}")
+    return planned, excluded
 
 
-def _has_dense_search(store: Store, embeddings: str | None, index: str | None, has_others: bool) -> bool:
+def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *, has_others: bool) -> bool:
     """Whether a release has dense search.
 
     Args:
@@ -127,7 +143,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, h
         if not has_others:
             raise InputError(
                 f"parameter embeddings {NO_EMBEDDINGS}: {store.url} has no BM25 index, and no sources are named, so "
-                "nothing can be searched: build an index (build_bm25), or name parameter sources"
+                "nothing can be searched: build an index (riptide build-bm25), or name parameter sources"
             )
         return False
     if embeddings is not None or index is not None or not has_others:
@@ -164,13 +180,13 @@ def _prompts_by_origin(store: Store) -> tuple[list[str], list[str]]:
     trained, received = list[str](), list[str]()
     for name in store.names("prompts"):
         try:
-            (received if came_over_http(store, name) else trained).append(name)
+            (received if is_uploaded(store, name) else trained).append(name)
         except InputError:
             trained.append(name)
     return trained, received
 
 
-def _space_of(
+def _find_space(
     store: Store, spec: EncoderSpec, name: str, main: Space, corpus: Corpus, before: Release | None, put: Task | None
 ) -> Space:
     """Returns the space that a task searches.
@@ -184,49 +200,51 @@ def _space_of(
     if (prompt := spec.prompt()) is not None:
         check_prompt_settings(prompt, spec)
     base = before.task(BASE) if before else None
-    described = spec.describe("passage")
+    encoder = spec.describe("passage")
     if put is not None and put.space and (base is None or put.space != base.space):
         space = open_space(store, *put.space, corpus)
-        check_passages(name, described, space.embeddings)
+        check_passages(name, encoder, space.embeddings)
         return space
-    if not differing(main.embeddings.config["encoder"], described, passages=True):
+    if not differing(main.embeddings.config["encoder"], encoder, passages=True):
         return main
-    spaces, reasons = _made_for(store, described, corpus)
-    complete = [vectors for vectors in spaces if vectors.num_rows >= main.embeddings.num_rows]
-    if not complete and spaces:
+    candidates, reasons = _embeddings_of(store, encoder, corpus)
+    complete = [vectors for vectors in candidates if vectors.num_rows >= main.embeddings.num_rows]
+    if not complete and candidates:
         raise InputError(
-            f"task {name}: embeddings/{spaces[0].name} cover {spaces[0].num_rows:,} of the "
+            f"task {name}: embeddings/{candidates[0].name} cover {candidates[0].num_rows:,} of the "
             f"{main.embeddings.num_rows:,} passages: encode the others for this task"
         )
     if not complete and reasons:
         raise InputError(f"task {name}: {reasons[0]}")
     if not complete:
-        check_passages(name, described, main.embeddings)
+        check_passages(name, encoder, main.embeddings)
     if len(complete) > 1:
         raise InputError(
             f"task {name}: {store.url} has several embeddings of its passages: "
             f"{', '.join(vectors.name for vectors in complete)}; {_PUT_INSTEAD}"
         )
     [vectors] = complete
-    index = index_over(store, vectors.name, _PUT_INSTEAD)
-    return Space(vectors, Index.open(store, index, vectors) if index else None)
+    return open_space(store, vectors.name, index_over(store, vectors.name, _PUT_INSTEAD), corpus)
 
 
-def _made_for(store: Store, described: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:
-    """Returns the embeddings of passages encoded as `described`, and the reasons why some of them cannot be used."""
-    spaces, reasons = list[Embeddings](), list[str]()
+def _embeddings_of(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:
+    """Returns the embeddings that an encoder made of the passages, and why others of that encoder cannot be used.
+
+    encoder: The configuration of the encoder of passages.
+    """
+    embeddings, reasons = list[Embeddings](), list[str]()
     for name in store.names("embeddings"):
         try:
             config = store.generations("embeddings", name)[-1].config
         except InputError:
             continue  # damaged, so the encoder of these embeddings is unknown
-        if differing(config["encoder"], described, passages=True):
+        if differing(config["encoder"], encoder, passages=True):
             continue
         try:
-            spaces.append(Embeddings.open(store, name, corpus))
+            embeddings.append(Embeddings.open(store, name, corpus))
         except InputError as error:
             reasons.append(str(error))
-    return spaces, reasons
+    return embeddings, reasons
 
 
 def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus) -> Space:
@@ -271,7 +289,7 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
     return tuple(names), artifacts
 
 
-def _name(task: str) -> str:
+def _checked_name(task: str) -> str:
     """Returns a task's name. Raises InputError if the name is not allowed."""
     if not TASK_NAME.fullmatch(task):
         raise InputError(
@@ -281,15 +299,15 @@ def _name(task: str) -> str:
     return task
 
 
-def check_passages(task: str, described: Mapping[str, Any], vectors: Embeddings) -> None:
-    """Raises InputError unless `vectors` are embeddings of passages encoded as `described`."""
-    if differ := differences(vectors.config["encoder"], described, passages=True):
+def check_passages(task: str, encoder: Mapping[str, Any], vectors: Embeddings) -> None:
+    """Raises InputError unless embeddings are those of an encoder of passages, of which this is the configuration."""
+    if differ := differences(vectors.config["encoder"], encoder, passages=True):
         raise InputError(
             f"task {task}: its passages' vectors are not those of embeddings/{vectors.name} ({differ}): "
             "encode the corpus for this task, and name an index over those embeddings"
         )
 
 
-def came_over_http(store: Store, prompt: str) -> bool:
+def is_uploaded(store: Store, prompt: str) -> bool:
     """Whether prompts/NAME was put into a running service over HTTP; all others were trained in this store."""
     return GIVEN in store.open("prompts", prompt).config

@@ -8,15 +8,16 @@ A release never changes, so a request that is pinned to one is answered by one v
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.hit_sources.online import OnlineSearch, Target
-from indexing.store.artifact import Artifact, Reference, fingerprint_of
+from indexing.store.artifact import Artifact
 from indexing.store.cache import CorruptError
+from indexing.store.documents import Reference, fingerprint_of
+from indexing.store.keys import Key, without_generation
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
@@ -68,7 +69,7 @@ class Release:
     def keys(self, kind: str, name: str = "") -> list[str]:
         """Returns the keys of the generations of an artifact that belong to the release."""
         whole = f"{kind}/{name}" if name else kind
-        keys = sorted(key for key in self.fingerprints if re.fullmatch(re.escape(whole) + r"/g\d{4}", key))
+        keys = sorted(key for key in self.fingerprints if key != whole and without_generation(key) == whole)
         return [whole] if whole in self.fingerprints else keys
 
     def contents(self, online: OnlineSearch, target: Target) -> tuple[str, ...]:
@@ -78,8 +79,7 @@ class Release:
 
     def artifact(self, store: Store, key: str) -> Artifact:
         """Returns an artifact. Raises InputError if it is missing, or has another fingerprint than in the release."""
-        kind, _, name = key.partition("/")
-        artifact = store.open(kind, name)
+        artifact = store.open(*Key.parse(key))
         actual, expected = artifact.fingerprint, self.fingerprints[key]
         if actual != expected:
             raise InputError(
@@ -110,7 +110,7 @@ class Release:
         remaining = {
             key: fingerprint
             for key, fingerprint in fingerprints.items()
-            if _name_in(key) not in before - after or key in shared
+            if Key.parse(without_generation(key)) not in before - after or key in shared
         }
         return replace(self, tasks=ordered, fingerprints=remaining)
 
@@ -151,18 +151,6 @@ class Release:
             "fingerprints": dict(sorted(self.fingerprints.items())),
             "reranker": self.reranker,
         }
-
-
-def _name_in(key: str) -> tuple[str, str]:
-    """Returns the kind and the name of an artifact's key (KIND/NAME or KIND/NAME/GENERATION)."""
-    kind, _, name = key.partition("/")
-    return kind, name.partition("/")[0]
-
-
-def model_artifacts(store: Store, name: str | None) -> list[Artifact]:
-    """Returns the artifact of models/NAME; an empty list for a model from elsewhere."""
-    kind, _, model = (name or "").partition("/")
-    return [store.open(kind, model)] if kind == "models" and model else []
 
 
 def fingerprints_of(artifacts: Iterable[Artifact]) -> dict[str, str]:

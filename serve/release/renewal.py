@@ -6,22 +6,24 @@ generations of one moment; a renewed release has the same tasks over the newest 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
-from indexing.corpus.corpus import Corpus
+from indexing.corpus.corpus import Corpus, deletions
 from indexing.lucene.bm25 import Bm25
-from indexing.store.artifact import BEGUN, MANIFEST, Artifact
+from indexing.search.rescoring import reranker_inputs
+from indexing.store.artifact import Artifact
+from indexing.store.documents import BEGUN, MANIFEST
+from indexing.store.keys import Key, without_generation
 from indexing.store.store import Store, generation
 from retriever.errors import InputError
 from serve.release.live import missing_artifacts
 from serve.release.planning import check_passages, open_sources, open_space
-from serve.release.release import Release, encoder_of, fingerprints_of, model_artifacts
+from serve.release.release import Release, encoder_of, fingerprints_of
 
-JOBS = {"embeddings": "encode_corpus", "index": "build_index", "bm25": "build_bm25"}  # that make the next generation
+JOBS = {"embeddings": "encode-corpus", "index": "build-index", "bm25": "build-bm25"}  # that make the next generation
 
 
 def newer_artifacts(store: Store, release: Release) -> list[str]:
@@ -29,7 +31,7 @@ def newer_artifacts(store: Store, release: Release) -> list[str]:
 
     It looks up one file for each generation that may exist, as the cost of a listing grows with the store.
     """
-    return _later(store, release, MANIFEST)
+    return _later_generations(store, release, MANIFEST)
 
 
 def incomplete_generations(store: Store, release: Release) -> list[str]:
@@ -39,7 +41,7 @@ def incomplete_generations(store: Store, release: Release) -> list[str]:
     """
     newer = newer_artifacts(store, release)
     last = _last_generations([*release.fingerprints, *newer])
-    return [key for key in _later(store, release, BEGUN) if key > f"{_whole(key)}/{generation(last[_whole(key)])}"]
+    return [key for key in _later_generations(store, release, BEGUN) if int(key[-4:]) > last[without_generation(key)]]
 
 
 def replaced_artifacts(store: Store, release: Release) -> list[str]:
@@ -64,7 +66,7 @@ def describe_generations(store: Store, keys: Iterable[str]) -> list[str]:
     """Returns a line for each artifact: its generations among the keys, and the passages that they add and delete."""
     by_artifact: dict[str, list[str]] = {}
     for key in keys:
-        by_artifact.setdefault(_whole(key), []).append(key)
+        by_artifact.setdefault(without_generation(key), []).append(key)
     return [f"{whole}: {_describe(store, whole, keys)}" for whole, keys in by_artifact.items()]
 
 
@@ -89,16 +91,16 @@ def coverage_of(store: Store, release: Release, corpus: Corpus) -> list[Coverage
 
     It leaves out an artifact that is missing, or an index that was built from other embeddings than the release has.
     """
-    wholes = [whole.partition("/") for whole in sorted(_last_generations(release.fingerprints))]
-    chains = {(kind, name): store.generations(kind, name) for kind, _, name in wholes if kind in JOBS}
+    keys = map(Key.parse, sorted(_last_generations(release.fingerprints)))
+    chains = {key: store.generations(*key) for key in keys if key.kind in JOBS}
     coverage = []
     for (kind, name), generations in chains.items():
         limited = generations
         if kind == "index" and generations:
-            limited = chains.get(("embeddings", generations[-1].config["embeddings"]), [])
+            limited = chains.get(Key("embeddings", generations[-1].config["embeddings"]), [])
         if limited:
-            rows, limit = sum(made.rows for made in generations), limited[0].config["limit"] or corpus.num_rows
-            command = f"jobs/{JOBS[kind]}.py --name {name}"
+            rows, limit = sum(artifact.rows for artifact in generations), limited[0].config["limit"] or corpus.num_rows
+            command = f"riptide {JOBS[kind]} --name {name}"
             coverage.append(Coverage(f"{kind}/{name}", rows, min(corpus.num_rows, limit), command))
     return coverage
 
@@ -111,11 +113,11 @@ def renewed(store: Store, release: Release) -> Release:
             more.
     """
     corpus = Corpus.open(store)
-    behind = [part for part in coverage_of(store, release, corpus) if part.rows < part.expected]
-    if behind:
+    incomplete = [part for part in coverage_of(store, release, corpus) if part.rows < part.expected]
+    if incomplete:
         lines = [
             f"{part.artifact} covers {part.rows:,} of {part.expected:,} passages: run {part.command} again"
-            for part in behind
+            for part in incomplete
         ]
         raise InputError(f"{store.url}: {'; '.join(lines)}")
     spec = encoder_of(store, release)
@@ -130,11 +132,11 @@ def renewed(store: Store, release: Release) -> Release:
             space = spaces[task.space]
             parts += space.generations
             check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), space.embeddings)
-    parts += model_artifacts(store, release.reranker)
+    parts += reranker_inputs(store, release.reranker or "").values()
     return replace(release, fingerprints=fingerprints_of(parts))
 
 
-def _later(store: Store, release: Release, file: str) -> list[str]:
+def _later_generations(store: Store, release: Release, file: str) -> list[str]:
     """Returns the keys of the later generations that have a file, by artifact, the corpus first.
 
     A generation whose number is in the release's corpus adds no passages, because the release already covers that
@@ -156,14 +158,9 @@ def _last_generations(keys: Iterable[str]) -> dict[str, int]:
     """Returns the number of the last generation of each artifact that has generations, by KIND or KIND/NAME."""
     last: dict[str, int] = {}
     for key in keys:
-        if _whole(key) != key:
-            last[_whole(key)] = max(int(key[-4:]), last.get(_whole(key), 0))
+        if without_generation(key) != key:
+            last[without_generation(key)] = max(int(key[-4:]), last.get(without_generation(key), 0))
     return last
-
-
-def _whole(key: str) -> str:
-    """Returns KIND/NAME of the key of a generation, KIND for the corpus; other keys unchanged."""
-    return re.sub(r"/g\d{4}$", "", key)
 
 
 def _describe(store: Store, whole: str, keys: list[str]) -> str:
@@ -171,13 +168,13 @@ def _describe(store: Store, whole: str, keys: list[str]) -> str:
     names = [key[-5:] for key in keys]
     span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     try:
-        generations = [store.open(*key.split("/", 1)) for key in keys]
+        generations = [store.open(*Key.parse(key)) for key in keys]
     except InputError:  # the one that opens it for a release raises it too
         return span
     added = _passages(sum(artifact.rows for artifact in generations))
     if whole != "corpus":
         return f"{span}, {added}"
-    deleted = sum(part.rows for artifact in generations for part in artifact.parts if part.name == "deleted")
+    deleted = sum(part.rows for artifact in generations for part in deletions(artifact))
     return f"{span}, {added} added, {deleted:,} deleted"
 
 

@@ -14,6 +14,7 @@ from indexing.hit_sources.kind import SourceKind
 from indexing.hit_sources.modes import mode_sources
 from indexing.hit_sources.online import Target
 from indexing.hit_sources.options import Mode
+from indexing.store.keys import Key
 from retriever.errors import InputError
 
 
@@ -62,10 +63,10 @@ class Task:
         names = {"embeddings": self.embeddings, "index": self.index}
         return [ServedSource(term.kind, term.name, term.kind.target(term.name, **names)) for term in terms]
 
-    def artifacts(self) -> set[tuple[str, str]]:
-        """Returns the kind and the name of every artifact that the task names."""
-        names = {name for source in self.served() for name in source.kind.online.artifacts(source.target)}
-        return names | ({("prompts", self.prompt)} if self.prompt else set())
+    def artifacts(self) -> set[Key]:
+        """Returns the keys of all artifacts that the task names, without their generations."""
+        keys = {Key(*key) for source in self.served() for key in source.kind.online.artifacts(source.target)}
+        return keys | ({Key("prompts", self.prompt)} if self.prompt else set())
 
 
 @dataclass(frozen=True)
@@ -125,14 +126,14 @@ def search_of_mode(task: Task, mode: Mode) -> Search:
         raise InputError(
             f"task {task.name!r} has no dense embeddings, which mode {mode} searches: name a source ({names})"
         )
-    if mode not in modes_of(task):
-        raise InputError(f"task {task.name!r} has no BM25: build one (build_bm25), and serve it")
+    if mode not in supported_modes(task):
+        raise InputError(f"task {task.name!r} has no BM25: build one (riptide build-bm25), and serve it")
     search = search_of(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
     labels = tuple(part.kind.online.name for part in search.parts)
     return Search(search.source, search.parts, labels, search.weights)
 
 
-def modes_of(*tasks: Task) -> list[Mode]:
+def supported_modes(*tasks: Task) -> list[Mode]:
     """Returns the modes that at least one of the tasks supports."""
     modes = {mode for task in tasks for mode in mode_sources(task.embeddings, task.index, task.bm25)}
     return [mode for mode in get_args(Mode) if mode in modes]

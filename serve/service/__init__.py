@@ -1,7 +1,9 @@
 """The service of one process: queues in front of the engine, the live release, and its changes.
 
+options     options of a service
 batching    queues whose waiting items form batches
 warm_up     reads the files of a release and runs queries before it becomes live
+loops       background loops, which no error ends
 staleness   whether the store holds newer artifacts than the live release
 service     the live release, and the queues in front of the engine
 prompts     prompts that come over HTTP: checks, commits and tasks

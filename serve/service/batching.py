@@ -40,27 +40,27 @@ class Batcher(Generic[Item, Result]):
 
     Args:
         run: Returns the results of a batch; an exception among them is raised for its item alone.
-        most: Weight of a batch at most.
-        bound: Weight that may wait; more items are refused.
+        max_batch: Weight of a batch at most.
+        max_waiting: Weight that may wait; more items are refused.
         workers: Batches that run concurrently.
         weigh: Returns the weight of an item.
         key: Returns a value that is equal for all items of a batch.
-        watch: Called for each item when it begins (1) and ends (-1) to run.
+        on_run: Called for each item when it begins (1) and ends (-1) to run.
     """
 
     def __init__(
         self,
         run: Callable[[list[Item]], Sequence[Result | Exception]],
         *,
-        most: int = 64,
-        bound: int = 256,
+        max_batch: int = 64,
+        max_waiting: int = 256,
         workers: int = 1,
         weigh: Callable[[Item], int] = lambda _: 1,
         key: Callable[[Item], object] = lambda _: None,
-        watch: Callable[[Item, int], object] = lambda item, by: None,
+        on_run: Callable[[Item, int], object] = lambda item, by: None,
     ):
-        self.run, self.most, self.bound, self.workers = run, most, bound, workers
-        self.weigh, self.key, self.watch = weigh, key, watch
+        self.run, self.max_batch, self.max_waiting, self.workers = run, max_batch, max_waiting, workers
+        self.weigh, self.key, self.on_run = weigh, key, on_run
         self._waiting: deque[_Entry] = deque()
         self._weight = 0  # of all waiting items
         self._running = 0
@@ -83,7 +83,7 @@ class Batcher(Generic[Item, Result]):
     async def submit_all(self, items: Sequence[Item], deadline: float) -> list[tuple[Result, float]]:
         """As `submit`, for items that are accepted or refused together. If nothing waits, all are accepted."""
         weights = list(map(self.weigh, items))
-        if self._waiting and self._weight + sum(weights) > self.bound:
+        if self._waiting and self._weight + sum(weights) > self.max_waiting:
             raise OverloadedError(max(1, min(60, round(self._weight / max(self._rate, 1.0)))))
         loop, now = asyncio.get_running_loop(), time.perf_counter()
         entries = [
@@ -141,7 +141,7 @@ class Batcher(Generic[Item, Result]):
             for entry in list(self._waiting):
                 if batch and entry.key != batch[0].key:
                     continue
-                if batch and weight + entry.weight > self.most:
+                if batch and weight + entry.weight > self.max_batch:
                     break
                 self._remove(entry)
                 if time.time() > entry.deadline:
@@ -152,7 +152,7 @@ class Batcher(Generic[Item, Result]):
             if batch:
                 self._running += 1
                 for entry in batch:
-                    self.watch(entry.item, 1)  # type: ignore[arg-type]
+                    self.on_run(entry.item, 1)  # type: ignore[arg-type]
                 task = asyncio.get_running_loop().run_in_executor(self._pool, self._work, batch)
                 task.add_done_callback(partial(self._end, batch, weight))
 
@@ -179,7 +179,7 @@ class Batcher(Generic[Item, Result]):
                 elif not entry.future.done():
                     entry.future.set_result((result, start - entry.entered))
         for entry in batch:
-            self.watch(entry.item, -1)  # type: ignore[arg-type]
+            self.on_run(entry.item, -1)  # type: ignore[arg-type]
         self._start()
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import time
 from collections.abc import Awaitable, Callable, Iterator
-from typing import BinaryIO
 
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -20,24 +17,17 @@ from serve.errors import (
     is_store_error,
     store_error,
 )
+from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from serve.release.live import current, discard, make_current
-from serve.release.opened import Opened
 from serve.release.planning import BASE
 from serve.release.release import Release
 from serve.release.renewal import renewed
-from serve.service.prompts import CheckedPrompt, check_upload, take_prompt
-from serve.service.service import LOOK, Service
-from serve.service.uploads import CHECKS, Uploads
+from serve.service.prompts import CheckedPrompt, Upload, add_task, check_upload
+from serve.service.service import Service
+from serve.service.uploads import Uploads
 
-log = logging.getLogger("riptide.serve")
-
-REPEAT = 60.0  # seconds after which a repeated error is logged again
 TRIES = 20  # attempts to make a release live while other servers do the same
-MOST_CHANGES = 8  # changes of the release at once, running or waiting
-
-
-async def no_announcement() -> None:
-    """Announces nothing, for a service whose store no other process serves."""
+MAX_CHANGES = 8  # changes of the release at once, running or waiting
 
 
 class Changes:
@@ -47,28 +37,14 @@ class Changes:
 
     Args:
         service: The service.
-        announce: Tells other servers of the store that another release is live.
+        announce: Tells the other replicas of the service that another release is live; None: there are none.
     """
 
-    def __init__(self, service: Service, announce: Callable[[], Awaitable[None]] = no_announcement):
+    def __init__(self, service: Service, announce: Callable[[], Awaitable[None]] | None = None):
         self.service, self.announce = service, announce
         self.uploads = Uploads()
         self._lock = asyncio.Lock()
         self._pending = 0  # changes that run or wait
-
-    async def follow(self) -> None:
-        """Serves the release that `serving/current.json` names, forever; errors are logged, the live release stays."""
-        logged: tuple[str, float] = ("", 0.0)
-        while True:
-            try:
-                await self.refresh()
-                logged = ("", 0.0)
-            except Exception as error:
-                detail = error.detail if isinstance(error, StoreError) else str(error)
-                if detail != logged[0] or time.monotonic() > logged[1] + REPEAT:
-                    log.error("the release that is to be live cannot be served: %s", detail)
-                    logged = (detail, time.monotonic())
-            await asyncio.sleep(LOOK)
 
     async def refresh(self) -> None:
         """Serves the release that `serving/current.json` names.
@@ -85,16 +61,10 @@ class Changes:
             if tagged := await service.from_store(current, service.store):  # may name another release by now
                 await service.adopt(await service.from_store(Release.load, service.store, tagged[0]))
 
-    async def put_task(self, name: str, weights: BinaryIO, settings: BinaryIO, index: str | None) -> None:
+    async def put_task(self, upload: Upload) -> None:
         """Serves a prompt under a name; returns when every part has it.
 
         The prompt is checked in a thread for that, so that changes of the release do not wait for the check.
-
-        Args:
-            name: Name of the task.
-            weights: prompt.safetensors.
-            settings: prompt.json.
-            index: Name of the index of its passages, or of embeddings; None: those of the backbone's own task.
 
         Raises:
             InputError: If the prompt cannot be used.
@@ -103,15 +73,14 @@ class Changes:
             ConflictError: If other servers kept changing the release at the same time.
             StoreError: If the store cannot be read.
         """
-        store, live = self.service.store, self.service.now()
+        store, live = self.service.store, self.service.require_live()
 
         def check(deadline: float) -> CheckedPrompt:
             with self._client_errors():
-                opened = _open(store, live.release)
-                return check_upload(store, opened, name, weights, settings, index, deadline=deadline, checks=CHECKS)
+                return check_upload(store, _open(store, live.release), upload, deadline)
 
         async with self.uploads.checked(check) as checked:
-            await self._apply(lambda release: take_prompt(store, _open(store, release), checked))
+            await self._apply(lambda release: add_task(store, _open(store, release), checked))
 
     async def drop_task(self, name: str) -> None:
         """Stops serving a task.
@@ -148,7 +117,7 @@ class Changes:
 
     async def _apply(self, change: Callable[[Release], Release]) -> None:
         """Derives a release from the live one, opens it in all parts, and makes it the live one."""
-        if self._pending >= MOST_CHANGES:
+        if self._pending >= MAX_CHANGES:
             raise OverloadedError(5)
         self._pending += 1
         try:
@@ -156,7 +125,8 @@ class Changes:
                 await self._make_live(change)
         finally:
             self._pending -= 1
-        await self.announce()
+        if self.announce is not None:
+            await self.announce()
 
     async def _make_live(self, change: Callable[[Release], Release]) -> None:
         service, store = self.service, self.service.store
@@ -167,13 +137,15 @@ class Changes:
                 raise StoreError(STORE, "files are missing", error)
             before = await service.from_store(Release.load, store, tagged[0])
             with self._client_errors():
-                release = await service.aside(change, before)
-            if await self._is_made_live(release, tagged[1]):
+                release = await service.run_blocking(change, before)
+                if service.num_leaves > 1:
+                    check_row_ranges(await service.run_blocking(_open, store, release), service.num_leaves)
+            if await self._try_to_make_live(release, tagged[1]):
                 await service.adopt(release)
                 return
         raise ConflictError("others change the tasks at the same time; try again")
 
-    async def _is_made_live(self, release: Release, tag: str) -> bool:
+    async def _try_to_make_live(self, release: Release, tag: str) -> bool:
         """Opens and warms a release, and makes it the live one; discards it if that fails."""
         service, store, is_live = self.service, self.service.store, False
         try:
@@ -183,7 +155,7 @@ class Changes:
             is_live = await service.from_store(make_current, store, release, tag)
         finally:
             if not is_live and service.live is not None and release.id != service.live.release.id:
-                service.outdate(release.id)
+                service.close_when_unused(release.id)
                 await service.from_store(discard, store, release.id)
         return is_live
 
@@ -192,6 +164,8 @@ class Changes:
         """Converts failures of the store to StoreError, and takes locations out of the errors for clients."""
         try:
             yield
+        except StoreError:
+            raise
         except Exception as error:
             if is_store_error(error):
                 raise store_error(STORE, error) from error
@@ -200,9 +174,9 @@ class Changes:
             raise
 
 
-def _open(store: Store, release: Release) -> Opened:
+def _open(store: Store, release: Release) -> ReleaseArtifacts:
     """Opens the artifacts of a release. Raises StoreError if one cannot be read: no mistake of the client."""
     try:
-        return Opened(store, release)
+        return ReleaseArtifacts(store, release)
     except Exception as error:
         raise store_error(STORE, error) from error

@@ -12,8 +12,9 @@ from typing import Any, BinaryIO
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.encoders import EncoderSpec, differences
 from indexing.hit_sources.dense import Space
-from indexing.store.artifact import Artifact, fingerprint_of
+from indexing.store.artifact import Artifact
 from indexing.store.cache import file_sha256
+from indexing.store.documents import fingerprint_of
 from indexing.store.models import commit_files
 from indexing.store.retention import GIVEN
 from indexing.store.store import Store
@@ -29,22 +30,41 @@ from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.table import task_config
 from serve.errors import MemoryShortageError
 from serve.parts.part import check_deadline
-from serve.release.opened import Opened
+from serve.release.artifacts import ReleaseArtifacts
 from serve.release.planning import BASE, TASK_NAME, check_passages, open_space
 from serve.release.release import Release
 from serve.release.tasks import Task
 
-MOST_TOKENS = 1_024  # tokens of a prompt
+MAX_TOKENS = 1_024  # tokens of a prompt
 # Limits of what computes the prompts of queries: without them, a small file could make the service keep many gigabytes,
 # since what is kept grows with products of the sizes.
-MOST_BASIC = 1_024  # basic prompts
-MOST_HIDDEN = 16_384  # sizes of the hidden layers
-MOST_KEPT = 1 << 28  # parameters kept in memory per task: 1 GiB in float32
-MOST_SETTINGS = 256 << 10  # bytes of a prompt's settings
-MOST_HEADER = 256 << 10  # bytes of the header of prompt.safetensors, which is parsed while the GIL is held
-MOST_CONTAINERS = 32_768  # JSON objects and lists of the settings and of the header; the garbage collector visits them
+MAX_BASIC = 1_024  # basic prompts
+MAX_HIDDEN = 16_384  # sizes of the hidden layers
+MAX_KEPT = 1 << 28  # parameters kept in memory per task: 1 GiB in float32
+MAX_SETTINGS = 256 << 10  # bytes of a prompt's settings
+MAX_HEADER = 256 << 10  # bytes of the header of prompt.safetensors, which is parsed while the GIL is held
+MAX_CONTAINERS = 32_768  # JSON objects and lists of the settings and of the header; the garbage collector visits them
+CHECKS = 2  # uploads that are checked at the same time, which share the free memory
 COPIES = 3  # of prompt.safetensors in memory during a check: the file, its stacked prompts, and one of them in float32
 RESERVE = 64 << 20  # bytes of memory for the rest of a check
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A prompt that comes over HTTP.
+
+    Attributes:
+        name: Name of the task.
+        weights: prompt.safetensors.
+        settings: prompt.json.
+        index: Name of the index of its passages, or of embeddings, of which every vector is scored; None: the space of
+            the backbone's own task.
+    """
+
+    name: str
+    weights: BinaryIO
+    settings: BinaryIO
+    index: str | None
 
 
 @dataclass(frozen=True)
@@ -52,35 +72,23 @@ class CheckedPrompt:
     """A prompt that came over HTTP and fits a release, in a folder until it is committed.
 
     Attributes:
-        name: Name of the task.
-        index: Name of the index or of the embeddings that it searches; None: as the backbone's own task.
+        upload: The upload.
         folder: The folder of its two files.
         prompt: The prompt.
-        basis: The encoder and the embeddings that it was checked against.
+        fit: The encoder and the embeddings that it was checked against.
     """
 
-    name: str
-    index: str | None
+    upload: Upload
     folder: Path
     prompt: TaskPrompt
-    basis: Any
+    fit: Any
 
     def close(self) -> None:
         """Removes the folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def check_upload(
-    store: Store,
-    artifacts: Opened,
-    name: str,
-    weights: BinaryIO,
-    settings: BinaryIO,
-    index: str | None,
-    *,
-    deadline: float,
-    checks: int,
-) -> CheckedPrompt:
+def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: Upload, deadline: float) -> CheckedPrompt:
     """Checks a prompt that came over HTTP, and copies it to a temporary folder; the caller must call close().
 
     Every step takes time and memory linear in the bytes of the prompt.
@@ -88,13 +96,8 @@ def check_upload(
     Args:
         store: The store.
         artifacts: The artifacts of the release that the prompt must fit.
-        name: Name of the task.
-        weights: prompt.safetensors.
-        settings: prompt.json.
-        index: Name of the index of its passages, or of embeddings, of which every vector is scored; None: the space of
-            the backbone's own task.
+        upload: The prompt.
         deadline: Wall-clock time in seconds, after which the next step does not begin.
-        checks: Maximum number of checks at the same time, which share the free memory.
 
     Raises:
         InputError: If the prompt is damaged, if it is for another backbone or other settings, if the index holds other
@@ -102,23 +105,24 @@ def check_upload(
         MemoryShortageError: If the free memory does not suffice at the moment.
         ExpiredError: If the deadline has passed.
     """
+    name, weights, settings = upload.name, upload.weights, upload.settings
     if not TASK_NAME.fullmatch(name) or name == BASE:
         raise InputError(f"task {shown(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
-    if (size := _size(settings)) > MOST_SETTINGS:
-        raise InputError(f"{SETTINGS}: {size:,} bytes, expected up to {MOST_SETTINGS:,}")
-    if (size := int.from_bytes(weights.read(8), "little")) > MOST_HEADER:
-        raise InputError(f"{WEIGHTS}: a header of {size:,} bytes, expected up to {MOST_HEADER:,}")
+    if (size := _size(settings)) > MAX_SETTINGS:
+        raise InputError(f"{SETTINGS}: {size:,} bytes, expected up to {MAX_SETTINGS:,}")
+    if (size := int.from_bytes(weights.read(8), "little")) > MAX_HEADER:
+        raise InputError(f"{WEIGHTS}: a header of {size:,} bytes, expected up to {MAX_HEADER:,}")
     for file, text in ((SETTINGS, settings.read()), (WEIGHTS, weights.read(size))):
-        if (number := text.count(b"[") + text.count(b"{")) > MOST_CONTAINERS:
-            raise InputError(f"{file}: {number:,} JSON objects and lists, expected up to {MOST_CONTAINERS:,}")
+        if (number := text.count(b"[") + text.count(b"{")) > MAX_CONTAINERS:
+            raise InputError(f"{file}: {number:,} JSON objects and lists, expected up to {MAX_CONTAINERS:,}")
     needed, free = COPIES * _size(weights) + RESERVE, free_memory()
-    if needed > free // checks:
+    if needed > free // CHECKS:
         raise MemoryShortageError(
             f"task {name}: the check of {WEIGHTS} needs {needed >> 20:,} MiB of memory, and may use "
-            f"{free // checks >> 20:,} of the {free >> 20:,} MiB that are free: try again later, use fewer or shorter "
+            f"{free // CHECKS >> 20:,} of the {free >> 20:,} MiB that are free: try again later, use fewer or shorter "
             "prompts, or serve with more memory"
         )
-    spec, space = _target(store, artifacts, name, index)
+    spec, space = _target(store, artifacts, upload)
     folder = Path(tempfile.mkdtemp(prefix="riptide-task-"))
     try:
         for file, stream in ((WEIGHTS, weights), (SETTINGS, settings)):
@@ -133,13 +137,13 @@ def check_upload(
             raise InputError(str(error).replace(f"{folder}/", "")) from error
         check_deadline(deadline)
         check_prompt(name, prompt, spec, space.embeddings)
-        return CheckedPrompt(name, index, folder, prompt, _basis(artifacts.release, space))
+        return CheckedPrompt(upload, folder, prompt, _fit_of(artifacts.release, space))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-def take_prompt(store: Store, artifacts: Opened, checked: CheckedPrompt) -> Release:
+def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) -> Release:
     """Commits a prompt to the store, and returns the release with a task of that prompt.
 
     Args:
@@ -151,23 +155,22 @@ def take_prompt(store: Store, artifacts: Opened, checked: CheckedPrompt) -> Rele
     Raises:
         InputError: If the prompt does not fit the release.
     """
-    release, name = artifacts.release, checked.name
-    spec, space = _target(store, artifacts, name, checked.index)
-    if _basis(release, space) != checked.basis:
+    release, name = artifacts.release, checked.upload.name
+    spec, space = _target(store, artifacts, checked.upload)
+    if _fit_of(release, space) != checked.fit:
         check_prompt(name, checked.prompt, spec, space.embeddings)
     digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
-    artifact = keep_prompt(store, f"{name}.{digest[:12]}", checked.folder, spec, checked.prompt)
-    prompt_name = artifact.key.partition("/")[2]
+    artifact = _commit_prompt(store, f"{name}.{digest[:12]}", checked, spec)
     bm25 = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # a release has one BM25 index at most
-    task = Task(name, prompt_name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
+    task = Task(name, artifact.name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
     return release.with_task(task, [artifact, *space.generations])
 
 
-def _target(store: Store, artifacts: Opened, name: str, index: str | None) -> tuple[EncoderSpec, Space]:
-    """Returns the encoder of a release, and the space that a task searches. Raises InputError."""
+def _target(store: Store, artifacts: ReleaseArtifacts, upload: Upload) -> tuple[EncoderSpec, Space]:
+    """Returns the encoder of a release, and the space that the task of an upload searches. Raises InputError."""
     if artifacts.spec is None:
-        raise InputError(f"task {name}: this release has no dense embeddings, over which prompts are served")
-    return artifacts.spec, _named_space(store, artifacts, index)
+        raise InputError(f"task {upload.name}: this release has no dense embeddings, over which prompts are served")
+    return artifacts.spec, _named_space(store, artifacts, upload.index)
 
 
 def _size(stream: BinaryIO) -> int:
@@ -177,7 +180,7 @@ def _size(stream: BinaryIO) -> int:
     return size
 
 
-def _basis(release: Release, space: Space) -> Any:
+def _fit_of(release: Release, space: Space) -> Any:
     """Returns what decides whether a prompt fits: the encoder, its options and the embeddings."""
     encoder = None if release.encoder is None else release.fingerprints.get(release.encoder)
     vectors = [artifact.fingerprint for artifact in space.generations]
@@ -201,12 +204,12 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
     check_backbone(prompt, described)
     check_offsets(read_recipe(resolve(folder), spec.options), {side: prompt.offset(side) for side in SIDES})
     for matrices in map(prompt.matrices, SIDES):
-        if matrices and not 1 <= matrices[0].shape[3] <= MOST_TOKENS:
-            raise InputError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MOST_TOKENS}")
-        if (numbers := sum(matrix.numel() for matrix in matrices)) > MOST_KEPT:
+        if matrices and not 1 <= matrices[0].shape[3] <= MAX_TOKENS:
+            raise InputError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MAX_TOKENS}")
+        if (numbers := sum(matrix.numel() for matrix in matrices)) > MAX_KEPT:
             raise InputError(
                 f"task {name}: {len(matrices):,} prompts of topics with {numbers:,} numbers, expected up to "
-                f"{MOST_KEPT:,}: use fewer topics or shorter prompts"
+                f"{MAX_KEPT:,}: use fewer topics or shorter prompts"
             )
     if prompt.synthesis is not None:
         check_synthesis(name, prompt.synthesis)
@@ -221,21 +224,22 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
 def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
     """Raises InputError if what computes the prompts of a task's queries is larger than a service takes over HTTP."""
     options = synthesis.options
-    limits = {"prompts": MOST_BASIC, "length": MOST_TOKENS, "hidden": MOST_HIDDEN, "bottleneck": MOST_HIDDEN}
+    limits = {"prompts": MAX_BASIC, "length": MAX_TOKENS, "hidden": MAX_HIDDEN, "bottleneck": MAX_HIDDEN}
     for field, most in limits.items():
         if getattr(options, field) > most:
             raise InputError(
                 f"task {name}: {SETTINGS}: synthesis.{field}: {getattr(options, field):,}, expected up to {most:,}"
             )
-    if (numbers := synthesis.kept_numbers()) > MOST_KEPT:
+    if (numbers := synthesis.kept_numbers()) > MAX_KEPT:
         raise InputError(
             f"task {name}: {SETTINGS}: synthesis: with these sizes {numbers:,} numbers are kept, expected up "
-            f"to {MOST_KEPT:,}: use fewer or shorter basic prompts"
+            f"to {MAX_KEPT:,}: use fewer or shorter basic prompts"
         )
 
 
-def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt: TaskPrompt) -> Artifact:
-    """Commits the two files of a prompt from a folder to the store, and returns the artifact prompts/NAME."""
+def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: EncoderSpec) -> Artifact:
+    """Commits the two files of a prompt to the store, and returns the artifact prompts/NAME."""
+    prompt = checked.prompt
     with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
         if not draft.complete:
             draft.note(backbone=spec.name, options=prompt.options.stored())
@@ -243,11 +247,11 @@ def keep_prompt(store: Store, name: str, folder: Path, spec: EncoderSpec, prompt
                 draft.note(synthesis=prompt.synthesis.settings())
             if prompt.topics is not None:
                 draft.note(topics=prompt.topics.settings())
-            commit_files(draft, folder)
+            commit_files(draft, checked.folder)
     return store.open("prompts", name)
 
 
-def _named_space(store: Store, artifacts: Opened, name: str | None) -> Space:
+def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) -> Space:
     """Returns the space of an index or of embeddings by name; None: the space of the backbone's own task.
 
     Raises InputError if the name does not exist, or if it belongs to another corpus than the release's.

@@ -9,12 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from indexing.corpus.filters import Filter
+from indexing.search.documents import is_by_document
 from indexing.store.store import Store
 from retriever.cuts import Cuts
 from retriever.errors import InputError
@@ -39,16 +41,17 @@ from serve.parts.part import PartControl
 from serve.parts.queries import Answer, Pairs, Query, Texts
 from serve.parts.states import ENCODER, RERANKER, PartStates, parts_of
 from serve.protocol import SearchRequest
-from serve.release.opened import Opened
+from serve.release.artifacts import ReleaseArtifacts
 from serve.release.release import Release
 from serve.release.tasks import Search, Task, search_of, search_of_mode
 from serve.service.batching import Batcher
+from serve.service.options import ServiceOptions
 from serve.service.staleness import Staleness
-from serve.service.warm_up import WarmUp, WarmUpLimits
+from serve.service.warm_up import WarmUp
 
 log = logging.getLogger("riptide.serve")
 
-LOOK = 2.0  # seconds between two reads of which release is live, and between checks while a part fails
+LOOK_S = 2.0  # seconds between two reads of which release is live, and between checks while a part fails
 CHECK_S = 10.0  # seconds between checks of the parts
 
 
@@ -59,59 +62,55 @@ class Service:
 
     Args:
         store: Where releases and artifacts are.
-        encoder: The encoder of this process.
-        reranker: The re-ranker of this process.
+        options: The options of the service.
         ask: Asks all leaves.
         leaf_parts: The parts of all leaves, by name.
+        device: Device of the models, which this process runs: "cpu" or "cuda".
         num_leaves: Number of leaves.
-        batch: Queries per batch at most.
-        bound: Queries that may wait; more are refused.
         workers: Batches that run concurrently.
         linger: Minimum seconds that a release stays open after it was live, as other processes have requests of it.
         is_local: Whether the leaves share this process's memory.
-        warm_up: Limits of the warm-up of a release; None: the default ones.
     """
 
     def __init__(
         self,
         store: Store,
-        encoder: EncoderPart,
-        reranker: RerankPart,
+        options: ServiceOptions,
         ask: Ask,
         leaf_parts: Mapping[str, PartControl],
         *,
+        device: str,
         num_leaves: int = 1,
-        batch: int,
-        bound: int,
         workers: int = 1,
         linger: float = 0.0,
         is_local: bool = True,
-        warm_up: WarmUpLimits | None = None,
     ):
+        encoder = EncoderPart(store, device=device, threads=options.threads, compile=options.compile)
+        reranker = RerankPart(store, device=device, threads=options.threads)
         self.store, self.num_leaves, self._linger = store, num_leaves, linger
         self.parts: dict[str, PartControl] = {ENCODER: encoder, **leaf_parts, RERANKER: reranker}
         self.engine = engine = Engine(encoder, reranker, ask)
         self.engine.failed = self._part_failed
-        self.live: Opened | None = None
+        self.live: ReleaseArtifacts | None = None
         self.states = PartStates()
         self.staleness = Staleness(store)
-        self.warm_up = WarmUp(
-            store, Engine(encoder, reranker, ask), self.parts, is_local=is_local, limits=warm_up or WarmUpLimits()
-        )
+        warm_up_engine = Engine(encoder, reranker, ask)  # a separate one, whose queries are not in the metrics
+        self.warm_up = WarmUp(store, warm_up_engine, self.parts, is_local=is_local, total_s=options.warm_up_s)
         self.on_live: Callable[[], object] = lambda: None  # called once, when the first release is live
         self._phase = "waiting for a release"  # state of all parts before the first release is live
         self._users: Counter[str] = Counter()  # by release: running requests, and work that runs for them
-        self._old: dict[str, float] = {}  # by release that is not live: the earliest time at which it may close
+        self._close_after: dict[str, float] = {}  # by release that is not live: the earliest time at which it may close
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="admin")
         self._checks = ThreadPoolExecutor(1, thread_name_prefix="checks")
+        self._checked_s = time.monotonic()  # time of the last check of the parts
         queue: dict[str, Any] = {
-            "most": batch,
-            "bound": bound,
+            "max_batch": options.batch,
+            "max_waiting": options.queue,
             "workers": workers,
-            "watch": lambda item, change: self._use(item.release.id, change),
+            "on_run": lambda item, change: self._use(item.release.id, change),
         }
         self.searches: Batcher[Query, Answer] = Batcher(
-            engine.search, weigh=partial(_weight, bound // 4), key=_batch_of, **queue
+            engine.search, weigh=partial(_weight, options.queue // 4), key=_batch_of, **queue
         )
         self.embeddings: Batcher[Texts, tuple[np.ndarray, Cuts]] = Batcher(
             engine.embed, weigh=lambda item: len(item.texts), key=lambda item: (item.release.id, item.side), **queue
@@ -128,14 +127,14 @@ class Service:
                 control.prepare(release_id)
             except Exception as error:
                 if self.live is None:  # otherwise the parts still serve the live release
-                    self.states.failed(part, reason_of(error), str(error))
+                    self.states.mark_failed(part, reason_of(error), str(error))
                 raise
             if self.live is None:
-                self.states.works(part)
+                self.states.mark_working(part)
         if self.live is None:
-            self._old[release_id] = 0.0  # is closed if another release becomes the first live one
+            self._close_after[release_id] = 0.0  # is closed if another release becomes the first live one
 
-    def forget(self, release_id: str) -> None:
+    def close_release(self, release_id: str) -> None:
         """Closes a release in every part. Blocks."""
         for control in self.parts.values():
             control.retire(release_id)
@@ -156,11 +155,11 @@ class Service:
         """The artifacts of the store that are newer than the live release, as of the last look; None: not known."""
         return None if self.live is None else self.staleness.newer(self.live.release)
 
-    async def about(self, live: Opened) -> dict[str, Any]:
+    async def describe(self, live: ReleaseArtifacts) -> dict[str, Any]:
         """Returns further fields of `/v1/info`."""
         if live.release.encoder is None:
             return {"shards": self.num_leaves}
-        with self._held(live):
+        with self._kept_open(live):
             known = await asyncio.to_thread(self.engine.encoder.describe, live.release.id)
         return {**known, "shards": self.num_leaves}
 
@@ -170,16 +169,18 @@ class Service:
             return {"ready": False, "parts": self.states.report(self.parts, self._phase)}
         return {"ready": self.ready, "parts": self.states.report(parts_of(self.live.release), "ready")}
 
-    async def watch(self) -> None:
-        """Checks the parts every CHECK_S seconds, forever; every LOOK seconds while one has failed."""
-        checked = time.monotonic()
-        while True:
-            await asyncio.sleep(LOOK)
-            is_due = time.monotonic() > checked + CHECK_S or self.states.failures(self.parts)
-            if (live := self.live) is not None and is_due:
-                with self._held(live):
-                    await asyncio.get_running_loop().run_in_executor(self._checks, self.check_parts, live.release)
-                checked = time.monotonic()
+    async def look_for_newer(self) -> None:
+        """Looks for artifacts that are newer than the live release."""
+        if self.live is not None:
+            await asyncio.to_thread(self.staleness.look, self.live.release)
+
+    async def check_if_due(self) -> None:
+        """Checks the parts of the live release if one has failed, or if the last check was CHECK_S ago."""
+        is_due = time.monotonic() > self._checked_s + CHECK_S or self.states.failures(self.parts)
+        if (live := self.live) is not None and is_due:
+            with self._kept_open(live):
+                await asyncio.get_running_loop().run_in_executor(self._checks, self.check_parts, live.release)
+            self._checked_s = time.monotonic()
 
     def check_parts(self, release: Release) -> None:
         """Has every part of a release check its files and answer a small request; records failures. Blocks."""
@@ -191,13 +192,13 @@ class Service:
             except Exception as error:
                 live = self.live
                 if live is not None and live.release.id == release.id:  # files of others may be removed
-                    self.states.failed(part, reason_of(error), str(error))
+                    self.states.mark_failed(part, reason_of(error), str(error))
             else:
-                self.states.works(part)
+                self.states.mark_working(part)
 
     async def search(
         self, request: SearchRequest, timeout_s: float
-    ) -> tuple[Opened, Search, list[tuple[Answer, float]]]:
+    ) -> tuple[ReleaseArtifacts, Search, list[tuple[Answer, float]]]:
         """Answers the queries of a request, all from one release.
 
         Args:
@@ -215,21 +216,29 @@ class Service:
             OverloadedError: If the queue is full.
             ExpiredError: If the request's time has passed.
         """
-        live = self.now()
+        live = self.require_live()
         task = self._task(live, request.task)
         if request.rerank and live.release.reranker is None:
             raise InputError("this release has no re-ranker: serve one, or leave rerank out")
         search = search_of(task, request.source) if request.source else search_of_mode(task, request.mode)
         deadline = time.time() + timeout_s
-        with self._held(live):
+        with self._kept_open(live):
             filter_text = None
-            if request.filter:  # its conditions may have thousands of values
+            if request.filter not in (None, {}):  # its conditions may have thousands of values
                 filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
-            rerank, is_partial = request.rerank, request.allow_partial
-            queries = [
-                Query(live.release, text, task, request.k, search, deadline, filter_text, rerank, is_partial)
-                for text in request.texts
-            ]
+            query = Query(
+                live.release,
+                "",
+                task,
+                request.k,
+                search,
+                deadline,
+                filter_text,
+                request.rerank,
+                request.allow_partial,
+                is_by_document(live.corpus, request.by),
+            )
+            queries = [replace(query, text=text) for text in request.texts]
             return live, search, await self.searches.submit_all(queries, deadline)
 
     async def embed(self, texts: Sequence[str], task: str, side: Side, timeout_s: float) -> tuple[np.ndarray, Cuts]:
@@ -243,17 +252,19 @@ class Service:
 
         Raises the exceptions of `search`.
         """
-        live = self.now()
+        live = self.require_live()
         self._task(live, task)
         if live.release.encoder is None:
             raise InputError("this release has no dense embeddings, and no encoder of them")
         deadline = time.time() + timeout_s
-        with self._held(live):
+        with self._kept_open(live):
             item = Texts(live.release, list(texts), task, side, deadline)
             result, _ = await self.embeddings.submit(item, deadline)
             return result
 
-    async def rerank(self, query: str, documents: Sequence[str], timeout_s: float) -> tuple[Opened, np.ndarray]:
+    async def rerank(
+        self, query: str, documents: Sequence[str], timeout_s: float
+    ) -> tuple[ReleaseArtifacts, np.ndarray]:
         """Returns the release that answered and the probability of each document, float32 [n].
 
         Args:
@@ -263,11 +274,11 @@ class Service:
 
         Raises the exceptions of `search`.
         """
-        live = self.now()
+        live = self.require_live()
         if live.release.reranker is None:
             raise InputError("this release has no re-ranker")
         deadline = time.time() + timeout_s
-        with self._held(live):
+        with self._kept_open(live):
             scores, _ = await self.reranks.submit(Pairs(live.release, query, list(documents), deadline), deadline)
             return live, scores
 
@@ -280,7 +291,7 @@ class Service:
     def close(self) -> None:
         for queue in self.queues.values():
             queue.close()
-        self._old.clear()  # the end of the process closes all releases
+        self._close_after.clear()  # the end of the process closes all releases
         self.warm_up.stop()
         self._admin.shutdown(wait=False, cancel_futures=True)
         self._checks.shutdown(wait=False, cancel_futures=True)
@@ -289,29 +300,29 @@ class Service:
         """Serves a release from the next request on; the previous one is closed when its last request is answered."""
         if self.live is not None and self.live.release.id == release.id:
             return
-        self._old.pop(release.id, None)
+        self._close_after.pop(release.id, None)
         try:
             self._phase = "opening"
             await self.from_store(self.open, release.id)
-            live = await self.from_store(Opened, self.store, release)
+            live = await self.from_store(ReleaseArtifacts, self.store, release)
             await self.from_store(live.read_facts)
             self._phase = "warming up"
             await self.from_store(self.warm_up.run, release)
         except BaseException:
-            self.outdate(release.id)
+            self.close_when_unused(release.id)
             raise
-        self._old.pop(release.id, None)
+        self._close_after.pop(release.id, None)
         before, self.live = self.live, live
         log.info("release %s is live: %d tasks", release.id, len(release.tasks))
         if before is not None:
-            self.outdate(before.release.id)
+            self.close_when_unused(before.release.id)
         else:
             self._close_unused()
             self.on_live()
 
     def _part_failed(self, part: str, error: Exception) -> None:
         """Records that a part failed in a request; the next check that it passes ends this state."""
-        self.states.failed(part, reason_of(error), error.detail if isinstance(error, StoreError) else str(error))
+        self.states.mark_failed(part, reason_of(error), error.detail if isinstance(error, StoreError) else str(error))
 
     async def from_store(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a function that reads the service's own artifacts; a missing one is no mistake of the client.
@@ -320,7 +331,7 @@ class Service:
         prompt, or a release.
         """
         try:
-            return await self.aside(function, *arguments)
+            return await self.run_blocking(function, *arguments)
         except RefusedPromptError as error:
             raise InputError(self.without_places(error)) from error
         except Exception as error:
@@ -332,9 +343,9 @@ class Service:
         """Returns the message of an error for clients."""
         return without_places(str(error), self.store.url, str(self.store.cache.folder))
 
-    def outdate(self, release_id: str) -> None:
+    def close_when_unused(self, release_id: str) -> None:
         """Closes a release that is not live, as soon as no request uses it and its linger time has passed."""
-        self._old[release_id] = time.monotonic() + self._linger
+        self._close_after[release_id] = time.monotonic() + self._linger
         if self._linger:
             asyncio.get_running_loop().call_later(self._linger + 0.1, self._close_unused)
         self._close_unused()
@@ -342,30 +353,30 @@ class Service:
     def _close_unused(self) -> None:
         """Closes the releases that are not live, that no request uses, and whose linger time has passed."""
         now = time.monotonic()
-        for release_id in [old for old, until in self._old.items() if until <= now and not self._users[old]]:
-            del self._old[release_id]
-            self._admin.submit(self._forget, release_id)
+        for release_id in [old for old, until in self._close_after.items() if until <= now and not self._users[old]]:
+            del self._close_after[release_id]
+            self._admin.submit(self._close_release, release_id)
 
-    def _forget(self, release_id: str) -> None:
+    def _close_release(self, release_id: str) -> None:
         """Closes a release; a failure is logged, and only costs memory."""
         try:
-            self.forget(release_id)
+            self.close_release(release_id)
         except Exception:
             log.exception("release %s could not be closed", release_id)
 
-    def now(self) -> Opened:
+    def require_live(self) -> ReleaseArtifacts:
         """Returns the live release. Raises NotReadyError before the first one, and while the service ends."""
         if self.live is None or self.draining:
             raise NotReadyError
         return self.live
 
-    def _task(self, live: Opened, name: str) -> Task:
+    def _task(self, live: ReleaseArtifacts, name: str) -> Task:
         if name not in live.tasks:
             raise UnknownTaskError(name)
         return live.tasks[name]
 
     @contextlib.contextmanager
-    def _held(self, live: Opened) -> Iterator[None]:
+    def _kept_open(self, live: ReleaseArtifacts) -> Iterator[None]:
         """Keeps a release open while a request of it runs."""
         self._use(live.release.id, 1)
         try:
@@ -380,7 +391,7 @@ class Service:
             del self._users[release_id]
             self._close_unused()
 
-    async def aside(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run_blocking(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a function that reads files or opens models, in the thread for that."""
         return await asyncio.get_running_loop().run_in_executor(self._admin, function, *arguments)
 

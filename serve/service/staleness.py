@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 from indexing.store.store import Store
 from retriever.errors import InputError
-from serve.release.opened import Opened
 from serve.release.release import Release
 from serve.release.renewal import newer_artifacts
 
 log = logging.getLogger("riptide.serve")
 
-SLEEP_S = 2.0  # seconds between two checks of which release is live
 INTERVAL_S = 10.0  # seconds between two looks at the store
 
 
@@ -38,20 +34,13 @@ class Staleness:
         id, keys = self._last
         return keys if id == release.id else None
 
-    def is_due(self, release: Release) -> bool:
-        """Whether it is time for a look: the last one was for another release, or INTERVAL_S ago."""
-        return release.id != self._last[0] or time.monotonic() >= self._next_look
-
-    async def watch(self, live: Callable[[], Opened | None]) -> None:
-        """Looks now and then for artifacts that are newer than the live release, forever. live: returns it."""
-        while True:
-            opened = live()
-            if opened is not None and self.is_due(opened.release):
-                await asyncio.to_thread(self.look, opened.release)
-            await asyncio.sleep(SLEEP_S)
-
     def look(self, release: Release) -> None:
-        """Looks for newer artifacts. Blocks. Logs when they appear, and the first of several errors of the store."""
+        """Looks for newer artifacts, unless the last look was for this release less than INTERVAL_S ago. Blocks.
+
+        Logs when they appear, and the first of several errors of the store.
+        """
+        if release.id == self._last[0] and time.monotonic() < self._next_look:
+            return
         keys = self.newer(release)
         try:
             keys = newer_artifacts(self._store, release)

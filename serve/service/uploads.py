@@ -11,9 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from serve.errors import ExpiredError, OverloadedError, UploadExpiredError
-from serve.service.prompts import CheckedPrompt
+from serve.service.prompts import CHECKS, CheckedPrompt
 
-CHECKS = 2  # uploads that are checked at the same time
 UPLOADS = 8  # uploads at once, checked, waiting for their check or for their change; each holds its request's data
 UPLOAD_S = 20.0  # seconds in which an upload is checked, the wait included; less than `serve.local.GRACE`
 

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,29 +29,15 @@ from serve.release.tasks import ServedSource, Task, search_of
 log = logging.getLogger("riptide.serve")
 
 BATCH = 8  # queries per round
-LEAST_S = 30.0  # seconds for one batch, if less of the time remains
+MIN_S = 30.0  # seconds for one batch, if less of the time remains
 WORDS = 12  # words of a passage that make a query
 SAMPLE = 256  # passages from which queries are made
 SHARE = 0.8  # share of the free memory that files may fill
 HARMLESS = (ExpiredError, OverloadedError, InputError)  # errors of one query: too late, full queues, not finite
 GAIN = 0.9  # a round counts as faster below this share of the fastest earlier one
-
-
-@dataclass(frozen=True)
-class WarmUpLimits:
-    """Limits of a warm-up.
-
-    Attributes:
-        total_s: Maximum seconds of a warm-up; 0: no warm-up.
-        answer_s: A round of queries that takes at most so many seconds is quick enough.
-        rounds: Maximum rounds per space.
-        patience: Rounds without a gain after which the warm-up of a space ends.
-    """
-
-    total_s: float = 300.0
-    answer_s: float = 0.5
-    rounds: int = 50
-    patience: int = 3
+ANSWER_S = 0.5  # a round of queries that takes at most so many seconds is quick enough
+MAX_ROUNDS = 50  # rounds per source
+PATIENCE = 3  # rounds without a gain after which the warm-up of a source ends
 
 
 class Sample(NamedTuple):
@@ -70,19 +55,13 @@ class WarmUp:
         engine: Runs the queries.
         parts: The parts of the service by name, which read their files.
         is_local: Whether all parts share this process's memory.
-        limits: When a warm-up ends.
+        total_s: Maximum seconds of a warm-up; 0: no warm-up.
     """
 
     def __init__(
-        self,
-        store: Store,
-        engine: Engine,
-        parts: Mapping[str, PartControl],
-        *,
-        is_local: bool,
-        limits: WarmUpLimits,
+        self, store: Store, engine: Engine, parts: Mapping[str, PartControl], *, is_local: bool, total_s: float
     ):
-        self.store, self.engine, self.parts, self.is_local, self.limits = store, engine, parts, is_local, limits
+        self.store, self.engine, self.parts, self.is_local, self.total_s = store, engine, parts, is_local, total_s
         self._warm: set[Any] = set()  # keys of the passages, spaces, BM25 indexes and re-rankers that are warm
         self._is_stopped = threading.Event()
 
@@ -97,11 +76,11 @@ class WarmUp:
             release: A release that all parts have opened.
         """
         pending = {key: sample for key, sample in _keys(release).items() if key not in self._warm}
-        if not pending or not self.limits.total_s:
+        if not pending or not self.total_s:
             return
         start = time.monotonic()
-        end = start + self.limits.total_s
-        size_bytes = self._read_files(release, {key[0] for key in pending}, start + self.limits.total_s / 2)
+        end = start + self.total_s
+        size_bytes = self._read_files(release, {key[0] for key in pending}, start + self.total_s / 2)
         queries = self._sample(release, Corpus(release.generations(self.store, "corpus")).num_rows, end)
         durations = []
         for (part, *_), sample in pending.items():
@@ -128,20 +107,19 @@ class WarmUp:
     def _sample(self, release: Release, num_rows: int, end: float) -> list[str]:
         """Returns the first words of passages, to be used as queries."""
         rows = np.unique(np.random.default_rng(0).integers(0, max(1, num_rows), SAMPLE))
-        seconds = max(LEAST_S, end - time.monotonic())
+        seconds = max(MIN_S, end - time.monotonic())
         passages = self.engine.passages(release, rows, time.time() + seconds)
-        texts = [" ".join(f"{title} {text}".split()[:WORDS]) for _, _, title, text, _ in passages]
+        texts = [" ".join(f"{title} {text}".split()[:WORDS]) for _, _, title, text, *_ in passages]
         return [text[:500] for text in texts if text]
 
     def _run_queries(self, release: Release, part: str, sample: Sample, texts: Sequence[str], end: float) -> float:
         """Runs rounds of queries in a source until they are quick or improve no more; returns the last time."""
-        limits = self.limits
         search = search_of(sample.task, sample.source.text)
         seconds: list[float] = []
-        while len(seconds) < limits.rounds and not (seconds and self._is_stopped.is_set()):
+        while len(seconds) < MAX_ROUNDS and not (seconds and self._is_stopped.is_set()):
             first = len(seconds) * BATCH
             batch = [texts[number % len(texts)] for number in range(first, first + BATCH)]
-            deadline = time.time() + max(LEAST_S, end - time.monotonic())
+            deadline = time.time() + max(MIN_S, end - time.monotonic())
             rerank = 10 if part == RERANKER else 0
             start = time.monotonic()
             answers = self.engine.search(
@@ -151,10 +129,10 @@ class WarmUp:
             for answer in answers:
                 if answer.error is not None and not isinstance(answer.error, HARMLESS):
                     raise answer.error
-            if max(seconds[-2:]) <= limits.answer_s and len(seconds) > 1:
+            if max(seconds[-2:]) <= ANSWER_S and len(seconds) > 1:
                 break
-            before = seconds[: -limits.patience]
-            if time.monotonic() > end or (before and min(seconds[-limits.patience :]) > GAIN * min(before)):
+            before = seconds[:-PATIENCE]
+            if time.monotonic() > end or (before and min(seconds[-PATIENCE:]) > GAIN * min(before)):
                 log.warning(
                     "release %s: a batch of %d %s queries still takes %.1f s after %d rounds of warm-up",
                     release.id,

@@ -47,24 +47,18 @@ def test_nodes_get_what_an_installation_needs() -> None:
     assert [path for path in sorted(local) if not (ROOT / path).exists()] == []
 
 
-def image_root() -> str:
-    """Where the image keeps the checkout."""
-    (found,) = re.findall(r"^WORKDIR (\S+)$", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE)
-    return found
-
-
 PAGES = ("README.md", "docs/cluster.md")
 
 
 def submitted(page: str) -> list[str]:
-    """Every `python jobs/x.py …` that a page submits to a cluster."""
+    """Every `python -m riptide x …` that a page submits to a cluster."""
     text = (ROOT / page).read_text().replace("\\\n", " ")
-    return re.findall(r"ray job submit --working-dir \. -- +(python jobs/\w+\.py --[^\n`]+)", text)
+    return re.findall(r"ray job submit --working-dir \. -- +(python -m riptide [\w-]+ --[^\n`]+)", text)
 
 
 def job_commands() -> list[str]:
-    """Every job of rayjob.yaml and of the pages, with paths as in the checkout."""
-    entrypoint = load("rayjob.yaml")["spec"]["entrypoint"].replace(f"{image_root()}/", "")
+    """Every job of rayjob.yaml and of the pages."""
+    entrypoint = load("rayjob.yaml")["spec"]["entrypoint"]
     return list(dict.fromkeys([entrypoint, *(command for page in PAGES for command in submitted(page))]))
 
 
@@ -85,10 +79,9 @@ def test_what_pages_submit_has_what_it_needs(page: str) -> None:
 
 @pytest.mark.parametrize("command", job_commands())
 def test_jobs_and_their_options_exist(command: str) -> None:
-    python, job, *arguments = shlex.split(command)
-    assert python == "python"
-    assert (ROOT / job).is_file(), f"{job}: named in cluster/rayjob.yaml or a page, but not there"
-    shown = subprocess.run([sys.executable, job, "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    job, *arguments = shlex.split(command.removeprefix("python -m ").removeprefix("riptide "))
+    helped = [sys.executable, "-m", "riptide", job, "--help"]
+    shown = subprocess.run(helped, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     known = set(re.findall(r"--[a-z][a-z0-9-]*", shown))
     assert {argument for argument in arguments if argument.startswith("--")} <= known
 
@@ -144,14 +137,14 @@ def test_serve_yaml_is_what_ray_serve_and_the_application_take() -> None:
     [application] = config.applications
     module, _, name = application.import_path.partition(":")
     assert (module, getattr(deployments, name)) == ("serve.deployments", deployments.build)
-    args = deployments.Application.model_validate(application.args)
+    args = deployments.Application(**application.args)
     assert args.tokens
     assert not args.without_tokens
     assert args.most
     assert args.most > args.replicas
     text = (CLUSTER / "serve.yaml").read_text()
     divided = yaml.safe_load(re.sub(r"^( +)# (?=row_ranges|leaf_)", r"\1", text, flags=re.MULTILINE))
-    assert deployments.Application.model_validate(divided["applications"][0]["args"]).row_ranges == 4
+    assert deployments.Application(**divided["applications"][0]["args"]).row_ranges == 4
     with pytest.raises(ValueError, match="shard_count"):
         deployments.build({**application.args, "shard_count": 3})
 

@@ -25,6 +25,7 @@ from indexing.work.local import LocalRunner
 from indexing.work.tasks import Task
 from serve.local import open_local
 from serve.service.changes import Changes
+from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
 EXACT_NUMERICS = ("--dtype", "float32", "--compile", "never")
@@ -96,7 +97,7 @@ def default_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-CHECKS = {"EncoderNumerics", "RerankerNumerics", "LuceneVersions"}  # tasks that only look at a worker
+CHECKS = {"EncoderNumerics", "RerankerNumericsTask", "LuceneVersions"}  # tasks that only look at a worker
 
 
 @pytest.fixture
@@ -187,7 +188,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, model: str, call_job: Calla
 @pytest.fixture
 def service(store: Store) -> Service:
     """A service in this process of the fixture `store` of the test module."""
-    return open_local(store, device="cpu", threads=2)
+    return open_local(store, ServiceOptions(threads=2), device="cpu")
 
 
 @pytest.fixture

@@ -37,10 +37,11 @@ def make_served(folder: Path, model: str, call_job: Callable[..., int]) -> Path:
     passages = make_passages(240)
     for number, passage in enumerate(passages):
         passage["metadata"]["lang"] = "en" if number % 5 else "de"
+        passage["metadata"]["tags"] = [name for name, step in (("even", 2), ("third", 3)) if number % step == 0]
     queries, judged = make_queries(passages, 40)
     source = write_beir(folder / "tiny", passages, queries, {"test": judged})
     at = ("--store", folder / "store")
-    filters = ("--filters", "year", "int64", "lang", "string")
+    filters = ("--filters", "year", "int64", "lang", "string", "tags", "list[string]")
     assert call_job("import_corpus", *at, "--source", source, "--part-size", 60, *filters) == 0
     (folder / "gone").write_text("".join(f"p{number}\n" for number in range(0, 240, 40)))
     assert call_job("import_corpus", *at, "--delete", folder / "gone") == 0

@@ -59,7 +59,7 @@ def test_growth_indexes_what_is_new_and_finds_what_a_store_built_anew_finds(
     before = searched(done, world.store, "before")
     done("import_corpus", *at, "--source", write_beir(tmp_path / "more", new), "--append", "--part-size", 10)
     line = refused("search", *at, "--mode", "bm25", "--name", "after")
-    assert "bm25/bm25 covers 240 of the corpus' 264 passages: run jobs/build_bm25.py --name bm25 again" in line
+    assert "bm25/bm25 covers 240 of the corpus' 264 passages: run riptide build-bm25 --name bm25 again" in line
 
     kept = times(world.store)
     assert "264 passages in 4 shards" in done(*command(world, "--shards", 2))
@@ -105,7 +105,7 @@ def test_what_is_left_is_filled_and_the_rest_kept(world, done: Done) -> None:
     done("store", "remove", "runs/before", "--store", world.store)
     for path in [folder / "manifest.json", folder / "shard-00002.json", *folder.glob("shard-00001*")]:
         path.unlink()
-    assert f"bm25/bm25/g0000{' ' * 17} incomplete" in done("store", "list", "--store", world.store)
+    assert "\nbm25/bm25/g0000       incomplete" in done("store", "list", "--store", world.store)
     kept = times(folder)
     assert "240 passages (120 kept)" in done(*build)
     assert {path: path.stat().st_mtime_ns for path in kept if path.name != "provenance.json"} == {
@@ -232,7 +232,7 @@ def test_the_store_knows_it(world, done: Done, refused) -> None:
     done(*command(world))
     done("search", "--store", world.store, "--mode", "bm25", "--name", "words")
     [line] = [line for line in done("store", "list", "--store", world.store).splitlines() if line.startswith("bm25/")]
-    assert line.endswith("from corpus/g0000")
+    assert line.endswith("  corpus/g0000")
     shown = done("store", "show", "bm25/bm25/g0000", "--store", world.store)
     config = json.loads(shown.partition("config ")[2].partition("notes ")[0])
     assert config.items() >= {"k1": 0.9, "b": 0.4, "language": "en", "limit": None}.items()

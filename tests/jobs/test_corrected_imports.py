@@ -203,7 +203,7 @@ def test_a_correction_that_no_sample_of_the_file_shows_is_imported(tmp_path: Pat
 def test_a_failed_import_is_cleared_by_gc_after_an_hour(tmp_path: Path, done: Done, refused) -> None:
     source = write_source(tmp_path / "raw", FAILING["field"].bad)
     refused("import_corpus", "--store", tmp_path / "store", "--source", source, "--part-size", 50)
-    assert done("store", "gc", "--store", tmp_path / "store") == ""
+    assert done("store", "gc", "--store", tmp_path / "store") == "nothing to remove\n"
     for path in (tmp_path / "store/corpus/g0000").iterdir():
         os.utime(path, (0, 0))
     assert "removed corpus/g0000/failed.json" in done("store", "gc", "--store", tmp_path / "store")
@@ -221,6 +221,6 @@ def test_a_killed_import_refuses_other_options_with_the_command_that_removes_it(
     documented("Importing", "other options for an import that was killed", line, 1)
     assert "--part-size 50, now 60" in line
     remove = shlex.split(line.partition("remove it: ")[2])
-    assert remove == ["python", "jobs/store.py", "remove", "corpus/g0000", "--store", str(store)]
+    assert remove == ["riptide", "store", "remove", "corpus/g0000", "--store", str(store)]
     done("store", *remove[2:])
     done(*command, 60)

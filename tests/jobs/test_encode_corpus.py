@@ -14,7 +14,7 @@ from samples import WORDS, files_of, make_passages, save_tiny_bert, write_beir
 from indexing.corpus.corpus import Corpus
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.encoding import count_pending
-from indexing.store.artifact import seal, sum_cuts, unseal
+from indexing.store.documents import seal, sum_cuts, unseal
 from indexing.store.store import Store
 from indexing.store.verify import verify
 from retriever.cuts import Cuts
@@ -215,7 +215,7 @@ def counted(store: Path, name: str) -> Cuts:
 LONG = [100 if number % 3 == 0 else 20 for number in range(30)]
 WARNING = (
     "warning: 10 of 30 passages were cut to 64 tokens; 74% of all tokens were kept; split long documents into "
-    "passages before they are imported, because the model allows no more tokens"
+    "passages, as riptide import-corpus --split-words does, because the model allows no more tokens"
 )
 
 

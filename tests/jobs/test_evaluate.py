@@ -115,8 +115,13 @@ def test_runs_side_by_side_with_a_test_against_the_first(small, done: Done, tmp_
     assert found[str(again)] == 1.0
     # All four differences point one way: 2 of 16 sign patterns are as extreme; twice that for two tests (Holm).
     assert found[str(bad)] == pytest.approx(2 * 2 / 16, abs=0.03)
-    assert "1.0000 (p=1.0000)" in out
-    assert [line.split()[0] for line in out.splitlines()[:4]] == ["run", str(good), str(again), str(bad)]
+    measures, tests = (table.splitlines() for table in out.split("\n\n"))
+    assert [line.split()[0] for line in measures] == ["run", str(good), str(again), str(bad)]
+    assert tests[0] == (
+        f"p-values against {good}: two-sided paired randomisation test over the queries, adjusted for their number in "
+        "each column (Holm)"
+    )
+    assert [line.split() for line in tests[1:3]] == [["run", "RR@10"], [str(again), "1.0000"]]
 
 
 def test_a_run_of_the_store_measures_as_its_trec_file(world, done: Done, tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_modes_are_sources(world, measured, done: Done, refused: Done, documente
     line = refused(*command, "dense", "index:idx")
     assert line == "error: --source index:idx: a source is given twice; leave one of them out"
     line = refused(*command, "hybrid")
-    assert line.endswith("/bm25: there is no such artifact (complete bm25: none); build_bm25 makes one")
+    assert line.endswith("/bm25: there is no such artifact (complete bm25: none); riptide build-bm25 makes one")
     documented("Evaluating", "--source hybrid without BM25 in the store", line, 1)
     done("build_bm25", "--store", world.store)
     name = "tiny-test-0.5-bm25-0.5-dense-idx"

@@ -22,7 +22,8 @@ from samples import make_passages, make_queries, save_tiny_bert, write_beir
 
 from indexing.corpus.corpus import Corpus, open_table
 from indexing.dense.building import sample_rows
-from indexing.dense.faiss_index import fill_shard, read_index, train_quantizer, training_size, write_index
+from indexing.dense.factory import training_size
+from indexing.dense.faiss_index import fill_shard, read_index, train_quantizer, write_index
 from indexing.embeddings.embeddings import Embeddings
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store

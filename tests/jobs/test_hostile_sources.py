@@ -36,8 +36,8 @@ SOURCES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "device": ("a device as the source", lambda root: "/dev/zero", "/dev/zero: found a pipe, a socket or a device"),
     "folder": (
         "a folder called like a file",
-        lambda root: write(root / "x.jsonl/notes.txt").parent,
-        "x.jsonl: found no corpus among notes.txt",
+        lambda root: write(root / "x.jsonl/notes.pdf").parent,
+        "x.jsonl: found no corpus among notes.pdf",
     ),
     "not UTF-8": (
         "a path that is not UTF-8",
@@ -46,8 +46,8 @@ SOURCES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
     "names not UTF-8": (
         "a folder with names that are not UTF-8",
-        lambda root: write(root / "raw/caf\udce9.txt").parent,
-        r"raw: found no corpus among caf\udce9.txt",
+        lambda root: write(root / "raw/caf\udce9.pdf").parent,
+        r"raw: found no corpus among caf\udce9.pdf",
     ),
     "Parquet not UTF-8": (
         "a Parquet file whose name is not UTF-8, in a folder",

@@ -19,7 +19,8 @@ from indexing.corpus import ids, importing
 from indexing.corpus.corpus import Corpus, Passage
 from indexing.corpus.queries import Queries
 from indexing.formats import chunking
-from indexing.store.artifact import Draft, Part
+from indexing.store.artifact import Draft
+from indexing.store.documents import Part
 from indexing.store.store import Store
 
 Done = Callable[..., str]
@@ -180,7 +181,7 @@ def test_parts_that_were_cut_elsewhere_are_refused(
     pq.write_table(pa.table({"id": [*"abcdefghij"], "text": ["x" * 100] * 10}), tmp_path / "x.parquet")
     command = ("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "x.parquet", "--part-size", 5)
 
-    def killed(*_: object) -> None:
+    def killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

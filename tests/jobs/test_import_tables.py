@@ -182,3 +182,92 @@ def test_column_options_in_a_recipe(tmp_path: Path, done: Done) -> None:
     at = ("--store", tmp_path / "s", "--source", tmp_path / "a.csv", "--config", tmp_path / "r.yaml")
     done("import_corpus", *at)
     assert passages_of(tmp_path / "s") == [("1", "", "x", '{"c":"y"}')]
+
+
+def test_appended_tables_have_the_columns_of_the_first_import(tmp_path: Path, done: Done) -> None:
+    command = ("import_corpus", "--store", tmp_path / "s", "--source")
+    (tmp_path / "a.csv").write_text("number,id,answer,text,topic,author\n1,x,first,short,tides,Ann\n")
+    (tmp_path / "b.csv").write_text("number,id,answer,text,topic,author\n2,x,second,short,sails,Ben\n")
+    (tmp_path / "c.jsonl").write_text('{"_id": "3", "text": "third", "topic": "ropes"}\n')
+    (tmp_path / "d.csv").write_text("number,answer,text,topic,author\n4,a,fourth,sails,Ben\n")
+    (tmp_path / "e.jsonl").write_text('{"number": 5, "answer": "fifth", "_id": "y", "text": "short"}\n')
+    first = done(*command, tmp_path / "a.csv", "--id", "number", "--text", "answer", "--metadata", "topic")
+    assert "first import" not in first
+    again = done(*command, tmp_path / "b.csv", "--append")
+    line = f"named as in the first import, in {tmp_path}/b.csv: id = number, text = answer, metadata = topic"
+    assert line in again.splitlines()
+    assert done(*command, tmp_path / "b.csv", "--append", "--plan").splitlines()[-1].endswith("g0001 is complete")
+    assert "first import" not in done(*command, tmp_path / "c.jsonl", "--append")  # BEIR
+    done(*command, tmp_path / "d.csv", "--append", "--text", "text")
+    done(*command, tmp_path / "e.jsonl", "--append")
+    corpus = Corpus.open(Store(str(tmp_path / "s")))
+    assert [(p.id, p.text, p.metadata) for p in corpus.passages(range(corpus.num_rows))] == [
+        ("1", "first", '{"topic":"tides"}'),
+        ("2", "second", '{"topic":"sails"}'),
+        ("3", "third", '{"topic":"ropes"}'),
+        ("4", "fourth", '{"topic":"sails"}'),
+        ("5", "fifth", '{"_id":"y","text":"short"}'),
+    ]
+
+
+def test_queries_without_judgements_say_how_these_are_found(tmp_path: Path, done: Done) -> None:
+    (tmp_path / "a.csv").write_text("id,text\n1,x\n")
+    (tmp_path / "asked.csv").write_text("query,answer\nwhat,1\n")
+    done("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.csv")
+    command = ("import_queries", "--store", tmp_path / "s", "--source", tmp_path / "asked.csv", "--queries")
+    [line] = [line for line in done(*command, "plain").splitlines() if line.startswith("no judgements")]
+    assert line.startswith(
+        f"no judgements in {tmp_path}/asked.csv: none of its columns is called relevant, passage_id, "
+    )
+    assert line.endswith("for example answer, rename it, or name it by --relevant of import_queries")
+    assert "no judgements" not in done(*command, "judged", "--relevant", "answer")
+    assert "no judgements" not in done(*command, "none", "--relevant", "")
+
+
+def alive_of(store: Path) -> list[tuple[int, str, str]]:
+    corpus = Corpus.open(Store(str(store)))
+    deleted = set(corpus.deleted.tolist())
+    passages = corpus.passages(range(corpus.num_rows))
+    assert corpus.rows_of([p.id for p in passages if p.row not in deleted]).tolist() == [
+        p.row for p in passages if p.row not in deleted
+    ]
+    return [(p.row, p.text, p.metadata) for p in passages if p.row not in deleted]
+
+
+@pytest.mark.parametrize("buckets", [1, 4])
+def test_duplicates_are_dropped_and_counted(
+    tmp_path: Path, done: Done, refused: Done, monkeypatch: pytest.MonkeyPatch, buckets: int
+) -> None:
+    monkeypatch.setattr("indexing.corpus.importing.num_buckets", lambda rows: buckets)
+    monkeypatch.setattr("indexing.corpus.duplicates.PAIRS_AT_ONCE", 2)
+    rows = [f"text {number % 7},{number}" for number in range(40)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,year", *rows]) + "\n")
+    command = ("import_corpus", "--store", tmp_path / "s", "--part-size", 9, "--source")
+    assert "leave the later one out by --drop-duplicates" in refused(*command, tmp_path / "a.csv")
+    out = done(*command, tmp_path / "a.csv", "--drop-duplicates")
+    assert "dropped  33 passages with the id, title and text of an earlier one" in out.splitlines()
+    kept = [(number, f"text {number}", f'{{"year":"{number}"}}') for number in range(7)]
+    assert alive_of(tmp_path / "s") == kept
+    assert "is complete" in done(*command, tmp_path / "a.csv", "--drop-duplicates", "--plan")
+    (tmp_path / "b.csv").write_text("text,year\ntext 3,50\nnew,51\nnew,52\n")
+    assert "dropped  2 passages" in done(*command, tmp_path / "b.csv", "--append", "--drop-duplicates")
+    assert alive_of(tmp_path / "s") == [*kept, (41, "new", '{"year":"51"}')]
+    (tmp_path / "gone").write_text(Corpus.open(Store(str(tmp_path / "s"))).passages([3])[0].id + "\n")
+    done(*command, tmp_path / "b.csv", "--append", "--drop-duplicates", "--delete", tmp_path / "gone")
+    assert (43, "text 3", '{"year":"50"}') in alive_of(tmp_path / "s")
+
+
+def test_an_id_with_another_text_is_no_duplicate(tmp_path: Path, done: Done, refused: Done) -> None:
+    command = ("import_corpus", "--store", tmp_path / "s", "--drop-duplicates", "--source")
+    (tmp_path / "a.csv").write_text("id,text\n1,x\n2,y\n1,z\n")
+    line = refused(*command, tmp_path / "a.csv")
+    assert f"a.csv:4: id '1' comes a second time with another title or text, first in {tmp_path}/a.csv:2" in line
+    (tmp_path / "a.csv").write_text("id,text\n1,x\n2,y\n1,x\n")
+    assert "dropped  1 passages" in done(*command, tmp_path / "a.csv")
+    assert [row for row, _, _ in alive_of(tmp_path / "s")] == [0, 1]
+    (tmp_path / "b.csv").write_text("id,text\n3,w\n2,other\n")
+    line = refused(*command, tmp_path / "b.csv", "--append")
+    assert "b.csv:3: id '2' is in the corpus already with another title or text, as row 1" in line
+    assert "expected --source" in refused(
+        "import_corpus", "--store", tmp_path / "s", "--drop-duplicates", "--delete", "x"
+    )

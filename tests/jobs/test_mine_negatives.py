@@ -20,7 +20,7 @@ from indexing.mining.negatives import training_data
 from indexing.search import rescoring
 from indexing.search.rescoring import OPTIONS
 from indexing.search.runs import read_run
-from indexing.store.artifact import fingerprint_of
+from indexing.store.documents import fingerprint_of
 from indexing.store.models import commit_files
 from indexing.store.store import Store
 from retriever.encoding.reranker import Reranker, RerankerOptions
@@ -385,8 +385,8 @@ def test_what_does_not_fit_is_refused(
     assert f"{store}/negatives/drawn was begun otherwise: --pool-negatives 30, now 7, --seed 0, now 2" in told
     more = write_beir(source.parent / "more", make_passages(30, seed=9, prefix="n"))
     done("import_corpus", "--store", store, "--source", more, "--append")
-    assert "run jobs/build_bm25.py" in refused("mine_negatives", "--store", store, "--sources", "bm25")
-    assert "run jobs/encode_corpus.py" in refused("mine_negatives", "--store", store, "--sources", "exact:enc")
+    assert "run riptide build-bm25" in refused("mine_negatives", "--store", store, "--sources", "bm25")
+    assert "run riptide encode-corpus" in refused("mine_negatives", "--store", store, "--sources", "exact:enc")
     assert job("mine_negatives", "--store", store, "--deepness", 3).status == 2
 
 

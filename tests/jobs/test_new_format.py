@@ -26,7 +26,10 @@ from pathlib import Path
 from types import ModuleType
 
 source = Path("indexing/formats/registry.py").read_text()
-for old, new in [("\\nfrom retriever", "\\nfrom toy_format import TOY\\nfrom retriever"), (", KILT]", ", KILT, TOY]")]:
+for old, new in [
+    ("\\nfrom retriever", "\\nfrom toy_format import TOY\\nfrom retriever"),
+    (", DOCUMENTS]", ", DOCUMENTS, TOY]"),
+]:
     assert source.count(old) == 1
     source = source.replace(old, new)
 registry = sys.modules["indexing.formats.registry"] = ModuleType("indexing.formats.registry")
@@ -89,9 +92,9 @@ def test_bad_input_is_refused_with_its_line_and_the_known_formats(
     assert "found the ending .toy, expected .csv[.gz], .tsv[.gz]" in line
     assert ".toy[.gz]" not in line
     (tmp_path / "none").mkdir()
-    assert "corpus.toy[.gz] (toy)" in refused(*command, tmp_path / "none")
-    (tmp_path / "a.txt").write_text("x")
-    assert ".toy[.gz]" in refused(*command, tmp_path / "a.txt")
+    assert "kilt, documents, toy; name the file" in refused(*command, tmp_path / "none")
+    (tmp_path / "a.doc").write_text("x")
+    assert ".toy[.gz]" in refused(*command, tmp_path / "a.doc")
     monkeypatch.setattr(Toy, "read_queries", CorpusFormat.read_queries)
     done(*command, folder / "other.toy")
     line = refused("import_queries", "--store", tmp_path / "store", "--source", folder / "queries.toy")
@@ -109,7 +112,7 @@ def test_the_option_and_its_help_have_the_format(name: str, folder: Path, done: 
         assert process.returncode == 0, process.stderr
         return process.stdout
 
-    assert "dpr,kilt,toy}" in "".join(output("--help").split())
+    assert "dpr,kilt,documents,toy}" in "".join(output("--help").split())
     done("import_corpus", "--store", tmp_path / "store", "--source", folder / "corpus.toy")
     source = folder / ("corpus.toy" if name == "import_corpus" else "queries.toy")
     store = tmp_path / ("other" if name == "import_corpus" else "store")

@@ -135,6 +135,27 @@ def test_the_sources_are_those_of_the_chosen_task(
         client.drop_task("flat")
 
 
+def test_a_filter_is_typed_and_its_mistakes_are_shown(browser: Any, address: str, root: Path) -> None:
+    page, client = Page(browser, address), Client(address)
+    query, text = next(iter(query_texts(root).values())), "year >= 1950 and (lang = de or tags = third)"
+    assert page.text("#fields").startswith("Fields: year (int64), lang (string), tags (list[string])")
+    page.all("#filter")[0].send_keys(text)
+    page.ask(query)
+    page.until(lambda: page.text("#status").startswith("10 hits"))
+    assert (
+        page.hits() == [hit.id for hit in client.search(query, filter=text)] != [hit.id for hit in client.search(query)]
+    )
+    page.all("#filter")[0].send_keys(" adn year < 2000\n")
+    page.until(lambda: page.text("#error"))
+    assert page.text("#error") == "filter: at character 46: expected and, or, or the end, found 'adn'"
+    assert not page.all("#columns li")
+    page.all("#filter")[0].clear()
+    page.ask(query)
+    page.until(lambda: page.text("#status").startswith("10 hits"))
+    assert not page.text("#error")
+    assert page.hits() == [hit.id for hit in client.search(query)]
+
+
 def test_hits_are_walked_through_with_the_keyboard(browser: Any, address: str, root: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 

@@ -98,8 +98,9 @@ def test_a_chain_makes_what_its_commands_make_one_by_one_and_a_second_run_makes_
     figures = (tmp_path / "figures.json").read_text()
     assert 0.5 < json.loads(figures)["mean"]["words"]["R@10"] <= 1
     for command in commands:
-        assert (command[0], command[1][:5], command[1][-3:]) == ("python", "jobs/", ".py")
-        done(command[1][5:-3], *command[2:])
+        program, job, *arguments = command
+        assert program == "riptide"
+        done(job.replace("-", "_"), *arguments)
     made = artifacts(tmp_path / "store")
     assert len(made) == 9
     assert artifacts(tmp_path / "single") == made
@@ -343,9 +344,9 @@ def test_a_recipe_of_ours_names_only_what_its_jobs_take_and_its_earlier_steps_ma
     text = file.read_text()
     jobs = [next(iter(step)) for step in yaml.safe_load(text)["steps"]]
     assert [job for job in jobs if not (JOBS / f"{job}.py").exists()] == []
-    command = next(line for line in text.splitlines() if "python jobs/pipeline.py" in line)
+    command = next(line for line in text.splitlines() if "riptide pipeline" in line)
     assert command.startswith("#   ")
-    assert command.endswith(f"python jobs/pipeline.py --config jobs/recipes/{file.name}")
+    assert command.endswith(f"riptide pipeline --config jobs/recipes/{file.name}")
     made: set[str] = set()
     for step in read_steps(str(file)):
         unmade = [key for key in step.reads() if key not in made and not names_outside(key)]
@@ -413,7 +414,7 @@ def test_the_recipe_of_table_3_has_its_four_arms_on_equal_terms(
     assert replace(tuned[-1].as_train_retriever(), prompt="matrix") == trained["marco"]
     (tmp_path / file.name).write_text(file.read_text().replace("source: raw/msmarco", f"source: {source}"))
     out = done("pipeline", "--config", tmp_path / file.name, "--store", tmp_path / "store", "--plan")
-    assert out.count("$ python jobs/train_retriever.py") == 5
+    assert out.count("$ riptide train-retriever") == 5
     assert not (tmp_path / "store").exists()
 
 

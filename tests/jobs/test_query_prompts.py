@@ -33,7 +33,8 @@ from serve.local import open_local
 from serve.parts.queries import Query, Texts
 from serve.release.live import current
 from serve.release.tasks import search_of_mode
-from serve.service.prompts import MOST_KEPT, check_synthesis
+from serve.service.options import ServiceOptions
+from serve.service.prompts import MAX_KEPT, check_synthesis
 from serve.service.service import Service
 
 Done = Callable[..., str]
@@ -187,7 +188,7 @@ def test_a_task_is_swapped_under_load_and_is_served_again_after_a_kill(
         seen.add(next(name for name, expected in ids.items() if expected == actual))
     assert seen == {"first", "second", "fixed"}
     assert [finding.problem for finding in verify(store) if finding.problem] == []
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         for actual, expected in zip(hits_of(client, "task", texts), after, strict=True):
             assert_close(actual, expected)
 
@@ -252,7 +253,7 @@ def test_sizes_whose_products_exceed_memory_are_refused() -> None:
     options = SynthesisOptions(prompts=1024, length=64, hidden=1, bottleneck=1, mix="after")
     shapes = {"basic": (1024, 64, 8), "up.weight": (8192, 1)}
     huge = SavedSynthesis(options, {name: torch.empty(shape, device="meta") for name, shape in shapes.items()})
-    with pytest.raises(InputError, match=rf"536,879,\d+ numbers are kept, expected up to {MOST_KEPT:,}"):
+    with pytest.raises(InputError, match=rf"536,879,\d+ numbers are kept, expected up to {MAX_KEPT:,}"):
         check_synthesis("task", huge)
 
 

@@ -64,8 +64,9 @@ from serve.release.live import current, make_current
 from serve.release.planning import plan
 from serve.release.release import Release
 from serve.release.tasks import search_of_mode
-from serve.remote import RemotePart, ask_remote
+from serve.remote import RemotePart, send_to_leaves
 from serve.service.changes import Changes
+from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
 USER, ADMIN = "user-0123456789abcdef", "admin-0123456789abcdef"
@@ -78,7 +79,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, served: Path) -> Path:
 
 @pytest.fixture
 def service(root: Path) -> Service:
-    return open_local(Store(str(root / "store")), device="cpu", threads=2)
+    return open_local(Store(str(root / "store")), ServiceOptions(threads=2), device="cpu")
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ def test_a_filter_that_many_match_searches_the_index_among_them(
 ) -> None:
     body = {"queries": list(query_texts(root).values())[:8], "mode": mode, "k": K, "filter": {"year": {"lt": 2100}}}
     few = client.post("/v1/search", json=body).json()["results"]
-    monkeypatch.setattr("indexing.dense.online.EXACT_ROWS", 10)
+    monkeypatch.setattr("indexing.dense.shard.EXACT_ROWS", 10)
     probed = []
 
     def search_shard(*arguments: Any, **options: Any) -> Any:
@@ -297,7 +298,7 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
         "default": ("enc", "idx"),
         "legal": ("legal", "legal-idx"),
     }
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         bare, before = found(client, "default", "exact"), current(store)[0]
         assert bare != [own[id] for id in ids]
         answer = client.put("/v1/tasks/law", files=files)
@@ -315,7 +316,7 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
         assert client.put("/v1/release", json={"release": None}).json()["release"] == current(store)[0]
         assert client.delete("/v1/tasks/law").status_code == 200
         assert current(store)[0] == before  # with nothing of its passages left in it
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         tag = current(store)[1]
         assert make_current(store, planned, tag)
         for _ in range(100):
@@ -328,12 +329,12 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
 def test_the_only_task_stays(root: Path, model: str, tmp_path: Path) -> None:
     """In a release without the backbone's own task."""
     store = Store(str(shutil.copytree(root / "store", tmp_path / "store")))
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         assert client.put("/v1/tasks/kept", files=task_files(tmp_path / "kept", model, 7)).status_code == 200
     live = current(store)
     assert live is not None
     assert make_current(store, Release.load(store, live[0]).without_task("default"), live[1])
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         answer = client.delete("/v1/tasks/kept")
         message = "task 'kept' is the only one, and stays: put another one first"
         assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
@@ -348,10 +349,10 @@ def load(folder: Path) -> TaskPrompt:
 
 def test_a_task_survives_a_restart(root: Path, model: str, tmp_path: Path) -> None:
     url = str(root / "store")
-    with serving(open_local(Store(url), device="cpu", threads=2)) as first:
+    with serving(open_local(Store(url), ServiceOptions(threads=2), device="cpu")) as first:
         assert first.put("/v1/tasks/kept", files=task_files(tmp_path, model, 5)).status_code == 200
         vector = first.post("/v1/embeddings", json={"model": "kept", "input": "bafa"}).json()["data"]
-    with serving(open_local(Store(url), device="cpu", threads=2)) as second:
+    with serving(open_local(Store(url), ServiceOptions(threads=2), device="cpu")) as second:
         assert second.post("/v1/embeddings", json={"model": "kept", "input": "bafa"}).json()["data"] == vector
         assert second.delete("/v1/tasks/kept").status_code == 200
 
@@ -447,7 +448,7 @@ def test_a_new_release_keeps_what_was_put_and_not_what_was_deleted(
     root: Path, model: str, tmp_path: Path, done: Callable[..., str]
 ) -> None:
     at, store = ("--store", root / "store"), Store(str(root / "store"))
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         for name in ("kept", "gone"):
             assert client.put(f"/v1/tasks/{name}", files=task_files(tmp_path / name, model, 7)).status_code == 200
         assert client.delete("/v1/tasks/gone").status_code == 200
@@ -608,6 +609,11 @@ def test_an_ingress_takes_what_its_queues_hold(root: Path) -> None:
         ({"query": "a", "task": "none"}, 404),
         ({"query": "a", "filter": {"colour": "red"}}, 400),
         ({"query": "a", "filter": {"year": "1900"}}, 400),
+        ({"query": "a", "filter": {"or": []}}, 400),
+        ({"query": "a", "filter": "year >= 1900 and"}, 400),
+        ({"query": "a", "filter": ""}, 400),
+        ({"query": "a", "filter": '{"year": '}, 400),
+        ({"query": "a", "filter": 5}, 422),
         ({"query": "a", "rerank": 5}, 400),
     ],
 )
@@ -753,7 +759,9 @@ def test_a_question_whose_asker_has_gone_never_runs(service: Service, monkeypatc
 
 
 def test_a_request_with_more_questions_than_the_queue_is_taken_where_nothing_waits(root: Path) -> None:
-    with serving(open_local(Store(str(root / "store")), device="cpu", threads=2, batch=4, bound=4)) as client:
+    with serving(
+        open_local(Store(str(root / "store")), ServiceOptions(threads=2, batch=4, queue=4), device="cpu")
+    ) as client:
         found = client.post("/v1/search", json={"queries": ["bafa"] * 16})
         assert (found.status_code, len(found.json()["results"])) == (200, 16)
 
@@ -790,7 +798,7 @@ def test_what_comes_too_slowly_or_from_nobody_is_refused_unread(root: Path, monk
         await app(scope, receive, send)
         return [sent[0]["status"], read]
 
-    with serving(open_local(Store(str(root / "store")), device="cpu", threads=2), tokens) as client:
+    with serving(open_local(Store(str(root / "store")), ServiceOptions(threads=2), device="cpu"), tokens) as client:
         assert client.portal.call(ask, client.app, "nobody's") == [401, 0]
         assert client.portal.call(ask, client.app, USER) == [403, 0]
         assert client.portal.call(ask, client.app, ADMIN) == [408, 2]
@@ -803,7 +811,7 @@ def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
     now, sent = [0.0], []
     monkeypatch.setattr("serve.http.guard.time", SimpleNamespace(perf_counter=lambda: now[0]))
     if status == 503:
-        monkeypatch.setattr("serve.http.guard.MOST_RECEIVED", 10)
+        monkeypatch.setattr("serve.http.guard.MAX_RECEIVED", 10)
 
     async def ask(app: Any) -> None:
         headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
@@ -834,7 +842,7 @@ def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
 
 def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> None:
     tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
-    service = open_local(Store(str(root / "store")), device="cpu", threads=2)
+    service = open_local(Store(str(root / "store")), ServiceOptions(threads=2), device="cpu")
     with serving(service, tokens) as client:
         for path in ("/v1/info", "/v1/tasks", "/metrics"):
             assert client.get(path).status_code == 401
@@ -854,7 +862,7 @@ def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> N
 def test_what_it_says_of_itself(root: Path, client: TestClient, model: str) -> None:
     info = client.get("/v1/info").json()
     assert (info["passages"], info["dim"], info["encoder"]) == (234, 32, Path(model).name)
-    assert info["filters"] == {"year": "int64", "lang": "string"}
+    assert info["filters"] == {"year": "int64", "lang": "string", "tags": "list[string]"}
     assert info["modes"] == ["dense", "exact", "bm25", "hybrid"]
     client.post("/v1/search", json={"query": "bafa", "mode": "hybrid"})
     text = client.get("/metrics").text
@@ -944,9 +952,9 @@ def test_a_release_is_refused_where_what_it_was_made_of_is_not_there(root: Path)
     )
     changed.save(store)
     with pytest.raises(InputError, match="index/idx/g0001: its fingerprint is"):
-        open_local(store, device="cpu").open(changed.id)
+        open_local(store, ServiceOptions(), device="cpu").open(changed.id)
     with pytest.raises(InputError, match="releases/0000000000000000: there is no such artifact"):
-        open_local(store, device="cpu").open("0" * 16)
+        open_local(store, ServiceOptions(), device="cpu").open("0" * 16)
 
 
 def test_the_job_checks_its_options(
@@ -994,7 +1002,7 @@ def test_what_a_replica_raised_is_told_without_rays_account_of_it() -> None:
             raise error.as_instanceof_cause()
 
     with pytest.raises(InputError) as raised:
-        ask_remote([Handle()], "search", None)[0].result(timeout=1)
+        send_to_leaves([Handle()], "search", None)[0].result(timeout=1)
     assert str(raised.value) == "no such thing"
 
 
@@ -1015,7 +1023,7 @@ def test_a_call_is_sent_once_more_where_a_replica_is_lost() -> None:
             return end
 
     def result(*ends: object) -> object:
-        [reply] = ask_remote([Handle(*ends)], "search", None)
+        [reply] = send_to_leaves([Handle(*ends)], "search", None)
         return reply.result(timeout=1)
 
     assert result(ActorDiedError(), "found") == "found"

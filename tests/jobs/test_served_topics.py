@@ -33,6 +33,7 @@ from serve.parts.queries import Query
 from serve.release.live import current, make_current
 from serve.release.planning import plan
 from serve.release.tasks import search_of_mode
+from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
 MODEL = model_of_words(WORDS[::2], 3)  # the other words are unknown
@@ -85,7 +86,7 @@ def root(topical: Topical, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def local(root: Path) -> Service:
-    return open_local(Store(str(root / "store")), device="cpu", threads=2)
+    return open_local(Store(str(root / "store")), ServiceOptions(threads=2), device="cpu")
 
 
 def vectors_of(prompt: TaskPrompt, model: str, texts: list[str], side: Side = "query") -> np.ndarray:
@@ -216,7 +217,7 @@ def test_uploads_that_do_not_fit_are_refused(
         backbone = backbone_of(describe(model, OPTIONS))
         other = TaskPrompt(backbone, OPTIONS, None, None, topics=random_saved_topics(model=MODEL, seed=1))
         refused("bad", upload(tmp_path / "other", other), {"index": "topical"}, "(another prompt)")
-        monkeypatch.setattr("serve.service.prompts.MOST_KEPT", 1000)
+        monkeypatch.setattr("serve.service.prompts.MAX_KEPT", 1000)
         refused("bad", given, {"index": "topical"}, "3 prompts of topics with 1,920 numbers, expected up to 1,000")
         assert "bad" not in live_tasks(local)
 

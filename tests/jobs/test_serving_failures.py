@@ -31,9 +31,10 @@ from serve.parts.states import ENCODER, PASSAGES, RERANKER
 from serve.release.live import current
 from serve.release.release import Release
 from serve.release.tasks import search_of_mode
-from serve.remote import ask_remote
+from serve.remote import send_to_leaves
+from serve.service.options import ServiceOptions
 from serve.service.service import Service
-from serve.service.warm_up import Sample, WarmUpLimits
+from serve.service.warm_up import Sample
 
 DENSE, BM25 = "dense", "bm25"
 FILTERED = {"query": "bafa", "filter": {"lang": "de"}}  # whose vectors are read from the files again
@@ -274,7 +275,7 @@ def test_a_replicas_store_error_keeps_its_reason_and_its_detail() -> None:
             raise error.as_instanceof_cause()
 
     with pytest.raises(StoreError, match="dense: files are missing") as raised:
-        ask_remote([Handle()], "search", None)[0].result(timeout=1)
+        send_to_leaves([Handle()], "search", None)[0].result(timeout=1)
     assert raised.value.detail == "/a/b"
 
 
@@ -347,7 +348,7 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
 
 
 def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rounds(answers_s: list[float], **limits: float) -> int:
+    def rounds(answers_s: list[float], total_s: float = 300.0, **limits: int) -> int:
         """Rounds until the warm-up ends, where the batches take these seconds, the last one for ever."""
         now, number = [0.0], [0]
 
@@ -358,17 +359,18 @@ def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypat
 
         monkeypatch.setattr(Engine, "search", search)
         monkeypatch.setattr("serve.service.warm_up.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
-        service = open_local(store, device="cpu", threads=1, warm_up=WarmUpLimits(**limits))
+        service = open_local(store, ServiceOptions(threads=1), device="cpu")
         release = live_release(store)
-        service.warm_up._run_queries(
-            release, DENSE, sample_of(release), ["bafa"], now[0] + service.warm_up.limits.total_s
-        )
+        with monkeypatch.context() as patch:
+            for name, value in limits.items():
+                patch.setattr(f"serve.service.warm_up.{name}", value)
+            service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], now[0] + total_s)
         return number[0]
 
     assert rounds([0.1]) == 2
     assert rounds([9.0, 4.0, 1.0, 0.4, 0.3]) == 5
     assert rounds([2.0]) == 4  # one, and three without a gain
-    assert rounds([9.0 - number / 5 for number in range(40)], rounds=7, patience=40) == 7
+    assert rounds([9.0 - number / 5 for number in range(40)], MAX_ROUNDS=7, PATIENCE=40) == 7
     assert rounds([5.0, 4.0, 3.0, 2.0, 1.0, 0.9], total_s=8.0) == 2
 
 
@@ -376,7 +378,7 @@ def test_a_warm_up_ends_where_more_rounds_would_not_help(store: Store, monkeypat
 def test_a_query_that_is_refused_does_not_end_a_warm_up(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    service, release = open_local(store, device="cpu", threads=1), live_release(store)
+    service, release = open_local(store, ServiceOptions(threads=1), device="cpu"), live_release(store)
     monkeypatch.setattr(Engine, "search", lambda *_: [Answer(), Answer(error=error)])
     assert service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], time.monotonic() + 60) < 60
     monkeypatch.setattr(Engine, "search", lambda *_: [Answer(error=StoreError("dense", "files are missing"))])
@@ -385,7 +387,8 @@ def test_a_query_that_is_refused_does_not_end_a_warm_up(
 
 
 def test_a_warm_up_ends_with_the_service(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = open_local(store, device="cpu", threads=1, warm_up=WarmUpLimits(answer_s=-1.0))
+    service = open_local(store, ServiceOptions(threads=1), device="cpu")
+    monkeypatch.setattr("serve.service.warm_up.ANSWER_S", -1.0)
     release = live_release(store)
     rounds = []
 

@@ -104,7 +104,14 @@ def exported() -> Iterator[Sample]:
 @pytest.mark.ray_serve
 @pytest.mark.slow
 def test_a_replica_that_does_not_start_is_one_line(store: Store, ray_of_a_gpu: None, tmp_path: Path) -> None:
-    """For example if its node lacks the file of tokens."""
+    """For example if its node lacks the file of tokens. Other applications of Ray Serve continue."""
+
+    class Other:
+        pass
+
+    ray_serve.run(
+        ray_serve.deployment(Other, ray_actor_options={"num_cpus": 0}).bind(), name="other", route_prefix="/other"
+    )
     application = Application(store=store.url, tokens=str(tmp_path / "tokens.json"), cpus=0, threads=1, warm_up_s=0)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     reason = r"^a replica does not start on its node: parameter tokens .*tokens.json: no such file$"
@@ -114,6 +121,7 @@ def test_a_replica_that_does_not_start_is_one_line(store: Store, ray_of_a_gpu: N
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+    assert list(ray_serve.status().applications) == ["other"]
 
 
 @pytest.mark.nodes

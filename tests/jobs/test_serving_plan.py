@@ -23,6 +23,7 @@ from serve.local import open_local
 from serve.parts.models import EncoderPart
 from serve.release.live import current, make_current
 from serve.release.planning import plan
+from serve.service.options import ServiceOptions
 
 Done = Callable[..., str]
 WORDS = {
@@ -31,7 +32,7 @@ WORDS = {
     "foreign": "the prompt is for another backbone (weights differ)",
     "sides": "its passages' vectors are not those of embeddings/enc (another prompt)",
     "few": "embeddings/few cover 100 of the 240 passages",
-    "damaged": "were committed; jobs/verify.py names every such file",
+    "damaged": "were committed; riptide verify names every such file",
     "torn": "manifest.json",
     "misshapen": "synthesis.basic is torch.float32 (3, 4, 32), expected float32 (4, 4, 32), as the settings say",
 }
@@ -97,7 +98,7 @@ def test_a_prompt_that_does_not_fit_is_left_out_by_name_with_the_reason(
         assert words in left[name]
         assert not re.search(r"[0-9a-f]{20}", left[name].replace(store.url, "")), left[name]
     release.save(store)
-    open_local(store, device="cpu", threads=2).open(release.id)  # what is not left out can be served
+    open_local(store, ServiceOptions(threads=2), device="cpu").open(release.id)  # what is not left out can be served
     out = done("serve_search", "--store", store.url, "--embeddings", "enc", "--renew", "--plan")
     for name in WORDS:
         line = refused("serve_search", "--store", store.url, "--embeddings", "enc", "--renew", "--tasks", name)

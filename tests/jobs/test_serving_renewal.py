@@ -29,6 +29,7 @@ from serve.release.release import Release
 from serve.release.renewal import renewed
 from serve.service import staleness
 from serve.service.changes import Changes
+from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
 Done = Callable[..., str]
@@ -107,9 +108,9 @@ def test_a_store_in_the_middle_of_growth_is_served_as_it_was(
     growth.grow(*steps)
     warning = warning_of(growth.store, done)
     assert "without newer artifacts (corpus: g0002, 1 passage added, 1 deleted" in warning
-    jobs = {"embeddings/enc": "encode_corpus", "index/idx": "build_index", "bm25/bm25": "build_bm25"}
+    jobs = {"embeddings/enc": "encode-corpus", "index/idx": "build-index", "bm25/bm25": "build-bm25"}
     for whole, job in jobs.items():
-        command = f"{whole} covers 240 of 241 passages: run jobs/{job}.py --name {whole.split('/')[1]} again"
+        command = f"{whole} covers 240 of 241 passages: run riptide {job} --name {whole.split('/')[1]} again"
         assert (command in warning) == (whole in behind)
     documented("Serving a store", f"a grown store, if {case}: the live release is served", warning, 0)
 
@@ -149,7 +150,7 @@ def test_embeddings_with_a_limit_cover_new_passages_up_to_it(
         "serve_search", *at, "--plan"
     )
     make_live(store, releases[0])
-    assert "embeddings/few covers 240 of 241 passages: run jobs/encode_corpus.py --name few again" in warning_of(
+    assert "embeddings/few covers 240 of 241 passages: run riptide encode-corpus --name few again" in warning_of(
         store, done
     )
     assert "embeddings/few covers 240 of the corpus' 241 passages" in refused("search", *at, "--source", "exact:few")
@@ -179,7 +180,7 @@ def test_the_live_release_is_kept_by_an_option(
 
 def test_tasks_over_http_and_a_re_ranker_survive(growth: Growth, model: str, tmp_path: Path, done: Done) -> None:
     store = growth.store
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         for name, index in {"ours": {}, "flat": {"index": "enc"}}.items():
             assert client.put(f"/v1/tasks/{name}", files=task_files(tmp_path / name, model, 3), data=index).is_success
     make_live(store, replace(live(store), reranker="some/cross-encoder"))
@@ -250,10 +251,10 @@ def test_servers_that_make_the_same_release_at_once_all_serve_it(growth: Growth)
     assert before is not None
     first, other = (replace(before, reranker=name) for name in ("some/cross-encoder", "another/cross-encoder"))
     for _ in range(2):
-        assert serve_search.begin(store, first, tag, before, list) == first.id
+        assert serve_search.make_live(store, serve_search.Choice(first, True, tag, before), list) == first.id
         assert live(store) == first
     with pytest.raises(InputError, match="another release has just become live"):
-        serve_search.begin(store, other, tag, None, list)
+        serve_search.make_live(store, serve_search.Choice(other, True, tag, None), list)
 
 
 @pytest.mark.parametrize("error", [None, InputError("damaged"), OSError("cannot be read"), RuntimeError("no memory")])
@@ -303,9 +304,9 @@ def test_a_running_server_says_that_it_is_older_than_its_store(
     growth: Growth, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(staleness, "SLEEP_S", 0.02)
+    monkeypatch.setattr("serve.app.LOOK_S", 0.02)
     store, gone = growth.store, text_of(growth.store)
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         newer = partial(wait_for, lambda: client.get("/v1/info").json()["newer"])
         gauge = partial(re.search, r"(?m)^riptide_newer_artifacts (.*)$")
         first = client.get("/v1/info").json()["release"]
@@ -347,7 +348,7 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
     growth: Growth, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staleness, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(staleness, "SLEEP_S", 0.02)
+    monkeypatch.setattr("serve.app.LOOK_S", 0.02)
     looks = []
 
     def fail(key: str) -> int | None:
@@ -355,7 +356,7 @@ def test_a_store_that_cannot_be_looked_at_is_logged_once_and_does_not_harm(
         raise OSError(errno.EIO, "Input/output error", key)
 
     monkeypatch.setattr(growth.store.storage, "size", fail)
-    with serving(open_local(growth.store, device="cpu", threads=2)) as client:
+    with serving(open_local(growth.store, ServiceOptions(threads=2), device="cpu")) as client:
         wait_for(lambda: len(looks) > 3, True)
         assert client.get("/v1/info").json()["newer"] is None
         assert "riptide_newer_artifacts NaN\n" in client.get("/metrics").text

@@ -16,7 +16,7 @@ from jobs.common.stopping import deferred_signals
 import pytest
 
 from retriever.errors import InputError
-from retriever.training.loop import Stopped
+from retriever.training.hooks import Stopped
 
 
 @pytest.mark.usefixtures("default_signals")

@@ -13,7 +13,7 @@ from samples import make_passages, write_beir, write_lines
 
 from indexing.exact import Hits
 from indexing.search.runs import hits_table, write_parquet
-from indexing.store.artifact import Reference
+from indexing.store.documents import Reference
 from indexing.store.store import Store
 
 Done = Callable[..., str]

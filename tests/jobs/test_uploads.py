@@ -216,7 +216,7 @@ def test_an_upload_that_nobody_waits_for_leaves_no_files_and_one_that_did_not_be
         began.release()
         assert go_on.wait(60)
         folders.append(Path(tempfile.mkdtemp(dir=tmp_path)))
-        return prompts.CheckedPrompt("a", None, folders[-1], None, None)  # type: ignore[arg-type]
+        return prompts.CheckedPrompt(None, folders[-1], None, None)  # type: ignore[arg-type]
 
     async def upload(uploads: Uploads) -> None:
         async with uploads.checked(check):

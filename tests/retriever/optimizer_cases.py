@@ -15,7 +15,8 @@ from training_cases import Checkpoints
 
 from retriever.losses import contrastive_loss
 from retriever.options.loop import LoopOptions
-from retriever.training.loop import Progress, Trainer
+from retriever.training.hooks import TrainingProgress
+from retriever.training.loop import Trainer
 from retriever.training.parameter_groups import ParameterGroup
 from retriever.training.system import Batch, Chunk, Output
 
@@ -105,7 +106,7 @@ def resumed_states(
     lost = trainer_of(groups, rank, 2, **loop)
     for number in range(4):
         lost.step(number)
-    lost._keep(Checkpoints(folder / "lost").hooks().save, Progress(4, []))
+    lost._save_checkpoint(Checkpoints(folder / "lost").hooks().save, TrainingProgress(4, []))
     torch.distributed.barrier()
     checkpoints = Checkpoints(folder / f"resumed{rank}")
     shutil.copy(folder / "lost" / "last", checkpoints.folder / "last")

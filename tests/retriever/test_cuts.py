@@ -15,7 +15,7 @@ from tiny import WORDS, add_masked_head, save_bert, save_classifier
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
-from retriever.cuts import Cuts
+from retriever.cuts import SPLIT, Cuts
 from retriever.encoding.encoder import Encoder
 from retriever.encoding.pairs import PairTokenizer
 from retriever.encoding.sparse_encoder import SparseEncoder
@@ -191,13 +191,9 @@ def test_more_than_five_percent_of_texts_or_tokens_are_many(cuts: Cuts, are_many
 @pytest.mark.parametrize(
     ("most", "line"),
     [
-        (None, "give a larger --passage-length, or split long documents into passages before they are imported"),
-        (
-            512,
-            "give a larger --passage-length (the model allows at most 512), or split long documents into passages "
-            "before they are imported",
-        ),
-        (256, "split long documents into passages before they are imported, because the model allows no more tokens"),
+        (None, f"give a larger --passage-length, or {SPLIT}"),
+        (512, f"give a larger --passage-length (the model allows at most 512), or {SPLIT}"),
+        (256, f"{SPLIT}, because the model allows no more tokens"),
     ],
 )
 def test_a_warning_names_a_remedy(most: int | None, line: str) -> None:

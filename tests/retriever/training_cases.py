@@ -27,7 +27,8 @@ from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
 from retriever.topics.training import TrainingTopics
 from retriever.training import loop as training
-from retriever.training.loop import Hooks, Progress, Stopped, Trainer
+from retriever.training.hooks import Hooks, Stopped, TrainingProgress
+from retriever.training.loop import Trainer
 from retriever.training.reranker_data import TeacherScores, TrainingData
 from retriever.training.stepping import trained
 
@@ -200,7 +201,7 @@ class Checkpoints:
         return Hooks(*last, *best, self.notes.append, self.stop_requests)
 
 
-def train(system: DualSystem, checkpoints: Checkpoints, **loop: Any) -> Progress:
+def train(system: DualSystem, checkpoints: Checkpoints, **loop: Any) -> TrainingProgress:
     """Trains a system, six steps by default."""
     options = LoopOptions(**{"steps": 6, "lr": 1e-2, "checkpoint_every": 2, **loop})
     return Trainer(system, options, device=CPU, dtype=torch.float32).train(checkpoints.hooks())
@@ -243,14 +244,14 @@ def resumed_steps(
     trainer = Trainer(system, loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
     shares = [sum(chunk.tokens for chunk in system.batch(0, each, 2).chunks) for each in range(2)]
     # The graphs of one worker need more than this, those of the other do not.
-    patch.setitem(training.KEPT, "cpu", max(shares) - 1)
-    assert min(shares) < training.KEPT["cpu"]
+    patch.setitem(training.GRAPH_TOKENS, "cpu", max(shares) - 1)
+    assert min(shares) < training.GRAPH_TOKENS["cpu"]
     norms = record_norms(trainer)
     losses = [trainer.step(number) for number in range(3)]
     # As a new process resumes.
     state = trainer.stepper.state()
     losses.append(trainer.step(3))
-    trainer.stepper.load(state.__getitem__, 3, trainer._touch)
+    trainer.stepper.load(state.__getitem__, 3, trainer._some_output)
     assert trainer.step(3) == losses[-1]
     return {"loss": losses[-1], "norm": torch.tensor(norms[-1]), **trainer.stepper.state()}
 
@@ -311,7 +312,7 @@ def first_four_steps(rank: int, patch: pytest.MonkeyPatch, bert: Path, folder: P
     loop = LoopOptions(steps=9, lr=1e-2)
     trainer = Trainer(dual_system(bert, dropout=0.0), loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
     curve: list[Any] = [[number + 1, trainer.step(number), loop.learning_rate(number), None] for number in range(4)]
-    trainer._keep(Checkpoints(folder).hooks().save, Progress(4, curve))
+    trainer._save_checkpoint(Checkpoints(folder).hooks().save, TrainingProgress(4, curve))
 
 
 def stopped_and_resumed(

@@ -14,8 +14,10 @@ TABLE = re.compile(re.escape(HEADER) + r"(?:\|.*\n)*")
 
 
 def row(metric: Metric) -> str:
-    name = f"riptide_{metric.name}{'_total' if metric.kind == 'counter' else ''}"
-    return f"| `{name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |\n"
+    name = f"riptide_{metric.name}{'_total' if metric.kind == 'Counter' else ''}"
+    return (
+        f"| `{name}` | {metric.kind.lower()} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.help} |\n"
+    )
 
 
 def test_the_table_lists_every_metric() -> None:

@@ -165,7 +165,7 @@ def test_a_resumed_import_refuses_the_same_filter(tmp_path: Path, monkeypatch: p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(importing, "_refuse_filters_without_values", killed)
+        patch.setattr(importing, "refuse_filters_without_values", killed)
         for _ in range(2):
             with pytest.raises(KeyboardInterrupt):
                 import_all(store, source, yaer="int64")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from small_stores import build_corpus
 
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.importing import ImportCorpus, ImportOptions
+from indexing.corpus.judged_pairs import choose_passages, judged_pairs
 from indexing.corpus.queries import CommitQueries, Queries
+from indexing.files.splitting import Split
+from indexing.formats.sources import detect
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import Target, run_work
@@ -43,3 +48,22 @@ def test_queries_are_in_the_order_of_the_split_and_rows_in_that_of_the_judgement
     assert (limited.ids, limited.num_queries) == (["q0"], 1)
     with pytest.raises(InputError, match="no split 'dev'"):
         judged_pairs(*opened, "dev")
+
+
+def test_the_relevant_passage_of_a_split_document_is_its_best_by_bm25(tmp_path: Path) -> None:
+    texts = {
+        "a": "the tide rises the moon pulls the sun sets far away",
+        "b": "one short passage",
+        "c": "the sun the sun",
+    }
+    lines = [json.dumps({"_id": id, "text": text}) for id, text in texts.items()]
+    (tmp_path / "c.jsonl").write_text("\n".join(lines) + "\n")
+    source, store = detect(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
+    run_work(store, ImportCorpus(store, source, ImportOptions(split=Split(3)), append=False), LocalRunner(cores=1))
+    corpus = Corpus.open(store)
+    passages = [passage.text for passage in corpus.passages(range(5))]
+    assert passages == ["the tide rises", "the moon pulls", "the sun sets", "far away", "one short passage"]
+    expected = {"when does the SUN set?": 2, "the moon": 1, "the": 0, "nothing of it": 0}  # otherwise the first one
+    documents = np.array([[0, 4]] * len(expected))
+    assert choose_passages(corpus, [*expected], documents).tolist() == [*expected.values()]
+    assert choose_passages(corpus, ["the sun"], np.array([[4, 5]])).tolist() == [4]

@@ -12,7 +12,7 @@ from kernels import must_load
 from runners import InlineRunner
 
 from indexing.dense import searching
-from indexing.exact import Hits, exact_search, kernel, merge, rescore, rescore_pieces
+from indexing.exact import Hits, exact_search, kernel, merge, rescore_pieces
 from indexing.exact import candidates as exact_candidates
 from retriever.errors import InputError
 
@@ -63,7 +63,7 @@ def test_candidates_of_many_pieces_score_as_each_piece_by_itself(count: int, use
     alone = []
     for first, piece in pieces:
         here = np.where((rows >= first) & (rows < first + len(piece)), rows, -1)
-        alone.append(rescore(queries, here, piece, first, 80, use_kernel=use_kernel))
+        alone.append(rescore_pieces(queries, here, [(first, piece)], 80, use_kernel=use_kernel))
     found = rescore_pieces(queries, rows, pieces, 80, use_kernel=use_kernel)
     same_bytes(found, merge(alone, 80))
     for query in range(len(queries)):  # and as one matrix product, sorted
@@ -106,7 +106,7 @@ def test_the_work_is_that_of_the_candidates_however_many_the_pieces(
 
     monkeypatch.setattr(exact_candidates, "_pair_scorer", counting)
     monkeypatch.setattr(exact_candidates, "CANDIDATES", limit)
-    expected = rescore(queries, rows, vectors, FIRST, 20)
+    expected = rescore_pieces(queries, rows, [(FIRST, vectors)], 20)
     for count in (10, 40, 400):
         asked.clear()
         same_bytes(rescore_pieces(queries, rows, pieces_of(vectors, count), 20), expected)

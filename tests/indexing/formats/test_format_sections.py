@@ -70,7 +70,7 @@ def test_the_page_has_the_sections_of_the_modules() -> None:
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
 def test_a_section_has_a_file_a_command_and_its_passages(format: CorpusFormat) -> None:
     assert re.search(r"^`\S+`$", format.section, re.MULTILINE)
-    assert "```bash\npython jobs/import_corpus.py " in format.section
+    assert "```bash\nriptide import-corpus " in format.section
     assert "\nPassages:\n" in format.section
 
 

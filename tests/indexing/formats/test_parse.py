@@ -184,6 +184,23 @@ def test_a_filter_of_another_type_is_refused(tmp_path, kind, value):
     refused(tmp_path / "a.jsonl", text, "beir", rf"a\.jsonl:2: found year .*, expected .*({kind}|timestamp)", year=kind)
 
 
+def test_filters_of_lists(tmp_path):
+    """A single value is a list of one; nulls in a list are left out, and a list without values is null."""
+    tags = [["a", "b"], "c", [], None, ["d", None], [None]]
+    docs = [{"_id": f"p{row}", "text": "x", "metadata": {"tags": value}} for row, value in enumerate(tags)]
+    table = passages("beir", jsonl(tmp_path / "a.jsonl", docs), tags="list[string]")
+    assert table.schema.field("filter.tags").type == pa.list_(pa.string())
+    assert table["filter.tags"].to_pylist() == [["a", "b"], ["c"], None, None, ["d"], None]
+    assert json.loads(table["metadata"][4].as_py()) == {"tags": ["d", None]}
+    refused(
+        tmp_path / "b.jsonl",
+        '{"_id": "a", "text": "x", "tags": ["a", 5]}',
+        "beir",
+        r"b\.jsonl:1: found tags 5 \(int\), expected string",
+        tags="list[string]",
+    )
+
+
 def test_an_unknown_filter_type_is_refused(tmp_path):
     with pytest.raises(InputError, match="filter year: found type 'int', expected one of int64, float64"):
         passages("beir", jsonl(tmp_path / "a.jsonl", [{"_id": "a", "text": "x"}]), year="int")

@@ -208,15 +208,17 @@ def test_folders_are_recognised(tmp_path):
 
 
 def test_unknown_and_ambiguous_folders_are_refused(tmp_path):
-    write(tmp_path / "corpus.txt", "x")
-    with pytest.raises(
-        InputError, match=r"found no corpus among corpus\.txt, expected one of corpus\.csv.*corpus\.jsonl.*collection"
-    ):
+    write(tmp_path / "corpus.rtf", "x")
+    with pytest.raises(InputError, match=r"found no corpus among corpus\.rtf, expected one of the formats csv.*/FILE$"):
         detect(str(tmp_path))
-    with pytest.raises(InputError, match=r"found no queries among corpus\.txt, expected queries\.csv.*\(beir\)"):
+    with pytest.raises(InputError, match=r"found no queries among corpus\.rtf, expected queries\.csv.*\(beir\)"):
         detect_queries(str(tmp_path))
-    with pytest.raises(InputError, match=r"ending \.txt, expected \.csv"):
-        detect(str(tmp_path / "corpus.txt"))
+    with pytest.raises(InputError, match=r"ending \.rtf, expected \.csv"):
+        detect(str(tmp_path / "corpus.rtf"))
+    write(tmp_path / "shop.csv", "id,text")
+    with pytest.raises(InputError, match=r"found no corpus .*; name the file itself, as .*/shop\.csv$"):
+        detect(str(tmp_path))
+    (tmp_path / "shop.csv").unlink()
     with pytest.raises(InputError, match=r"found format .xml., expected auto, csv, tsv, jsonl, parquet, beir"):
         detect(str(tmp_path), "xml")
     write(tmp_path / "corpus.jsonl", BEIR_LINE)

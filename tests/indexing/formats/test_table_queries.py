@@ -167,3 +167,17 @@ def test_a_query_twice_without_judgements_is_refused(tmp_path: Path, documented:
         read(file)
     documented("Importing", "a table without judgements with the same query twice", str(error.value), 1)
     assert [query["text"] for query in read(write(tmp_path / "b.csv", "query\nx\ny\n"))[0]] == ["x", "y"]
+
+
+def test_columns_are_fields_of_nested_objects(tmp_path: Path) -> None:
+    rows = [
+        {"ask": {"key": "q1", "text": "what?", "by": "ann"}, "answer": {"doc": "a", "grade": 2}},
+        {"ask": {"key": "q1", "text": "what?", "by": "ann"}, "answer": {"doc": "b", "grade": 1}},
+    ]
+    path = jsonl(tmp_path / "x.jsonl", rows)
+    names = QueryNames("ask.key", "ask.text", "answer.doc", "answer.grade")
+    queries, qrels = read(path, names)
+    assert queries == [{"id": "q1", "text": "what?", "metadata": '{"ask":{"by":"ann"}}'}]
+    assert qrels == {"test": [("q1", "a", 2), ("q1", "b", 1)]}
+    with pytest.raises(InputError, match=r"parameter text ask\.txt: .* has the columns ask\.key, ask\.text, ask\.by, "):
+        read(path, QueryNames(text="ask.txt"))

@@ -374,3 +374,63 @@ def test_a_row_of_the_sizes_bound(tmp_path: Path) -> None:
     """A field longer than Python's csv takes by default, in a chunk and in the header's block."""
     file = write(tmp_path / "a.csv", 'id,text\n1,"' + "x\n" * 200_000 + '"\n2,y\n')
     assert [len(text) for text in imported(file)["text"].to_pylist()] == [400_000, 1]
+
+
+PACKAGES = [
+    {"pkg": {"name": "a", "about": {"text": "first", "lang": "en"}, "tags": ["x"]}, "stars": 1},
+    {"pkg": {"name": "b", "about": {"text": "second"}}, "stars": 2},
+    {"pkg": {"name": 3, "about": {"text": "third", "lang": None}}},
+]
+
+
+def write_packages(path: Path) -> Path:
+    if path.suffix == ".jsonl":
+        return jsonl(path, PACKAGES)
+    rows = [{**row, "pkg": {**row["pkg"], "name": str(row["pkg"]["name"])}} for row in PACKAGES]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_columns_are_fields_of_nested_objects(tmp_path: Path, name: str) -> None:
+    path = write_packages(tmp_path / name)
+    names = PassageNames("pkg.name", "", "pkg.about.text", ("pkg.about.lang", "stars", "pkg.tags"))
+    table = imported(path, names)
+    assert table["id"].to_pylist() == ["a", "b", "3"]
+    assert table["text"].to_pylist() == ["first", "second", "third"]
+    metadata = [json.loads(text or "{}") for text in table["metadata"].to_pylist()]
+    assert metadata == [{"pkg.about.lang": "en", "stars": 1, "pkg.tags": ["x"]}, {"stars": 2}, {}]
+    [line] = describe_columns(detect(str(path), names=names))
+    assert line.endswith("text = pkg.about.text, metadata = pkg.about.lang, stars, pkg.tags")
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet"])
+def test_an_absent_column_is_refused_with_the_paths_that_exist(tmp_path: Path, name: str) -> None:
+    path = write_packages(tmp_path / name)
+    columns = "the columns pkg.name, pkg.about.text, pkg.about.lang, pkg.tags, stars"
+    for names in (PassageNames(text="pkg.text"), PassageNames(text="stars", metadata=("pkg.name.x",))):
+        line = refusal(path, names)
+        assert sorted(line.partition(" has ")[2].partition(";")[0].split(", ")) == sorted(columns.split(", ")), line
+    assert "found the columns " in refusal(path)
+
+
+def test_named_fields_are_not_metadata_too(tmp_path: Path) -> None:
+    path = write_packages(tmp_path / "x.jsonl")
+    names = PassageNames("pkg.name", "", "pkg.about.text")
+    metadata = [json.loads(text or "{}") for text in imported(path, names)["metadata"].to_pylist()]
+    assert metadata == [
+        {"pkg": {"about": {"lang": "en"}, "tags": ["x"]}, "stars": 1},
+        {"stars": 2},
+        {"pkg": {"about": {"lang": None}}},
+    ]
+    whole = imported(path, PassageNames("pkg.name", "", "pkg.about.text", ("pkg.about",)))["metadata"].to_pylist()
+    assert json.loads(whole[0])["pkg.about"]["lang"] == "en"
+    source = detect(str(path), names=names)
+    [table] = [parse_corpus(source.format, chunk, {"pkg.about.lang": "string"}) for chunk in chunks(source, 9)]
+    assert table["filter.pkg.about.lang"].to_pylist() == ["en", None, None]
+
+
+def test_a_field_with_dots_in_its_name_counts_before_a_path(tmp_path: Path) -> None:
+    rows = [{"a.b": "plain", "a": {"b": "nested"}}, {"a": {"b": "nested"}}]
+    path = jsonl(tmp_path / "x.jsonl", rows)
+    assert imported(path, PassageNames(text="a.b"))["text"].to_pylist() == ["plain", "nested"]

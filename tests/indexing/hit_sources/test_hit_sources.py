@@ -43,7 +43,7 @@ class Listed:
     def inputs(self) -> dict[str, Artifact]:
         return {}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
         self.asked.append(k)
         rows = np.full((len(texts), k), -1, np.int64)
         scores = np.full((len(texts), k), -np.inf, np.float32)
@@ -160,8 +160,8 @@ def test_a_fusion_finds_what_its_sources_find_apart(sources: HitSources) -> None
     [
         ("splade", "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, splade:NAME, or A+B"),
         ("colbert:x+bm25", "source 'colbert:x': expected"),
-        ("exact", "embeddings: there is no such artifact (complete embeddings: none); encode_corpus makes one"),
-        ("dense", "index: there is no such artifact (complete index: none); build_index makes one"),
+        ("exact", "embeddings: there is no such artifact (complete embeddings: none); riptide encode-corpus makes one"),
+        ("dense", "index: there is no such artifact (complete index: none); riptide build-index makes one"),
         ("exact+bm25", "source 'exact': expected"),
         ("index:", "source 'index:': expected"),
         ("", "source '': expected"),

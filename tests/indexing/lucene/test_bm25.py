@@ -21,7 +21,7 @@ from indexing.lucene import searching, segments
 from indexing.lucene.bm25 import Bm25, BuildBm25, FillLuceneTask
 from indexing.lucene.bm25 import search_bm25 as search_with
 from indexing.lucene.lucene import versions
-from indexing.lucene.searching import search_alive
+from indexing.lucene.searching import search_alive, search_among
 from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
@@ -104,7 +104,7 @@ def test_growth_adds_shards_and_equals_what_is_built_in_one_go(tmp_path: Path) -
     corpus = extend_corpus(tmp_path, cut(passages[200:], 1, 99))
     with pytest.raises(InputError) as raised:
         Bm25.open(store, None, corpus)
-    assert f"{store.url}/bm25/bm25 covers 120 of the corpus' 300 passages: run jobs/build_bm25.py --name bm25" in str(
+    assert f"{store.url}/bm25/bm25 covers 120 of the corpus' 300 passages: run riptide build-bm25 --name bm25" in str(
         raised.value
     )
     work = BuildBm25(store, corpus, "bm25", shards=2)
@@ -176,6 +176,14 @@ def test_only_the_queries_that_lack_hits_are_asked_again_and_deeper() -> None:
     assert [queries for queries, _ in searcher.asked] == [4, 1, 1, 1, 1]
     depths = [depth for _, depth in searcher.asked]
     assert depths == [26, 52, 104, 208, 416]
+
+
+def test_deep_searches_are_split_so_that_few_hits_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "MOST_HITS", 1_200)
+    searcher, rows = Ranked(), np.array([200, 900], np.int64)
+    hits = search_among(searcher, ["0", "100", "300", "950"], 2, rows, 1)  # type: ignore[arg-type]
+    assert [[row for row, _ in pairs(hits, n)] for n in range(4)] == [[200, 900], [200, 900], [900], []]
+    assert searcher.asked == [(1, 1_000)] * 4
 
 
 def test_pieces_of_queries_come_back_in_their_order(tmp_path: Path, monkeypatch) -> None:

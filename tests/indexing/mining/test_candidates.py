@@ -22,10 +22,11 @@ from indexing.formats.parse import CORPUS_SCHEMA
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import SearchOptions
 from indexing.mining import candidates as module
-from indexing.mining.candidates import MiningOptions, MiningQueries, PoolCandidates, pool_part, read_queries
+from indexing.mining.candidates import MiningOptions, MiningQueries, PoolCandidates, PoolTask, read_queries
+from indexing.mining.copies import read_copies
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.work.tasks import Runner
+from indexing.work.tasks import Place, Runner, ignore
 from retriever.errors import InputError
 
 TEXTS = ["Cats sleep all day.", "A dog barks; the dog's name is Rex.", "Rex, the king.", "Day and night", "cat", "x y"]
@@ -130,7 +131,8 @@ def test_a_part_is_its_hits_without_positives_and_answering_passages(store: Stor
     every = np.tile(np.arange(len(TEXTS)), (len(asked.ids), 1))
     found = {"a": Hits(-every.astype(np.float32), every), "b": Hits(-every[:, :2].astype(np.float32), every[:, 5:3:-1])}
     with store.create("candidates", "pool") as draft:
-        pool_part(("part-00000", asked, found), draft, 6, corpus if drop else None)
+        task = PoolTask(draft, 6, corpus if drop else None, read_copies(draft))
+        task.open(Place(1))(("part-00000", asked, found, {}), ignore)
     pool = store.open("candidates", "pool")
     lines = pq.read_table(pool.local("part-00000")).to_pylist()
     assert pool.part("part-00000").rows == len(lines)
@@ -155,7 +157,7 @@ class Batched:
     def inputs(self) -> dict[str, Artifact]:
         return {}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
         self.calls.append(list(texts))
         rows = np.tile(np.arange(k), (len(texts), 1))
         return Hits(np.full(rows.shape, sum(map(len, texts)), np.float32) - rows, rows)

@@ -19,21 +19,18 @@ from runners import InlineRunner, Tally
 from indexing.corpus.corpus import Corpus
 from indexing.exact import Hits
 from indexing.formats.format import QUERIES_SCHEMA
-from indexing.mining import denoising, sampling
 from indexing.mining import pools as mining
+from indexing.mining import sampling, scoring
 from indexing.mining.candidates import MiningQueries
-from indexing.mining.denoising import (
-    NegativeOptions,
-    ScoreCandidates,
-    draw_part,
-    probabilities,
-    score_candidates,
-    score_part,
-)
+from indexing.mining.denoising import SampleTask
+from indexing.mining.sampling import NegativeOptions
+from indexing.mining.scoring import ScoreCandidates, ScoreStage, probabilities, score_candidates
 from indexing.search.rescoring import OPTIONS, RerankerSpec
-from indexing.store.artifact import Artifact, fingerprint_of
+from indexing.store.artifact import Artifact
+from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
-from indexing.work.work import run_work
+from indexing.work.tasks import Place, ignore
+from indexing.work.work import Unit, run_work
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 
@@ -97,11 +94,11 @@ def store(tmp_path: Path) -> Store:
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     """A re-ranker that is a function of the pair."""
     worker = Loop()
-    monkeypatch.setattr(denoising, "open_reranker", lambda _, name: (OPTIONS, {"weights": name}))
-    monkeypatch.setattr(denoising, "reranker_inputs", lambda *_: {})
+    monkeypatch.setattr(scoring, "open_reranker", lambda _, name: (OPTIONS, {"weights": name}))
+    monkeypatch.setattr(scoring, "reranker_inputs", lambda *_: {})
     monkeypatch.setattr(RerankerSpec, "open", lambda *_: worker)
     monkeypatch.setattr(Corpus, "open", lambda *_: None)
-    monkeypatch.setattr(denoising, "numerics_of_reranker", lambda *_: "this")
+    monkeypatch.setattr(scoring, "numerics_of_reranker", lambda *_: "this")
     return worker
 
 
@@ -149,7 +146,8 @@ def drawn(store: Store, scores: ScoreCandidates, draw: NegativeOptions, name: st
     pool = store.open("candidates", "pool")
     with store.create("negatives", name) as draft:
         for part in pool.group("part"):
-            draw_part((part.name, asked(int(part.name[-5:]))), draft, pool, scores.generations, draw)
+            sample_part = SampleTask(draft, pool, scores.generations, draw).open(Place(1))
+            sample_part(Unit((part.name,), 0, asked(int(part.name[-5:]))), ignore)
     made = store.open("negatives", name)
     return [line for part in made.group("part") for line in pq.read_table(made.local(part)).to_pylist()]
 
@@ -224,10 +222,11 @@ def test_a_task_that_is_tried_again_scores_nothing(store: Store, loop: Loop) -> 
     pool = store.open("candidates", "pool")
     draw = NegativeOptions(denoised_negatives=2)
     with store.create("scores", "again/g0000") as draft:
-        shared: tuple = (draft, pool, [], None, denoising.Queries(store.open("queries", "asked")), loop, draw)
-        made = [score_part(part.name, *shared) for part in pool.group("part")]
+        worker = ScoreStage(scores_of(store, draw)).task([draft]).open(Place(1))
+        units = [Unit((part.name,), 0, None) for part in pool.group("part")]
+        made = [worker(unit, ignore) for unit in units]
         before = loop.scored.copy()
-        assert [score_part(part.name, *shared) for part in pool.group("part")] == made
+        assert [worker(unit, ignore) for unit in units] == made
         assert loop.scored == before
 
 
@@ -237,16 +236,7 @@ def drawn_by_all(store: Store, draw: NegativeOptions) -> list[dict]:
     for number, part in enumerate(pool.group("part")):
         table, group = pq.read_table(pool.local(part)), asked(number)
         known = [probability(f"text of {line['query_id']}", line["row"]) for line in table.to_pylist()]
-        made = sampling.sample(
-            table,
-            np.array(known, np.float32),
-            query_ids=group.ids,
-            positives=group.positives,
-            pool_negatives=draw.pool_negatives,
-            denoised_negatives=draw.denoised_negatives,
-            threshold=draw.denoise_threshold,
-            seed=draw.seed,
-        )
+        made = sampling.sample(table, np.array(known, np.float32), draw, query_ids=group.ids, positives=group.positives)
         lines += made.drop_columns(["probability"]).to_pylist()
     return lines
 
@@ -292,7 +282,7 @@ def test_another_reranker_pool_or_numerics_class_is_refused_with_both_sides(
     draw = NegativeOptions(denoised_negatives=2)
     score(store, draw)
     with monkeypatch.context() as alike:
-        alike.setattr(denoising, "fingerprint_of", lambda _: SCORES[-6:])
+        alike.setattr(scoring, "fingerprint_of", lambda _: SCORES[-6:])
         with pytest.raises(InputError, match=f"{SCORES}/g0000 was scored by another re-ranker than there/"):
             scores_of(store, draw, "there/cross/")
     made = store.open("candidates", "pool")

@@ -17,7 +17,8 @@ from indexing.exact import Hits
 from indexing.formats.parse import CORPUS_SCHEMA
 from indexing.mining import exports, sampling
 from indexing.mining import pools as mining
-from indexing.mining.exports import Exported, export_sentence_transformers, export_tevatron
+from indexing.mining.exports import ExportResult, export_sentence_transformers, export_tevatron
+from indexing.mining.sampling import NegativeOptions
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -61,12 +62,9 @@ def tables() -> list[pa.Table]:
         drawn = sampling.sample(
             pool,
             None,
+            NegativeOptions(pool_negatives=6, denoised_negatives=0, denoise_threshold=0.1, seed=0),
             query_ids=ids,
             positives=answering,
-            pool_negatives=6,
-            denoised_negatives=0,
-            threshold=0.1,
-            seed=0,
         )
         assert [sorted(rows) for rows in drawn["negatives"].to_pylist()] == [sorted(found[id]) for id in ids]
         parts.append(drawn)
@@ -89,7 +87,7 @@ def test_tevatron_reads_its_lines(
 ) -> None:
     monkeypatch.setattr(exports, "BLOCK_QUERIES", block)
     path = str(tmp_path / "new" / "train.jsonl")
-    assert export_tevatron(iter(tables), QUESTIONS, corpus, path) == Exported(4, ["q2", "q3"])
+    assert export_tevatron(iter(tables), QUESTIONS, corpus, path) == ExportResult(4, ["q2", "q3"])
     expected = []
     for query_id, fields in mined(tables).items():
         positives, negatives = (
@@ -136,7 +134,7 @@ def test_sentence_transformers_rows(
                 names = ["positive", *(f"negative_{n}" for n in range(1, negatives + 1))]
                 expected.append({"query": QUESTIONS[query_id], **dict(zip(names, texts, strict=True))})
     exported = export_sentence_transformers(iter(tables), QUESTIONS, corpus, path, num_negatives=negatives)
-    assert exported == Exported(len(expected), left_out)
+    assert exported == ExportResult(len(expected), left_out)
     found = load("parquet", path, tmp_path / "cache")
     assert found.to_list() == expected
     assert found.column_names == list(expected[0])

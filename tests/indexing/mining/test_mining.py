@@ -14,6 +14,7 @@ import xxhash
 from indexing.exact import Hits
 from indexing.mining import pools as mining
 from indexing.mining import sampling
+from indexing.mining.sampling import NegativeOptions
 from retriever.errors import InputError
 
 SOURCES = ("bm25", "exact:minilm", "a+b:c")
@@ -84,8 +85,9 @@ def splitmix64(state: int, number: int) -> int:
 
 
 def sample(case: Case, table: pa.Table, known: np.ndarray | None, **changed: Any) -> pa.Table:
-    given: dict[str, Any] = {"pool_negatives": 5, "denoised_negatives": 4, "threshold": THRESHOLD, "seed": 3, **changed}
-    return sampling.sample(table, known, query_ids=case.ids, positives=case.positives, **given)
+    given: dict[str, Any] = {"pool_negatives": 5, "denoised_negatives": 4, "seed": 3, **changed}
+    options = NegativeOptions(denoise_threshold=THRESHOLD, **given)
+    return sampling.sample(table, known, options, query_ids=case.ids, positives=case.positives)
 
 
 def score_until_done(
@@ -102,8 +104,9 @@ def score_until_done(
     known = known.copy()
     asked: list[int] = []
     answers = known_of(table, reranker)
+    options = NegativeOptions(0, wanted, threshold, all_pairs, seed)
     for _ in range(len(table) + 1):
-        chosen = mining.to_score(table, known, wanted=wanted, threshold=threshold, seed=seed, all_pairs=all_pairs)
+        chosen = sampling.to_score(table, known, options)
         if not len(chosen):
             return known, asked
         assert chosen.tolist() == sorted(set(chosen.tolist()))
@@ -180,16 +183,13 @@ def test_an_empty_pool_goes_all_the_way() -> None:
     table = mining.pool(["a", "b"], {"bm25": Hits(np.full((2, 3), -np.inf, np.float32), rows)}, positives, 3)
     assert len(table) == 0
     known = np.empty(0, np.float32)
-    assert len(mining.to_score(table, known, wanted=3, threshold=0.1, seed=0)) == 0
+    assert len(sampling.to_score(table, known, NegativeOptions(denoised_negatives=3))) == 0
     drawn = sampling.sample(
         table,
         known,
+        NegativeOptions(pool_negatives=2, denoised_negatives=2, denoise_threshold=0.1, seed=0),
         query_ids=["a", "b"],
         positives=positives,
-        pool_negatives=2,
-        denoised_negatives=2,
-        threshold=0.1,
-        seed=0,
     )
     assert drawn.select(["query_id", "positives", "negatives"]).to_pylist() == [
         {"query_id": "a", "positives": [4], "negatives": []},
@@ -421,12 +421,9 @@ def test_un_denoised_negatives_are_a_uniform_sample_of_the_whole_pool() -> None:
     drawn = sampling.sample(
         table,
         known,
+        NegativeOptions(pool_negatives=10, denoised_negatives=6, denoise_threshold=0.1, seed=0),
         query_ids=queries,
         positives=positives,
-        pool_negatives=10,
-        denoised_negatives=6,
-        threshold=0.1,
-        seed=0,
     ).to_pylist()
     for line in drawn:
         assert sum(line["is_from_pool"]) == 10
@@ -455,12 +452,9 @@ def test_copies_of_positives_are_not_pooled() -> None:
     drawn = sampling.sample(
         table,
         None,
+        NegativeOptions(pool_negatives=4, denoised_negatives=0, denoise_threshold=0.1, seed=0),
         query_ids=["a", "b"],
         positives=positives,
-        pool_negatives=4,
-        denoised_negatives=0,
-        threshold=0.1,
-        seed=0,
         copies=copies,
     )
     assert drawn["copies"].to_pylist() == [[5, 9], []]
@@ -515,13 +509,11 @@ def test_dropped_candidates_are_never_drawn_and_have_their_reason(seed: int) -> 
         drawn = sampling.sample(
             table,
             known if reranked else None,
+            NegativeOptions(
+                pool_negatives=100, denoised_negatives=2, denoise_threshold=THRESHOLD, seed=seed, margins=margins
+            ),
             query_ids=case.ids,
             positives=case.positives,
-            pool_negatives=100,
-            denoised_negatives=2,
-            threshold=THRESHOLD,
-            seed=seed,
-            margins=margins,
             reranked_positives=lowest if reranked else None,
         )
         expected: dict[str, dict[int, str]] = {id: {} for id in case.ids}

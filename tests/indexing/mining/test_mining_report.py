@@ -29,6 +29,7 @@ from indexing.mining.report import (
     read_examples,
     write_report,
 )
+from indexing.mining.sampling import NegativeOptions
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -106,12 +107,9 @@ def test_a_threshold_removes_what_mining_leaves_out() -> None:
         drawn = sampling.sample(
             table,
             known,
+            NegativeOptions(pool_negatives=0, denoised_negatives=1000, denoise_threshold=threshold, seed=0),
             query_ids=[f"q{n}" for n in range(12)],
             positives=[np.empty(0, np.int64)] * 12,
-            pool_negatives=0,
-            denoised_negatives=1000,
-            threshold=threshold,
-            seed=0,
         )
         assert row["pairs"] == statistics.scored - sum(map(len, drawn["negatives"].to_pylist()))
 
@@ -147,40 +145,16 @@ def test_histogram_of_any_range_in_any_order(least: float) -> None:
         assert counts == [int(((a <= values) & (values < b)).sum()) for a, b in itertools.pairwise(edges)]
         assert sum(counts) == len(values)
         assert min(counts[0], counts[-1]) > 0
-        pieces = [Histogram(least) for _ in range(4)]
-        for number in range(len(values)):
-            pieces[draw.choice([0, 1, 3])].add(values[number : number + 1])  # one stays empty
-        draw.shuffle(pieces)
-        for piece in pieces[1:]:
-            pieces[0].merge(piece)
-        assert pieces[0].bins() == found[0]
-        assert pieces[0].width == histogram.width
     assert Histogram().bins() == ([], [])
 
 
-def test_merged_pieces_are_the_whole() -> None:
-    expected = gathered([0, 1, 2, 3]).numbers()
-    for order in itertools.permutations(range(4)):
-        for cut in range(5):  # a piece may be empty
-            first, second = gathered(list(order[:cut])), gathered(list(order[cut:]))
-            untouched = second.numbers()
-            first.merge(second)
-            assert first.numbers() == expected
-            assert second.numbers() == untouched
-            first.add(pool(0))
-            assert second.numbers() == untouched, "nothing is shared"
-
-
 def test_parts_of_other_sources() -> None:
-    statistics, elsewhere = Statistics(), Statistics()
+    statistics = Statistics()
     statistics.add(pool(0))
     other = pool(0).drop(["rank:bm25", "score:bm25"])
-    elsewhere.add(other)
     before = statistics.numbers()
     with pytest.raises(InputError, match="a part with the sources"):
         statistics.add(other)
-    with pytest.raises(InputError, match="a part with the sources"):
-        statistics.merge(elsewhere)
     assert statistics.numbers() == before
 
 
@@ -280,12 +254,9 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
     drawn = sampling.sample(
         made,
         probabilities(made, 2),
+        NegativeOptions(pool_negatives=3, denoised_negatives=2, denoise_threshold=0.1, seed=0),
         query_ids=ids,
         positives=[np.array([3, 4])] * 12,
-        pool_negatives=3,
-        denoised_negatives=2,
-        threshold=0.1,
-        seed=0,
     )
     drawn = pa.concat_tables(
         [
@@ -312,19 +283,14 @@ def test_the_report_counts_why_candidates_were_dropped(tmp_path: Path) -> None:
     drawn = sampling.sample(
         made,
         None,
+        NegativeOptions(pool_negatives=3, denoised_negatives=0, denoise_threshold=0.1, seed=0, margins=margins),
         query_ids=ids,
         positives=[np.array([3, 4])] * 12,
-        pool_negatives=3,
-        denoised_negatives=0,
-        threshold=0.1,
-        seed=0,
-        margins=margins,
     )
-    statistics, other = Statistics(), Statistics()
+    statistics = Statistics()
     statistics.add(made)
     statistics.add_dropped(drawn.slice(0, 5))
-    other.add_dropped(drawn.slice(5))
-    statistics.merge(other)
+    statistics.add_dropped(drawn.slice(5))
     reasons = Counter(reason for line in drawn.to_pylist() for reason in line["dropped_by"])
     numbers = statistics.numbers()["dropped"]
     assert {f"{row['limit']}:{row['scorer']}": row["candidates"] for row in numbers} == reasons

@@ -21,8 +21,9 @@ from local_cluster import LONG
 
 from indexing.store import storage as storage_module
 from indexing.store import store as store_module
-from indexing.store.artifact import Draft, Part, keep_alive
+from indexing.store.artifact import Draft, keep_alive
 from indexing.store.cache import CorruptError, NodeCache
+from indexing.store.documents import Part
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import LocalStorage
 from indexing.store.store import MADE_BY, MAX_NAME, Store, open_storage
@@ -84,7 +85,7 @@ def test_a_missing_artifact_names_the_command_that_makes_it(tmp_path: Path, kind
     told = f"/{kind}/none: there is no such artifact (complete {kind}: {names}); {MADE_BY[kind]} makes one"
     assert str(error.value).endswith(told)
     for command in re.split(", | or ", MADE_BY[kind]):
-        assert (JOBS / f"{command}.py").is_file()
+        assert (JOBS / f"{command.removeprefix('riptide ').replace('-', '_')}.py").is_file()
 
 
 @pytest.mark.parametrize("kind", ["index", "bm25", "embeddings"])
@@ -583,7 +584,7 @@ def test_a_draft_without_parts_is_replaced_once_it_is_old(store_url: str, monkey
             patch.setattr(time, "time", lambda: now + age)
             return store.create("queries", "q", config={"n": n}, abandoned_s=abandoned_s)
 
-    remedy = rf"remove it: python jobs/store\.py remove queries/q --store {store_url}$"
+    remedy = rf"remove it: riptide store remove queries/q --store {store_url}$"
     for age, abandoned_s in ((500.0, 600.0), (1e6, None)):
         with pytest.raises(InputError, match=remedy):
             begin(2, age, abandoned_s)
@@ -795,7 +796,7 @@ SCANS: dict[str, Callable[[Store], Any]] = {
     "superseded": lambda store: store.superseded(),
     "damaged": lambda store: store.damaged(),
     "dependents": lambda store: store.dependents("embeddings/other/g0000"),
-    "removable": lambda store: store.removable("embeddings/other/g0000"),
+    "removable": lambda store: store.removable("embeddings/other/g0000")["embeddings/other/g0000"],
     "verify": lambda store: [finding.problem for finding in verify(store) if finding.problem],
     "committed": lambda store: store.create("index", "d").committed(),
 }

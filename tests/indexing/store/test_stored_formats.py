@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from indexing.store.artifact import FORMAT, seal, unseal
+from indexing.store.documents import FORMAT, seal, unseal
 from indexing.store.store import Store
 from retriever.errors import InputError
 

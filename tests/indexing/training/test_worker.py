@@ -13,7 +13,8 @@ import pytest
 import torch
 from tiny import VOCABULARY, save_bert
 
-from indexing.store.artifact import Draft, begun_document
+from indexing.store.artifact import Draft
+from indexing.store.documents import begun_document
 from indexing.store.models import Checkpoints, model_folder
 from indexing.store.store import Store
 from indexing.training.cluster import run_worker

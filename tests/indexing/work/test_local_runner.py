@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -184,7 +185,8 @@ def test_large_items_wait_while_others_are_held() -> None:
         with lock:
             held -= 1
 
-    list(LocalRunner(cores=4).run(Call(work), range(8), weight=lambda _: MAX_BYTES))
+    large = SimpleNamespace(size_bytes=MAX_BYTES)
+    list(LocalRunner(cores=4).run(Call(work), [large] * 8))
     assert most == 1
 
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from indexing.work import ray_progress, ray_tasks
+from indexing.work import ray_progress, ray_tasks, tasks
 from indexing.work.ray_tasks import RayTasks
 from indexing.work.tasks import ONE_CORE, Place, Report, Resources, WorkerRequest
 from retriever.errors import InputError
@@ -43,6 +43,13 @@ class Calls:
         if self.folder:
             (self.folder / f"opened-{os.getpid()}-{time.monotonic_ns()}").touch()
         return lambda item, report: self.function(item, self.argument)
+
+
+class Sized(NamedTuple):
+    """An item with a size."""
+
+    number: int
+    size_bytes: int
 
 
 def multiply(item: int, factor: int) -> int:
@@ -107,10 +114,11 @@ def test_an_endless_source_is_drawn_a_bounded_number_of_items_ahead() -> None:
 
 def test_an_endless_source_is_drawn_a_bounded_number_of_bytes_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single item may be larger than the bound."""
-    monkeypatch.setattr(ray_tasks, "MAX_BYTES", 10)
-    for weight, ahead in ((4, 3), (50, 1)):
+    monkeypatch.setattr(tasks, "MAX_BYTES", 10)
+    for size_bytes, ahead in ((4, 3), (50, 1)):
         drawn: list[int] = []
-        found = RayTasks().run(Calls(multiply, 1), counted(drawn), weight=lambda item, weight=weight: weight)
+        items = (Sized(item, size_bytes) for item in counted(drawn))
+        found = RayTasks().run(Calls(multiply, 1), items)
         for taken in range(1, 5):
             next(found)
             assert len(drawn) - taken < ahead

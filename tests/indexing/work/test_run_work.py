@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from indexing.store import artifact
-from indexing.store.artifact import ABANDONED_S, Draft, Part
+from indexing.store.artifact import ABANDONED_S, Draft
+from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.work import local
 from indexing.work.local import LocalRunner
@@ -215,7 +216,7 @@ def test_a_taken_name_is_refused_with_the_option_to_give(store: Store) -> None:
         run_work(store, replace(WORK, power=3), LocalRunner(cores=1))
     assert str(raised.value) == (
         f"{store.url}/squares/n was begun otherwise: parameter power 2, now 3; give parameter power 2, or another name "
-        f"(parameter name), or remove it: python jobs/store.py remove squares/n --store {store.url}"
+        f"(parameter name), or remove it: riptide store remove squares/n --store {store.url}"
     )
 
 
@@ -241,7 +242,7 @@ def test_a_draft_without_parts_is_replaced_once_no_process_works_on_it(store: St
     assert str(raised.value) == (
         f"{store.url}/squares/n was begun otherwise: parameter power 2, now 3; give parameter power 2, or another name "
         "(parameter name), or wait 120 s after the command that makes it has ended (it has no part yet), or remove it: "
-        f"python jobs/store.py remove squares/n --store {store.url}"
+        f"riptide store remove squares/n --store {store.url}"
     )
     age(store, ABANDONED_S + 1)
     run_work(store, CUBES, LocalRunner(cores=1))

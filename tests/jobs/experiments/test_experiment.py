@@ -11,7 +11,7 @@ from typing import Any
 from jobs.experiments.arms import read_experiment
 from jobs.experiments.choosing import choose
 from jobs.experiments.experiment import Run, RunExperiment, main
-from jobs.experiments.measuring import Control, ControlSearch
+from jobs.experiments.measuring import Control, ControlSearchRequest
 from jobs.experiments.performing import Performer
 from jobs.experiments.trials import make_trial
 
@@ -47,9 +47,9 @@ def test_a_toy_experiment_is_chosen_measured_and_compared_and_made_once(
 ) -> None:
     words = {"mode": "bm25", "split": "test", "k": 100, "run": str(tmp_path / "bm25.trec"), "name": "words"}
     mining = {"sources": ["bm25"], "split": "train", "depth": 10, "pool_negatives": 2, "name": "mined"}
-    searched: list[ControlSearch] = []
+    searched: list[ControlSearchRequest] = []
 
-    def search(request: ControlSearch) -> None:
+    def search(request: ControlSearchRequest) -> None:
         searched.append(request)
         Path(request.file).write_text((tmp_path / "bm25.trec").read_text())
 
@@ -73,7 +73,7 @@ def test_a_toy_experiment_is_chosen_measured_and_compared_and_made_once(
 
     main(RunExperiment(store=str(world.store), arms=arms, json=str(file), plan=True), controls)
     planned = capsys.readouterr().out
-    assert "$ python jobs/train_retriever.py" in planned
+    assert "$ riptide train-retriever" in planned
     assert "4 train_retriever" not in planned, "a plan assumes the first values: two rates, and a second seed of one"
     assert "3 train_retriever" in planned
     assert not Store(str(world.store)).names("prompts")

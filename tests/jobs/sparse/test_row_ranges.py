@@ -30,6 +30,7 @@ from serve.release.live import current, live_release, make_current
 from serve.release.planning import plan
 from serve.release.release import Release
 from serve.release.tasks import search_of
+from serve.service.options import ServiceOptions
 
 SPLADE = "splade:impacts"
 SOURCES = ("exact:enc", "index:four", "bm25:four", SPLADE, "0.5*bm25:four+0.5*index:four", f"bm25:four+{SPLADE}")
@@ -85,7 +86,7 @@ def ranged(
     first, left = plan(store, **names)
     assert not left
     assert make_current(store, first, live and live[1])
-    with serving(open_local(store, device="cpu", threads=2)) as client:
+    with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         for name, files in {
             "computed": upload(folder / "computed", computed_prompt(model, 1)),
             "fixed": task_files(folder / "fixed", model, 3, 6),
@@ -142,6 +143,19 @@ def test_answers_of_leaves_equal_those_of_one_process(ranged: Ranged, number: in
             assert answer.shards.total == of * one.shards.total
 
 
+def test_a_release_with_fewer_shards_than_row_ranges_does_not_become_live(served: Path, tmp_path: Path) -> None:
+    store = Store(str(shutil.copytree(served / "store", tmp_path / "store")))
+    service = open_local(store, ServiceOptions(threads=2), device="cpu")
+    with serving(service) as client:
+        service.num_leaves = 4
+        answer = client.put("/v1/release", json={"release": None})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == (
+        "parameter row_ranges 4: index/idx has 3 shards, and each belongs to one range: give at most so many, or build "
+        "the index with 4 shards"
+    )
+
+
 class Lost(Future[Any]):
     """The reply of a leaf that fails: at once, or when the time has passed."""
 
@@ -170,7 +184,7 @@ def test_a_lost_leaf_gives_503_or_a_marked_partial_answer(
 ) -> None:
     """If it is lost in the second call, its passages are missing."""
     store = Store(str(served / "store"))
-    service = open_local(store, device="cpu", threads=2)
+    service = open_local(store, ServiceOptions(threads=2), device="cpu")
     leaves = [Leaf(store, number, 2, threads=1) for number in range(2)]
     lost = {1}
 

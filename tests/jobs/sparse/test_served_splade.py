@@ -30,12 +30,13 @@ from serve.client import Client
 from serve.local import open_local
 from serve.parts.queries import Query
 from serve.parts.states import parts_of
+from serve.release.artifacts import ReleaseArtifacts
 from serve.release.live import current, make_current
-from serve.release.opened import Opened
 from serve.release.planning import plan
 from serve.release.release import Release
 from serve.release.renewal import renewed
 from serve.release.tasks import search_of
+from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
 Done = Callable[..., str]
@@ -61,7 +62,7 @@ def release(store: Store) -> Release:
 
 @pytest.fixture
 def service(store: Store, release: Release) -> Service:
-    return open_local(store, device="cpu", threads=2)
+    return open_local(store, ServiceOptions(threads=2), device="cpu")
 
 
 def test_a_mixed_batch_has_the_hits_of_the_jobs(
@@ -138,7 +139,7 @@ def test_a_service_without_dense_embeddings(
     made, _ = plan(store, sources=[SPLADE])
     assert make_current(store, made, None)
     assert Release.load(store, made.id) == made == renewed(store, made)
-    service = open_local(store, device="cpu", threads=2)
+    service = open_local(store, ServiceOptions(threads=2), device="cpu")
     texts = list(query_texts(tmp_path / "root").values())[:5]
     expected = brute_force(store, "sparse", encode_queries(masked, texts), K)
     with serving(service) as client:
@@ -164,7 +165,7 @@ def test_a_service_of_bm25_alone(store: Store, tmp_path: Path) -> None:
     made, _ = plan(store)
     assert (made.encoder, parts_of(made)) == (None, ["bm25", "passages"])
     assert make_current(store, made, None)
-    service = open_local(store, device="cpu", threads=2)
+    service = open_local(store, ServiceOptions(threads=2), device="cpu")
     [text, *_] = query_texts(tmp_path / "root").values()
     with serving(service) as client:
         answers = [
@@ -208,7 +209,7 @@ def test_a_release_pins_what_the_source_needs(store: Store, release: Release, ma
     original = SpladeKind.open
     assert {"index/impacts/g0001", "embeddings/sparse/g0000", "embeddings/sparse/g0001"} <= release.fingerprints.keys()
     assert renewed(store, release) == release
-    Opened(store, release)
+    ReleaseArtifacts(store, release)
     with pytest.MonkeyPatch.context() as patch:  # a source of all tasks is opened once
         names: list[str] = []
         patch.setattr(SpladeKind, "open", lambda kind, at, name: names.append(name) or original(kind, at, name))
@@ -320,7 +321,7 @@ def test_embeddings_of_a_task_whose_prompts_are_computed(
     release, excluded = plan(store, index="idx", sources=["splade:computed"])
     assert list(excluded) == ["computed"]  # a prompt of sparse vectors, which the dense encoder does not serve
     release.save(store)
-    service = open_local(store, device="cpu", threads=2)
+    service = open_local(store, ServiceOptions(threads=2), device="cpu")
     service.open(release.id)
     service.check_parts(release)
     task, texts = release.tasks[0], list(query_texts(tmp_path / "root").values())[:3]

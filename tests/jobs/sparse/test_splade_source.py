@@ -15,11 +15,11 @@ from splade_stores import Ranking, brute_force, encode_queries, run_of, save_pro
 
 from indexing.corpus.queries import Queries
 from indexing.hit_sources.modes import default_source
-from indexing.store.artifact import fingerprint_of
+from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.release.planning import plan
-from serve.release.tasks import modes_of, search_of_mode
+from serve.release.tasks import search_of_mode, supported_modes
 
 Done = Callable[..., str]
 K = 12
@@ -246,7 +246,7 @@ def test_a_search_without_a_mode_takes_what_a_release_takes(
 
     def release_source(**named: str) -> str:
         [task] = (task for task in plan(store, **named, before=None)[0].tasks if task.name == "default")
-        return search_of_mode(task, modes_of(task)[-1]).source
+        return search_of_mode(task, supported_modes(task)[-1]).source
 
     assert default_source(store) == release_source() == "0.5*bm25+0.5*index:idx"
     out = done(*at, "--query", "bafa")
@@ -290,6 +290,9 @@ def test_a_store_without_anything_to_search_names_the_commands(
     store.create("bm25", "bm25/g0000")
     assert "there is nothing to search (bm25/bm25/g0000: begun and not complete): encode" in refused(*at)
     shutil.rmtree(root / "corpus")
-    assert "/corpus/g0000: there is no such artifact (complete corpus: none); import_corpus makes one" in refused(*at)
-    with pytest.raises(InputError, match=r"enc: there is no such artifact .*; encode_corpus makes one"):
+    assert (
+        "/corpus/g0000: there is no such artifact (complete corpus: none); riptide import-corpus makes one"
+        in refused(*at)
+    )
+    with pytest.raises(InputError, match=r"enc: there is no such artifact .*; riptide encode-corpus makes one"):
         default_source(store, "enc")

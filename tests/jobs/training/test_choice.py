@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from jobs.training.sweep_report import chosen_line, draw, table
+from jobs.training.sweep_report import chosen_line, draw_sweep, table
 from jobs.training.sweep_work import Outcome, choose
 
 import pytest
@@ -56,7 +56,7 @@ def test_the_table_has_a_line_for_each_run() -> None:
 
 def test_the_picture_and_the_numbers_are_written(tmp_path: Path) -> None:
     found = outcomes(GRID)
-    picture = draw(found, choose(found), tmp_path / "new", "t", "dev MRR@10")
+    picture = draw_sweep(found, choose(found), tmp_path / "new", "t", "dev MRR@10")
     assert picture.read_bytes().startswith(b"\x89PNG")
     document = json.loads((tmp_path / "new/sweep.json").read_text())
     assert document["chosen"]["settings"] == {"lr": 0.03, "seed": 1}

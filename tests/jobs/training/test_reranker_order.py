@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.common.options import build
 from jobs.training.options import TrainReranker
-from jobs.training.reranker import describe_order, open_all
+from jobs.training.reranker import describe_ranking_change, open_all
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ from indexing.search.runs import write_parquet
 from indexing.store.models import Checkpoints, model_folder
 from indexing.store.store import Store
 from indexing.training.local import run_local
-from indexing.training.order import DEPTH, LEAST, MOST, RankedLists, compare_orders, count_lists, read_lists
+from indexing.training.order import DEPTH, MAX_LISTS, MIN_LISTS, RankedLists, compare_orders, count_lists, read_lists
 from indexing.training.worker import TrainingTask
 from indexing.training.workers import WorkerGroup
 from retriever.encoding.reranker import Reranker
@@ -58,7 +58,7 @@ def pooled(store: Store, *, drop_answers: bool = False) -> tuple[dict[str, np.nd
     return dict(zip(judged.texts, found["exact:enc"], strict=True)), usable
 
 
-def read(store: Store, count: int = MOST) -> RankedLists | None:
+def read(store: Store, count: int = MAX_LISTS) -> RankedLists | None:
     return read_lists(store, store.open("negatives", "hand"), Queries.open(store), "test", None, count)
 
 
@@ -81,7 +81,7 @@ def test_without_ranks_there_is_no_comparison(world) -> None:
     store = Store(str(world.store))
     pooled(store, drop_answers=True)  # a missing rank may then be that of a passage with an answer, which is not judged
     assert read(store) is None
-    assert "not compared" in describe_order(None)
+    assert "not compared" in describe_ranking_change(None)
 
 
 def test_negatives_by_hand_name_no_candidates(world) -> None:
@@ -108,17 +108,19 @@ def test_figures_are_those_worked_out_by_hand() -> None:
 
 
 def test_the_number_of_lists_grows_with_the_training() -> None:
-    assert [count_lists(pairs) for pairs in (0, 5_000, 10**9)] == [LEAST, 50, MOST]
+    assert [count_lists(pairs) for pairs in (0, 5_000, 10**9)] == [MIN_LISTS, 50, MAX_LISTS]
 
 
 def test_a_worse_order_is_a_warning(documented: Callable[..., None]) -> None:
     order = {"source": "bm25", "lists": 100, "depth": 20, "before": {"RR@10": 0.7, "nDCG@10": 0.8}}
-    line = describe_order({**order, "after": {"RR@10": 0.4, "nDCG@10": 0.5}})
+    line = describe_ranking_change({**order, "after": {"RR@10": 0.4, "nDCG@10": 0.5}})
     assert line.startswith("warning: the model orders hits worse than they were: the first 20 hits of bm25 for 100 ")
     assert "MRR@10 0.7000 -> 0.4000, nDCG@10 0.8000 -> 0.5000" in line
     documented("Training", "train_reranker whose model lowers the order of the hits", line, 0)
-    assert describe_order({**order, "after": {"RR@10": 0.9, "nDCG@10": 0.8}}).startswith("order     the first 20 hits")
-    assert describe_order({**order, "after": {"RR@10": 0.9, "nDCG@10": 0.7}}).startswith("warning")
+    assert describe_ranking_change({**order, "after": {"RR@10": 0.9, "nDCG@10": 0.8}}).startswith(
+        "order     the first 20 hits"
+    )
+    assert describe_ranking_change({**order, "after": {"RR@10": 0.9, "nDCG@10": 0.7}}).startswith("warning")
 
 
 def test_training_judges_the_model_that_it_saves(world) -> None:
@@ -134,7 +136,7 @@ def test_training_judges_the_model_that_it_saves(world) -> None:
     assert lists is not None
     last, best = (Checkpoints(store, name, "x") for name in ("ce.last", "ce.best"))
     group = WorkerGroup(workers=1, min_workers=1, cpus=1, gpus=0)
-    with store.create("models", "ce", inputs=opened.inputs, config=opened.config) as draft:
+    with store.create("models", "ce", inputs=opened.target.inputs, config=opened.target.config) as draft:
         maker = replace(opened.maker, lists=lists)
         task = TrainingTask(
             draft=draft, last=last, best=best, loop=opened.loop, maker=maker, dtype="float32", group=group

@@ -40,6 +40,9 @@ def test_a_sweep_trains_every_run_and_names_the_chosen_one(world, mined: Store, 
     assert json.loads((tmp_path / "c/sweep.json").read_text())["chosen"]["artifact"] == f"prompts/{chosen}"
     assert (tmp_path / "c/sweep.png").exists()
     assert all((tmp_path / "c" / name / "curves.png").exists() for name in RUNS)
+    for task in ("grid", "sweeps/grid"):
+        planned = done("encode_corpus", "--store", world.store, "--task", task, "--plan")
+        assert planned.startswith(f"task     {chosen}, chosen by sweeps/grid\n")
     done(*command(TUNE, world, "alone", "--steps", 4, "--lr", 1e-2, "--seed", 1))
     assert weights(mined, f"prompts/{RUNS[3]}") == weights(mined, "prompts/alone"), "a run is the same job alone"
 

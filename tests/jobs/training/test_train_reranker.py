@@ -24,7 +24,8 @@ from retriever.forward.numerics import choose_dtype
 from retriever.options.loop import LoopOptions
 from retriever.options.reranking import CrossOptions
 from retriever.systems.cross import CrossSystem
-from retriever.training.loop import Hooks, Trainer
+from retriever.training.hooks import Hooks
+from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
 
 Done = Callable[..., str]

@@ -172,7 +172,7 @@ def test_embeddings_that_do_not_fit_are_refused(
             for key, _ in list(mined.storage.list(generation.key)):
                 mined.storage.delete(key)
     line = refused(*probe)
-    assert f"run jobs/encode_corpus.py --encoder {world.model} first" in line
+    assert f"run riptide encode-corpus --encoder {world.model} first" in line
     case = "train_retriever --sides query without embeddings"
     documented("Training", case, line.replace(world.model, "tiny-bert"), 1)
     assert mined.names("prompts") == mined.incomplete() == []
@@ -244,6 +244,6 @@ def test_a_recipe_takes_the_job_as_a_step(world, mined: Store, done: Done, tmp_p
         f"  - train_retriever: {{task: t, backbone: {world.model}, train: all, sides: untied, negatives: hand,\n"
         "      split: train, batch: 8, steps: 1, cpus: 1}\n"
     )
-    assert "$ python jobs/train_retriever.py" in done("pipeline", "--config", file, "--plan")
+    assert "$ riptide train-retriever" in done("pipeline", "--config", file, "--plan")
     done("pipeline", "--config", file)
     assert mined.names("models") == ["t"]

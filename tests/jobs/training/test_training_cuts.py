@@ -34,7 +34,7 @@ def test_queries_and_passages_are_counted_apart(
     assert re.fullmatch(
         r"warning: \d+ of \d+ passages of the batches were cut to 12 tokens; [\d.]+% of all tokens were kept; give a "
         r"larger --passage-length under another --task \(the model allows at most 64\), or split long documents into "
-        r"passages before they are imported",
+        r"passages, as riptide import-corpus --split-words does",
         warning[0],
     )
     assert len(found) == 1 + bool(queries.cut_texts)

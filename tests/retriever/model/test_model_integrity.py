@@ -38,7 +38,7 @@ from retriever.model.recipe import read_recipe
 from retriever.options import DEFAULT_OPTIONS
 from retriever.options.reranking import CrossOptions
 from retriever.systems.cross import CrossSystem
-from retriever.systems.masking import MaskedBackbone
+from retriever.systems.masking import MaskedLanguageModel
 
 Tiny = Callable[..., Path]
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
@@ -445,7 +445,7 @@ def test_heads_are_whole_or_absent_where_training_may_add_them(tmp_path: Path) -
         CrossSystem(folder, CrossOptions(max_length=20), None, device=torch.device("cpu"))
 
     def masked(folder: Path) -> None:
-        MaskedBackbone(read_recipe(folder, DEFAULT_OPTIONS))
+        MaskedLanguageModel(read_recipe(folder, DEFAULT_OPTIONS))
 
     def outcome(load: Callable[[Path], None], model: Any, without: str | None) -> str | None:
         model.save_pretrained(tmp_path / "bert")

@@ -164,20 +164,22 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     prompt = computed(encoder, mix=mix)
     assert prompt.synthesis is not None
     network = KeptSynthesiser(prompt.synthesis.open(SHAPE), encoder.dtype, encoder.device)
-    assert network.nbytes == 4 * prompt.synthesis.kept_numbers()
-    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * network.nbytes - 1)
+    tensors = [network._keys, network._bank, network._up, *network._network.parameters()]
+    kept_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+    assert kept_bytes == 4 * prompt.synthesis.kept_numbers()
+    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes - 1)
     with pytest.raises(InputError, match=r"^task 'task': what computes its prompts takes 0\.0 GiB, and 0\.0 are free$"):
         encoder.put_task("task", prompt)
-    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * network.nbytes)
+    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes)
     encoder.put_task("task", prompt)
     # The synthesiser fits, and so does the prompt of passages, but not both of them.
     passage = torch.zeros((SHAPE.layers, 2, SHAPE.heads, 64, SHAPE.head_dim))
     both = replace(prompt, passage=passage)
     size = encoder._tables["passage"].growth(64)
-    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * network.nbytes + size - 1)
+    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes + size - 1)
     with pytest.raises(InputError, match=r"^task 'both': with a prompt of 64 tokens the table of all prompts takes"):
         encoder.put_task("both", both)
-    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * network.nbytes + size)
+    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes + size)
     encoder.put_task("both", both)
 
 

@@ -338,14 +338,14 @@ def test_what_is_no_prompt_is_refused(tiny: Tiny, tmp_path: Path, damage: str, s
 def test_a_snapshot_stays_as_it_is_and_slots_are_used_again() -> None:
     shape = PromptShape(2, 4, 8)
     table = PromptTable(shape, torch.float32, torch.device("cpu"))
-    table.put("a", matrix(shape, 3))
-    table.put("b", matrix(shape, 4))
+    table.put("a", [matrix(shape, 3)])
+    table.put("b", [matrix(shape, 4)])
     before = table.now()
     slots = before.slots_of(["a", None, "b"])
     assert len(set(slots.tolist())) == 3
     table.drop("a")
     for seed in range(1, 4):
-        table.put("c", matrix(shape, 5, seed))
+        table.put("c", [matrix(shape, 5, seed)])
     rows = before.rows(slots)
     assert rows is not None
     assert rows.rows is not None
@@ -359,7 +359,7 @@ def test_a_snapshot_stays_as_it_is_and_slots_are_used_again() -> None:
     del before, rows
     capacity = table.now().numbers.shape[3]
     for seed in range(50):
-        table.put("c", matrix(shape, 2, seed))
+        table.put("c", [matrix(shape, 2, seed)])
     assert table.now().numbers.shape[3] == capacity
     shared = table.now().rows(table.now().slots_of(["c"] * 4))
     assert shared is not None

@@ -38,9 +38,10 @@ from retriever.options.loop import LoopOptions
 from retriever.prompts.prompts import load_prompt
 from retriever.systems import rip
 from retriever.systems.condenser import HeadShape, describe_head
-from retriever.systems.masking import MaskedBackbone, Masking, TiedHead
+from retriever.systems.masking import MaskedLanguageModel, Masking, TiedHead
 from retriever.systems.rip import RipSystem, eligible, pair_of, passages_at, rip_loss
-from retriever.training.loop import Hooks, Trainer
+from retriever.training.hooks import Hooks
+from retriever.training.loop import Trainer
 from retriever.training.stepping import trained
 
 MASK = 4 + VOCABULARY - 1  # the id of the last word, which is the mask token of these tests
@@ -305,7 +306,7 @@ def test_a_head_with_operations_after_its_table_gives_the_same_loss(
     losses = []
     for cut in (True, False):
         if not cut:
-            monkeypatch.setattr("retriever.systems.masking._same", lambda *_: False)
+            monkeypatch.setattr("retriever.systems.masking._computes_same", lambda *_: False)
         system = rip_system(tmp_path / "whole")
         assert (system.model.head.decoder is not None) is cut
         chunk = system.batch(0, 0, 1).chunks[0]
@@ -431,14 +432,16 @@ def test_the_condenser_loss_reaches_all_layers(
     deep: Path, monkeypatch: pytest.MonkeyPatch, objective: str, skip_from: int | None
 ) -> None:
     system = rip_system(deep, objective=objective, skip_from=skip_from)
-    model: MaskedBackbone = system.model
+    model: MaskedLanguageModel = system.model
     chunk, *_ = system.batch(0, 0, 1).chunks
     ids, lengths, labels, _ = chunk.inputs
     losses = []
-    original = MaskedBackbone._masked_loss
+    original = MaskedLanguageModel._masked_loss
     with monkeypatch.context() as patch:
         patch.setattr(
-            MaskedBackbone, "_masked_loss", lambda self, *inputs: losses.append(original(self, *inputs)) or losses[-1]
+            MaskedLanguageModel,
+            "_masked_loss",
+            lambda self, *inputs: losses.append(original(self, *inputs)) or losses[-1],
         )
         inputs_of_head = []
         layers = model.condenser.layers

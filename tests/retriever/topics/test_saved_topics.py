@@ -47,7 +47,7 @@ def test_it_is_saved_and_opened(prompt: TaskPrompt, tmp_path: Path) -> None:
     assert loaded.topics.digest() == prompt.topics.digest()
     assert (loaded.query, loaded.passage, loaded.synthesis) == (None, None, None)
     texts = ["the river flows", "a bank of money", "answer : query"]
-    assert loaded.topics.topics_of(texts, "query").tolist() == [0, 1, 2]
+    assert loaded.topics.texts.topics_of(texts, "query").tolist() == [0, 1, 2]
     tensors = load_file(tmp_path / "one" / "prompt.safetensors")
     assert torch.equal(tensors["topics.1"], prompt.topics.prompts[1])  # in the ordinary format
 
@@ -67,20 +67,12 @@ def test_the_configuration_names_the_prompts_and_the_topics(prompt: TaskPrompt) 
 def test_a_passage_without_a_known_word_has_the_most_probable_topic(prompt: TaskPrompt) -> None:
     assert prompt.topics is not None
     texts = ["the river", "beta", ""]
-    assert prompt.topics.topics_of(texts, "query").tolist() == [0, -1, -1]
-    assert prompt.topics.topics_of(texts, "passage").tolist() == [0, 2, 2]
+    assert prompt.topics.texts.topics_of(texts, "query").tolist() == [0, -1, -1]
+    assert prompt.topics.texts.topics_of(texts, "passage").tolist() == [0, 2, 2]
     known = replace(prompt.topics, wordless="prior")
-    assert known.topics_of(texts, "query").tolist() == [0, 2, 2]
+    assert known.texts.topics_of(texts, "query").tolist() == [0, 2, 2]
     assert known.digest() != prompt.topics.digest()
     assert with_default(np.array([-1, 1]), prompt.topics.model).tolist() == [2, 1]
-
-
-def test_shuffled_prompts_are_all_at_other_topics() -> None:
-    topics = random_saved_topics()
-    for seed in range(5):
-        prompts = topics.shuffled(seed).prompts
-        assert all(not torch.equal(prompts[topic], topics.prompts[topic]) for topic in range(3))
-        torch.testing.assert_close(prompts.sum(0), topics.prompts.sum(0))
 
 
 def test_other_tools_have_no_such_prompt(prompt: TaskPrompt) -> None:

@@ -103,12 +103,13 @@ def test_given_topics_replace_inferred_ones(encoder: Encoder) -> None:
     assert np.abs(vectors[5] - others[5]).max() > 1e-3
 
 
-def test_a_shuffled_control_has_other_vectors(encoder: Encoder) -> None:
+def test_prompts_of_other_topics_give_other_vectors(encoder: Encoder) -> None:
     prompt = of_topics(encoder)
     assert prompt.topics is not None
     encoder.put_task("topics", prompt)
-    encoder.put_task("shuffled", replace(prompt, topics=prompt.topics.shuffled(0)))
-    vectors = [encoder.encode(TEXTS, task=task) for task in ("topics", "shuffled")]
+    others = replace(prompt.topics, prompts=prompt.topics.prompts.roll(1, 0))
+    encoder.put_task("others", replace(prompt, topics=others))
+    vectors = [encoder.encode(TEXTS, task=task) for task in ("topics", "others")]
     assert (np.abs(vectors[0] - vectors[1]).max(1) > 1e-3).all()
 
 

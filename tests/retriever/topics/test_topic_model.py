@@ -8,7 +8,6 @@ import pytest
 from linear_cost import growth
 
 from retriever.errors import InputError
-from retriever.topics.controls import random_topics, shuffled_topics
 from retriever.topics.model import NO_TOPIC, TopicModel
 from retriever.topics.words import STOP_WORDS, topic_words
 
@@ -52,7 +51,7 @@ def test_unknown_words_do_not_count() -> None:
 
 def test_saved_form_returns_the_same_model() -> None:
     model = make_model()
-    again = TopicModel.load(model.named(), model.settings(), "prompt.json")
+    again = TopicModel.load(model.arrays_by_name(), model.settings(), "prompt.json")
     assert again.vocabulary == model.vocabulary
     assert again.words == model.words
     assert again.fingerprint() == model.fingerprint()
@@ -93,7 +92,7 @@ def test_fingerprint_covers_all_content() -> None:
 )
 def test_damaged_files_are_refused(named: dict, settings: dict, message: str) -> None:
     model = make_model()
-    arrays = {name: array for name, array in (model.named() | named).items() if array is not None}
+    arrays = {name: array for name, array in (model.arrays_by_name() | named).items() if array is not None}
     with pytest.raises(InputError, match=rf"^prompt\.json: topic model: .*{message}"):
         TopicModel.load(arrays, (model.settings() | settings) if "other" not in settings else settings, "prompt.json")
 
@@ -103,17 +102,6 @@ def test_words_are_letters_in_lower_case() -> None:
     assert words == ["deep", "learning", "results", "café", "café", "ray", "gans"]
     assert topic_words("He doesn't, and it isn't of the kind that they were.") == ["kind"]
     assert all(len(word) >= 3 and word.isalpha() and word.islower() for word in STOP_WORDS)
-
-
-def test_controls_keep_the_sizes() -> None:
-    topics = np.array([0, 2, -1, 0, 1, 0, -1, 2], np.int64)
-    shuffled = shuffled_topics(topics, 3)
-    assert sorted(shuffled) == sorted(topics)
-    assert np.array_equal(shuffled < 0, topics < 0)
-    assert any(not np.array_equal(shuffled_topics(topics, seed), topics) for seed in range(3))
-    topics = random_topics(17, 5, 0)
-    assert sorted(np.bincount(topics)) == [3, 3, 3, 4, 4]
-    assert not np.array_equal(topics, random_topics(17, 5, 1))
 
 
 def test_the_time_is_linear_in_the_marks_of_a_letter() -> None:

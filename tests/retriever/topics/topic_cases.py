@@ -17,7 +17,6 @@ from retriever.options.categories import CategoryOptions
 from retriever.options.loop import LoopOptions
 from retriever.options.topics import TopicOptions
 from retriever.systems.dual import DualSystem
-from retriever.topics.controls import random_topics
 from retriever.topics.training import TrainingTopics
 from retriever.training.loop import Trainer
 
@@ -26,11 +25,16 @@ TOPICS = TopicOptions(hidden=6, margin=0.2)
 ALPHA = 0.2
 
 
+def random_topics(count: int, seed: int) -> np.ndarray:
+    """Returns random topics of `count` texts, int64 [count], as many texts of each."""
+    return np.random.default_rng(seed).permutation(np.arange(count, dtype=np.int64) % len(WORDS))
+
+
 def random_training_topics(*, judged: bool = False) -> TrainingTopics:
     """Returns random topics of the texts of `make_data`, as a control has them."""
     data = make_data()
-    passages = random_topics(data.num_passages, len(WORDS), 0)
-    queries = None if judged else random_topics(len(data.queries), len(WORDS), 1)
+    passages = random_topics(data.num_passages, 0)
+    queries = None if judged else random_topics(len(data.queries), 1)
     return TrainingTopics(small_topics(WORDS), passages, queries)
 
 

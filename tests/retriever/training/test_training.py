@@ -40,7 +40,8 @@ from retriever.prompts.prompts import load_prompt
 from retriever.systems.dual import DualSystem
 from retriever.training import loop as training
 from retriever.training.dev import DevSet
-from retriever.training.loop import Stopped, Trainer
+from retriever.training.hooks import Stopped
+from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
 from retriever.training.stepping import trained
 from retriever.training.system import checkpoint_activations
@@ -451,7 +452,7 @@ def test_a_missing_best_checkpoint_is_an_error(bert: Path, tmp_path: Path) -> No
 
 
 def test_the_curve_of_a_long_run_keeps_some_points(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "POINTS", 2)
+    monkeypatch.setattr(training, "CURVE_POINTS", 2)
     progress = train(dual_system(bert), Checkpoints(tmp_path / "kept"), lambda: 0.5, steps=9, evaluate_every=3)
     assert [point[0] for point in progress.curve] == [3, 4, 6, 8, 9]
 

@@ -162,7 +162,7 @@ def test_oversized_and_malformed_heads_are_refused(case: str, documented: Callab
 
     async def test(server: Running) -> None:
         refused: list[int] = []
-        server.connections.refused = refused.append
+        server.connections.on_refusal = refused.append
         [(found, body)] = await server.answers(request)
         error = json.loads(body)["error"]
         assert set(error) == {"message", "type", "request_id"}

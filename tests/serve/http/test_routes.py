@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from retriever.errors import MOST_MESSAGE
 from serve.http import routes
 from serve.http.errors import add_errors
-from serve.http.routes import MOST_CONTAINERS, MOST_STRUCTURE, SMALL, WHOLE, JsonRoute, as_json_list, parse_json
+from serve.http.routes import MAX_CONTAINERS, MAX_STRUCTURE, SMALL, WHOLE, JsonRoute, as_json_list, parse_json
 from serve.protocol import SearchRequest
 
 WAITING_S = 30
@@ -150,8 +150,8 @@ def test_each_call_of_the_parser_is_short(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(sizes) < 500_000
 
 
-LISTS = b'{"query":"a","filter":{"x":[' + b"[]," * MOST_CONTAINERS + b"[]]}}"
-FIELDS = json.dumps({f"{number:05d}": 0 for number in range(MOST_CONTAINERS)}).encode()
+LISTS = b'{"query":"a","filter":{"x":[' + b"[]," * MAX_CONTAINERS + b"[]]}}"
+FIELDS = json.dumps({f"{number:05d}": 0 for number in range(MAX_CONTAINERS)}).encode()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ FIELDS = json.dumps({f"{number:05d}": 0 for number in range(MOST_CONTAINERS)}).e
         ("a search with 4,096 lists in its filter", LISTS),
         ("a search with 4,096 unknown fields", FIELDS),
         ("a search with a text of 1 MiB", b'{"query":"' + b"a" * (1 << 20) + b'"}'),
-        ("a search with spaces without end", b'{"query":"a"' + b" " * MOST_STRUCTURE + b"}"),
+        ("a search with spaces without end", b'{"query":"a"' + b" " * MAX_STRUCTURE + b"}"),
     ],
 )
 def test_more_structure_than_any_request_needs_is_refused(
@@ -209,10 +209,10 @@ def test_small_and_large_bodies_have_the_same_answers(padding: int, client: Test
 
 def test_the_bodies_that_wait_to_be_parsed_are_bounded(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     text = {"query": "a" * (2 * SMALL)}
-    monkeypatch.setattr(routes, "MOST_WAITING", SMALL)
+    monkeypatch.setattr(routes, "MAX_WAITING", SMALL)
     answer = client.put("/v1/search", json=text)
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
-    monkeypatch.setattr(routes, "MOST_WAITING", 3 * SMALL)
+    monkeypatch.setattr(routes, "MAX_WAITING", 3 * SMALL)
     for _ in range(3):  # a place is free again
         assert client.put("/v1/search", json=text).status_code == 200
 

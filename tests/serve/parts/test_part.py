@@ -36,7 +36,7 @@ class Numbers(Part):
 @pytest.fixture
 def part(monkeypatch: pytest.MonkeyPatch) -> Iterator[Numbers]:
     monkeypatch.setattr(part_module, "Release", SimpleNamespace(load=lambda store, id: id))
-    monkeypatch.setattr(part_module, "Opened", lambda store, release: None)
+    monkeypatch.setattr(part_module, "ReleaseArtifacts", lambda store, release: None)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield Numbers(Store("/none"))

@@ -312,7 +312,7 @@ def test_a_damaged_current_is_one_line_and_the_next_release_repairs_it(
     store.storage.put(CURRENT, DAMAGES[damage](data))
     before = store.keys()
     for look in (current, live_release, expired_releases, lambda store: store.removable(f"releases/{first.id}")):
-        with pytest.raises(CorruptError, match=r"serving/current.json: .* renew of jobs/serve_search.py$") as told:
+        with pytest.raises(CorruptError, match=r"serving/current.json: .* renew of riptide serve-search$") as told:
             look(store)
         assert "\n" not in str(told.value)
     discard(store, first.id)
@@ -364,7 +364,7 @@ def test_a_live_release_that_is_missing_or_damaged_is_named_and_can_be_made_agai
         store.storage.put(f"{key}/{damage}", b"{}")
     assert any(f"{key}/" in problem for problem in problems(store))
     if damage != "manifest.begun.json":  # a reader needs the manifest alone
-        with pytest.raises(InputError, match=rf"current.json names {key} as the live release: .*jobs/serve_search.py$"):
+        with pytest.raises(InputError, match=rf"current.json names {key} as the live release: .*riptide serve-search$"):
             live_release(store)
         release, tag = last_release(store)
         assert release == first

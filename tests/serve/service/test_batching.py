@@ -45,7 +45,7 @@ async def began(work: Doubling) -> None:
 def test_what_arrives_while_a_batch_runs_is_the_next_one() -> None:
     async def run() -> None:
         work = Doubling()
-        batcher: Batcher[int, int] = Batcher(work, most=4)
+        batcher: Batcher[int, int] = Batcher(work, max_batch=4)
         first = asyncio.ensure_future(batcher.submit(0, LATER))
         await asyncio.sleep(0)
         await began(work)
@@ -67,7 +67,7 @@ def test_what_arrives_while_a_batch_runs_is_the_next_one() -> None:
 def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
     async def run() -> None:
         work = Doubling()
-        batcher: Batcher[int, int] = Batcher(work, most=1, bound=2)
+        batcher: Batcher[int, int] = Batcher(work, max_batch=1, max_waiting=2)
         running = [asyncio.ensure_future(batcher.submit(number, LATER)) for number in range(3)]
         await asyncio.sleep(0)
         await began(work)
@@ -83,7 +83,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again() -> None:
 def test_what_is_late_or_no_longer_asked_for_never_runs() -> None:
     async def run() -> None:
         work = Doubling()
-        batcher: Batcher[int, int] = Batcher(work, most=8)
+        batcher: Batcher[int, int] = Batcher(work, max_batch=8)
         first = asyncio.ensure_future(batcher.submit(0, LATER))
         await asyncio.sleep(0)
         await began(work)
@@ -107,7 +107,7 @@ def test_an_error_reaches_every_asker_of_its_batch_and_no_other() -> None:
     async def run() -> None:
         work = Doubling()
         work.go.set()
-        batcher: Batcher[int, int] = Batcher(work, most=1)
+        batcher: Batcher[int, int] = Batcher(work, max_batch=1)
         with pytest.raises(ValueError, match="minus one"):
             await batcher.submit(-1, LATER)
         assert (await batcher.submit(4, LATER))[0] == 8
@@ -118,7 +118,7 @@ def test_an_error_reaches_every_asker_of_its_batch_and_no_other() -> None:
 def test_items_of_a_request_are_taken_together_or_not_at_all() -> None:
     async def run() -> None:
         work = Doubling()
-        batcher: Batcher[int, int] = Batcher(work, most=4, bound=3, weigh=abs)
+        batcher: Batcher[int, int] = Batcher(work, max_batch=4, max_waiting=3, weigh=abs)
         first = asyncio.ensure_future(batcher.submit(1, LATER))
         await began(work)
         second = asyncio.ensure_future(batcher.submit_all([2, 3], LATER))  # more than its bound, but nothing waits
@@ -146,7 +146,7 @@ def test_an_exception_among_the_results_is_its_askers_alone() -> None:
 def test_who_waits_for_what_runs_too_long_is_told_at_the_deadline() -> None:
     async def run() -> None:
         work = Doubling()
-        batcher: Batcher[int, int] = Batcher(work, most=1)
+        batcher: Batcher[int, int] = Batcher(work, max_batch=1)
         asked = [asyncio.ensure_future(batcher.submit(item, time.time() + 0.1)) for item in (1, 2)]
         for one in asked:
             with pytest.raises(ExpiredError):
@@ -162,7 +162,7 @@ def test_who_waits_for_what_runs_too_long_is_told_at_the_deadline() -> None:
 def test_items_of_one_batch_have_equal_keys_and_the_oldest_item_decides() -> None:
     async def run() -> None:
         work = Doubling()
-        batcher: Batcher[int, int] = Batcher(work, most=3, key=lambda item: item % 2)
+        batcher: Batcher[int, int] = Batcher(work, max_batch=3, key=lambda item: item % 2)
         first = asyncio.ensure_future(batcher.submit(0, LATER))
         await asyncio.sleep(0)
         await began(work)

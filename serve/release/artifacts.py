@@ -21,7 +21,7 @@ from retriever.model.files import PROMPT_SETTINGS
 from serve.release.release import Release, encoder_of
 
 
-class Opened:
+class ReleaseArtifacts:
     """The artifacts of a release, opened for reading on this node and checked against its fingerprints.
 
     Args:
@@ -65,12 +65,12 @@ class Opened:
         return {task.name: _prompt_lengths(self.store, task.prompt) for task in self.release.tasks if task.prompt}
 
     def read_facts(self) -> None:
-        """Reads what requests are checked against, so that the event loop reads no files later. Blocks."""
+        """Reads the columns and the lengths of prompts now, so that the event loop reads no files later. Blocks."""
         for _ in (self.columns, self.prompt_lengths):
             pass
 
 
-def check_row_ranges(artifacts: Opened, row_ranges: int) -> None:
+def check_row_ranges(artifacts: ReleaseArtifacts, row_ranges: int) -> None:
     """Raises InputError if an index of a release has fewer shards than there are ranges of rows to search."""
     for name, index in artifacts.indexes.items():
         if len(index.shards) < row_ranges:

@@ -1,0 +1,142 @@
+"""Gives an existing corpus other filters: a generation without passages, with the typed columns of all passages so far.
+
+Its part `filters-NNNNN` has the columns of the N-th part of passages, from their metadata; they replace those that the
+passages had. Passages that are added later get the same columns when they are imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from indexing.corpus.corpus import Corpus, open_table, write_table
+from indexing.corpus.filters import check_field_names
+from indexing.corpus.importing import filter_facts, refuse_filters_without_values
+from indexing.files.columns import value_at
+from indexing.formats.parse import FILTER_TYPES, check_filter_types, filter_value, typed_field
+from indexing.formats.registry import find_format
+from indexing.store.artifact import Draft
+from indexing.store.chain import RowPart
+from indexing.store.store import Store, generation
+from indexing.work.tasks import PYTHON_CORE, Place, Report, Resources, Runner
+from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit, WorkDefaults
+from retriever.errors import InputError
+
+
+class AddFilters(WorkDefaults):
+    """The work that makes a generation of the corpus with other filters.
+
+    Attributes:
+        complete: Whether the corpus has exactly these filters already.
+    """
+
+    def __init__(self, store: Store, filters: Mapping[str, str]):
+        """Checks the filters (metadata field -> type). Raises InputError for bad ones, or if there is no corpus."""
+        check_filter_types(filters)
+        check_field_names(filters)
+        self.filters, self.before = dict(filters), Corpus(store.generations("corpus"))
+        if not self.before.generations:
+            raise InputError(f"{store.url} has no corpus yet: import one, with its filters")
+        latest = self.before.generations[-1]
+        self.complete = latest.config["filters"] == self.filters
+        self.config = {
+            "format": None,
+            "part_size": latest.config["part_size"],
+            "filters": self.filters,
+            "limit": None,
+            "source": [],
+            "delete": None,
+        }
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the generation. After bad input nothing of it counts, and the next command replaces it."""
+        if self.complete:
+            return []
+        generations = self.before.generations
+        inputs = {"previous": generations[-1]}
+        return [Target("corpus", generation(len(generations)), inputs, self.config, by_content=True, fails_whole=True)]
+
+    @property
+    def stages(self) -> list[FilterStage]:
+        """Returns the one stage: reading the metadata of all passages."""
+        return [FilterStage(self.before, self.filters)]
+
+    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Raises InputError for a filter without a value in any passage."""
+        refuse_filters_without_values([part.facts for part in drafts[0].committed().values()], self.filters)
+
+
+@dataclass(frozen=True)
+class FilterStage(StageDefaults):
+    """The stage that makes the typed columns, one unit for each part of passages."""
+
+    before: Corpus
+    filters: Mapping[str, str]
+    title: str = "read metadata"
+    noun: str = "passages"
+
+    @property
+    def total(self) -> int:
+        """The number of passages."""
+        return self.before.num_rows
+
+    def units(self, committed: Committed) -> list[Unit]:
+        """Returns a unit for each part of passages."""
+        parts = enumerate(self.before.parts)
+        return [Unit((f"filters-{number:05d}",), part.part.rows, part) for number, part in parts]
+
+    def task(self, drafts: Sequence[Draft]) -> FilterTask:
+        """Returns the task of a worker."""
+        return FilterTask(drafts[0], self.filters)
+
+
+@dataclass(frozen=True)
+class FilterTask:
+    """Makes the typed columns of a part of passages and commits them."""
+
+    draft: Draft
+    filters: Mapping[str, str]
+    resources: Resources = PYTHON_CORE
+
+    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+        """Returns the worker."""
+        return self._make
+
+    def _make(self, unit: Unit, report: Report) -> None:
+        part: RowPart = unit.payload
+        passages = open_table(part)
+        table = pa.table(columns_of_metadata(part, passages, self.filters))
+        facts = filter_facts(table.append_column("metadata", passages["metadata"]), self.filters)
+        self.draft.commit(unit.names[0], ".arrow", lambda path: write_table(table, path), rows=len(table), **facts)
+
+
+def columns_of_metadata(part: RowPart, passages: pa.Table, filters: Mapping[str, str]) -> dict[str, pa.Array]:
+    """Returns the typed columns of a part of passages, from their metadata.
+
+    Args:
+        part: The part.
+        passages: Its columns.
+        filters: Metadata field -> type.
+
+    Raises:
+        InputError: With the id of the passage, for a value of another type.
+    """
+    format = find_format(str(part.artifact.config["format"]))
+    is_text = format is not None and format.has_text_values
+    columns: dict[str, list[Any]] = {name: [] for name in filters}
+    for id, metadata in zip(passages["id"].to_pylist(), passages["metadata"].to_pylist(), strict=True):
+        fields = orjson.loads(metadata) if metadata else {}
+        for name, kind in filters.items():
+            value = typed_field(value_at(fields, name), kind) if is_text else value_at(fields, name)
+            columns[name].append(filter_value(partial(_refused, id), name, kind, value))
+    return {f"filter.{name}": pa.array(columns[name], FILTER_TYPES[kind]) for name, kind in filters.items()}
+
+
+def _refused(id: str, actual: str, expected: str, remedy: str) -> InputError:
+    return InputError(f"passage {id!r}: found {actual}, expected {expected}; {remedy}")

@@ -1,0 +1,74 @@
+"""Chooses FAISS' factory string of an index, and reads its number of lists; does not import FAISS."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from retriever.errors import InputError
+
+SMALL = 50_000  # below this number of vectors, scoring all takes as long as probing lists, and less for many queries
+POINTS_PER_CENTROID = 64  # FAISS recommends 39 to 256
+
+
+def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int | None = None, shards: int = 1) -> str:
+    """Returns a FAISS factory string.
+
+    Args:
+        num_vectors: Number of vectors.
+        dim: Their dimensions.
+        recall: The recall@100, after re-scoring, that the index should reach.
+        memory_bytes: Bound on the whole index, with the centroids of every shard and without the embeddings, which stay
+            on disk; None: no bound.
+        shards: Number of shards.
+
+    Raises:
+        InputError: If no index fits.
+    """
+    if num_vectors < 1 or dim < 1 or not 0 < recall <= 1:
+        raise InputError(f"cannot choose an index for {num_vectors} vectors of {dim} dimensions and recall {recall}")
+    if memory_bytes is None:
+        memory_bytes = 1 << 62
+    if num_vectors < SMALL and num_vectors * (4 * dim + 16) <= memory_bytes:
+        return "Flat"
+    count = _lists_for(num_vectors)
+    lists, links = (f"IVF{count}", 0) if count < 32_768 else (f"IVF{count}_HNSW32", 2 * 32 * 4)
+    centroids = (4 * dim + links) * count * shards
+    codes = _codes(dim, recall)
+    for code, code_bytes in codes:
+        if centroids + num_vectors * (code_bytes + 8) <= memory_bytes:
+            return f"{lists},{code}"
+    least = centroids + num_vectors * (codes[-1][1] + 8)
+    raise InputError(
+        f"no index of {num_vectors} vectors of {dim} dimensions fits {memory_bytes} bytes: the smallest takes {least}"
+    )
+
+
+def _lists_for(num_vectors: int) -> int:
+    """Returns a power of two near 4 sqrt(n), with enough vectors to train each centroid."""
+    preferred = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
+    most = 2 ** int(math.log2(max(2, num_vectors / 39)))
+    return min(preferred, most, 1 << 18)
+
+
+def _codes(dim: int, recall: float) -> list[tuple[str, int]]:
+    """Returns (code, bytes per vector), from the code with the best recall to the smallest one."""
+    one_bit = ("RaBitQ", dim // 8 + 8)
+    codes = [one_bit] if recall <= 0.99 else [("SQ8", dim), one_bit]
+    for sub in (4, 8, 16):  # dimensions per 4-bit code
+        if dim % sub == 0 and dim // sub // 2 < one_bit[1]:
+            codes.append((f"PQ{dim // sub}x4fs", dim // sub // 2))
+    return codes
+
+
+def num_lists(factory: str) -> int:
+    """Returns the number of inverted lists of a factory string; 0: none."""
+    lists = re.search(r"IVF(\d+)", factory)
+    return int(lists[1]) if lists else 0
+
+
+def training_size(factory: str, num_vectors: int) -> int:
+    """Returns the size of the training sample: 64 vectors per list, at least 65,536, at most all; 0 for Flat."""
+    if factory == "Flat":
+        return 0
+    return min(num_vectors, max(POINTS_PER_CENTROID * num_lists(factory), 65_536))

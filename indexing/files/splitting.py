@@ -1,0 +1,146 @@
+"""Splits documents into passages of at most N words that end at sentence borders where possible."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from sentencex import get_sentence_boundaries
+
+from retriever.errors import InputError
+from retriever.systems.sentences import runs
+
+# Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.
+_BLOCK = 4_096
+# sentencex 1.0.32 ends with a panic of Rust at a capital letter, white space of several bytes and a full stop.
+_SPACES = dict.fromkeys((code for code in range(128, 0x3001) if chr(code).isspace()), " ")
+BYTES_PER_WORD = 6  # of English text in UTF-8, with the space
+
+
+@dataclass(frozen=True)
+class Split:
+    """How documents are split.
+
+    Attributes:
+        words: Maximum number of words of a passage. A word is a run of characters between white space, or a character
+            of a script without spaces.
+        overlap: Maximum number of words that a passage shares with the one before it; less than `words`.
+    """
+
+    words: int
+    overlap: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises InputError for numbers that do not fit each other."""
+        if self.words < 1:
+            raise InputError(f"parameter split_words {self.words}: expected at least 1")
+        if not 0 <= self.overlap < self.words:
+            raise InputError(
+                f"parameter overlap {self.overlap}: expected 0 to {self.words - 1} words, fewer than parameter "
+                f"split_words {self.words}"
+            )
+
+    def __str__(self) -> str:
+        """Returns the parameters, for messages."""
+        return f"parameter split_words {self.words}, parameter overlap {self.overlap}"
+
+
+def passage_spans(text: str, split: Split) -> Iterator[tuple[int, int]]:
+    """Yields the first character and the end of each passage of a text; none for a text without a word.
+
+    A passage ends at the last sentence border in its second half, otherwise after `split.words` words. The next passage
+    starts at the first sentence border among the last `split.overlap` words, otherwise `split.overlap` words before the
+    end. Every word is in a passage, and each passage has a word that no earlier one has.
+    """
+    words = np.fromiter((run.span() for run in runs(text)), np.dtype((np.int64, 2)))
+    if len(words) <= split.words:
+        if len(words):
+            yield int(words[0, 0]), int(words[-1, 1])
+        return
+    starts = np.fromiter(_sentence_starts(text), np.int64)
+    borders = [0, *np.unique(np.searchsorted(words[:, 0], starts)).tolist()]  # the first words of the sentences
+    first, shortest = 0, max((split.words + 1) // 2, split.overlap + 1)
+    while True:
+        end = min(first + split.words, len(words))
+        if end < len(words) and (border := borders[bisect.bisect_right(borders, end) - 1]) >= first + shortest:
+            end = border
+        yield int(words[first, 0]), int(words[end - 1, 1])
+        if end == len(words):
+            return
+        following = bisect.bisect_left(borders, end - split.overlap)
+        has_border = following < len(borders) and borders[following] < end
+        first = borders[following] if has_border else end - split.overlap
+
+
+def _sentence_starts(text: str) -> Iterator[int]:
+    """Yields the position of each sentence of a text, in time linear in its length.
+
+    The text is read in blocks. A block starts at the last sentence of the one before it, or at the end of that one if
+    the sentence is longer than half a block.
+    """
+    first, is_sentence = 0, True
+    while first < len(text):
+        block = text[first : first + _BLOCK].translate(_SPACES)
+        starts = [sentence["start_index"] for sentence in get_sentence_boundaries("en", block)]
+        yield from (first + start for start in starts if start or is_sentence)
+        is_sentence = starts[-1] > _BLOCK // 2
+        first += starts[-1] if is_sentence else len(block)
+
+
+def document_spans(texts: Iterable[str], split: Split) -> np.ndarray:
+    """Returns the passages of documents: int64 [passages, 3], the number of the document, first character and end.
+
+    A document without a word has one empty passage.
+    """
+
+    def spans() -> Iterator[tuple[int, int, int]]:
+        for number, text in enumerate(texts):
+            has_word = False
+            for first, end in passage_spans(text, split):
+                has_word = True
+                yield number, first, end
+            if not has_word:
+                yield number, 0, 0
+
+    return np.fromiter(spans(), np.dtype((np.int64, 3)))
+
+
+def passages_size(documents: pa.Table, spans: np.ndarray) -> int:
+    """Returns the number of characters of id, title, text and metadata of the passages of documents."""
+    columns = (documents[name].to_pylist() for name in ("id", "title", "metadata"))
+    repeated = np.array([sum(map(len, values)) for values in zip(*columns, strict=True)], np.int64)
+    return int(repeated[spans[:, 0]].sum() + (spans[:, 2] - spans[:, 1]).sum())
+
+
+def take_passages(documents: pa.Table, spans: np.ndarray) -> pa.Table:
+    """Returns the passages of documents.
+
+    Args:
+        documents: Columns id, title, text and others, one row per document.
+        spans: The result of `document_spans`.
+
+    Returns:
+        The same columns, with the id `DOCUMENT#NUMBER` and the text of each passage; the others are repeated. Then
+        `document`, the id of the document, and `start` and `end`, int64, the characters of its text.
+    """
+    owners, starts, ends = spans.T
+    first = np.flatnonzero(np.diff(owners, prepend=-1))
+    numbers = np.arange(len(owners)) - np.repeat(first, np.diff(first, append=len(owners)))
+    names, texts = documents["id"].to_pylist(), documents["text"].to_pylist()
+    values = {
+        "id": [f"{names[owner]}#{number}" for owner, number in zip(owners.tolist(), numbers.tolist(), strict=True)],
+        "text": [texts[owner][start:end] for owner, start, end in spans.tolist()],
+    }
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+    for field in documents.schema:
+        if field.name in values:
+            columns[field.name] = pa.array(values[field.name], field.type)
+        else:
+            columns[field.name] = documents[field.name].take(pa.array(owners))
+        if field.name == "metadata":
+            columns["document"] = documents["id"].take(pa.array(owners))
+            columns |= {"start": pa.array(starts), "end": pa.array(ends)}
+    return pa.table(columns)

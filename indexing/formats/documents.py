@@ -1,0 +1,250 @@
+"""A folder of plain text, Markdown and HTML: a passage for each file."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from indexing.files import limits
+from indexing.files.columns import PassageColumns, Table
+from indexing.files.listing import file_identity, walk_files
+from indexing.files.markup import read_html, read_markdown, read_plain
+from indexing.files.raw import BOM, Piece, check_path, open_input, unreadable
+from indexing.files.rows import Row, RowReader
+from indexing.formats.format import CorpusFormat
+from retriever.errors import InputError, listed
+
+READERS = {"txt": read_plain, "md": read_markdown, "html": read_html, "htm": read_html}
+READS = 16  # files that are read at once, because S3 takes some 30 ms to answer
+SHOWN_ENDINGS = 5
+QUERY_FILES = ("queries.", "qrels/")  # of tables of queries in the folder, which are imported with it
+T = TypeVar("T")
+
+
+class Document(NamedTuple):
+    """A file below the folder: its path within it, which is the passage's id, and its size in bytes."""
+
+    name: str
+    size: int
+
+
+class Listing(NamedTuple):
+    """The files below a folder.
+
+    Attributes:
+        documents: The documents, sorted by their paths.
+        hidden: Number of files that are hidden, or in a hidden folder: a name begins with a dot.
+        others: Number of other files, without queries, by ending in lower case; "": without one.
+    """
+
+    documents: list[Document]
+    hidden: int
+    others: Counter[str]
+
+
+class DocumentRows:
+    """Documents as ranges of files, which are not read.
+
+    Args:
+        folder: The folder.
+        documents: Its documents, or some that follow each other.
+        first_row: The 1-based number of the first of them.
+    """
+
+    def __init__(self, folder: str, documents: Sequence[Document], first_row: int = 1):
+        self.folder, self.documents, self.first_row = folder, documents, first_row
+        self.used = 0
+
+    def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> Piece | None:
+        """Returns the next files as `Lines.take` does, with their names and sizes as `batch`."""
+        first, size = self.used, 0
+        while self.used < min(len(self.documents), first + num_rows) and size < max_bytes:
+            size += max(1, self.documents[self.used].size)
+            self.used += 1
+        taken = self.documents[first : self.used]
+        return Piece(self.folder, self.first_row + first, len(taken), size, None, taken) if taken else None
+
+
+class Documents(CorpusFormat):
+    """Folders of documents. Their rows are files, which a worker reads."""
+
+    name = "documents"
+    title = "Folders of documents"
+    endings = tuple(READERS)
+    is_compressible = False
+    corpus_files = tuple(f"*.{ending}" for ending in READERS)
+    is_folder = True
+    section: ClassVar[str] = r"""
+A folder of plain text (`.txt`), Markdown (`.md`) and HTML (`.html`, `.htm`), also in its subfolders: each file is a
+passage. Its id is its path within the folder, with the ending. Files are sorted by their paths.
+
+- `.txt`: the title is the name of the file without its ending; the text is the whole file.
+- `.md`: the title is the first heading of level 1 (`#`), otherwise the name; the text is that of CommonMark with
+  tables, without front matter (YAML between lines `---`).
+- `.html`, `.htm`: the title is `<title>`, otherwise the first `<h1>`, otherwise the name; the text is that of `<main>`,
+  otherwise of `<body>`, without scripts, `<nav>` and `<footer>`.
+
+A paragraph, a heading, an item, a row of a table or a line of code is a line of the text. A heading that is the title
+is not repeated in the text. Hidden files and files with other endings are left out; the import prints how many. A file
+without text, with a zero byte or in another encoding than UTF-8 is refused with its name. A folder that has a corpus of
+another format, or a table, needs `--format documents`.
+
+`handbook/leave.md`
+
+```markdown
+# Leave
+
+Ask *a week* before.
+
+- [Form](https://example.com/form)
+```
+
+`handbook/pay/dates.html`
+
+```html
+<html><head><title>Pay dates</title></head>
+<body><nav>Home</nav><p>Pay comes on the <b>25th</b>.</p><p>Bonuses in May.</p></body></html>
+```
+
+`handbook/pay/notes.txt`
+
+```text
+Ask Ann about advances.
+```
+
+```bash
+riptide import-corpus --store data/handbook --source handbook
+```
+
+Passages:
+
+```json
+{"id": "leave.md", "title": "Leave", "text": "Ask a week before.\nForm", "metadata": {}}
+{"id": "pay/dates.html", "title": "Pay dates", "text": "Pay comes on the 25th.\nBonuses in May.", "metadata": {}}
+{"id": "pay/notes.txt", "title": "notes", "text": "Ask Ann about advances.", "metadata": {}}
+```
+
+Queries with their judgements can be a table `queries.csv` in the folder (`.tsv`, `.jsonl`, `.parquet`), whose passage
+ids are these paths.
+"""
+
+    def find_corpus(self, names: Sequence[str]) -> list[str]:
+        """Returns the documents among the paths of files below a folder."""
+        return [name for name in names if not _is_hidden(name) and _ending(name) in READERS]
+
+    def identity(self, file: str) -> dict[str, Any]:
+        documents = list_documents(file).documents
+        digest = hashlib.sha256()
+        identities = _map_in_threads(lambda document: file_identity(f"{file}/{document.name}"), documents)
+        for document, identity in zip(documents, identities, strict=True):
+            digest.update(f"{document.name}\0{identity['bytes']}\0{identity['samples']}\n".encode())
+        size = sum(document.size for document in documents)
+        name = file.rpartition("/")[2]
+        return {"file": name, "bytes": size, "documents": len(documents), "samples": digest.hexdigest()}
+
+    def left_out(self, file: str) -> str:
+        _, hidden, others = list_documents(file)
+        if not hidden and not others:
+            return ""
+        counts = [f"{count:,} {f'.{ending}' if ending else 'without one'}" for ending, count in others.most_common()]
+        shown = f" ({listed(counts, SHOWN_ENDINGS)})" if counts else ""
+        return f"left out of {file}: {hidden:,} hidden files, {others.total():,} files with other endings{shown}"
+
+    def open_rows(self, file: str, table: Table | None = None) -> RowReader:
+        if not (documents := list_documents(file).documents):
+            raise InputError(f"{file}: found no documents, expected files that end with {_endings()}; name a folder")
+        return DocumentRows(file, documents)
+
+    def blocks(self, piece: Piece, columns: PassageColumns | None = None) -> Iterator[Piece]:
+        rows = DocumentRows(piece.file, piece.batch, piece.first_line)
+        while block := rows.take(piece.rows, limits.BLOCK_BYTES):
+            yield block
+
+    def source_bytes(self, piece: Piece) -> int:
+        return piece.size
+
+    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+        files = [f"{block.file}/{document.name}" for document in block.batch]
+        for line, (file, data) in enumerate(zip(files, _map_in_threads(_read, files), strict=True), block.first_line):
+            title, text = _parse(file, data)
+            yield line, file[len(block.file) + 1 :], title, text, {}
+
+
+DOCUMENTS = Documents()
+
+
+def list_documents(folder: str) -> Listing:
+    """Lists the files below a folder, local or s3://.
+
+    Raises:
+        InputError: If it is not a folder, if it cannot be read, or if the name of a document is not UTF-8.
+    """
+    documents, hidden, others = [], 0, Counter[str]()
+    for name, size in walk_files(folder):
+        ending = _ending(name)
+        if _is_hidden(name):
+            hidden += 1
+        elif ending in READERS:
+            check_path(f"{folder}/{name}")
+            documents.append(Document(name, size))
+        elif not name.startswith(QUERY_FILES):
+            others[ending] += 1
+    return Listing(documents, hidden, others)
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or "/." in name
+
+
+def _ending(name: str) -> str:
+    """Returns the ending of a file in lower case; "" if it has none."""
+    _, dot, ending = name.rpartition("/")[2].rpartition(".")
+    return ending.lower() if dot else ""
+
+
+def _endings() -> str:
+    return ", ".join(f".{ending}" for ending in READERS)
+
+
+def _map_in_threads(function: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T]:
+    """Yields the result of a function for each item, in their order; threads compute some at once."""
+    iterator = iter(items)
+    with ThreadPoolExecutor(READS) as pool:
+        while some := list(islice(iterator, 8 * READS)):
+            yield from pool.map(function, some)
+
+
+def _read(file: str) -> bytes:
+    """Returns the bytes of a file. Raises InputError if it cannot be read or is too long."""
+    with open_input(file) as opened:
+        if (size := opened.size()) > limits.MAX_ROW_BYTES:
+            raise InputError(
+                f"{file}: found {size:,} bytes, expected at most {limits.MAX_ROW_BYTES >> 20} MiB; cut the document"
+            )
+        try:
+            return opened.read()
+        except OSError as error:
+            raise unreadable(file, error) from None
+
+
+def _parse(file: str, data: bytes) -> tuple[str, str]:
+    """Returns the title and the text of a document. Raises InputError if it is no text, or has none."""
+    data = data.removeprefix(BOM)
+    try:
+        source = data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{file}: found invalid UTF-8 (byte 0x{data[error.start]:02x} at byte offset {error.start}), expected a "
+            "document in UTF-8; convert the file, or remove it"
+        ) from None
+    if (zero := source.find("\0")) >= 0:
+        raise InputError(f"{file}: found a zero byte at offset {zero}, expected text; remove the file")
+    title, text = READERS[_ending(file)](file, source)
+    if not (text := text.strip()):
+        raise InputError(f"{file}: found no text, expected some; remove the file, or write text into it")
+    return title or file.rpartition("/")[2].rpartition(".")[0], text

@@ -1,0 +1,337 @@
+"""Scores the pairs of a pool with a re-ranker, as denoising needs them (DPTDR, section 3.3), and reads the scores.
+
+scores/NAME/g0000    part-*.parquet   the pairs of the pool's part that a re-ranker scored; for margins and for teacher
+                                      scores also those of the queries and their positives
+
+A later generation of scores holds only pairs that no earlier one has, so no pair is scored twice. Each part records the
+options that it was scored for, so that an abandoned generation can be completed with other options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.hit_sources.grammar import label
+from indexing.mining.candidates import MiningQueries
+from indexing.mining.pools import list_keys, pair_keys
+from indexing.mining.sampling import NegativeOptions, to_score
+from indexing.search.rescoring import (
+    PairScorer,
+    RerankerSpec,
+    numerics_of_reranker,
+    open_reranker,
+    reranker_inputs,
+)
+from indexing.store.artifact import Artifact, Draft
+from indexing.store.documents import fingerprint_of, sum_cuts
+from indexing.store.keys import Key
+from indexing.store.store import Store, artifact_key, generation
+from indexing.work.tasks import Place, Report, Resources, Runner
+from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit, WorkDefaults, run_work, silent
+from retriever.cuts import Cuts
+from retriever.errors import InputError
+
+DIGITS = 6  # digits of the re-ranker's fingerprint in the name of its scores
+
+
+class ScoreCandidates(WorkDefaults):
+    """The work that makes the next generation of scores/NAME: a re-ranker's scores of a pool's pairs.
+
+    Several generations may be needed; see `score_candidates`.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        candidates: Artifact,
+        reranker: str,
+        options: NegativeOptions,
+        *,
+        numerics: str,
+        parts: Mapping[str, MiningQueries] | None = None,
+    ):
+        """Opens the re-ranker and the existing generations.
+
+        Args:
+            store: The store.
+            candidates: The pool.
+            reranker: Name of the re-ranker.
+            options: The options that decide which pairs are scored.
+            numerics: The numerics class of the scores.
+            parts: The queries of each part of the pool, whose positives may be scored too.
+
+        Raises:
+            InputError: If the scores under this name are those of another re-ranker or pool.
+        """
+        self.store, self.candidates, self.options = store, candidates, options
+        self.parts = parts if options.needs_positives else None
+        reranker_options, config = open_reranker(store, reranker)
+        self.spec = RerankerSpec(store, reranker, reranker_options, config, numerics)
+        self._inputs = {"candidates": candidates, **reranker_inputs(store, reranker)}
+        pool, model = candidates.name, label(reranker.rstrip("/").rpartition("/")[2])
+        self.name = f"{pool}-{model}-{fingerprint_of(config)[:DIGITS]}"  # a/model and b/model end alike
+        self.previous = store.generations("scores", self.name)
+        for artifact in self.previous:
+            if artifact.inputs["candidates"]["fingerprint"] != candidates.fingerprint:
+                raise InputError(f"{artifact.url} is of other candidates than {candidates.url}: remove it")
+            if artifact.config["reranker"] != config:
+                raise InputError(f"{artifact.url} was scored by another re-ranker than {reranker}: remove it")
+
+    @property
+    def complete(self) -> bool:
+        """Whether the existing generations have all scores that the options need."""
+        return self._suffice(self.previous)
+
+    def _suffice(self, generations: Sequence[Artifact]) -> bool:
+        """Whether each part was once scored for options that need as much as these."""
+        parts = [part for artifact in generations for part in artifact.group("part")]
+        sufficient = {part.name for part in parts if satisfies(part.facts["scored_for"], self.options)}
+        return bool(generations) and sufficient == {part.name for part in self.candidates.group("part")}
+
+    @property
+    def generations(self) -> list[Artifact]:
+        """The generations that the options need; later ones, for other options, do not change what is sampled."""
+        enough = [n for n in range(1, len(self.previous) + 1) if self._suffice(self.previous[:n])]
+        return self.previous[: enough[0]] if enough else self.previous
+
+    def cuts(self) -> Cuts:
+        """Returns how many pairs of the generations were cut to the re-ranker's length limit."""
+        return sum_cuts(part for artifact in self.generations for part in artifact.group("part"))
+
+    @property
+    def targets(self) -> list[Target]:
+        """Returns the next generation. Its fingerprint depends on the parts: which pairs they hold is up to each."""
+        inputs = dict(self._inputs) | ({"previous": self.previous[-1]} if self.previous else {})
+        config = {"reranker": self.spec.config, "numerics": self.spec.numerics}
+        return [Target("scores", self._next, inputs, config, by_content=True)]
+
+    @property
+    def _next(self) -> str:
+        """The name of the next generation."""
+        return f"{self.name}/{generation(len(self.previous))}"
+
+    def pin_numerics(self, runner: Runner) -> str:
+        """Sets the numerics class of the scores, on the kind of device that began them, and returns it.
+
+        Raises:
+            InputError: If the user requests another kind of device than that of the generation.
+        """
+        key = artifact_key("scores", self._next)
+        pinned = (self.store.pinned_config(key) or {}).get("numerics")
+        count = len(self.candidates.group("part"))
+        numerics = numerics_of_reranker(runner, count, pinned, f"{self.store.url}/{key}")
+        self.spec = replace(self.spec, numerics=numerics)
+        return numerics
+
+    @property
+    def stages(self) -> list[ScoreStage]:
+        """Returns the one stage: scoring."""
+        return [ScoreStage(self)]
+
+
+def score_candidates(
+    store: Store,
+    candidates: Artifact,
+    reranker: str,
+    options: NegativeOptions,
+    runner: Runner,
+    progress: Progress = silent,
+    *,
+    parts: Mapping[str, MiningQueries] | None = None,
+) -> ScoreCandidates:
+    """Scores the pairs of a pool, as new generations, until the options have all scores that they need.
+
+    A generation that was begun for other options, and abandoned, is resumed: its parts are kept, the others are scored
+    for these options, and the pairs that its parts lack are scored in the next generation.
+
+    Args:
+        store: The store.
+        candidates: The pool.
+        reranker: Name of the re-ranker.
+        options: The options that decide which pairs are scored.
+        runner: What spreads the parts over workers.
+        progress: Shows the progress.
+        parts: The queries of each part of the pool, whose positives may be scored too.
+
+    Returns:
+        The work, complete, with all generations.
+    """
+    numerics = ""
+    while True:
+        work = ScoreCandidates(store, candidates, reranker, options, numerics=numerics, parts=parts)
+        if work.complete:
+            return work
+        numerics = numerics or work.pin_numerics(runner)
+        run_work(store, work, runner, progress)
+
+
+class ScoreStage(StageDefaults):
+    """The stage that scores pairs, one unit for each part of the pool."""
+
+    title = "rerank"
+    noun = "pairs"
+    total: int | None = None
+
+    def __init__(self, work: ScoreCandidates):
+        self.work = work
+
+    def units(self, committed: Committed) -> Iterator[Unit]:
+        """Returns a unit for each part of the pool. Its number of pairs is known only after scoring."""
+        for part in self.work.candidates.group("part"):
+            scored = committed[0].get(part.name)
+            queries = self.work.parts[part.name] if self.work.parts else None
+            yield Unit((part.name,), scored.rows if scored else 0, queries)
+
+    def task(self, drafts: Sequence[Draft]) -> ScoreTask:
+        """Returns the task of a worker."""
+        work = self.work
+        queries = work.store.open(*Key.parse(work.candidates.inputs["queries"]["artifact"]))
+        return ScoreTask(
+            drafts[0],
+            work.candidates,
+            work.previous,
+            Corpus.open(work.store),
+            Queries(queries),
+            work.spec,
+            work.options,
+        )
+
+    def rows_of(self, unit: Unit, result: int) -> int:
+        """Returns the number of pairs that a unit scored."""
+        return result
+
+
+@dataclass(frozen=True)
+class ScoreTask:
+    """Scores the pairs of a part of a pool and commits the scores.
+
+    Attributes:
+        draft: The generation of scores.
+        candidates: The pool.
+        previous: The generations before.
+        corpus: The corpus.
+        queries: The query set.
+        spec: The re-ranker.
+        options: The options that decide which pairs are scored.
+    """
+
+    draft: Draft
+    candidates: Artifact
+    previous: Sequence[Artifact]
+    corpus: Corpus
+    queries: Queries
+    spec: RerankerSpec
+    options: NegativeOptions
+    reports: bool = True
+
+    @property
+    def resources(self) -> Resources:
+        """The resources of a worker."""
+        return self.spec.resources
+
+    def open(self, place: Place) -> Callable[[Unit, Report], int]:
+        """Returns the worker, with the re-ranker opened. It returns the number of pairs that it scored."""
+        scorer = self.spec.open(place)
+        return lambda unit, report: self._score(scorer, unit, report)
+
+    def _score(self, scorer: PairScorer, unit: Unit, report: Report) -> int:
+        """Scores a part's pairs in each query's seeded order until enough of them are negatives.
+
+        If the unit has queries, scores their positives too.
+        """
+        [name], queries = unit.names, unit.payload
+        if part := self.draft.find(name):
+            return part.rows
+        table = pq.read_table(self.candidates.local(name))
+        known = probabilities(table, name, self.previous)
+        is_new = np.zeros(len(table), bool)
+        texts, cuts = self._texts(table), Cuts()
+        while len(chosen := to_score(table, known, self.options)):
+            pairs = [texts[id] for id in table["query_id"].take(chosen).to_pylist()]
+            known[chosen], cut = scorer.score(pairs, self.corpus, table["row"].to_numpy()[chosen])
+            cuts += cut
+            is_new[chosen] = True
+            report(int(is_new.sum()))
+        scored = table.select(["query", "row"]).take(np.flatnonzero(is_new))
+        scored = scored.append_column("probability", pa.array(known[is_new], pa.float32()))
+        if queries is not None:
+            numbers, rows = self._unscored_positives(queries, name)
+            if len(rows):
+                scores, cut = scorer.score([queries.texts[number] for number in numbers], self.corpus, rows)
+                cuts += cut
+                columns = [pa.array(numbers, pa.int32()), pa.array(rows), pa.array(scores, pa.float32())]
+                scored = pa.concat_tables([scored, pa.table(columns, schema=scored.schema)])
+        self.draft.commit(
+            name,
+            ".parquet",
+            lambda path: pq.write_table(scored, path, compression="zstd"),
+            rows=len(scored),
+            scored_for=self.options.needs,
+            cuts=cuts.stored(),
+        )
+        return len(scored)
+
+    def _unscored_positives(self, queries: MiningQueries, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the pairs of a query and its positive without a score: numbers of queries and rows, int64 [n]."""
+        keys = list_keys(queries.positives)
+        is_unknown = np.isnan(_known_scores(keys, name, self.previous))
+        numbers = np.repeat(np.arange(len(queries.ids)), [len(rows) for rows in queries.positives])
+        return numbers[is_unknown], np.concatenate([*queries.positives, np.empty(0, np.int64)])[is_unknown]
+
+    def _texts(self, table: pa.Table) -> dict[str, str]:
+        """Returns the texts of a part's queries by id."""
+        texts = self.queries.table.select(["id", "text"])
+        texts = texts.filter(pc.is_in(texts["id"], table["query_id"].combine_chunks().unique()))
+        return dict(zip(texts["id"].to_pylist(), texts["text"].to_pylist(), strict=True))
+
+
+def satisfies(scored_for: Mapping[str, Any], options: NegativeOptions) -> bool:
+    """Whether a part has all pairs that the options need; scored_for: what an earlier command needed."""
+    needs = options.needs
+    if "positives" in needs and not scored_for.get("positives"):
+        return False
+    return scored_for["score_all"] or (
+        not needs["score_all"]
+        and scored_for["seed"] == options.seed
+        and scored_for["denoised_negatives"] >= options.denoised_negatives
+        and scored_for["denoise_threshold"] <= options.denoise_threshold
+        and scored_for.get("pool_negatives", 0) >= needs.get("pool_negatives", 0)
+    )
+
+
+def probabilities(table: pa.Table, name: str, generations: Sequence[Artifact]) -> np.ndarray:
+    """Returns the known probabilities of a part's pairs, in the order of its table: float32 [pairs], NaN if unknown."""
+    return _known_scores(_table_keys(table), name, generations)
+
+
+def positive_scores(queries: MiningQueries, name: str, generations: Sequence[Artifact]) -> list[np.ndarray]:
+    """Returns the re-ranker's scores of the positives of each query of a part: float32 [any], NaN if unknown."""
+    ends = np.cumsum([len(rows) for rows in queries.positives])
+    return np.split(_known_scores(list_keys(queries.positives), name, generations), ends[:-1]) if len(ends) else []
+
+
+def _known_scores(keys: np.ndarray, name: str, generations: Sequence[Artifact]) -> np.ndarray:
+    """Returns the scores of pairs (`pair_keys`, int64 [n]) of a part: float32 [n], NaN if no generation has them."""
+    scores = np.full(len(keys), np.nan, np.float32)
+    for artifact in generations:
+        table = pq.read_table(artifact.local(name))
+        scored_keys = _table_keys(table)
+        order = np.argsort(scored_keys)
+        places = np.searchsorted(scored_keys[order], keys)
+        is_known = np.append(scored_keys[order], -1)[places] == keys
+        scores[is_known] = table["probability"].to_numpy()[order[places[is_known]]]
+    return scores
+
+
+def _table_keys(table: pa.Table) -> np.ndarray:
+    """Returns the `pair_keys` of a table's pairs."""
+    return pair_keys(table["query"].to_numpy(), table["row"].to_numpy())

@@ -1,0 +1,150 @@
+"""Search by document in a corpus of split documents.
+
+A document ranks by its best passage (MaxP, Dai and Callan 2019), after fusion and re-ranking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus, Documents
+from indexing.exact import Hits, nothing
+from indexing.exact.hits import padded
+from indexing.hit_sources.fusion import Fusion, source_depth
+from indexing.hit_sources.kind import HitSource
+from indexing.hit_sources.options import By
+from indexing.hit_sources.query_encoder import SelectedTexts
+from indexing.work.tasks import Runner
+
+DEEPER = 4  # passages that are searched first for each of k documents, and how much deeper each next search is
+CELLS = 1 << 24  # hits of passages that are in memory at once: about 600 MB with what is computed of them
+
+
+def is_by_document(corpus: Corpus, by: By | None) -> bool:
+    """Returns whether the hits of a search are documents, each as its best passage; None: if the corpus is split.
+
+    Hits are passages if the corpus is not split: each passage is a document then.
+    """
+    return corpus.is_split and by != "passage"
+
+
+def best_passages(hits: Hits, documents: np.ndarray, k: int) -> Hits:
+    """Returns the first k documents of each query, each as its best passage.
+
+    Args:
+        hits: Hits of passages, [q, any]; missing hits may be anywhere.
+        documents: The number of the document of each hit, int64 [q, any]; -1: no hit.
+        k: Number of documents per query.
+
+    Returns:
+        The scores and rows of the best passages, [q, k]. Equal scores of a document's passages: the first one.
+    """
+    is_best = _is_first(documents)
+    order = np.argsort(~is_best, axis=1, kind="stable")[:, :k]
+    is_kept = np.take_along_axis(is_best, order, axis=1)
+    scores, rows = (np.take_along_axis(column, order, axis=1) for column in hits)
+    return padded(Hits(np.where(is_kept, scores, np.float32(-np.inf)), np.where(is_kept, rows, -1)), k)
+
+
+def has_documents(hits: Hits, documents: np.ndarray, k: int) -> np.ndarray:
+    """Returns whether the hits of each query have k documents, or are all that its source finds: bool [q]."""
+    return (_is_first(documents).sum(axis=1) >= k) | (hits.rows[:, -1] < 0)
+
+
+def _is_first(documents: np.ndarray) -> np.ndarray:
+    """Returns which hits are the first of their document: bool [q, any]; missing hits are not."""
+    order = np.argsort(documents, axis=1, kind="stable")
+    in_order = np.take_along_axis(documents, order, axis=1)
+    is_first = in_order >= 0
+    is_first[:, 1:] &= in_order[:, 1:] != in_order[:, :-1]
+    result = np.empty(documents.shape, bool)
+    np.put_along_axis(result, order, is_first, axis=1)
+    return result
+
+
+def passages_to_rerank(hits: Hits, documents: np.ndarray, k: int, rerank_depth: int) -> Hits:
+    """Returns the passages of one query that re-ranking and then `reranked_documents` need.
+
+    They are the first `rerank_depth` ones, and below them the best passage of each of the first k documents.
+
+    Args:
+        hits: Hits of passages, [1, any].
+        documents: The number of the document of each hit, int64 [1, any]; -1: no hit.
+        k: Number of documents.
+        rerank_depth: Number of passages to re-rank.
+    """
+    is_needed = _is_first(documents)
+    is_needed &= np.cumsum(is_needed, axis=1) <= k
+    is_needed[:, :rerank_depth] = documents[:, :rerank_depth] >= 0
+    return Hits(hits.scores[is_needed][None], hits.rows[is_needed][None])
+
+
+def reranked_documents(hits: Hits, documents: np.ndarray, k: int) -> Hits:
+    """Returns `best_passages` of re-ranked hits. Documents below the re-ranked passages have -rank as their score."""
+    scores, rows = best_passages(hits, documents, k)
+    ranks = np.arange(1, rows.shape[1] + 1, dtype=np.float32)
+    return Hits(np.where((rows >= 0) & (scores < 0), -ranks, scores), rows)
+
+
+def first_depth(k: int, rerank_depth: int, num_sources: int) -> int:
+    """Returns the number of passages in which k documents are looked for first; those of a fusion cost no more."""
+    return source_depth(max(DEEPER * k, rerank_depth), num_sources)
+
+
+def search_documents(
+    source: HitSource,
+    texts: Sequence[str],
+    k: int,
+    runner: Runner,
+    documents: Documents,
+    *,
+    allowed: np.ndarray | None = None,
+    rerank: Callable[[Hits, Sequence[str]], Hits] | None = None,
+    rerank_depth: int = 0,
+    excluded: np.ndarray | None = None,
+) -> Hits:
+    """Returns the best passage of the top k documents of each query.
+
+    Queries whose passages have fewer than k documents are searched again, DEEPER times as deep each time. So the
+    hits of a query do not depend on the other queries.
+
+    Args:
+        source: Finds passages.
+        texts: The texts of the queries.
+        k: Number of documents per query.
+        runner: What spreads the search over workers.
+        documents: The documents of the whole corpus.
+        allowed: The rows of the passages that can be hits, int64 ascending; None: all.
+        rerank: Re-ranks the passages of some queries; None: they keep their order.
+        rerank_depth: Number of passages per query that `rerank` needs.
+        excluded: The number of a document that is no hit of a query, int64 [q]; None: all can be hits.
+
+    Returns:
+        Scores and rows, [q, k]: those of the best passages.
+    """
+    scores, rows = nothing(len(texts), k)
+    most = max(1, documents.num_rows)
+    wanted = k + (excluded is not None)
+    num_sources = len(source.parts) if isinstance(source, Fusion) else 1
+    pending, depth = np.arange(len(texts)), min(first_depth(wanted, rerank_depth, num_sources), most)
+    while len(pending):
+        short = []
+        for numbers in np.array_split(pending, -(-len(pending) * depth // CELLS)):
+            some = texts if len(numbers) == len(texts) else SelectedTexts(texts, numbers)
+            hits = source.search(some, depth, runner, allowed)
+            of = documents.numbers(hits.rows)
+            is_done = has_documents(hits, of, wanted) | (depth == most)
+            short.append(numbers[~is_done])
+            numbers, hits = numbers[is_done], Hits(hits.scores[is_done], hits.rows[is_done])
+            if not len(numbers):
+                continue
+            if excluded is not None:
+                hits = Hits(hits.scores, np.where(of[is_done] == excluded[numbers, None], -1, hits.rows))
+            if rerank is not None:
+                hits = rerank(hits, [texts[number] for number in numbers])
+            best = best_passages if rerank is None else reranked_documents
+            scores[numbers], rows[numbers] = best(hits, documents.numbers(hits.rows), k)
+        pending, depth = np.concatenate(short), min(DEEPER * depth, most)
+    return Hits(scores, rows)

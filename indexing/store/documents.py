@@ -1,0 +1,200 @@
+"""The JSON documents of an artifact, sealed by their own hash: records of parts, marks, and what pins a draft."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from indexing.store.cache import CorruptError
+from indexing.store.storage import Storage
+from retriever.cuts import Cuts, total
+from retriever.errors import printable
+
+FORMAT = 2
+MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "provenance.json", "failed.json"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A committed file. `name` identifies it in the artifact ("part-00007"), `file` is the name of its file."""
+
+    name: str
+    file: str
+    rows: int
+    bytes: int
+    sha256: str
+    facts: dict[str, Any] = field(default_factory=dict)  # further data about it: hash of the input, line of the source
+
+
+def sum_cuts(parts: Iterable[Part]) -> Cuts:
+    """Returns how many texts of parts were cut to a length limit; parts of earlier releases have no counts."""
+    stored = ((part.rows, part.facts.get("cuts")) for part in parts)
+    return total(Cuts(uncounted=rows) if counts is None else Cuts(**counts) for rows, counts in stored)
+
+
+def canonical(value: Any) -> bytes:
+    """Returns a value as JSON in canonical form, for hashing."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def fingerprint_of(value: Any) -> str:
+    """Returns the sha256 (hex) of a JSON-able value."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def seal(document: dict[str, Any]) -> bytes:
+    """Returns a JSON document that contains its own sha256."""
+    sealed = {**document, "own_sha256": fingerprint_of(document)}
+    return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def unseal(data: bytes, name: str) -> dict[str, Any]:
+    """Returns the document that `seal` wrote. Raises CorruptError if any byte differs."""
+    try:
+        document = json.loads(data)
+        del document["own_sha256"]
+        if seal(document) == data:
+            return document
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise CorruptError(
+        f"{name}: its bytes are not those that were written (own sha256 does not match); restore it, or remove the "
+        "artifact and make it again"
+    )
+
+
+class Reference(NamedTuple):
+    """A reference to an artifact that is an input of another one."""
+
+    key: str
+    fingerprint: str
+
+
+class Identified(Protocol):
+    """An artifact, or a reference to one."""
+
+    @property
+    def key(self) -> str:
+        """Its key in the store."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of its content."""
+
+
+def begun_document(
+    kind: str, inputs: Mapping[str, Identified], config: Mapping[str, Any], by_content: bool
+) -> dict[str, Any]:
+    """Returns the document of `manifest.begun.json`, in plain JSON types, so that it compares equal after reading."""
+    lineage = {role: {"artifact": a.key, "fingerprint": a.fingerprint} for role, a in inputs.items()}
+    document = {"format": FORMAT, "kind": kind, "inputs": lineage, "config": config, "by_content": by_content}
+    return json.loads(canonical(document))
+
+
+def read_begun(storage: Storage, key: str) -> dict[str, Any]:
+    """Returns the inputs and configuration that manifest.begun.json pins. Raises CorruptError, FileNotFoundError."""
+    return unseal(storage.read(f"{key}/{BEGUN}"), f"{storage.url}/{key}/{BEGUN}")
+
+
+def pinned_config(storage: Storage, key: str) -> dict[str, Any] | None:
+    """Returns the configuration of an artifact that is complete or has a part; None if it may still change."""
+    with contextlib.suppress(FileNotFoundError):
+        document = read_begun(storage, key)
+        complete = storage.size(f"{key}/{MANIFEST}") is not None
+        if complete or committed_parts(storage, key, fingerprint_of(document)):
+            config: dict[str, Any] = document["config"]
+            return config
+    return None
+
+
+def first_attempt(begun: dict[str, Any]) -> dict[str, Any]:
+    """Returns the document without its count of attempts, which is equal for commands with the same options."""
+    return {name: value for name, value in begun.items() if name != "attempt"}
+
+
+def read_failure(storage: Storage, key: str) -> str | None:
+    """Returns the error of a draft that is marked as failed or abandoned.
+
+    None without a mark, if an earlier draft has it, or if an abandoned draft has a part: another command continued it.
+    """
+    with contextlib.suppress(FileNotFoundError, CorruptError):
+        document = read_begun(storage, key)
+        mark = read_mark(storage, key, document)
+        if mark is None or (mark.get("abandoned") and committed_parts(storage, key, fingerprint_of(document))):
+            return None
+        return mark["error"]
+    return None
+
+
+def read_mark(storage: Storage, key: str, document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the content of failed.json; None if it is missing or damaged, or if an earlier draft has it."""
+    with contextlib.suppress(FileNotFoundError, CorruptError):
+        mark = unseal(storage.read(f"{key}/{FAILED}"), f"{storage.url}/{key}/{FAILED}")
+        if mark["begun"] == fingerprint_of(document):
+            return mark
+    return None
+
+
+def committed_parts(storage: Storage, key: str, identity: str) -> list[Part]:
+    """Returns the committed parts of the draft with an identity, sorted by name."""
+    others = {f"{key}/{file}" for file in (MANIFEST, BEGUN, PROVENANCE, FAILED)}
+    keys = [path for path, _ in storage.list(key) if path.endswith(".json") and path not in others]
+    with ThreadPoolExecutor(16) as threads:
+        records = threads.map(functools.partial(record_unless_removed, storage), keys)
+        parts = [record[0] for record in records if record is not None and record[1] == identity]
+    return sorted(parts, key=lambda part: part.name)
+
+
+def read_record(storage: Storage, key: str) -> tuple[Part, str]:
+    """Returns the part of a record, and the identity of its draft. Raises CorruptError."""
+    document = unseal(storage.read(key), f"{storage.url}/{key}")
+    identity = document.pop("begun")
+    part = Part(**document)
+    if not key.endswith(f"/{part.name}.json"):
+        raise CorruptError(f"{storage.url}/{key}: the record of {part.name} under another name")
+    return part, identity
+
+
+def record_unless_removed(storage: Storage, key: str) -> tuple[Part, str] | None:
+    """Returns the record of `key`; None if another process removed it after it was listed."""
+    try:
+        return read_record(storage, key)
+    except FileNotFoundError:
+        return None
+
+
+def provenance(started: float) -> dict[str, Any]:
+    """Returns the content of provenance.json for an artifact that is written now.
+
+    Args:
+        started: When its work started, in seconds since 1970.
+    """
+    import importlib.metadata as metadata
+
+    packages = ("riptide", "torch", "transformers", "faiss-cpu", "faiss-gpu", "pyarrow", "ray", "numpy")
+    versions = {"python": platform.python_version()}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return {
+        "command": [printable(word) for word in (os.path.basename(sys.argv[0]), *sys.argv[1:])],
+        "host": platform.node(),
+        "started": utc(started),
+        "finished": utc(time.time()),
+        "versions": versions,
+    }
+
+
+def utc(seconds: float) -> str:
+    """Returns a time, in seconds since 1970, as text in UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

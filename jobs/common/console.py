@@ -1,0 +1,135 @@
+"""The command `riptide`: lists the jobs, runs one of them, and prints scripts for shell completion.
+
+Only the module of the job that runs is imported, so that the list and mistakes take no time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from jobs.common.starting import JOBS, command
+
+# Every job, in the order in which a user needs them.
+GROUPS = {
+    "prepare data": ("import-corpus", "import-queries"),
+    "encode and index": ("encode-corpus", "build-index", "build-bm25", "fit-topics"),
+    "search and evaluate": ("search", "evaluate", "draw"),
+    "train": (
+        "mine-negatives",
+        "train-retriever",
+        "tune-prompts",
+        "train-reranker",
+        "pretrain-rip",
+        "convert-prompts",
+    ),
+    "serve": ("serve-search",),
+    "look after the store": ("store", "verify"),
+    "run a chain of jobs": ("pipeline",),
+}
+COMPLETION = "completion"
+SHELLS = ("bash", "zsh", "fish")
+FILES = ("FILE", "FOLDER", "PATH", "STORE")  # what --help calls values that may be files or folders
+
+
+def command_names() -> list[str]:
+    """Returns the names of all jobs as commands."""
+    return [name for names in GROUPS.values() for name in names]
+
+
+def run_command(arguments: Sequence[str], version: str) -> None:
+    """Runs `riptide ARGUMENTS`.
+
+    Args:
+        arguments: The command line behind `riptide`.
+        version: What --version prints.
+
+    Raises:
+        SystemExit: With status 2 for an unknown command, and as `jobs.common.cli.run` does.
+    """
+    try:
+        _run(arguments, version)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `riptide | head`
+        os._exit(141)
+
+
+def _run(arguments: Sequence[str], version: str) -> None:
+    """See run_command."""
+    name, *others = arguments or ["--help"]
+    if name in ("-h", "--help"):
+        print(overview())
+    elif name == "--version":
+        print(f"riptide {version}")
+    elif name == COMPLETION:
+        print_completion(others)
+    elif (job := name.replace("_", "-")) in command_names():
+        from jobs.common.cli import options_of, run
+
+        main = importlib.import_module(f"jobs.{job.replace('-', '_')}").main
+        run(main, options_of(main), others)
+    else:
+        _refuse(name)
+
+
+def overview() -> str:
+    """Returns the list of the jobs, each with the first line of its docstring."""
+    program = command("").strip()
+    width = max(map(len, command_names()))
+    lines = [f"usage: {program} COMMAND --store STORE [OPTIONS]", "", f"`{program} COMMAND --help` lists the options."]
+    for title, names in GROUPS.items():
+        lines += ["", f"{title}:", *(f"  {name:{width}}  {summary(name)}" for name in names)]
+    lines += ["", "others:", f"  {COMPLETION:{width}}  Print a completion script: {', '.join(SHELLS)}."]
+    lines += [f"  {'--version':{width}}  Print the version."]
+    return "\n".join(lines)
+
+
+def summary(name: str) -> str:
+    """Returns the first line of a job's docstring, without importing the job."""
+    with open(os.path.join(JOBS, f"{name.replace('-', '_')}.py"), encoding="utf-8") as file:
+        return file.readline().strip().lstrip("r").strip('"')
+
+
+def print_completion(arguments: Sequence[str]) -> None:
+    """Prints the completion script of a shell; it imports every job, which takes seconds."""
+    if len(arguments) != 1 or arguments[0] not in SHELLS:
+        _fail(f"{' '.join([COMPLETION, *arguments])}: expected one shell: {', '.join(SHELLS)}")
+    from jobs.common.cli import options_of
+
+    import argparse
+
+    from jobs.common.command_line import make_parser
+    from jobs.common.options import Option, choices, metavar
+
+    import shtab
+
+    def complete(action: argparse.Action, option: Option) -> None:
+        """Offers the choices of an option, or files."""
+        action.choices = choices(option.type) or None
+        if metavar(option) in FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+
+    parser = argparse.ArgumentParser("riptide", description="Dense retrieval on one machine or a Ray cluster.")
+    commands = parser.add_subparsers()
+    for name in command_names():
+        module = importlib.import_module(f"jobs.{name.replace('-', '_')}")
+        job_parser = make_parser(options_of(module.main), module.__name__, complete)
+        commands.add_parser(name, help=summary(name), parents=[job_parser], add_help=False)
+    commands.add_parser(COMPLETION, help="Print a completion script.").add_argument("shell", choices=SHELLS)
+    print(shtab.complete(parser, arguments[0]))
+
+
+def _refuse(name: str) -> None:
+    """Ends with one line that names the commands that are similar."""
+    name, known = name.replace("_", "-"), [*command_names(), COMPLETION]
+    near = [each for each in known if len(name) > 2 and name in each] or difflib.get_close_matches(name, known, 3, 0.5)
+    _fail(f"{name}: unknown command; " + (f"did you mean {' or '.join(near)}?" if near else "--help lists them"))
+
+
+def _fail(message: str) -> None:
+    """Ends with one line for bad usage."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)

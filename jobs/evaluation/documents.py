@@ -1,0 +1,63 @@
+"""Runs over a corpus of split documents, by document: each document ranks by its best passage (MaxP)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from indexing.corpus.corpus import Corpus
+from retriever.errors import InputError
+
+
+def documents_of(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Table, int]:
+    """Returns a run with each document of a query once, by its best passage.
+
+    Args:
+        run: Columns query_id, id and score. Ids are those of passages; in a file, they may be those of documents.
+        corpus: A split corpus. Ids that it does not know stay as they are.
+        depth: Number of documents that a query needs.
+
+    Returns:
+        Columns query_id, id of the document, score, and passage: its id, null if the run names the document alone. And
+        the number of queries with too few documents, because passages of the same ones have taken their ranks.
+    """
+    encoded = run["id"].combine_chunks().dictionary_encode()
+    names, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    is_document = corpus.rows_of_documents(names)[0] >= 0
+    rows = np.where(is_document, -1, corpus.rows_of(names))
+    documents = pa.array(np.where(rows >= 0, corpus.documents(rows), np.array(names, object)), pa.string())
+    numbers = documents.dictionary_encode().indices.to_numpy()[codes].astype(np.int64)
+    queries = run["query_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
+    order = np.lexsort((-run["score"].to_numpy(), queries))
+    pairs = queries * len(names) + numbers
+    kept = np.sort(order[np.unique(pairs[order], return_index=True)[1]])
+    num_passages, num_documents = np.bincount(queries), np.bincount(queries[kept])
+    is_short = (num_documents < np.minimum(num_passages, depth)) & (num_passages == num_passages.max(initial=0))
+    places = pa.array(codes[kept])
+    columns = {
+        "query_id": run["query_id"].take(pa.array(kept)),
+        "id": documents.take(places),
+        "score": run["score"].take(pa.array(kept)),
+        "passage": pa.array(names, pa.string(), mask=is_document).take(places),
+    }
+    return pa.table(columns), int(is_short.sum())
+
+
+def passages_of(run: pa.Table, measure: str) -> pa.Table:
+    """Returns a run with ids of passages: of the best passages, if its hits are documents.
+
+    Args:
+        run: The run.
+        measure: The option that needs passages, for the error.
+
+    Raises:
+        InputError: If the run names documents alone.
+    """
+    if "passage" not in run.column_names:
+        return run
+    if run["passage"].null_count:
+        raise InputError(
+            f"{measure}: it is measured on passages, and the run has ids of documents; give a run of the store, or a "
+            "file of search --by passage"
+        )
+    return run.set_column(run.column_names.index("id"), "id", run["passage"])

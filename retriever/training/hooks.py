@@ -1,0 +1,65 @@
+"""What a worker and its caller exchange during training: progress, checkpoints, and requests to stop."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SaveCheckpoint = Callable[[int, Callable[[Path], object]], object]
+"""Stores a checkpoint: (step, a function that writes a file)."""
+
+
+@dataclass
+class TrainingProgress:
+    """The progress of a training run: steps done, a curve of [step, loss, lr, quality or None], and the best quality.
+
+    The curve of a run of more than 10,000 steps has only some of the steps.
+    """
+
+    steps: int
+    curve: list[list[float | None]]
+    best: float | None = None
+    best_step: int = 0
+    since: int = 0  # evaluations since the best
+    cuts: dict[str, dict[str, int]] = field(default_factory=dict)  # of all workers' texts, by their kind: `Cuts.stored`
+
+
+class Stopped(Exception):
+    """A run ended because a stop was requested; the checkpoint of its last step, if it made one, is saved."""
+
+
+StopRequests = Callable[[], AbstractContextManager[Callable[[], bool]]]
+"""Returns a context manager around the steps of a run; its value is `must_stop()`: whether to stop after a step."""
+
+
+@contextlib.contextmanager
+def no_stop_requests() -> Iterator[Callable[[], bool]]:
+    """StopRequests of a run that is never stopped."""
+    yield lambda: False
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """Functions with which a worker stores checkpoints and reports steps.
+
+    Attributes:
+        load: Returns a local file with the last checkpoint, which is removed after reading; None: there is no
+            checkpoint.
+        save: Stores the last checkpoint.
+        load_best: As `load`, for the checkpoint with the best quality.
+        save_best: As `save`, for the checkpoint with the best quality.
+        note: Called on rank 0 after each step, and before the first step: with the number of steps of an earlier run,
+            or with the quality on the dev split before training.
+        stop_requests: Entered on rank 0 around the steps; `must_stop` is called before the first and after each step.
+    """
+
+    load: Callable[[], Path | None]
+    save: SaveCheckpoint
+    load_best: Callable[[], Path | None]
+    save_best: SaveCheckpoint
+    note: Callable[[dict[str, Any]], object]
+    stop_requests: StopRequests = no_stop_requests

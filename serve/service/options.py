@@ -1,0 +1,30 @@
+"""Options of a service, in one process and on Ray Serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from retriever.options.declaring import check_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceOptions:
+    """The queues, the threads and the warm-up of a service."""
+
+    GROUP: ClassVar = "processes"
+
+    threads: int | None = None
+    """Threads of the encoder and of each search; default: one for each core."""
+    batch: int = 32
+    """Maximum queries per batch."""
+    queue: int = 256
+    """Maximum queries that wait; more get 429."""
+    warm_up_s: float = 300.0
+    """Maximum seconds of the warm-up (reading files, running queries) before a release is ready; 0: no warm-up."""
+    compile: Literal["auto", "never"] = "never"
+    """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a number that is too small."""
+        check_least(self, threads=1, batch=1, queue=1, warm_up_s=0)
