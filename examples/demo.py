@@ -1,4 +1,4 @@
-"""Shows riptide on 1,995 SQuAD passages: keywords, vectors, a kill, a trained prompt, a server. `make demo` runs it.
+"""Shows riptide on 1,995 SQuAD passages: keywords, vectors, a kill, both together, a server. `make demo` runs it.
 
     python examples/demo.py [STORE]
 
@@ -25,7 +25,6 @@ from riptide import Client, Corpus, Queries, Store, __version__  # noqa: E402
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 QUESTION = "When did the 1973 oil crisis begin?"
-TASK = "questions"
 SEARCHES = ("bm25", "dense", "hybrid")
 
 
@@ -36,7 +35,7 @@ def main() -> None:
 
     title("Passages and keywords: a first result")
     job("import-corpus", *at, "--source", "examples/squad", "--part-size", "500")
-    job("build_bm25", *at)
+    job("build-bm25", *at)
     job("search", *at, "--mode", "bm25", "--query", QUESTION, "--k", "3")
     print(f"\n{time.monotonic() - started:.0f} s from raw files to this result")
 
@@ -52,19 +51,11 @@ def main() -> None:
     job("evaluate", *at, "--split", "test", "--run", *SEARCHES)
     show_difference(Store(store))
 
-    title("A prompt for this task: the backbone stays as it is, and so do the vectors")
-    tune = ("--train", "prompts", "--sides", "query", "--negatives", "none", "--length", "16", "--lr", "7e-3")
-    size = ("--batch", "128", "--steps", "100", "--query-length", "32")
-    job("train-retriever", *at, "--task", TASK, "--backbone", MODEL, "--embeddings", "minilm", *tune, *size)
-    job("search", *at, "--task", TASK, "--mode", "dense", "--split", "test", "--k", "100", "--name", f"dense-{TASK}")
-    job("evaluate", *at, "--split", "test", "--run", "dense", f"dense-{TASK}")
-
-    title("Both tasks over one set of vectors, served")
+    title("The same searches over HTTP")
     with served(store) as url:
-        client = Client(url)
-        for task in ("default", TASK):
-            best = client.search(QUESTION, task=task, k=1)[0]
-            print(f"task {task:10} {best.score:.3f}  {best.title}: {best.text[:70]}…")
+        for mode in SEARCHES:
+            best = Client(url).search(QUESTION, mode=mode, k=1)[0]
+            print(f"{mode:7} {best.score:.3f}  {best.title}: {best.text[:70]}…")
 
     title("Now your own files")
     print(f"""
