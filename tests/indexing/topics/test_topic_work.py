@@ -105,7 +105,7 @@ def test_a_grown_corpus_has_its_new_passages_inferred(tmp_path: Path) -> None:
     before = fit_small(tmp_path)
     texts, _ = planted_texts(20, seed=9)
     extend_corpus(tmp_path, [texts[:15], [*texts[15:], "nothing of it"]], deleted=[3], titles=True)
-    with pytest.raises(InputError, match=r"topics covers 90 of the corpus' 111 passages: run jobs/fit_topics\.py --na"):
+    with pytest.raises(InputError, match=r"topics covers 90 of the corpus' 111 passages: run riptide fit-topics --na"):
         Topics.open(Store(str(tmp_path / "store")), "topics")
     extend_corpus(tmp_path, [["star galaxy orbit"]])  # a second generation, which the same run covers
     after = fit_small(tmp_path)

@@ -10,7 +10,7 @@ import torch
 from loss_checks import assert_gradient, assert_gradients, gradient_of, log_sum_exp, random
 
 from retriever.losses import Labels, batch_loss, contrastive_loss, own_loss, symmetric_loss
-from retriever.systems.cross import Loss as CrossLoss
+from retriever.options.reranking import PairLoss
 from retriever.systems.cross import loss_of
 from retriever.systems.rip import rip_loss
 
@@ -242,7 +242,7 @@ def test_the_rip_loss_of_equal_vectors_and_of_one_pair() -> None:
     assert (gradient_of(rip_loss, random(2, 4)) == 0).all()
 
 
-def expected_cross(logits: np.ndarray, loss: CrossLoss) -> float:
+def expected_cross(logits: np.ndarray, loss: PairLoss) -> float:
     """The sum over queries; column 0 is the positive."""
     total = 0.0
     for scores in logits.tolist():
@@ -257,7 +257,7 @@ def expected_cross(logits: np.ndarray, loss: CrossLoss) -> float:
 
 @pytest.mark.parametrize("loss", ["bce", "listwise"])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (6, 1), (6, 4)])
-def test_the_losses_of_a_reranker_equal_a_loop(shape: tuple[int, int], loss: CrossLoss) -> None:
+def test_the_losses_of_a_reranker_equal_a_loop(shape: tuple[int, int], loss: PairLoss) -> None:
     logits = 3 * random(*shape)
     expected = expected_cross(logits.numpy(), loss)
     assert loss_of(logits, loss).item() == pytest.approx(expected, rel=1e-12, abs=1e-14)
@@ -267,12 +267,12 @@ def test_the_losses_of_a_reranker_equal_a_loop(shape: tuple[int, int], loss: Cro
 
 
 @pytest.mark.parametrize(("loss", "expected"), [("bce", 2 * math.log(2)), ("listwise", 2 * math.log(4))])
-def test_the_losses_of_a_reranker_with_equal_scores(loss: CrossLoss, expected: float) -> None:
+def test_the_losses_of_a_reranker_with_equal_scores(loss: PairLoss, expected: float) -> None:
     assert loss_of(torch.zeros(2, 4), loss).item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("loss", "expected"), [("bce", (1000 + math.log(2)) / 2), ("listwise", 1000.0)])
-def test_the_losses_of_a_reranker_do_not_overflow(loss: CrossLoss, expected: float) -> None:
+def test_the_losses_of_a_reranker_do_not_overflow(loss: PairLoss, expected: float) -> None:
     """The positive's score is 1000 below the negative's."""
     logits = torch.tensor([[-1000.0, 0.0]])
     assert loss_of(logits, loss).item() == pytest.approx(expected, rel=1e-6)
