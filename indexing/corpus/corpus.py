@@ -138,15 +138,16 @@ class Corpus:
             )
         return names[inverse].reshape(rows.shape)
 
-    def rows_of(self, ids: Sequence[str]) -> np.ndarray:
-        """Returns the row of each id, int64 [n]; -1 for an id that is unknown or deleted."""
+    def rows_of(self, ids: Sequence[str], *, with_deleted: bool = False) -> np.ndarray:
+        """Returns the row of each id, int64 [n]; -1 for an id that is unknown or, unless `with_deleted`, deleted."""
         result = np.full(len(ids), -1, np.int64)
         hashes = hash_ids(ids)
         for artifact in self.generations:
             files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
             positions, rows = candidates(files, hashes)
-            alive = ~np.isin(rows, self.deleted)
-            positions, rows = positions[alive], rows[alive]
+            if not with_deleted:
+                alive = ~np.isin(rows, self.deleted)
+                positions, rows = positions[alive], rows[alive]
             names = self.ids(rows)
             same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
             result[positions[same]] = rows[same]
@@ -156,12 +157,6 @@ class Corpus:
 def first_passage(document: str) -> str:
     """Returns the id of the first passage of a document in a split corpus."""
     return f"{document}#0"
-
-
-def document_of(passage: str) -> str:
-    """Returns the id of the document of a passage in a split corpus; an id that does not end in #NUMBER, unchanged."""
-    document, _, number = passage.rpartition("#")
-    return document if document and number.isdecimal() else passage
 
 
 def document_starts(table: pa.Table) -> np.ndarray:

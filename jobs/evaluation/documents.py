@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from indexing.corpus.corpus import Corpus, document_of
+from indexing.corpus.corpus import Corpus
 from retriever.errors import InputError
 
 
@@ -23,12 +23,14 @@ def documents_of(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Table, i
         the number of queries with too few documents, because passages of the same ones have taken their ranks.
     """
     encoded = run["id"].combine_chunks().dictionary_encode()
-    names, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-    # The id of a document of the corpus may look like that of a passage.
-    is_whole = np.zeros(len(names), bool) if "row" in run.column_names else corpus.rows_of_documents(names)[0] >= 0
-    owners = [name if whole else document_of(name) for name, whole in zip(names, is_whole, strict=True)]
-    documents = pa.array(owners, pa.string())
-    is_document = np.array([owner == name for owner, name in zip(owners, names, strict=True)], bool)
+    names, codes = encoded.dictionary.to_numpy(zero_copy_only=False), encoded.indices.to_numpy()
+    if "row" in run.column_names:
+        rows = np.empty(len(names), np.int64)
+        rows[codes] = run["row"].to_numpy()
+    else:
+        rows = np.where(corpus.rows_of_documents(names)[0] < 0, corpus.rows_of(names, with_deleted=True), -1)
+    is_document = rows < 0
+    documents = pa.array(np.where(is_document, names, corpus.documents(rows)), pa.string())
     numbers = documents.dictionary_encode().indices.to_numpy()[codes].astype(np.int64)
     queries = run["query_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     order = np.lexsort((-run["score"].to_numpy(), queries))
