@@ -47,7 +47,7 @@ class StoreJob(Common):
     """What to do; gc removes files, checkpoints, old releases and their prompts over HTTP that nothing names."""
     key: str | None = option(None, positional=True, metavar="KEY")
     """The artifact, as list prints it (show, remove, export). Without a generation, index/minilm for example, it is the
-    newest one, or for remove all of them."""
+    newest complete one, or for remove all of them."""
     to: str | None = option(None, metavar="FOLDER")
     """Folder for the files of a model or a prompt, which keep their names (export)."""
     query_id: str | None = None
@@ -80,13 +80,19 @@ def main(options: StoreJob) -> None:
     elif options.action == "show" and options.query_id is not None:
         show_query(store, key, options.query_id, options.k or SHOWN_HITS)
     elif options.action == "show":
-        show(store, store.find(key)[-1], options.limit)
+        show(store, newest(store, key), options.limit)
     elif options.action == "remove":
         remove(store, key, options)
     elif options.action == "export":
-        export(store, store.find(key)[-1], options)
+        export(store, newest(store, key), options)
     else:
         collect_garbage(store, options)
+
+
+def newest(store: Store, key: str) -> str:
+    """Returns the key of an artifact, or of its newest generation: the newest complete one, if there is one."""
+    keys = store.find(key)
+    return max(set(keys).intersection(store.keys(key)), default=keys[-1])
 
 
 def remove(store: Store, key: str, options: StoreJob) -> None:

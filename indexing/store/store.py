@@ -347,13 +347,15 @@ class Store:
 def _dependents_first(keys: Sequence[str], dependents: Mapping[str, Sequence[str]]) -> list[str]:
     """Returns keys and all that depends on them, each one after its dependents."""
     ordered: dict[str, None] = {}
+    visited: set[str] = set()  # there is a cycle if an artifact was deleted by hand and made again from its dependents
     pending = list(keys)
     while pending:
         key = pending[-1]
-        if unfinished := [each for each in dependents.get(key, ()) if each not in ordered]:
-            pending += unfinished
-        else:
+        if key in visited:
             ordered[pending.pop()] = None
+        else:
+            visited.add(key)
+            pending += [each for each in dependents.get(key, ()) if each not in visited]
     return list(ordered)
 
 
