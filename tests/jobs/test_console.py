@@ -74,11 +74,13 @@ def test_commands_are_named_as_the_user_started(form: str, script: Path, tmp_pat
     if form == "module":
         (tmp_path / "jobs").mkdir()
         (tmp_path / "serve.py").write_text("raise SystemExit('the wrong serve')")
-    (tmp_path / "r.yaml").write_text("store: none\nsteps:\n  - import_corpus: {source: raw}\n  - verify: {}\n")
+    (tmp_path / "r.yaml").write_text("store: none\nsteps:\n  - import-corpus: {source: raw}\n  - verify: {}\n")
     job = FORMS[form]
     planned = run([*pipeline, "--config", "r.yaml", "--plan"], tmp_path)
     assert planned.stdout.splitlines()[1] == f"$ {job} --store none --source raw", planned.stderr
     assert planned.returncode == 1
+    later = run([*pipeline, "--config", "r.yaml", "--plan", "--only", "verify"], tmp_path)
+    assert later.stdout.endswith(f"there is no store here; {job} makes one\n"), later.stderr
     missing = run([*pipeline, "--config", "r.yaml", "--only", "verify"], tmp_path)
     place = "error: step 2/2 verify: " + str(tmp_path / "none")
     assert missing.stderr == f"{place}: there is no store here; {job} makes one\n"
@@ -121,6 +123,8 @@ def test_a_job_knows_its_name_in_each_form(monkeypatch: pytest.MonkeyPatch) -> N
     assert starting.with_commands("run riptide build-index again, riptide is") == (
         "run python jobs/build_index.py again, riptide is"
     )
+    submission = "ray job submit -- python -m riptide build-index"
+    assert starting.with_commands(submission) == submission
 
 
 COMPLETE = """
