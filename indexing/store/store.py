@@ -257,8 +257,8 @@ class Store:
         if needed_by and not with_dependents:
             direct = sorted({other for each in wanted for other in dependents.get(each, ())} - set(wanted))
             raise InputError(
-                f"{self.url}/{key} is needed by {', '.join(direct)}: remove those first, or everything that was made "
-                "from it by parameter with_dependents"
+                f"{self.url}/{key} is needed by {', '.join(direct)}: remove those first, or give parameter "
+                "with_dependents, which removes everything that was made from it"
             )
         if live := [other for other in removed if self._is_live(other)]:
             raise InputError(

@@ -94,6 +94,7 @@ def test_commands_are_named_as_the_user_started(form: str, script: Path, tmp_pat
         (["build_bm25", "--help"], 0, "usage: riptide build-bm25 "),
         (["serch"], 2, "error: serch: unknown command; did you mean search or serve-search?\n"),
         (["index"], 2, "error: index: unknown command; did you mean build-index?\n"),
+        (["--store", "s"], 2, "error: --store: expected a command before the options; --help lists them\n"),
         (["xyzzy"], 2, "error: xyzzy: unknown command; --help lists them\n"),
         (["completion", "csh"], 2, "error: completion csh: expected one shell: bash, zsh, fish\n"),
     ],
