@@ -11,7 +11,7 @@ riptide store gc --store data/squad
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, human, run, say
+from jobs.common.cli import Common, as_options, human, run, say
 
 import json
 import shutil
@@ -159,7 +159,7 @@ def report(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
 def end_with(problems: list[str], note: str) -> None:
     """Prints a line for each problem, and raises InputError with their number; does nothing if there are none."""
     for problem in problems:
-        say(f"bad: {problem}")
+        say(as_options(f"bad: {problem}"))
     if problems:
         raise InputError(f"{len(problems)} damaged documents; {note}; riptide verify names every damaged file")
 
