@@ -33,10 +33,14 @@ def with_commands(text: str) -> str:
     """
 
     def in_form(match: re.Match[str]) -> str:
-        is_job = os.path.isfile(os.path.join(JOBS, f"{match[1].replace('-', '_')}.py"))
-        return command(match[1]) if is_job else match[0]
+        return command(match[1]) if is_job(match[1]) else match[0]
 
     return _COMMAND.sub(in_form, text)
+
+
+def is_job(name: str) -> bool:
+    """Whether there is a job of this name, with dashes or underscores."""
+    return os.path.isfile(os.path.join(JOBS, f"{name.replace('-', '_')}.py"))
 
 
 def job_name() -> str:

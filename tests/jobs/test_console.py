@@ -10,6 +10,8 @@ from pathlib import Path
 
 import jobs
 from jobs.common import console, starting
+from jobs.common.cli import Common
+from jobs.common.command_line import make_parser
 from jobs.common.steps import job_names
 
 import pytest
@@ -126,6 +128,11 @@ def test_a_job_knows_its_name_in_each_form(monkeypatch: pytest.MonkeyPatch) -> N
     )
     submission = "ray job submit -- python -m riptide build-index"
     assert starting.with_commands(submission) == submission
+
+
+def test_the_usage_of_another_program_names_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks/experiment.py", "--help"])
+    assert make_parser(Common, "jobs.experiments.experiment").prog == "python benchmarks/experiment.py"
 
 
 COMPLETE = """
