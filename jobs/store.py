@@ -54,7 +54,7 @@ class StoreJob(Common):
     """A query of runs/NAME: print its text, hits and judgements, and the relevant passages that the run misses
     (show)."""
     with_dependents: bool = False
-    """Remove everything that was made from the artifact too; --plan lists it (remove)."""
+    """Also remove everything that was made from the artifact; --plan lists it (remove)."""
     k: int | None = None
     """Hits that --query-id prints; default: 10."""
     limit: int | None = None
@@ -116,7 +116,7 @@ def delete(store: Store, files: list[tuple[str, int]], options: StoreJob) -> Non
 
 
 def verb(options: StoreJob) -> str:
-    """Returns what is printed before the name of what is removed."""
+    """Returns the verb of a line about a removal, which depends on --plan."""
     return "would remove" if options.plan else "removed"
 
 
@@ -151,7 +151,7 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
 
 
 def report(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
-    """Prints a line on what is removed; none if it has no files, as another process turned out to need it."""
+    """Prints a line on what is removed; prints nothing without files, which means that another process needs it now."""
     if files:
         say(f"{verb(options)} {key}, {human(sum(size for _, size in files))}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.common.cli import Common
+
 import os
 import subprocess
 import sys
@@ -10,7 +12,6 @@ from pathlib import Path
 
 import jobs
 from jobs.common import console, starting
-from jobs.common.cli import Common
 from jobs.common.command_line import make_parser
 from jobs.common.steps import job_names
 
