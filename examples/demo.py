@@ -1,69 +1,143 @@
-"""End-to-end demo on 1,995 real SQuAD passages: import, encode, index, search, measure. `make demo` runs it.
+"""Shows riptide on 1,995 SQuAD passages: keywords, vectors, a kill, both together, a server. `make demo` runs it.
 
     python examples/demo.py [STORE]
 
-Every step is a job that you can run yourself; the demo prints the command of each step.
+Every step is a job that you can run yourself; the demo prints its command. A second run finds the work done.
 """
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from jobs.common.console import run_command  # noqa: E402
+
+from indexing.search.runs import read_run  # noqa: E402
+from riptide import Client, Corpus, Queries, Store, __version__  # noqa: E402
+
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-MODES = ("exact", "dense", "bm25", "hybrid")
-QUESTIONS_SHOWN = 3
-
-
-def job(name: str, *arguments: str) -> None:
-    """Runs a job as a user would, and exits if it fails."""
-    print(f"\n$ riptide {name} {' '.join(arguments)}", flush=True)
-    status = subprocess.run([sys.executable, "-m", "riptide", name, *arguments], cwd=ROOT).returncode
-    if status:
-        sys.exit(status)
-
-
-def show(store_url: str, run: str) -> None:
-    """Prints some queries with their best passages."""
-    from indexing.search.runs import read_run
-    from riptide import Corpus, Queries, Store
-
-    store = Store(store_url)
-    corpus, queries = Corpus.open(store), Queries.open(store)
-    hits = next(iter(read_run(store.open("runs", run))))
-    relevant = dict(zip(*(queries.qrels("test")[c].to_pylist() for c in ("query_id", "corpus_id")), strict=True))
-    texts = dict(zip(*queries.split("test"), strict=True))
-    query_ids = hits["query_id"].to_pylist()
-    step = len(texts) // QUESTIONS_SHOWN
-    for query in list(texts)[:: max(1, step)][:QUESTIONS_SHOWN]:
-        print(f"\n{texts[query]}")
-        first = query_ids.index(query)
-        best = hits.slice(first, 3)
-        for passage, score in zip(corpus.passages(best["row"].to_numpy()), best["score"].to_pylist(), strict=True):
-            mark = "*" if passage.id == relevant[query] else " "
-            print(f" {mark} {score:.3f}  {passage.title}: {passage.text[:90]}…")
-    print("\n(* the passage that the question was written on)")
+QUESTION = "When did the 1973 oil crisis begin?"
+SEARCHES = ("bm25", "dense", "hybrid")
 
 
 def main() -> None:
     started = time.monotonic()
     store = sys.argv[1] if len(sys.argv) > 1 else "data/demo"
     at = ("--store", store)
+
+    title("Passages and keywords: a first result")
     job("import-corpus", *at, "--source", "examples/squad", "--part-size", "500")
-    job("encode-corpus", *at, "--encoder", MODEL, "--name", "minilm")
-    job("build-index", *at, "--embeddings", "minilm", "--factory", "IVF32,PQ48x4fs", "--shards", "4")
     job("build-bm25", *at)
-    for mode in MODES:
-        files = ("--run", f"results/demo-{mode}.trec", "--overwrite")
-        job("search", *at, "--mode", mode, "--k", "100", "--name", f"demo-{mode}", *files)
-    job("evaluate", *at, "--run", *(f"demo-{mode}" for mode in MODES), "--json", "results/demo.json", "--overwrite")
-    show(store, "demo-hybrid")
-    print(f"\nThe store is {store} (riptide store list --store {store}), the runs are results/demo-*.trec, the")
-    print(f"figures results/demo.json. It took {time.monotonic() - started:.0f} s; a second run has nothing to make.")
-    print(f"\nTo search it in a browser:  riptide serve-search --store {store}")
+    job("search", *at, "--mode", "bm25", "--query", QUESTION, "--k", "3")
+    print(f"\n{time.monotonic() - started:.0f} s from raw files to this result")
+
+    title("Vectors: a job that is killed goes on where it was")
+    encode = ("encode-corpus", *at, "--encoder", MODEL, "--name", "minilm")
+    kill_after_first_part(Store(store), "embeddings/minilm/g0000", *encode)
+    job(*encode)
+    job("build-index", *at, "--embeddings", "minilm", "--factory", "IVF32,PQ48x4fs", "--shards", "4")
+
+    title("Keywords, vectors, or both")
+    for mode in SEARCHES:
+        job("search", *at, "--mode", mode, "--split", "test", "--k", "100", "--name", mode)
+    job("evaluate", *at, "--split", "test", "--run", *SEARCHES)
+    show_difference(Store(store))
+
+    title("The same searches over HTTP")
+    with served(store) as url:
+        for mode in SEARCHES:
+            best = Client(url).search(QUESTION, mode=mode, k=1)[0]
+            print(f"{mode:7} {best.score:.3f}  {best.title}: {best.text[:70]}…")
+
+    title("Now your own files")
+    print(f"""
+With its page, for a browser:   riptide serve-search --store {store}
+All that was made:              riptide store list --store {store}
+Your CSV, JSON or Parquet:      riptide import-corpus --store data/mine --source FILE
+                                and the same steps as above; docs/data.md has examples of columns
+
+The demo took {time.monotonic() - started:.0f} s. A second run finds its work done.""")
+
+
+def title(text: str) -> None:
+    """Prints the title of a chapter."""
+    print(f"\n\n== {text}", flush=True)
+
+
+def job(*arguments: str) -> None:
+    """Runs a job in this process, and exits if it fails."""
+    show(arguments)
+    run_command(arguments, __version__)
+
+
+def show(arguments: Sequence[str]) -> None:
+    """Prints a job as a command."""
+    print(f"\n$ riptide {shlex.join(arguments)}", flush=True)
+
+
+def kill_after_first_part(store: Store, key: str, *arguments: str) -> None:
+    """Starts a job in a process, which it kills when the artifact has a part; does nothing if the artifact exists."""
+    folder = Path(store.url) / key
+    if (folder / "manifest.json").exists():
+        return
+    show(arguments)
+    with subprocess.Popen([sys.executable, "-m", "riptide", *arguments], cwd=ROOT) as process:
+        while process.poll() is None and not list(folder.glob("part-*.json")):
+            time.sleep(0.05)
+        process.kill()
+    print("Killed. The same command again:")
+
+
+def show_difference(store: Store) -> None:
+    """Prints a question whose passage hybrid search finds first, while keywords and vectors rank it lower."""
+    queries, corpus = Queries.open(store), Corpus.open(store)
+    judged = queries.qrels("test")
+    relevant = dict(zip(judged["query_id"].to_pylist(), judged["corpus_id"].to_pylist(), strict=True))
+    ranks = {name: ranks_of(relevant, store, name) for name in SEARCHES}
+    best = [query for query, rank in ranks["hybrid"].items() if rank == 1]
+    query = max(best, key=lambda query: min(ranks["bm25"].get(query, 0), ranks["dense"].get(query, 0)))
+    [passage] = corpus.passages(corpus.rows_of([relevant[query]]))
+    print(f"\n{dict(zip(*queries.split('test'), strict=True))[query]}")
+    print(f"  {passage.title}: {passage.text[:90]}…")
+    print("  rank of this passage: " + ", ".join(f"{ranks[name][query]} by {name}" for name in SEARCHES))
+
+
+def ranks_of(relevant: dict[str, str], store: Store, run: str) -> dict[str, int]:
+    """Returns the rank, from 1, of the relevant passage of each query that has it among its hits."""
+    ranks, rank, last = {}, 0, ""
+    for hits in read_run(store.open("runs", run)):
+        for query, id in zip(hits["query_id"].to_pylist(), hits["id"].to_pylist(), strict=True):
+            rank = rank + 1 if query == last else 1
+            last = query
+            if relevant[query] == id:
+                ranks[query] = rank
+    return ranks
+
+
+@contextlib.contextmanager
+def served(store: str) -> Iterator[str]:
+    """Serves the store while the block runs; provides the address."""
+    arguments = ["serve-search", "--store", store, "--port", "0"]
+    show(arguments)
+    command = [sys.executable, "-m", "riptide", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        try:
+            for line in process.stdout:
+                print(line, end="")
+                if line.startswith("serving"):
+                    yield line.split()[1]
+                    break
+        finally:
+            process.terminate()
 
 
 if __name__ == "__main__":

@@ -73,9 +73,9 @@ def test_every_example_of_the_page_gives_what_the_page_says(
     for block in blocks():
         if block.language == "bash":
             for command in block.text.replace("\\\n", "").splitlines():
-                python, job, *arguments = shlex.split(command)
-                assert python == "python"
-                out = done(Path(job).stem, *arguments)
+                program, job, *arguments = shlex.split(command)
+                assert program == "riptide"
+                out = done(job.replace("-", "_"), *arguments)
                 store = Store(arguments[arguments.index("--store") + 1])
                 name = next(iter(re.findall(r"/queries/(\S+): ", out)), "")
                 commands += 1

@@ -281,11 +281,13 @@ def test_a_store_without_anything_to_search_names_the_commands(
     root, at = Path(store.url), ("search", "--store", store.url, "--query", "bafa")
     for name in ("bm25", "index", "embeddings/enc"):
         shutil.rmtree(root / name)
-    told = "there is nothing to search: build an index of its sparse embeddings (build_index), or build a BM25 index"
+    told = "there is nothing to search: build an index of its sparse embeddings (riptide build-index), or build a BM25 "
     assert told in refused(*at)
     shutil.rmtree(root / "embeddings")
     line = refused(*at)
-    assert line.endswith("nothing to search: encode the corpus (encode_corpus), or build a BM25 index (build_bm25)")
+    assert line.endswith(
+        "nothing to search: encode the corpus (riptide encode-corpus), or build a BM25 index (riptide build-bm25)"
+    )
     documented("Searching", "a search without a mode or source, of a store with only a corpus", line, 1)
     store.create("bm25", "bm25/g0000")
     assert "there is nothing to search (bm25/bm25/g0000: begun and not complete): encode" in refused(*at)
