@@ -130,7 +130,7 @@ def find_step(steps: Sequence[Step], wanted: str) -> Step:
     """Returns the step with a number, job, label or title, in which dashes count as underscores.
 
     Raises:
-        InputError: If there is none, or several.
+        InputError: If no step or several steps have this name.
     """
     name = wanted.replace("-", "_")
     found = [
