@@ -286,7 +286,7 @@ def format_tests(first: str, p_values: dict[str, dict[str, float]]) -> str:
     metrics = list(p_values)
     names = p_values[metrics[0]]
     rows = {name: [f"{p_values[metric][name]:.4f}" for metric in metrics] for name in names}
-    corrected = ", adjusted for their number in each column (Holm)" if len(names) > 1 else ""
+    corrected = ", adjusted for the number of tests in each column (Holm)" if len(names) > 1 else ""
     title = f"p-values against {first}: two-sided paired randomisation test over the queries{corrected}"
     return f"\n{title}\n{_columns('run', rows, metrics)}"
 

@@ -17,7 +17,7 @@ the steps that are complete take seconds. All steps run in this process, so Ray 
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, input_error, run, say
+from jobs.common.cli import Common, as_options, input_error, run, say
 
 import contextlib
 import dataclasses
@@ -96,7 +96,7 @@ def plan(step: Step, steps: Sequence[Step]) -> None:
     except InputError as error:
         if step.number == 1:
             raise
-        say(f"after step {step.after(steps)}; now: {str(error).removeprefix(f'step {step.place}: ')}")
+        say(as_options(f"after step {step.after(steps)}; now: {str(error).removeprefix(f'step {step.place}: ')}"))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ newest generations.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, run, say
+from jobs.common.cli import Common, as_options, run, say
 
 import asyncio
 import contextlib
@@ -194,7 +194,7 @@ def choose(store: Store, options: ServeSearch) -> Choice:
             raise InputError(f"{error} (--renew)") from error
         is_damaged = True
         live, tag = last_release(store)
-        say(f"repairs   {error}")
+        say(as_options(f"repairs   {error}"))
         say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
     if live is None and options.keep_release:
         raise InputError(f"--keep-release: {store.url} has no live release; leave it out to make one")
@@ -253,7 +253,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
         sources=options.sources,
     )
     for reason in excluded.values():
-        say(f"left out  {reason}")
+        say(as_options(f"left out  {reason}"))
     for key in store.incomplete():
         if Key.parse(key).kind in ("bm25", "embeddings", "index", "prompts"):
             remedy = "run the command that makes it again, then add --renew"
@@ -291,7 +291,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
                 "of the artifacts that the store has"
             ) from error
         without = f", without newer artifacts ({'; '.join(changes)})" if changes else ""
-        say(f"warning: release {live.id} is served as it is{without}: {error}")
+        say(as_options(f"warning: release {live.id} is served as it is{without}: {error}"))
         return live
     for change in changes:
         say(f"{'newer   ' if change in added else 'replaced'}  {change}")
@@ -329,7 +329,8 @@ def make_live(store: Store, choice: Choice, open_release: Callable[[], object]) 
         except (InputError, OSError, RuntimeError) as error:
             if fallback is None:
                 raise
-            say(f"warning: release {fallback.id} is served as it is, as release {release.id} cannot be served: {error}")
+            reason = f"release {release.id} cannot be served: {error}"
+            say(as_options(f"warning: release {fallback.id} is served as it is, as {reason}"))
             return fallback.id
         if make_current(store, release, choice.tag):
             live_id = release.id

@@ -11,7 +11,7 @@ riptide store gc --store data/squad
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, human, run, say
+from jobs.common.cli import Common, as_options, human, run, say
 
 import json
 import shutil
@@ -47,14 +47,14 @@ class StoreJob(Common):
     """What to do; gc removes files, checkpoints, old releases and their prompts over HTTP that nothing names."""
     key: str | None = option(None, positional=True, metavar="KEY")
     """The artifact, as list prints it (show, remove, export). Without a generation, index/minilm for example, it is the
-    newest one, or for remove all of them."""
+    newest complete one, or for remove all of them."""
     to: str | None = option(None, metavar="FOLDER")
     """Folder for the files of a model or a prompt, which keep their names (export)."""
     query_id: str | None = None
     """A query of runs/NAME: print its text, hits and judgements, and the relevant passages that the run misses
     (show)."""
     with_dependents: bool = False
-    """Remove everything that was made from the artifact too; --plan lists it (remove)."""
+    """Also remove everything that was made from the artifact; --plan lists it (remove)."""
     k: int | None = None
     """Hits that --query-id prints; default: 10."""
     limit: int | None = None
@@ -80,13 +80,19 @@ def main(options: StoreJob) -> None:
     elif options.action == "show" and options.query_id is not None:
         show_query(store, key, options.query_id, options.k or SHOWN_HITS)
     elif options.action == "show":
-        show(store, store.find(key)[-1], options.limit)
+        show(store, newest(store, key), options.limit)
     elif options.action == "remove":
         remove(store, key, options)
     elif options.action == "export":
-        export(store, store.find(key)[-1], options)
+        export(store, newest(store, key), options)
     else:
         collect_garbage(store, options)
+
+
+def newest(store: Store, key: str) -> str:
+    """Returns the key of an artifact, or of its newest generation: the newest complete one, if there is one."""
+    keys = store.find(key)
+    return max(set(keys).intersection(store.keys(key)), default=keys[-1])
 
 
 def remove(store: Store, key: str, options: StoreJob) -> None:
@@ -110,7 +116,7 @@ def delete(store: Store, files: list[tuple[str, int]], options: StoreJob) -> Non
 
 
 def verb(options: StoreJob) -> str:
-    """Returns what is printed before the name of what is removed."""
+    """Returns the verb of a line about a removal, which depends on --plan."""
     return "would remove" if options.plan else "removed"
 
 
@@ -145,7 +151,7 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
 
 
 def report(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
-    """Prints a line on what is removed; none if it has no files, as another process turned out to need it."""
+    """Prints a line on what is removed; prints nothing without files, which means that another process needs it now."""
     if files:
         say(f"{verb(options)} {key}, {human(sum(size for _, size in files))}")
 
@@ -153,7 +159,7 @@ def report(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
 def end_with(problems: list[str], note: str) -> None:
     """Prints a line for each problem, and raises InputError with their number; does nothing if there are none."""
     for problem in problems:
-        say(f"bad: {problem}")
+        say(as_options(f"bad: {problem}"))
     if problems:
         raise InputError(f"{len(problems)} damaged documents; {note}; riptide verify names every damaged file")
 

@@ -7,7 +7,7 @@ The exit status is 1 if a file is damaged or missing.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, Stage, fail, human, run, say
+from jobs.common.cli import Common, Stage, as_options, fail, human, run, say
 
 from dataclasses import dataclass
 
@@ -33,7 +33,7 @@ def main(options: Verify) -> None:
             stage.count(finding.bytes)
             if finding.problem:
                 problems += 1
-                say(f"bad: {finding.problem}")
+                say(as_options(f"bad: {finding.problem}"))
     for key in store.incomplete():
         say(f"incomplete: {store.url}/{key}: the command that makes it resumes it")
     if problems:

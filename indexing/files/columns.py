@@ -220,7 +220,7 @@ def no_judgements(file: str, table: Table, columns: QueryColumns) -> str:
     example = f", for example {others[0]}" if others else ""
     return (
         f"no judgements in {file}: none of its columns is called {', '.join(RELEVANT_NAMES)}; if one has the ids of "
-        f"relevant passages{example}, rename it, or name it by parameter relevant of import_queries"
+        f"relevant passages{example}, rename it, or name it by parameter relevant of riptide import-queries"
     )
 
 

@@ -257,8 +257,8 @@ class Store:
         if needed_by and not with_dependents:
             direct = sorted({other for each in wanted for other in dependents.get(each, ())} - set(wanted))
             raise InputError(
-                f"{self.url}/{key} is needed by {', '.join(direct)}: remove those first, or everything that was made "
-                "from it by parameter with_dependents"
+                f"{self.url}/{key} is needed by {', '.join(direct)}: remove those first, or give parameter "
+                "with_dependents, which removes everything that was made from it"
             )
         if live := [other for other in removed if self._is_live(other)]:
             raise InputError(
@@ -347,13 +347,15 @@ class Store:
 def _dependents_first(keys: Sequence[str], dependents: Mapping[str, Sequence[str]]) -> list[str]:
     """Returns keys and all that depends on them, each one after its dependents."""
     ordered: dict[str, None] = {}
+    visited: set[str] = set()  # there is a cycle if an artifact was deleted by hand and made again from its dependents
     pending = list(keys)
     while pending:
         key = pending[-1]
-        if unfinished := [each for each in dependents.get(key, ()) if each not in ordered]:
-            pending += unfinished
-        else:
+        if key in visited:
             ordered[pending.pop()] = None
+        else:
+            visited.add(key)
+            pending += [each for each in dependents.get(key, ()) if each not in visited]
     return list(ordered)
 
 

@@ -181,5 +181,5 @@ END: Any = object()
 
 
 def may_draw(pending: Collection[Any], limit: int) -> bool:
-    """Returns whether a runner may draw another item, as there are fewer than `limit` pending ones, of few bytes."""
+    """Whether a runner may draw another item: fewer than `limit` are pending, of less than MAX_BYTES in total."""
     return len(pending) < limit and sum(getattr(item, "size_bytes", 0) for item in pending) < MAX_BYTES

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from jobs.common.options import Option, build, choices, convert, described, flatten, metavar
-from jobs.common.starting import command, job_name, with_commands
+from jobs.common.starting import command, is_job, job_name, with_commands
 
 from retriever.errors import InputError
 
@@ -227,7 +227,8 @@ def make_parser(options: type, module: str, complete: Complete | None = None) ->
     required = [option for option in flat.values() if option.is_required]
     required.sort(key=lambda option: (not option.is_positional, option.name != "store"))
     usage = [f"{'' if option.is_positional else option.flag + FIXED_SPACE}{metavar(option)}" for option in required]
-    program = command(job_name() if module == "__main__" else module.rpartition(".")[2])
+    job = job_name() if module == "__main__" else module.rpartition(".")[2]
+    program = command(job) if is_job(job) else f"python {sys.argv[0]}"
     parser = _Parser(
         prog=program,
         usage="\n    ".join(_wrap(" ".join([program, *usage, "[OPTIONS]"]), width - len("usage: "))),

@@ -124,6 +124,8 @@ def print_completion(arguments: Sequence[str]) -> None:
 
 def _refuse(name: str) -> None:
     """Ends with one line that names the commands that are similar."""
+    if name.startswith("-"):
+        _fail(f"{name}: expected a command before the options; --help lists them")
     name, known = name.replace("_", "-"), [*command_names(), COMPLETION]
     near = [each for each in known if len(name) > 2 and name in each] or difflib.get_close_matches(name, known, 3, 0.5)
     _fail(f"{name}: unknown command; " + (f"did you mean {' or '.join(near)}?" if near else "--help lists them"))

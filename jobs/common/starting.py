@@ -13,7 +13,7 @@ import sys
 
 JOBS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 _MODULE = os.path.join(os.path.dirname(JOBS), "riptide.py")
-_COMMAND = re.compile(r"\briptide(\s+)([a-z0-9]+(?:-[a-z0-9]+)*)\b(?!/)")
+_COMMAND = re.compile(r"(?<!python -m )\briptide\s+([a-z0-9]+(?:-[a-z0-9]+)*)\b(?!/)")
 
 
 def command(job: str = "") -> str:
@@ -27,13 +27,20 @@ def command(job: str = "") -> str:
 
 
 def with_commands(text: str) -> str:
-    """Returns a text in which each command `riptide JOB …` has the form in which this process was started."""
+    """Returns a text in which each command `riptide JOB …` has the form in which this process was started.
+
+    `python -m riptide JOB …` stays as it is: a command for a cluster, whose nodes need not have the console script.
+    """
 
     def in_form(match: re.Match[str]) -> str:
-        is_job = os.path.isfile(os.path.join(JOBS, f"{match[2].replace('-', '_')}.py"))
-        return command(match[2]) if is_job else match[0]
+        return command(match[1]) if is_job(match[1]) else match[0]
 
     return _COMMAND.sub(in_form, text)
+
+
+def is_job(name: str) -> bool:
+    """Whether there is a job of this name, with dashes or underscores."""
+    return os.path.isfile(os.path.join(JOBS, f"{name.replace('-', '_')}.py"))
 
 
 def job_name() -> str:

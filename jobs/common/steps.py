@@ -127,8 +127,17 @@ def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Ste
 
 
 def find_step(steps: Sequence[Step], wanted: str) -> Step:
-    """Returns the step with a number, job, label or title. Raises InputError if there is none, or several."""
-    found = [step for step in steps if wanted in (str(step.number), step.job, step.label, step.title)]
+    """Returns the step with a number, job, label or title, in which dashes count as underscores.
+
+    Raises:
+        InputError: If no step or several steps have this name.
+    """
+    name = wanted.replace("-", "_")
+    found = [
+        step
+        for step in steps
+        if name in (text.replace("-", "_") for text in (str(step.number), step.job, step.label, step.title))
+    ]
     if len(found) != 1:
         choice = ", ".join(f"{step.number} {step.title}" for step in found or steps)
         many = "several steps have" if found else "no step has"
@@ -151,15 +160,16 @@ def _read_step(path: str, number: int, count: int, entry: object, store: str, li
 
 
 def read_entry(entry: object, where: str) -> tuple[str, dict[str, Any]]:
-    """Returns the job and the settings of `job: {option: value}`. Raises InputError for anything else."""
+    """Returns the job, with underscores, and the settings of `job: {option: value}`. Raises InputError otherwise."""
     if not isinstance(entry, dict) or len(entry) != 1:
         raise InputError(f"{where}: expected one `job: {{option: value}}`, found {entry!r}")
-    [(job, settings)] = entry.items()
+    [(name, settings)] = entry.items()
+    job = str(name).replace("-", "_")
     settings = {} if settings is None else settings
-    _open_job(str(job), where)
+    _open_job(job, where)
     if not isinstance(settings, dict):
         raise InputError(f"{where} {job}: expected {{option: value}}, found {settings!r}")
-    return str(job), settings
+    return job, settings
 
 
 def make_step(where: str, job: str, settings: dict[str, Any], store: str, number: int = 1, count: int = 1) -> Step:

@@ -40,7 +40,7 @@ class Evaluate(SizedWorkers):
     encoded."""
     task: str | None = None
     """With --embeddings or --source: tuned task of the queries; default: the task that the corpus was encoded for, if
-    any."""
+    any. A sweep stands for the task that it chose."""
     METRICS: ClassVar = Heading("metrics")
     metrics: tuple[str, ...] | None = None
     """Metrics; default: nDCG@10 R@100 RR@10, or Acc@1 Acc@10 MRR@100 MAP@10 MAP@50 with --relevance category, which has

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, say, say_complete
+from jobs.common.cli import Stage, as_options, say, say_complete
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -126,7 +126,7 @@ def cut_lines(
         if (counted := Cuts(**counts)).cut_texts:
             split = SPLIT if noun in ("passages", "pairs") else f"shorten the {noun}"
             line = counted.line(f"{noun} of the batches", options.length_step(noun), longest, split)
-            lines[noun] = (counted, line)
+            lines[noun] = (counted, as_options(line))
     return lines
 
 

@@ -107,7 +107,7 @@ def check_values(options: object) -> None:
         value = getattr(options, name)
         if value is None and (is_optional or choices is None):
             continue
-        if choices is not None and value not in choices:
+        if choices is not None and value not in tuple(choices):  # a value of JSON may have no hash
             raise InputError(f"parameter {option} {value!r}: expected one of {', '.join(map(str, choices))}")
         if "least" in bounds:
             _check_least(value, bounds["least"], option)

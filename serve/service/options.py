@@ -15,7 +15,8 @@ class ServiceOptions:
     GROUP: ClassVar = "processes"
 
     threads: int | None = None
-    """Threads of the encoder and of each search; default: one for each core."""
+    """Threads of the encoder and of each search. Default: one for each core; on Ray Serve one for each CPU of a
+    replica, and one with --replicas or --row-ranges."""
     batch: int = 32
     """Maximum queries per batch."""
     queue: int = 256

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.common.cli import Common
+
 import os
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import jobs
 from jobs.common import console, starting
+from jobs.common.command_line import make_parser
 from jobs.common.steps import job_names
 
 import pytest
@@ -74,11 +77,13 @@ def test_commands_are_named_as_the_user_started(form: str, script: Path, tmp_pat
     if form == "module":
         (tmp_path / "jobs").mkdir()
         (tmp_path / "serve.py").write_text("raise SystemExit('the wrong serve')")
-    (tmp_path / "r.yaml").write_text("store: none\nsteps:\n  - import_corpus: {source: raw}\n  - verify: {}\n")
+    (tmp_path / "r.yaml").write_text("store: none\nsteps:\n  - import-corpus: {source: raw}\n  - verify: {}\n")
     job = FORMS[form]
     planned = run([*pipeline, "--config", "r.yaml", "--plan"], tmp_path)
     assert planned.stdout.splitlines()[1] == f"$ {job} --store none --source raw", planned.stderr
     assert planned.returncode == 1
+    later = run([*pipeline, "--config", "r.yaml", "--plan", "--only", "verify"], tmp_path)
+    assert later.stdout.endswith(f"there is no store here; {job} makes one\n"), later.stderr
     missing = run([*pipeline, "--config", "r.yaml", "--only", "verify"], tmp_path)
     place = "error: step 2/2 verify: " + str(tmp_path / "none")
     assert missing.stderr == f"{place}: there is no store here; {job} makes one\n"
@@ -92,6 +97,7 @@ def test_commands_are_named_as_the_user_started(form: str, script: Path, tmp_pat
         (["build_bm25", "--help"], 0, "usage: riptide build-bm25 "),
         (["serch"], 2, "error: serch: unknown command; did you mean search or serve-search?\n"),
         (["index"], 2, "error: index: unknown command; did you mean build-index?\n"),
+        (["--store", "s"], 2, "error: --store: expected a command before the options; --help lists them\n"),
         (["xyzzy"], 2, "error: xyzzy: unknown command; --help lists them\n"),
         (["completion", "csh"], 2, "error: completion csh: expected one shell: bash, zsh, fish\n"),
     ],
@@ -121,6 +127,13 @@ def test_a_job_knows_its_name_in_each_form(monkeypatch: pytest.MonkeyPatch) -> N
     assert starting.with_commands("run riptide build-index again, riptide is") == (
         "run python jobs/build_index.py again, riptide is"
     )
+    submission = "ray job submit -- python -m riptide build-index"
+    assert starting.with_commands(submission) == submission
+
+
+def test_the_usage_of_another_program_names_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks/experiment.py", "--help"])
+    assert make_parser(Common, "jobs.experiments.experiment").prog == "python benchmarks/experiment.py"
 
 
 COMPLETE = """

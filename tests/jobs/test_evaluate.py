@@ -118,8 +118,8 @@ def test_runs_side_by_side_with_a_test_against_the_first(small, done: Done, tmp_
     measures, tests = (table.splitlines() for table in out.split("\n\n"))
     assert [line.split()[0] for line in measures] == ["run", str(good), str(again), str(bad)]
     assert tests[0] == (
-        f"p-values against {good}: two-sided paired randomisation test over the queries, adjusted for their number in "
-        "each column (Holm)"
+        f"p-values against {good}: two-sided paired randomisation test over the queries, adjusted for the number of "
+        "tests in each column (Holm)"
     )
     assert [line.split() for line in tests[1:3]] == [["run", "RR@10"], [str(again), "1.0000"]]
 

@@ -219,7 +219,7 @@ def test_queries_without_judgements_say_how_these_are_found(tmp_path: Path, done
     assert line.startswith(
         f"no judgements in {tmp_path}/asked.csv: none of its columns is called relevant, passage_id, "
     )
-    assert line.endswith("for example answer, rename it, or name it by --relevant of import_queries")
+    assert line.endswith("for example answer, rename it, or name it by --relevant of riptide import-queries")
     assert "no judgements" not in done(*command, "judged", "--relevant", "answer")
     assert "no judgements" not in done(*command, "none", "--relevant", "")
 

@@ -13,7 +13,7 @@ from jobs.common.command_line import UsageError, as_arguments, parse, recipe_val
 import pytest
 
 from retriever.errors import InputError
-from retriever.options import option
+from retriever.options import EncoderOptions, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,3 +214,8 @@ def test_help_lists_the_options_by_groups(capsys: pytest.CaptureFixture[str]) ->
 def test_a_type_that_the_command_line_cannot_express_is_an_error() -> None:
     with pytest.raises(TypeError, match="cannot express"):
         options.described(bytes)
+
+
+def test_a_value_of_json_that_has_no_hash_is_refused() -> None:
+    with pytest.raises(InputError, match=r"parameter pooling \['mean'\]: expected one of cls, mean, last, splade"):
+        EncoderOptions(pooling=["mean"])  # type: ignore[arg-type]

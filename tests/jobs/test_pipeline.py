@@ -251,7 +251,7 @@ def test_only_and_until_take_a_number_or_what_one_step_is_called(
     chain: list[dict], recipe: Write, done: Callable[..., str], refused: Callable[..., str], tmp_path: Path
 ) -> None:
     file = recipe(*chain)
-    assert headers(done("pipeline", "--config", file, "--until", "build_bm25")) == [
+    assert headers(done("pipeline", "--config", file, "--until", "build-bm25")) == [
         f"1/8 import_corpus {tmp_path}/raw",
         "2/8 build_bm25 bm25",
     ]

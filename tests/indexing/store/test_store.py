@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import threading
 import time
@@ -255,6 +256,15 @@ def test_remove_refuses_what_another_needs(store_url: str) -> None:
     store.remove("index/i")
     assert store.remove("embeddings/a") > 0
     assert list(store.storage.list("")) == []
+
+
+def test_an_artifact_that_was_made_again_from_its_dependents_is_removed_with_them(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    for made, source in (("models", None), ("negatives", "models"), ("models", "negatives")):
+        shutil.rmtree(tmp_path / made, ignore_errors=True)  # by hand, as `remove` refuses it
+        with store.create(made, "m", inputs={"source": store.open(source, "m")} if source else {}):
+            pass
+    assert set(store.removable("models/m", with_dependents=True)) == {"models/m", "negatives/m"}
 
 
 def test_garbage_is_only_what_nothing_names(tmp_path: Path) -> None:
