@@ -2,8 +2,8 @@
 
     python benchmarks/long_documents.py --source ../shared/data/squad --encoder MODEL --out results/long-documents.json
 
-The documents are Wikipedia articles: the paragraphs of SQuAD joined by title. A question is judged with its article.
-Articles with test questions come first, then others up to --documents.
+The documents are Wikipedia articles: the paragraphs of SQuAD joined by title. A query is judged with its article.
+Articles with queries of the test split come first, then others up to --documents.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def run_job(name: str, *arguments: object) -> None:
 
 
 def write_articles(source: Path, folder: Path, num_documents: int, num_queries: int) -> None:
-    """Writes a BEIR folder of articles and of test questions, evenly spaced."""
+    """Writes a BEIR folder of articles, and of queries of the test split, evenly spaced."""
     titles, paragraphs = dict[str, str](), dict[str, list[str]]()
     for passage in read_documents(source / "corpus.jsonl"):
         titles[passage["_id"]] = passage["title"]
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--encoder", required=True, help="an encoder: a folder, or a Hugging Face name")
     parser.add_argument("--out", type=Path, required=True, help="JSON file of the figures")
     parser.add_argument("--documents", type=int, default=490, help="number of articles")
-    parser.add_argument("--queries", type=int, default=2_000, help="number of questions")
+    parser.add_argument("--queries", type=int, default=2_000, help="number of queries")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         articles = Path(temporary) / "articles"

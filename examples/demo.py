@@ -15,14 +15,12 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jobs.common.console import run_command
+
+from indexing.search.runs import read_run
+from riptide import Client, Corpus, Queries, Store, __version__
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from jobs.common.console import run_command  # noqa: E402
-
-from indexing.search.runs import read_run  # noqa: E402
-from riptide import Client, Corpus, Queries, Store, __version__  # noqa: E402
-
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 QUESTION = "When did the 1973 oil crisis begin?"
 SEARCHES = ("bm25", "dense", "hybrid")
@@ -39,7 +37,7 @@ def main() -> None:
     job("search", *at, "--mode", "bm25", "--query", QUESTION, "--k", "3")
     print(f"\n{time.monotonic() - started:.0f} s from raw files to this result")
 
-    title("Vectors: a job that is killed goes on where it was")
+    title("Vectors: a job that is killed resumes with the same command")
     encode = ("encode-corpus", *at, "--encoder", MODEL, "--name", "minilm")
     kill_after_first_part(Store(store), "embeddings/minilm/g0000", *encode)
     job(*encode)
@@ -60,7 +58,7 @@ def main() -> None:
     title("Now your own files")
     print(f"""
 With its page, for a browser:   riptide serve-search --store {store}
-All that was made:              riptide store list --store {store}
+What the store holds now:       riptide store list --store {store}
 Your CSV, JSON or Parquet:      riptide import-corpus --store data/mine --source FILE
                                 and the same steps as above; docs/data.md has examples of columns
 
@@ -92,8 +90,9 @@ def kill_after_first_part(store: Store, key: str, *arguments: str) -> None:
     with subprocess.Popen([sys.executable, "-m", "riptide", *arguments], cwd=ROOT) as process:
         while process.poll() is None and not list(folder.glob("part-*.json")):
             time.sleep(0.05)
-        process.kill()
-    print("Killed. The same command again:")
+        if process.poll() is None:
+            process.kill()
+            print("Killed. The same command again:")
 
 
 def show_difference(store: Store) -> None:
@@ -135,7 +134,8 @@ def served(store: str) -> Iterator[str]:
                 print(line, end="")
                 if line.startswith("serving"):
                     yield line.split()[1]
-                    break
+                    return
+            sys.exit(process.wait())
         finally:
             process.terminate()
 

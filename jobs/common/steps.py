@@ -133,16 +133,16 @@ def find_step(steps: Sequence[Step], wanted: str) -> Step:
         InputError: If no step or several steps have this name.
     """
     name = wanted.replace("-", "_")
-    found = [
+    matches = [
         step
         for step in steps
         if name in (text.replace("-", "_") for text in (str(step.number), step.job, step.label, step.title))
     ]
-    if len(found) != 1:
-        choice = ", ".join(f"{step.number} {step.title}" for step in found or steps)
-        many = "several steps have" if found else "no step has"
+    if len(matches) != 1:
+        choice = ", ".join(f"{step.number} {step.title}" for step in matches or steps)
+        many = "several steps have" if matches else "no step has"
         raise InputError(f"step {wanted!r}: {many} this name; give the number: {choice}")
-    return found[0]
+    return matches[0]
 
 
 def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None) -> Step:

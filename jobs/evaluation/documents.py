@@ -35,14 +35,14 @@ def documents_of(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Table, i
     queries = run["query_id"].combine_chunks().dictionary_encode().indices.to_numpy().astype(np.int64)
     order = np.lexsort((-run["score"].to_numpy(), queries))
     pairs = queries * len(names) + numbers
-    kept = np.sort(order[np.unique(pairs[order], return_index=True)[1]])
-    num_passages, num_documents = np.bincount(queries), np.bincount(queries[kept])
+    best = np.sort(order[np.unique(pairs[order], return_index=True)[1]])
+    num_passages, num_documents = np.bincount(queries), np.bincount(queries[best])
     is_short = (num_documents < np.minimum(num_passages, depth)) & (num_passages == num_passages.max(initial=0))
-    places = pa.array(codes[kept])
+    places = pa.array(codes[best])
     columns = {
-        "query_id": run["query_id"].take(pa.array(kept)),
+        "query_id": run["query_id"].take(pa.array(best)),
         "id": documents.take(places),
-        "score": run["score"].take(pa.array(kept)),
+        "score": run["score"].take(pa.array(best)),
         "passage": pa.array(names, pa.string(), mask=is_document).take(places),
     }
     return pa.table(columns), int(is_short.sum())

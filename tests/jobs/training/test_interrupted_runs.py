@@ -229,6 +229,7 @@ def test_ended_and_started_again(
     wait_for_its_end(children)
     assert latest.exists(), f"there is no checkpoint any more: {err}"
     step = json.loads(latest.read_text())["step"]
+    assert step < steps, "the signal came too late"
     if ending != SIGKILL:
         word, status = ("terminated", 143) if ending == SIGTERM else ("interrupted", 130)
         line = f"error: {word}; {kind}/cut is saved at step {step}; run the same command again to resume"
