@@ -1,4 +1,4 @@
-"""Trains, measures and compares the arms of a file; arms/ has the experiments of docs/measurements.md.
+"""Trains, measures and compares the arms of a file; arms/ has the experiments of docs/measurements/.
 
     python benchmarks/experiment.py --arms benchmarks/arms/table3.yaml --store S --plan
     python benchmarks/experiment.py --arms benchmarks/arms/table3.yaml --store S --json results/table3.json

@@ -25,7 +25,7 @@ class OptimisationOptions(OptionGroup):
     1e-3 for the networks that compute synthesised prompts (HYPER), prompts per task and prompts of topics, 4e-4 for
     LoRA (Hu et al. 2021, RoBERTa), 2e-5 for fine-tuning and for a re-ranker, 1e-4 for pretraining (DPTDR), 1e-3 with
     --optimizer adafactor. A network of prompts that is trained together with the backbone always has 1e-3. A prompt
-    that is trained for a few hundred steps may need a larger rate (0.1 in docs/measurements.md):
+    that is trained for a few hundred steps may need a larger rate (0.1 in docs/measurements/quality.md):
     `riptide train-retriever --sweep` compares several."""
     warm_up: float | None = option(None, share=True)
     """Fraction of the steps in which the learning rate rises. Default: 0.1, or 0.04 with sparse vectors (naver/splade:
