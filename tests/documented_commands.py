@@ -2,7 +2,8 @@
 
     python tests/documented_commands.py < commands.json     # a list of command lines of scripts; prints the refusals
 
-Scripts are read in a process of their own, because they change settings of libraries when they are imported.
+Scripts are read in a process of their own, with the checkout in PYTHONPATH, because their imports change settings of
+libraries.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from unittest import mock
+
+from jobs.common import cli, command_line
+from jobs.common.console import COMPLETION, SHELLS, command_names
+
+from retriever.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/**/*.md")])
@@ -91,8 +97,6 @@ def commands_of(page: Path) -> Iterator[Command]:
 
 def _in_sentence(line: str) -> list[str]:
     """Returns the commands between backticks of a line of text."""
-    from jobs.common.console import command_names
-
     found = []
     for text in re.findall(r"`([^`]+)`", line.replace("\\|", "|")):
         program, _, rest = text.partition(" ")
@@ -152,12 +156,6 @@ def refusal(command: Command) -> str:
 
 def job_refusal(words: Sequence[str], *, is_partial: bool) -> str:
     """Returns why `riptide WORDS` is refused."""
-    from jobs.common.cli import options_of
-    from jobs.common.command_line import parse
-    from jobs.common.console import COMPLETION, SHELLS, command_names
-
-    from retriever.errors import InputError
-
     if not words or words[0] in (*PLACEHOLDERS, "--help", "--version"):
         return ""
     name, *arguments = words
@@ -168,7 +166,7 @@ def job_refusal(words: Sequence[str], *, is_partial: bool) -> str:
     main = importlib.import_module(f"jobs.{name.replace('-', '_')}").main
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            parse(options_of(main), arguments)
+            command_line.parse(cli.options_of(main), arguments)
     except SystemExit:
         return ""  # --help
     except InputError as error:
@@ -204,18 +202,13 @@ def script_refusal(words: Sequence[str]) -> str:
 
     def read_known(parser: argparse.ArgumentParser, *arguments: Any) -> Any:
         parsed = known(parser, *arguments)
-        if isinstance(parser, jobs.common.command_line._Parser):
+        if isinstance(parser, command_line._Parser):
             return parsed
         raise Parsed
 
     def run(_: object, options: type) -> NoReturn:
-        from jobs.common.command_line import parse
-
-        parse(options, sys.argv[1:])
+        command_line.parse(options, sys.argv[1:])
         raise Parsed
-
-    import jobs.common.cli
-    import jobs.common.command_line
 
     known, source = argparse.ArgumentParser.parse_known_args, (ROOT / words[0]).read_text()
     if "Parser(" not in source and "jobs.common.cli import run" not in source:
@@ -223,7 +216,7 @@ def script_refusal(words: Sequence[str]) -> str:
     with (
         mock.patch.object(argparse.ArgumentParser, "parse_args", read),
         mock.patch.object(argparse.ArgumentParser, "parse_known_args", read_known),
-        mock.patch.object(jobs.common.cli, "run", run),
+        mock.patch.object(cli, "run", run),
         mock.patch.object(sys, "argv", list(words)),
         contextlib.redirect_stderr(io.StringIO()) as errors,
     ):
@@ -239,6 +232,5 @@ def script_refusal(words: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
     given = [[word for word in shlex.split(text)[1:] if word != ELLIPSIS] for text in json.load(sys.stdin)]
     print(json.dumps([script_refusal(words) for words in given]))

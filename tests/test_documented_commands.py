@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -27,7 +28,8 @@ def test_scripts_take_the_options_that_the_pages_give_them() -> None:
     commands = [command for page in PAGES for command in commands_of(page) if is_script(command)]
     program = [sys.executable, str(Path(__file__).parent / "documented_commands.py")]
     texts = json.dumps([command.text for command in commands])
-    ended = subprocess.run(program, input=texts, cwd=ROOT, capture_output=True, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(program, input=texts, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     answers = json.loads(ended.stdout.splitlines()[-1])
     problems = [
