@@ -28,7 +28,9 @@ from jobs.common.console import COMPLETION, SHELLS, command_names
 from retriever.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/**/*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("cluster/**/*.md")]
+)
 # Programs that are not of this project: they need a cluster, a cloud or a server, or belong to the system.
 OTHER_PROGRAMS = {
     "ray": "a cluster; the job behind `ray job submit … --` is parsed",

@@ -27,9 +27,9 @@ INTRODUCTION = """\
 A test writes this page from the declarations that `riptide JOB --help` prints. [data.md](data.md) has examples of raw
 files, and [methods.md](methods.md) what is computed.
 
-A job reads options from its defaults, then from the YAML file of `--config`, where dashes are underscores, then from the
-command line. An option without a default here may be left out, unless it is required; its text says what happens then. A
-flag, such as `--plan`, needs no value, and `--no-plan` takes it back."""
+A job reads options from its defaults, then from the YAML file of `--config`, where dashes are underscores, then from
+the command line. An option without a default here may be left out, unless it is required; its text says what happens
+then. A flag, such as `--plan`, needs no value, and `--no-plan` takes it back."""
 Row = tuple[str, str, str, str]  # option, values, default, help
 Heading = tuple[str, bool]  # a group of shared options, and whether all their jobs train
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from jobs.common.cli import Common
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from jobs.common import options
-from jobs.common.command_line import UsageError, as_arguments, parse, recipe_values
+from jobs.common.command_line import RENAMED, UsageError, as_arguments, parse, recipe_values
 
 import pytest
 
@@ -219,3 +220,10 @@ def test_a_type_that_the_command_line_cannot_express_is_an_error() -> None:
 def test_a_value_of_json_that_has_no_hash_is_refused() -> None:
     with pytest.raises(InputError, match=r"parameter pooling \['mean'\]: expected one of cls, mean, last, splade"):
         EncoderOptions(pooling=["mean"])  # type: ignore[arg-type]
+
+
+def test_the_changelog_lists_the_renamed_options() -> None:
+    text = (Path(__file__).parents[2] / "CHANGELOG.md").read_text()
+    for old, new in RENAMED.items():
+        flags = [f"`--{name.replace('_', '-')}`" for name in (old, *new)]
+        assert f"| {flags[0]} | {' or '.join(flags[1:])} |" in text
