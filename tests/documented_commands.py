@@ -47,6 +47,7 @@ IN_SENTENCE = re.compile(r"^--?[a-z-]+( is required|: expected one value| [A-Z]+
 PLACEHOLDERS = ("JOB", "NAME", "COMMAND", "X", "…")  # they stand for any job
 SHELL_WORDS = ("&&", "||", "|", ";")
 ELLIPSIS = "…"
+FOLDERS = ("benchmarks/", "cluster/", "examples/", "jobs/", "tests/")  # what a command names there exists
 
 
 class Command(NamedTuple):
@@ -139,9 +140,16 @@ def _submitted(words: Sequence[str]) -> Iterator[str]:
 def refusal(command: Command) -> str:
     """Returns why a command of a job, pytest or make is refused; empty: it is accepted, or another program's."""
     words = [word for word in shlex.split(command.text) if word != ELLIPSIS]
-    program, *others = words
+    files = [word.partition("::")[0] for word in words if word.startswith(FOLDERS)]
+    missing = [file for file in files if not (ROOT / file).exists()]
+    return f"no {', '.join(missing)}; " if missing else program_refusal(command, *words)
+
+
+def program_refusal(command: Command, program: str, *others: str) -> str:
+    """Returns why a command, whose words are given without ellipses, is refused; its files exist."""
+    words = [program, *others]
     if program == "riptide" or words[:3] == ["python", "-m", "riptide"]:
-        return job_refusal(others if program == "riptide" else others[2:], is_partial=command.is_partial)
+        return job_refusal(others if program == "riptide" else words[3:], is_partial=command.is_partial)
     if program == "python" and others and others[0].startswith("jobs/"):
         name = others[0].removeprefix("jobs/").removesuffix(".py").replace("_", "-")
         return job_refusal([name, *others[1:]], is_partial=command.is_partial)
@@ -181,9 +189,7 @@ def tests_refusal(words: Sequence[str]) -> str:
     found = ""
     for word in words:
         path, _, function = word.partition("::")
-        if path.startswith("tests") and not (ROOT / path).exists():
-            found += f"no {path}; "
-        elif function and f"def {function}(" not in (ROOT / path).read_text():
+        if function and f"def {function}(" not in (ROOT / path).read_text():
             found += f"no {word}; "
     return found
 

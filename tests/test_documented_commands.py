@@ -89,7 +89,7 @@ def test_what_is_wrong_in_a_page_is_found(tmp_path: Path, monkeypatch: pytest.Mo
         "1: --kk: unknown option",
         "1: no target tset",
         "4: --k ten: expected a whole number",
-        "5: no script of the repository",
+        "5: no benchmarks/none.py",
         "6: --sharts: unknown option",
         "8: unknown program frobnicate",
         "11: no tests/test_layout.py::test_that_is_none",

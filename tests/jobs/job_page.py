@@ -20,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "jobs.md"
 EVERY_JOB = "every job"  # the last heading of --help
 SHARED_BY = 3  # so many jobs have an option that is listed once
 CODE = (" ", "riptide ", "python ", "ray ")  # begin an indented or a commented command of a docstring
-HEADER = "| option | values | default | |\n| --- | --- | --- | --- |"
+HEADER = "| option | values | default | meaning |\n| --- | --- | --- | --- |"
 INTRODUCTION = """\
 # Jobs
 
