@@ -2,7 +2,7 @@
 
     python tests/documented_commands.py < commands.json     # a list of command lines of scripts; prints the refusals
 
-Scripts are read in a process of their own, with the checkout in PYTHONPATH, because their imports change settings of
+Scripts are read in a separate process, with the checkout in PYTHONPATH, because their imports change settings of
 libraries.
 """
 
@@ -92,7 +92,7 @@ def commands_of(page: Path) -> Iterator[Command]:
             continue
         try:
             commands = list(_simple(pending))
-        except ValueError:  # a quotation that goes on in the next line
+        except ValueError:  # a quotation that continues in the next line
             continue
         yield from (Command(name, first, text, ELLIPSIS in text) for text in commands)
         pending = ""
@@ -100,14 +100,14 @@ def commands_of(page: Path) -> Iterator[Command]:
 
 def _in_sentence(line: str) -> list[str]:
     """Returns the commands between backticks of a line of text."""
-    found = []
+    commands = []
     for text in re.findall(r"`([^`]+)`", line.replace("\\|", "|")):
         program, _, rest = text.partition(" ")
         if program in ("riptide", "python", "make") and rest:
-            found.append(text)
+            commands.append(text)
         elif program in command_names() and rest.startswith("--"):
-            found.append(f"riptide {text}")
-    return found
+            commands.append(f"riptide {text}")
+    return commands
 
 
 def _simple(line: str) -> Iterator[str]:
@@ -186,16 +186,16 @@ def job_refusal(words: Sequence[str], *, is_partial: bool) -> str:
 
 def tests_refusal(words: Sequence[str]) -> str:
     """Returns which tests of a command of pytest do not exist."""
-    found = ""
+    missing = ""
     for word in words:
         path, _, function = word.partition("::")
         if function and f"def {function}(" not in (ROOT / path).read_text():
-            found += f"no {word}; "
-    return found
+            missing += f"no {word}; "
+    return missing
 
 
 def is_script(command: Command) -> bool:
-    """Whether a command runs a file with options of its own, which `script_refusal` reads."""
+    """Whether a command runs a script, whose options `script_refusal` reads."""
     words = shlex.split(command.text)
     return words[0] == "python" and len(words) > 1 and words[1].startswith(("benchmarks/", "examples/"))
 
@@ -240,5 +240,5 @@ def script_refusal(words: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    given = [[word for word in shlex.split(text)[1:] if word != ELLIPSIS] for text in json.load(sys.stdin)]
-    print(json.dumps([script_refusal(words) for words in given]))
+    commands = [[word for word in shlex.split(text)[1:] if word != ELLIPSIS] for text in json.load(sys.stdin)]
+    print(json.dumps([script_refusal(words) for words in commands]))

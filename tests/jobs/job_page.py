@@ -150,7 +150,7 @@ def options_of_job(name: str, jobs: Mapping[str, type], shared: Mapping[Row, Hea
 
 
 def base_of(name: str, jobs: Mapping[str, type], shared: Mapping[Row, Heading]) -> str:
-    """Returns the earlier job that has more than half of the options that a job lists; empty if there is none."""
+    """Returns the earlier job that has more than half of the options that a job lists; empty without one."""
     own = set(rows_of(jobs[name])) - set(shared)
     earlier = list(jobs)[: list(jobs).index(name)]
     return next((each for each in earlier if len(own & set(rows_of(jobs[each]))) > len(own) / 2), "")
