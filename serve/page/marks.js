@@ -1,8 +1,11 @@
 // Marks the words of a query in a text, by the rules of indexing/search/snippets.py.
 
+const EXCERPT = 200; // characters of a text that are shown in any case
+const MOST = 200; // marks among which the excerpt is chosen
+const CONTEXT = 40; // characters of it before the first marked word
 const UNSPACED = ["Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"].map((name) => `\\p{sc=${name}}`).join("");
 const WORD = `(?:(?![${UNSPACED}])[\\p{L}\\p{M}\\p{N}_])`;
-// In scripts without spaces each character is a token. An English contraction is one word; the s of a genitive is none.
+// In scripts without spaces each character is a token. An English contraction is one word; the s of a genitive is not a word.
 const TOKEN = new RegExp(
   `(?<character>[${UNSPACED}])|(?<genitive>(?<=${WORD}['’])s(?!${WORD}))|${WORD}+(?:['’](?:t|m|re|ve|ll|d)(?!${WORD}))?`,
   "giu",
@@ -60,6 +63,18 @@ export function spansOf(text, { words, characters, pairs }) {
     else spans.push([token.start, token.end]);
   }
   return spans;
+}
+
+/** Returns where an excerpt of a text begins: with the most distinct marked words, and the start of a word; 0: no cut. */
+export function excerptStart(text, allSpans) {
+  const spans = allSpans.slice(0, MOST);
+  const count = ([start]) => {
+    const inside = spans.filter(([from, to]) => from >= start && to <= start + EXCERPT);
+    return new Set(inside.map(([from, to]) => normal(text.slice(from, to)))).size;
+  };
+  const best = spans.reduce((found, span) => (count(span) > count(found) ? span : found), [0, 0]);
+  const context = Math.max(0, best[0] - CONTEXT);
+  return best[0] < EXCERPT / 2 ? 0 : context + text.slice(context, best[0]).search(/(?<=\s)\S|$/u);
 }
 
 /** Returns a text as nodes: strings, and a <mark> for each span. */

@@ -2,7 +2,7 @@
 
 import { wordsOf } from "./marks.js";
 import { DEFAULTS, hashOf, requestOf, stateOf } from "./state.js";
-import { columnsOf, made, one, plural, showMoreButtons, startOf, taskRows, wrongPlace } from "./view.js";
+import { NAMES, columnsOf, made, one, plural, showMoreButtons, startOf, taskRows, wrongPlace } from "./view.js";
 
 const MOST = 4; // columns
 const OPPOSITE = { dense: "bm25", bm25: "dense", exact: "bm25", hybrid: "dense" }; // what + Compare adds first
@@ -144,9 +144,8 @@ function listChoices(columns) {
 // Lists the modes and the sources of a task. If the task lacks the former one, its first one is chosen.
 function listSources(source, name, { mode, source: text }) {
   const task = tasks[name] ?? { modes: [], sources: [] };
-  const names = { bm25: "BM25" };
   const sources = made("optgroup", { label: "one source" }, ...task.sources.map((one) => new Option(one, `source=${one}`)));
-  source.replaceChildren(...task.modes.map((mode) => new Option(names[mode] ?? mode, `mode=${mode}`)), sources);
+  source.replaceChildren(...task.modes.map((mode) => new Option(NAMES[mode] ?? mode, `mode=${mode}`)), sources);
   const isServed = [...source.options].some((option) => option.value === (text ? `source=${text}` : `mode=${mode}`));
   const isFusion = text && /[+*]/.test(text);
   if (isServed || isFusion) select(source, text ? `source=${text}` : `mode=${mode}`, text);
@@ -231,7 +230,7 @@ function toggleText(item) {
 // Marks the passage of a hit in all columns.
 function markSame(item) {
   for (const other of document.querySelectorAll("#columns li")) {
-    other.classList.toggle("same", Boolean(item) && other !== item && other.dataset.key === item.dataset.key);
+    other.classList.toggle("same", Boolean(item?.classList.contains("shared")) && other.dataset.key === item.dataset.key);
   }
 }
 

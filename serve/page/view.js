@@ -1,11 +1,11 @@
 // The parts of the page that show answers and what is served. All texts are set as text, never as HTML.
 
-import { marked, spansOf } from "./marks.js";
+import { excerptStart, marked, spansOf } from "./marks.js";
 import { hashOf } from "./state.js";
 
-const NAMES = { dense: "Dense", exact: "Exact", bm25: "BM25", hybrid: "Hybrid" };
+export const NAMES = { dense: "Dense", exact: "Exact", bm25: "BM25", hybrid: "Hybrid" };
 const KEYS = [["/", "to the query"], ["↑ ↓", "to the next hit"], ["← →", "to the next column"], ["Enter", "shows the whole text"], ["Esc", "back to the query"]];
-const INLINE = 56; // characters of metadata that are not collapsed, about a line of a narrow column
+const INLINE = 44; // characters of metadata that are not collapsed, about a line of a narrow column
 
 export const one = (id) => document.getElementById(id);
 
@@ -87,11 +87,20 @@ function hitItem(hit, words) {
   const mark = (text) => marked(text, spansOf(text, words));
   const title = hit.title || hit.document || hit.id;
   const heading = made("h3", {}, made("span", { className: "rank" }, `${hit.rank}`), made("span", { className: "title" }, ...mark(title)));
-  const text = made("p", { className: "text" }, ...mark(hit.text));
+  const text = textOf(hit.text, spansOf(hit.text, words));
   const more = made("button", { type: "button", className: "plain more", hidden: true, ariaExpanded: "false" }, "Whole text");
   const item = made("li", { tabIndex: 0 }, heading, text, metadataOf(hit.metadata), made("div", { className: "foot" }, originOf(hit), more));
   item.setAttribute("aria-label", `${hit.rank}. ${title}`);
   return item;
+}
+
+// Returns a text that begins with the words of the query, while it is cut.
+function textOf(text, spans) {
+  const start = excerptStart(text, spans);
+  const before = marked(text.slice(0, start), spans.filter(([, end]) => end <= start));
+  const after = marked(text.slice(start), spans.filter(([from]) => from >= start).map(([from, end]) => [from - start, end - start]));
+  if (!start) return made("p", { className: "text" }, ...after);
+  return made("p", { className: "text" }, made("span", { className: "before" }, ...before), made("span", { className: "gap" }, "… "), ...after);
 }
 
 // Returns where a hit comes from: its id, or its document and the number of its passage, and its scores.
@@ -104,11 +113,11 @@ function originOf(hit) {
   return made("p", { className: "from" }, id, ` · score ${hit.score.toFixed(4)}`, parts ? ` from ${parts}` : "");
 }
 
-const textOf = (value) => (Array.isArray(value) ? value.map(textOf).join(", ") : typeof value === "object" ? JSON.stringify(value) : String(value));
+const valueText = (value) => (Array.isArray(value) ? value.map(valueText).join(", ") : typeof value === "object" ? JSON.stringify(value) : String(value));
 
 // Returns the metadata of a hit: the first fields, and the others collapsed if they are long.
 function metadataOf(metadata) {
-  const fields = Object.entries(metadata ?? {}).filter(([, value]) => value !== null).map(([name, value]) => [name, textOf(value)]);
+  const fields = Object.entries(metadata ?? {}).filter(([, value]) => value !== null).map(([name, value]) => [name, valueText(value)]);
   if (!fields.length) return null;
   let length = 0;
   const count = fields.findIndex(([name, value]) => (length += name.length + value.length + 3) > INLINE);
@@ -131,7 +140,7 @@ function emptyText(state, choice) {
 /** Shows the buttons of texts that are cut, once the texts have their size. */
 export function showMoreButtons() {
   for (const text of document.querySelectorAll(".text")) {
-    text.parentElement.querySelector(".more").hidden = text.scrollHeight <= text.clientHeight + 1;
+    text.parentElement.querySelector(".more").hidden = text.scrollHeight <= text.clientHeight + 1 && !text.querySelector(".before");
   }
 }
 

@@ -102,7 +102,7 @@ def test_words_are_marked_as_by_the_command_line(browser: Any, page_server: Page
     assert marked == [snippet(text, QueryWords(asked), 200) for asked, text in cases]
     page.ask(page_server.query)
     page.until_status("10 hits")
-    words = {mark.text.lower() for mark in page.all("#columns li .text mark")}
+    words = {mark.get_property("textContent").lower() for mark in page.all("#columns li .text mark")}
     assert words
     assert words <= set(page_server.query.lower().split())
 
