@@ -3,9 +3,11 @@
 const EXCERPT = 200; // characters of a text that are shown in any case
 const MOST = 200; // marks among which the excerpt is chosen
 const CONTEXT = 40; // characters of it before the first marked word
-const UNSPACED = ["Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"].map((name) => `\\p{sc=${name}}`).join("");
+const UNSPACED = ["Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"]
+  .map((name) => `\\p{sc=${name}}`)
+  .join("");
 const WORD = `(?:(?![${UNSPACED}])[\\p{L}\\p{M}\\p{N}_])`;
-// In scripts without spaces each character is a token. An English contraction is one word; the s of a genitive is not a word.
+// In scripts without spaces each character is a token. An English contraction is one word, the s of a genitive is not.
 const TOKEN = new RegExp(
   `(?<character>[${UNSPACED}])|(?<genitive>(?<=${WORD}['’])s(?!${WORD}))|${WORD}+(?:['’](?:t|m|re|ve|ll|d)(?!${WORD}))?`,
   "giu",
@@ -65,7 +67,7 @@ export function spansOf(text, { words, characters, pairs }) {
   return spans;
 }
 
-/** Returns where an excerpt of a text begins: with the most distinct marked words, and the start of a word; 0: no cut. */
+/** Returns where an excerpt of a text begins, so that it has the most distinct marked words; 0: it is not cut. */
 export function excerptStart(text, allSpans) {
   const spans = allSpans.slice(0, MOST);
   const count = ([start]) => {

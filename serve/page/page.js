@@ -1,8 +1,9 @@
 // The page of a riptide server: plain calls of its public API, and no other resource.
 
+import { columnsOf, showMoreButtons } from "./hits.js";
 import { wordsOf } from "./marks.js";
 import { DEFAULTS, hashOf, requestOf, stateOf } from "./state.js";
-import { NAMES, columnsOf, made, one, plural, showMoreButtons, startOf, taskRows, wrongPlace } from "./view.js";
+import { NAMES, made, one, plural, startOf, taskRows, wrongPlace } from "./view.js";
 
 const MOST = 4; // columns
 const OPPOSITE = { dense: "bm25", bm25: "dense", exact: "bm25", hybrid: "dense" }; // what + Compare adds first
@@ -54,7 +55,9 @@ async function begin() {
   const [about, { tasks: served }] = await Promise.all([call("/v1/info"), call("/v1/tasks")]);
   info = about;
   tasks = Object.fromEntries(served.map((task) => [task.name, task]));
-  one("about").textContent = [plural(info.passages, "passage"), info.encoder, plural(served.length, "task")].filter(Boolean).join(" · ");
+  one("about").textContent = [plural(info.passages, "passage"), info.encoder, plural(served.length, "task")]
+    .filter(Boolean)
+    .join(" · ");
   one("newer").textContent = `The store has newer artifacts than this release: ${(info.newer ?? []).join(", ")}.`;
   one("newer").hidden = !info.newer?.length;
   one("by-label").hidden = !info.is_split;
@@ -100,7 +103,10 @@ function fillForm(state) {
 
 function formState() {
   const boxes = [...document.querySelectorAll("#choices > fieldset")];
-  const columns = boxes.map((box) => ({ task: box.querySelector(".task").value, ...choiceOf(box.querySelector(".source")) }));
+  const columns = boxes.map((box) => ({
+    task: box.querySelector(".task").value,
+    ...choiceOf(box.querySelector(".source")),
+  }));
   const rerank = info.reranker && one("rerank").checked ? Number(one("depth").value) : 0;
   const k = Number(one("k").value) || DEFAULTS.k;
   return { q: one("query").value.trim(), filter: one("filter").value, k, by: one("by").value, rerank, columns };
@@ -123,28 +129,47 @@ function listChoices(columns) {
   const boxes = columns.slice(0, MOST).map((choice, place) => {
     const task = made("select", { className: "task", ariaLabel: "Task" });
     const source = made("select", { className: "source", ariaLabel: "Source" });
-    const drop = made("button", { type: "button", className: "plain", hidden: columns.length < 2, ariaLabel: `Remove column ${place + 1}` }, "×");
+    const drop = made(
+      "button",
+      { type: "button", className: "plain", hidden: columns.length < 2, ariaLabel: `Remove column ${place + 1}` },
+      "×",
+    );
     task.append(...Object.keys(tasks).map((name) => new Option(name, name)));
     select(task, choice.task ?? (tasks.default ? "default" : task.value));
     task.hidden = Object.keys(tasks).length < 2 && tasks[task.value];
     listSources(source, task.value, choice);
-    task.addEventListener("change", () => { listSources(source, task.value, choiceOf(source)); submitIfSearched(); });
+    task.addEventListener("change", () => {
+      listSources(source, task.value, choiceOf(source));
+      submitIfSearched();
+    });
     source.addEventListener("change", submitIfSearched);
     drop.addEventListener("click", () => {
       listChoices(formState().columns.filter((_, other) => other !== place));
       submitIfSearched();
     });
-    return made("fieldset", {}, made("legend", { className: "unseen" }, columns.length > 1 ? `Column ${place + 1}` : "Search in"), task, source, drop);
+    return made(
+      "fieldset",
+      "",
+      made("legend", "unseen", columns.length > 1 ? `Column ${place + 1}` : "Search in"),
+      task,
+      source,
+      drop,
+    );
   });
   one("choices").replaceChildren(...boxes);
-  const isOnlyOne = Object.keys(tasks).length < 2 && document.querySelectorAll("#choices .source option").length < 3; // a mode, its source
+  // A task that has only one source lists it and its mode.
+  const isOnlyOne = Object.keys(tasks).length < 2 && document.querySelectorAll("#choices .source option").length < 3;
   one("compare").hidden = isOnlyOne || columns.length >= MOST;
 }
 
 // Lists the modes and the sources of a task. If the task lacks the former one, its first one is chosen.
 function listSources(source, name, { mode, source: text }) {
   const task = tasks[name] ?? { modes: [], sources: [] };
-  const sources = made("optgroup", { label: "one source" }, ...task.sources.map((one) => new Option(one, `source=${one}`)));
+  const sources = made(
+    "optgroup",
+    { label: "one source" },
+    ...task.sources.map((one) => new Option(one, `source=${one}`)),
+  );
   source.replaceChildren(...task.modes.map((mode) => new Option(NAMES[mode] ?? mode, `mode=${mode}`)), sources);
   const isServed = [...source.options].some((option) => option.value === (text ? `source=${text}` : `mode=${mode}`));
   const isFusion = text && /[+*]/.test(text);
@@ -165,7 +190,9 @@ function addColumn() {
   const last = columns.at(-1);
   const { modes, sources } = tasks[last.task] ?? { modes: [], sources: [] };
   const candidates = [
-    ...[OPPOSITE[last.mode], "hybrid", ...modes].filter((mode) => modes.includes(mode)).map((mode) => ({ task: last.task, mode })),
+    ...[OPPOSITE[last.mode], "hybrid", ...modes]
+      .filter((mode) => modes.includes(mode))
+      .map((mode) => ({ task: last.task, mode })),
     ...Object.keys(tasks).map((task) => ({ ...last, task })),
     ...sources.map((source) => ({ task: last.task, source })),
   ];
@@ -182,7 +209,12 @@ function listFields() {
   const fields = Object.entries(info.filters).map(([name, type]) => {
     const value = example[type.replace(/^list\[(.*)\]$/, "$1")] ?? "word";
     const written = /^[^\s"'=<>!(),]+$/.test(name) ? name : `"${name.replace(/["\\]/g, "\\$&")}"`;
-    const button = made("button", { type: "button", className: "chip", title: `Add ${name} to the filter` }, name, made("small", {}, type));
+    const button = made(
+      "button",
+      { type: "button", className: "chip", title: `Add ${name} to the filter` },
+      name,
+      made("small", "", type),
+    );
     button.addEventListener("click", () => {
       const filter = one("filter");
       filter.value = `${filter.value.trim()}${filter.value.trim() ? " and " : ""}${written} = ${value}`;
@@ -230,7 +262,10 @@ function toggleText(item) {
 // Marks the passage of a hit in all columns.
 function markSame(item) {
   for (const other of document.querySelectorAll("#columns li")) {
-    other.classList.toggle("same", Boolean(item?.classList.contains("shared")) && other.dataset.key === item.dataset.key);
+    other.classList.toggle(
+      "same",
+      Boolean(item?.classList.contains("shared")) && other.dataset.key === item.dataset.key,
+    );
   }
 }
 
@@ -267,11 +302,16 @@ function onClick({ target }) {
   const item = target.closest("#columns li");
   if (item && target.closest(".more")) toggleText(item);
   if (item && target.closest("button.change")) {
-    itemsOf(one("columns").firstChild).find((other) => other.dataset.key === item.dataset.key)?.focus();
+    itemsOf(one("columns").firstChild)
+      .find((other) => other.dataset.key === item.dataset.key)
+      ?.focus();
   }
 }
 
-one("ask").addEventListener("submit", (event) => { event.preventDefault(); submit(); });
+one("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  submit();
+});
 for (const id of ["by", "rerank"]) one(id).addEventListener("change", submitIfSearched);
 one("compare").addEventListener("click", addColumn);
 one("columns").addEventListener("click", onClick);
@@ -287,5 +327,7 @@ one("give").addEventListener("submit", (event) => {
   begin().then(follow, complain);
 });
 document.addEventListener("keydown", onKey);
-window.addEventListener("hashchange", () => { if (info) follow(); });
+window.addEventListener("hashchange", () => {
+  if (info) follow();
+});
 begin().then(follow, complain);

@@ -1,148 +1,29 @@
-// The parts of the page that show answers and what is served. All texts are set as text, never as HTML.
+// Elements of the page, and the parts that show what is served. All texts are set as text, never as HTML.
 
-import { excerptStart, marked, spansOf } from "./marks.js";
+import { marked } from "./marks.js";
 import { hashOf } from "./state.js";
 
 export const NAMES = { dense: "Dense", exact: "Exact", bm25: "BM25", hybrid: "Hybrid" };
-const KEYS = [["/", "to the query"], ["↑ ↓", "to the next hit"], ["← →", "to the next column"], ["Enter", "shows the whole text"], ["Esc", "back to the query"]];
-const INLINE = 44; // characters of metadata that are not collapsed, about a line of a narrow column
+const KEYS = [
+  ["/", "to the query"],
+  ["↑ ↓", "to the next hit"],
+  ["← →", "to the next column"],
+  ["Enter", "shows the whole text"],
+  ["Esc", "back to the query"],
+];
 
 export const one = (id) => document.getElementById(id);
 
-/** Returns an element with properties and children. */
-export function made(name, properties, ...children) {
-  const element = Object.assign(document.createElement(name), properties);
+/** Returns an element with children, and with a class (a text) or properties. */
+export function made(name, own, ...children) {
+  const element = document.createElement(name);
+  if (typeof own === "string") element.classList.add(...own.split(" ").filter(Boolean));
+  else Object.assign(element, own);
   element.append(...children.filter((child) => child !== undefined && child !== null));
   return element;
 }
 
 export const plural = (count, noun) => `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
-
-/** Returns what a column searches, in words. */
-export function titleOf(choice, isOneTask) {
-  const source = choice.source ?? NAMES[choice.mode] ?? choice.mode;
-  return isOneTask ? source : `${choice.task} · ${source}`;
-}
-
-/** Returns the columns of the answers to a search; an answer may be an error instead. */
-export function columnsOf(answers, state, words, isOneTask) {
-  const keyOf = (hit) => (state.by === "document" && hit.document ? hit.document : hit.id);
-  const titles = state.columns.map((choice) => titleOf(choice, isOneTask));
-  const ranks = answers.map((answer) => new Map((answer.results?.[0].hits ?? []).map((hit) => [keyOf(hit), hit.rank])));
-  return answers.map((answer, place) => {
-    const heading = made("h2", {}, titles[place]);
-    if (answer instanceof Error) return made("section", {}, heading, made("p", { className: "wrong" }, answer.message));
-    const [{ hits }] = answer.results;
-    const items = hits.map((hit) => {
-      const item = hitItem(hit, words);
-      item.dataset.key = keyOf(hit);
-      const others = ranks.filter((_, other) => other !== place);
-      if (others.some((known) => known.has(item.dataset.key))) item.classList.add("shared");
-      if (others.length) item.firstChild.append(changeOf(hit.rank, item.dataset.key, ranks, titles, place));
-      return item;
-    });
-    const list = hits.length ? made("ol", {}, ...items) : emptyText(state, state.columns[place]);
-    const section = made("section", {}, heading, factsOf(answer), list);
-    section.setAttribute("aria-label", titles[place]);
-    return section;
-  });
-}
-
-// Returns the time of an answer, which opens to that of its stages, and a warning if not all shards answered.
-function factsOf(answer) {
-  const { shards, hits } = answer.results[0];
-  const stages = Object.entries(answer.took_ms).filter(([stage]) => stage !== "total");
-  const sum = stages.reduce((total, [, ms]) => total + ms, 0) || 1;
-  const bars = made("div", { className: "stages", ariaHidden: "true" }, ...stages.map(([, ms]) => {
-    const bar = made("i");
-    bar.style.width = `${(100 * ms) / sum}%`;
-    return bar;
-  }));
-  const lost = shards.total - shards.successful;
-  return made("div", { className: "facts" },
-    made("details", {},
-      made("summary", {}, `${plural(hits.length, "hit")} in ${answer.took_ms.total.toFixed(1)} ms`),
-      bars,
-      made("p", {}, stages.map(([stage, ms]) => `${stage} ${ms.toFixed(1)} ms`).join(" · ")),
-      made("p", {}, `${answer.source} · ${shards.successful} of ${plural(shards.total, "shard")}`)),
-    lost ? made("p", { className: "wrong" }, `${lost} of ${plural(shards.total, "shard")} did not answer: hits may be missing.`) : null);
-}
-
-// Returns how the rank of a passage differs from that in the first column.
-function changeOf(rank, key, ranks, titles, place) {
-  const first = ranks[0].get(key);
-  if (place === 0) {
-    const alone = !ranks.slice(1).some((known) => known.has(key));
-    return made("span", { className: "change" }, alone ? "only here" : "");
-  }
-  if (first === undefined) return made("span", { className: "change new", title: `Not among the hits of ${titles[0]}` }, "new");
-  const [sign, kind] = first > rank ? ["▲", "up"] : first < rank ? ["▼", "down"] : ["=", "equal"];
-  const change = made("button", { type: "button", className: `change ${kind}` }, sign + (first === rank ? "" : ` ${Math.abs(first - rank)}`));
-  change.title = `Rank ${first} of ${titles[0]}`;
-  change.setAttribute("aria-label", `Rank ${first} of ${titles[0]}: go there`);
-  return change;
-}
-
-function hitItem(hit, words) {
-  const mark = (text) => marked(text, spansOf(text, words));
-  const title = hit.title || hit.document || hit.id;
-  const heading = made("h3", {}, made("span", { className: "rank" }, `${hit.rank}`), made("span", { className: "title" }, ...mark(title)));
-  const text = textOf(hit.text, spansOf(hit.text, words));
-  const more = made("button", { type: "button", className: "plain more", hidden: true, ariaExpanded: "false" }, "Whole text");
-  const item = made("li", { tabIndex: 0 }, heading, text, metadataOf(hit.metadata), made("div", { className: "foot" }, originOf(hit), more));
-  item.setAttribute("aria-label", `${hit.rank}. ${title}`);
-  return item;
-}
-
-// Returns a text that begins with the words of the query, while it is cut.
-function textOf(text, spans) {
-  const start = excerptStart(text, spans);
-  const before = marked(text.slice(0, start), spans.filter(([, end]) => end <= start));
-  const after = marked(text.slice(start), spans.filter(([from]) => from >= start).map(([from, end]) => [from - start, end - start]));
-  if (!start) return made("p", { className: "text" }, ...after);
-  return made("p", { className: "text" }, made("span", { className: "before" }, ...before), made("span", { className: "gap" }, "… "), ...after);
-}
-
-// Returns where a hit comes from: its id, or its document and the number of its passage, and its scores.
-function originOf(hit) {
-  const number = hit.document && hit.id.startsWith(`${hit.document}#`) ? hit.id.slice(hit.document.length + 1) : undefined;
-  const place = hit.start === undefined || hit.start === null ? "" : `, characters ${hit.start.toLocaleString("en")}–${hit.end.toLocaleString("en")}`;
-  const id = made("span", { className: "id", title: hit.id }, number === undefined ? hit.id : `${hit.document}, passage ${number}${place}`);
-  const scores = Object.entries(hit.scores).filter(([, score], _, all) => all.length > 1 || score !== hit.score);
-  const parts = scores.map(([source, score]) => `${source} ${score.toFixed(4)}`).join(" · ");
-  return made("p", { className: "from" }, id, ` · score ${hit.score.toFixed(4)}`, parts ? ` from ${parts}` : "");
-}
-
-const valueText = (value) => (Array.isArray(value) ? value.map(valueText).join(", ") : typeof value === "object" ? JSON.stringify(value) : String(value));
-
-// Returns the metadata of a hit: the first fields, and the others collapsed if they are long.
-function metadataOf(metadata) {
-  const fields = Object.entries(metadata ?? {}).filter(([, value]) => value !== null).map(([name, value]) => [name, valueText(value)]);
-  if (!fields.length) return null;
-  let length = 0;
-  const count = fields.findIndex(([name, value]) => (length += name.length + value.length + 3) > INLINE);
-  const rest = count < 0 ? [] : fields.slice(count);
-  const list = (some) => made("dl", {}, ...some.map(([name, value]) => made("div", {}, made("dt", {}, name), made("dd", {}, value))));
-  const shown = fields.slice(0, fields.length - rest.length);
-  return made("div", { className: "meta" }, shown.length ? list(shown) : null,
-    rest.length ? made("details", {}, made("summary", {}, shown.length ? `${rest.length} more` : plural(rest.length, "field")), list(rest)) : null);
-}
-
-function emptyText(state, choice) {
-  const box = made("div", { className: "empty" }, made("p", {}, "Nothing found."));
-  if (choice.mode === "bm25") box.append(made("p", {}, "BM25 finds passages with a word of the query, other than words like “the”."));
-  if (state.filter) {
-    box.append(made("p", {}, "No passage fits the filter and the query. ", made("a", { href: hashOf({ ...state, filter: "" }) }, "Search without the filter")));
-  }
-  return box;
-}
-
-/** Shows the buttons of texts that are cut, once the texts have their size. */
-export function showMoreButtons() {
-  for (const text of document.querySelectorAll(".text")) {
-    text.parentElement.querySelector(".more").hidden = text.scrollHeight <= text.clientHeight + 1 && !text.querySelector(".before");
-  }
-}
 
 /** Returns the content of the start page. */
 export function startOf(info, tasks) {
@@ -152,27 +33,44 @@ export function startOf(info, tasks) {
     ["Re-ranker", info.reranker ?? "none"],
     ["Release", info.release],
   ];
-  const list = made("dl", { className: "served" }, ...shown.flatMap(([name, value]) => [made("dt", {}, name), made("dd", {}, value)]));
+  const list = made("dl", "served", ...shown.flatMap(([name, value]) => [made("dt", "", name), made("dd", "", value)]));
   for (const task of tasks.slice(0, 20)) {
     const modes = task.modes.map((mode) => NAMES[mode] ?? mode).join(", ");
-    list.append(made("dt", {}, `Task ${task.name}`), made("dd", {}, modes || task.sources.join(", ")));
+    list.append(made("dt", "", `Task ${task.name}`), made("dd", "", modes || task.sources.join(", ")));
   }
-  const examples = info.examples.map((q) => made("li", {}, made("a", { href: hashOf({ q }) }, q)));
+  const examples = info.examples.map((q) => made("li", "", made("a", { href: hashOf({ q }) }, q)));
   return [
-    examples.length ? made("section", {}, made("h2", {}, "Try"), made("ul", { className: "examples" }, ...examples)) : null,
-    made("section", {}, made("h2", {}, "Served here"), list),
-    made("section", {}, made("h2", {}, "Keys"),
-      made("dl", { className: "served" }, ...KEYS.flatMap(([key, use]) => [made("dt", {}, made("kbd", {}, key)), made("dd", {}, use)]))),
+    examples.length ? made("section", "", made("h2", "", "Try"), made("ul", "examples", ...examples)) : null,
+    made("section", "", made("h2", "", "Served here"), list),
+    made(
+      "section",
+      "",
+      made("h2", "", "Keys"),
+      made(
+        "dl",
+        "served",
+        ...KEYS.flatMap(([key, use]) => [made("dt", "", made("kbd", "", key)), made("dd", "", use)]),
+      ),
+    ),
   ].filter(Boolean);
 }
 
 /** Returns the rows of the table of tasks. */
 export function taskRows(tasks) {
   return tasks.map((task) => {
-    const sides = Object.entries(task.length).map(([side, length]) => `${length} (${side})`).join(", ");
+    const sides = Object.entries(task.length)
+      .map(([side, length]) => `${length} (${side})`)
+      .join(", ");
     const index = task.index || (task.embeddings ? `${task.embeddings} (every vector)` : "none");
-    const cells = [task.name, task.prompt ? task.prompt.slice(0, 12) : "none", sides, index, task.bm25 || "none", task.sources.join(", ")];
-    return made("tr", {}, ...cells.map((text) => made("td", {}, text)));
+    const cells = [
+      task.name,
+      task.prompt ? task.prompt.slice(0, 12) : "none",
+      sides,
+      index,
+      task.bm25 || "none",
+      task.sources.join(", "),
+    ];
+    return made("tr", "", ...cells.map((text) => made("td", "", text)));
   });
 }
 
@@ -183,8 +81,12 @@ export function wrongPlace(filter, message) {
   const [, quoted, plain] = message.match(/^filter: (?:'(.+?)' is|([^\s:]+):)/) ?? [];
   const start = position ? Number(position) - 1 : quoted || plain ? filter.indexOf(quoted ?? plain) : -1;
   if (start < 0) return null;
-  if (!position) return made("code", {}, ...marked(filter, [[start, start + (quoted ?? plain).length]]));
+  if (!position) return made("code", "", ...marked(filter, [[start, start + (quoted ?? plain).length]]));
   const before = characters.slice(0, start).join("");
   const [word] = filter.slice(before.length).match(/^[\p{L}\p{N}_.-]+|^./su) ?? [""];
-  return made("code", {}, ...marked(word ? filter : `${filter}\u00a0`, [[before.length, before.length + (word.length || 1)]]));
+  return made(
+    "code",
+    "",
+    ...marked(word ? filter : `${filter}\u00a0`, [[before.length, before.length + (word.length || 1)]]),
+  );
 }

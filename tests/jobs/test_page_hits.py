@@ -110,15 +110,15 @@ def test_words_are_marked_as_by_the_command_line(browser: Any, page_server: Page
 def test_metadata_is_shown_and_collapsed_if_it_is_long(browser: Any, page_server: PageServer) -> None:
     page = Page(browser, page_server.address)
     script = """const [metadata, done] = arguments;
-        Promise.all([import("/page/view.js"), import("/page/marks.js")]).then(([view, marks]) => {
+        Promise.all([import("/page/hits.js"), import("/page/marks.js")]).then(([hits, marks]) => {
           const hit = { id: "d#2", document: "d", start: 1200, end: 1300, rank: 1, score: 0.5, title: "<b>T</b>",
                         text: "<img src=x onerror=alert(1)>", metadata, scores: { bm25: 0.5 } };
           const answer = { took_ms: { total: 1 }, source: "bm25",
                            results: [{ hits: [hit], shards: { total: 2, successful: 1 } }] };
           const state = { q: "", filter: "", by: "document", columns: [{ task: "default", mode: "bm25" }] };
-          const columns = view.columnsOf([answer], state, marks.wordsOf("", new Set()), true);
+          const columns = hits.columnsOf([answer], state, marks.wordsOf("", new Set()), true);
           document.getElementById("columns").replaceChildren(...columns);
-          view.showMoreButtons();
+          hits.showMoreButtons();
           done();
         });"""
     metadata = {"year": 2004, "none": None, "tags": ["<i>a</i>", "b"], "deep": {"x": [1]}, "long": "word " * 60}
