@@ -137,9 +137,9 @@ function listChoices(columns) {
     task.append(...Object.keys(tasks).map((name) => new Option(name, name)));
     select(task, choice.task ?? (tasks.default ? "default" : task.value));
     task.hidden = Object.keys(tasks).length < 2 && tasks[task.value];
-    listSources(source, task.value, choice);
+    listSources(source, task.value, choice, true);
     task.addEventListener("change", () => {
-      listSources(source, task.value, choiceOf(source));
+      listSources(source, task.value, choiceOf(source), /[+*]/.test(source.value));
       submitIfSearched();
     });
     source.addEventListener("change", submitIfSearched);
@@ -162,8 +162,9 @@ function listChoices(columns) {
   one("compare").hidden = isOnlyOne || columns.length >= MOST;
 }
 
-// Lists the modes and the sources of a task. If the task lacks the former one, its first one is chosen.
-function listSources(source, name, { mode, source: text }) {
+// Lists the modes and the sources of a task. If it lacks the chosen one, its first one is chosen instead, unless the
+// chosen one is to be kept, as a fusion or one that an address names by mistake.
+function listSources(source, name, { mode, source: text }, isKept) {
   const task = tasks[name] ?? { modes: [], sources: [] };
   const sources = made(
     "optgroup",
@@ -171,9 +172,9 @@ function listSources(source, name, { mode, source: text }) {
     ...task.sources.map((one) => new Option(one, `source=${one}`)),
   );
   source.replaceChildren(...task.modes.map((mode) => new Option(NAMES[mode] ?? mode, `mode=${mode}`)), sources);
-  const isServed = [...source.options].some((option) => option.value === (text ? `source=${text}` : `mode=${mode}`));
-  const isFusion = text && /[+*]/.test(text);
-  if (isServed || isFusion) select(source, text ? `source=${text}` : `mode=${mode}`, text);
+  const wanted = text ? `source=${text}` : mode && `mode=${mode}`;
+  const isServed = [...source.options].some((option) => option.value === wanted);
+  if (wanted && (isServed || isKept)) select(source, wanted, text ?? mode);
 }
 
 const choiceOf = (source) => Object.fromEntries([source.value.split(/=(.*)/s).slice(0, 2)]);

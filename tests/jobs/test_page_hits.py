@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -37,8 +38,8 @@ def test_columns_show_how_ranks_differ(browser: Any, page_server: PageServer) ->
         marks = [each.text for each in page.columns()[column].find_elements("css selector", ".change")]
         assert marks == [change(dense, ids, id) for id in ids]
     assert {change(dense, ids, id)[0] for ids in (bm25, hybrid) for id in ids} >= {"n", "▼"}
-    shared = next(id for id in bm25 if id in dense)
-    page.columns()[1].find_elements("css selector", "button.change")[0].click()  # leads to the first column
+    shared = next(id for id in hybrid if id in dense)
+    page.columns()[2].find_elements("css selector", "button.change")[0].click()  # leads to the first column
     focused = browser.switch_to.active_element
     assert focused.find_element("css selector", ".id").get_attribute("title") == shared
     same = page.all("#columns li.same .id")
@@ -56,7 +57,8 @@ def change(first: list[str], ids: list[str], id: str) -> str:
 
 
 def test_a_column_that_fails_leaves_the_others(browser: Any, page_server: PageServer) -> None:
-    page = Page(browser, page_server.address, "q=bafa&task=default&mode=bm25&task=gone&mode=bm25")
+    query = page_server.query.split()[0]
+    page = Page(browser, page_server.address, f"q={query}&task=default&mode=bm25&task=gone&mode=bm25")
     page.until_titles("default · BM25", "gone · BM25")
     assert len(page.hits(0)) > 0
     assert "gone" in page.columns()[1].find_element("css selector", ".wrong").text
@@ -64,7 +66,8 @@ def test_a_column_that_fails_leaves_the_others(browser: Any, page_server: PageSe
 
 
 def test_a_search_without_hits_says_why(browser: Any, page_server: PageServer) -> None:
-    page = Page(browser, page_server.address, "q=bafa&mode=bm25&filter=year+%3E+5000")
+    query = page_server.query.split()[0]
+    page = Page(browser, page_server.address, f"q={query}&mode=bm25&filter=year+%3E+5000")
     page.until_status("0 hits")
     assert "Nothing found" in page.text("#columns .empty")
     page.all("#columns .empty a")[0].click()
@@ -107,26 +110,53 @@ def test_words_are_marked_as_by_the_command_line(browser: Any, page_server: Page
     assert words <= set(page_server.query.lower().split())
 
 
+# Shows a hit, which is JSON text, as an object would arrive with sorted names.
+SHOW = """const [query, hit, done] = arguments;
+    Promise.all([import("/page/hits.js"), import("/page/marks.js")]).then(([hits, marks]) => {
+      const shards = { total: 2, successful: 1 };
+      const answer = { took_ms: { total: 1 }, source: "bm25", results: [{ hits: [JSON.parse(hit)], shards }] };
+      const state = { q: query, filter: "", by: "document", columns: [{ task: "default", mode: "bm25" }] };
+      const columns = hits.columnsOf([answer], state, marks.wordsOf(query, new Set()), true);
+      document.getElementById("columns").replaceChildren(...columns);
+      hits.showMoreButtons();
+      done();
+    });"""
+HIT = {
+    "id": "d#2",
+    "document": "d",
+    "start": 1200,
+    "end": 1300,
+    "rank": 1,
+    "score": 0.5,
+    "title": "<b>T</b>",
+    "text": "<img src=x onerror=alert(1)>",
+    "metadata": None,
+    "scores": {"bm25": 0.5},
+}
+
+
+def test_a_long_text_begins_with_the_words_of_the_query(browser: Any, page_server: PageServer) -> None:
+    page = Page(browser, page_server.address)
+    text = "tides of another kind, " + "waves and more waves " * 100 + "until rip tides end; " + "waves " * 300
+    browser.execute_async_script(SHOW, "rip tides", json.dumps({**HIT, "text": text}))
+    shown = page.all("#columns .text")[0]
+    assert shown.text.startswith("… ")
+    assert [mark.text for mark in page.all("#columns .text mark")] == ["", "rip", "tides"]  # the first one is hidden
+    page.all("#columns li")[0].send_keys("\n")
+    assert " ".join(shown.text.split()) == text.strip()
+    assert page.all("#columns .more")[0].get_attribute("aria-expanded") == "true"
+    page.all("#columns .more")[0].click()
+    assert shown.text.startswith("… ")
+
+
 def test_metadata_is_shown_and_collapsed_if_it_is_long(browser: Any, page_server: PageServer) -> None:
     page = Page(browser, page_server.address)
-    script = """const [metadata, done] = arguments;
-        Promise.all([import("/page/hits.js"), import("/page/marks.js")]).then(([hits, marks]) => {
-          const hit = { id: "d#2", document: "d", start: 1200, end: 1300, rank: 1, score: 0.5, title: "<b>T</b>",
-                        text: "<img src=x onerror=alert(1)>", metadata, scores: { bm25: 0.5 } };
-          const answer = { took_ms: { total: 1 }, source: "bm25",
-                           results: [{ hits: [hit], shards: { total: 2, successful: 1 } }] };
-          const state = { q: "", filter: "", by: "document", columns: [{ task: "default", mode: "bm25" }] };
-          const columns = hits.columnsOf([answer], state, marks.wordsOf("", new Set()), true);
-          document.getElementById("columns").replaceChildren(...columns);
-          hits.showMoreButtons();
-          done();
-        });"""
-    metadata = {"year": 2004, "none": None, "tags": ["<i>a</i>", "b"], "deep": {"x": [1]}, "long": "word " * 60}
-    browser.execute_async_script(script, metadata)
+    metadata = {"year": 2004, "none": None, "tags": ["<i>a</i>", "b"], "deep": {"x": 1}, "long": "word " * 60}
+    browser.execute_async_script(SHOW, "", json.dumps({**HIT, "metadata": metadata}))
     names = [name.get_property("textContent") for name in page.all("#columns .meta dt")]
     values = [value.get_property("textContent") for value in page.all("#columns .meta dd")]
     assert names == ["year", "tags", "deep", "long"]
-    assert values == ["2004", "<i>a</i>, b", '{"x":[1]}', "word " * 60]
+    assert values == ["2004", "<i>a</i>, b", '{"x":1}', "word " * 60]
     assert [value.is_displayed() for value in page.all("#columns .meta dd")] == [True, True, True, False]
     page.all("#columns .meta summary")[0].click()
     page.until(lambda: page.all("#columns .meta dd")[3].is_displayed())
