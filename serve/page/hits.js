@@ -153,8 +153,8 @@ const valueText = (value) =>
 // Returns the metadata of a hit: the first fields, and the others collapsed if they are long.
 function metadataOf(metadata) {
   const fields = Object.entries(metadata ?? {})
-    .filter(([, value]) => value !== null)
-    .map(([name, value]) => [name, valueText(value)]);
+    .map(([name, value]) => [name, value === null ? "" : valueText(value)])
+    .filter(([, text]) => text !== "");
   if (!fields.length) return null;
   let length = 0;
   const count = fields.findIndex(([name, value]) => (length += name.length + value.length + 3) > INLINE);

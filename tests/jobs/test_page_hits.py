@@ -151,7 +151,7 @@ def test_a_long_text_begins_with_the_words_of_the_query(browser: Any, page_serve
 
 def test_metadata_is_shown_and_collapsed_if_it_is_long(browser: Any, page_server: PageServer) -> None:
     page = Page(browser, page_server.address)
-    metadata = {"year": 2004, "none": None, "tags": ["<i>a</i>", "b"], "deep": {"x": 1}, "long": "word " * 60}
+    metadata = {"year": 2004, "none": None, "empty": [], "tags": ["<i>a</i>", "b"], "deep": {"x": 1}, "long": "word " * 60}
     browser.execute_async_script(SHOW, "", json.dumps({**HIT, "metadata": metadata}))
     names = [name.get_property("textContent") for name in page.all("#columns .meta dt")]
     values = [value.get_property("textContent") for value in page.all("#columns .meta dd")]
