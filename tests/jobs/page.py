@@ -1,4 +1,4 @@
-"""The page in headless Chromium: opens it, reads it, and uses it as a person would."""
+"""The page in headless Chromium: opens it, reads it, and uses its forms."""
 
 from __future__ import annotations
 

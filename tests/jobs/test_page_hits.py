@@ -49,7 +49,7 @@ def test_columns_show_how_ranks_differ(browser: Any, page_server: PageServer) ->
 
 
 def change(first: list[str], ids: list[str], id: str) -> str:
-    """The mark of a passage in a column beside the first one."""
+    """The mark of a passage in a column other than the first one."""
     if id not in first:
         return "new"
     up = first.index(id) - ids.index(id)
@@ -151,7 +151,8 @@ def test_a_long_text_begins_with_the_words_of_the_query(browser: Any, page_serve
 
 def test_metadata_is_shown_and_collapsed_if_it_is_long(browser: Any, page_server: PageServer) -> None:
     page = Page(browser, page_server.address)
-    metadata = {"year": 2004, "none": None, "empty": [], "tags": ["<i>a</i>", "b"], "deep": {"x": 1}, "long": "word " * 60}
+    values_left_out = {"none": None, "empty": []}
+    metadata = {"year": 2004, **values_left_out, "tags": ["<i>a</i>", "b"], "deep": {"x": 1}, "long": "word " * 60}
     browser.execute_async_script(SHOW, "", json.dumps({**HIT, "metadata": metadata}))
     names = [name.get_property("textContent") for name in page.all("#columns .meta dt")]
     values = [value.get_property("textContent") for value in page.all("#columns .meta dd")]
