@@ -52,6 +52,7 @@ from serve.release.renewal import (
     renewed,
     replaced_artifacts,
 )
+from serve.service.examples import read_examples
 from serve.service.options import ServiceOptions
 
 MAX_PORT = 65_535
@@ -165,6 +166,7 @@ def main(options: ServeSearch) -> None:
     store = Store(options.store).require()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
+    read_examples(store, options.examples)  # a bad file ends the job before it makes a release
     choice = choose(store, options)
     say_release(store, choice)
     if options.row_ranges:

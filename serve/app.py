@@ -13,16 +13,18 @@ from typing import Annotated, Any
 import numpy as np
 import orjson
 from fastapi import APIRouter, Depends, FastAPI, File, Form, Request, UploadFile
-from fastapi.responses import FileResponse, Response
+from fastapi.responses import Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
 from indexing.corpus.filters import type_name
+from indexing.lucene.stop_words import STOP_WORDS
 from retriever.errors import InputError
 from serve.errors import ConflictError, NotReadyError, UnknownTaskError
 from serve.http.connections import Connections
 from serve.http.errors import add_errors
 from serve.http.guard import Guard, Tokens
+from serve.http.page import page_routes
 from serve.http.routes import JsonRoute, UploadRoute, as_json, as_json_list, cancelled_on_disconnect, remaining_s
 from serve.metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
 from serve.parts.queries import Answer
@@ -47,7 +49,6 @@ from serve.service.loops import repeat
 from serve.service.prompts import Upload
 from serve.service.service import LOOK_S, Service
 
-PAGE = Path(__file__).parent / "page"
 SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond
 RESPONSES: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorResponse, "description": what}
@@ -233,6 +234,8 @@ def release_routes(changes: Changes) -> APIRouter:
             "filters": {name: type_name(kind) for name, kind in live.columns.items()},
             "tasks": sorted(live.tasks),
             "newer": service.newer,
+            "stop_words": sorted(STOP_WORDS),
+            "examples": service.examples,
         }
         return as_json({**document, **await service.describe(live)})
 
@@ -303,24 +306,6 @@ def monitoring_routes(service: Service, metrics: Metrics) -> APIRouter:
         if (text := metrics.text()) is None:
             raise HTTPException(404, "on Ray Serve, each node's Ray exports the metrics: scrape its MetricsExportPort")
         return Response(text, media_type="text/plain; version=0.0.4")
-
-    return routes
-
-
-def page_routes() -> APIRouter:
-    """Returns the routes of the page to try searches."""
-    routes = APIRouter()
-
-    @routes.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
-    async def page() -> Response:
-        return FileResponse(PAGE / "index.html")
-
-    @routes.get("/page/{name}", include_in_schema=False)
-    async def page_file(name: str) -> Response:
-        files = {file.name: file for file in PAGE.iterdir()}
-        if name not in files:
-            raise HTTPException(404)
-        return FileResponse(files[name])
 
     return routes
 

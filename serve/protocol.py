@@ -245,6 +245,10 @@ class InfoResponse(Strict):
         description="Artifacts of the store that are newer than the release; null: not known, as no look at the store "
         "has succeeded yet."
     )
+    stop_words: list[str] = Field(
+        description="Words that BM25 leaves out of English texts, and that the page does not mark."
+    )
+    examples: list[str] = Field(description="Queries to try, which the operator has chosen; often none.")
 
 
 class ErrorOut(Strict):

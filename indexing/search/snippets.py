@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import regex
 
+from indexing.lucene.stop_words import STOP_WORDS
 from retriever.systems.sentences import UNSPACED
 from retriever.unicode import normalize
 
@@ -49,10 +50,15 @@ class Token(NamedTuple):
 
 
 class QueryWords:
-    """The normalised words of a query, for matching in passages: whole words, in any case, in any script."""
+    """The normalised words of a query, for matching in passages: whole words, in any case, in any script.
+
+    English stop words do not count, unless the query has nothing else. `serve/page/marks.js` follows the same rules.
+    """
 
     def __init__(self, query: str):
         tokens = list(tokens_of(query))
+        if any(token.key not in STOP_WORDS for token in tokens):
+            tokens = [token for token in tokens if token.key not in STOP_WORDS]
         self.words = {token.key for token in tokens if not token.is_character}
         runs = _runs(tokens)
         self.characters = {run[0].key for run in runs if len(run) == 1}

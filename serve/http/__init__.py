@@ -4,5 +4,6 @@ connections   uvicorn's protocol with bounds on connections, request heads and u
 limits        these bounds, and how many connections a process can hold
 guard         the outermost layer of the application: checks token, Host, size and rate of the body
 routes        routes with a JSON body: reads bodies, writes responses, cancels the work of disconnected clients
+page          the files of the page, which load nothing from elsewhere
 errors        exceptions as HTTP errors in OpenAI's format
 """

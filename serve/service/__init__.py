@@ -1,6 +1,7 @@
 """The service of one process: queues in front of the engine, the live release, and its changes.
 
 options     options of a service
+examples    example queries, which the page offers
 batching    queues whose waiting items form batches
 warm_up     reads the files of a release and runs queries before it becomes live
 loops       background loops, which no error ends

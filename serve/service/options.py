@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from retriever.options.declaring import check_least
+from retriever.options.declaring import check_least, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,10 @@ class ServiceOptions:
     """Maximum seconds of the warm-up (reading files, running queries) before a release is ready; 0: no warm-up."""
     compile: Literal["auto", "never"] = "never"
     """auto: compile the encoder if that helps (not BERT-family models on CPU); adds half a minute to the start."""
+
+    examples: str | None = option(None, metavar="FILE")
+    """Queries that the page offers to try: a text file with one per line, or queries/NAME of the store, of which it
+    takes six. Everyone who may search sees them. Default: none."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a number that is too small."""

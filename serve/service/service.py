@@ -45,6 +45,7 @@ from serve.release.artifacts import ReleaseArtifacts
 from serve.release.release import Release
 from serve.release.tasks import Search, Task, search_of, search_of_mode
 from serve.service.batching import Batcher
+from serve.service.examples import read_examples
 from serve.service.options import ServiceOptions
 from serve.service.staleness import Staleness
 from serve.service.warm_up import WarmUp
@@ -94,6 +95,7 @@ class Service:
         self.live: ReleaseArtifacts | None = None
         self.states = PartStates()
         self.staleness = Staleness(store)
+        self.examples = read_examples(store, options.examples)
         warm_up_engine = Engine(encoder, reranker, ask)  # a separate one, whose queries are not in the metrics
         self.warm_up = WarmUp(store, warm_up_engine, self.parts, is_local=is_local, total_s=options.warm_up_s)
         self.on_live: Callable[[], object] = lambda: None  # called once, when the first release is live

@@ -14,15 +14,17 @@ import pytest
 from fastapi.testclient import TestClient
 from job_outcome import Outcome
 from local_cluster import without_progress
+from page import PageServer, open_browser
 from patched_cuda import patch_cuda
 from ready_client import serving
 from samples import Judgement, make_passages, make_queries, save_tiny_bert, write_beir
-from serving import make_served
+from serving import make_served, query_texts, started, task_files
 from tiny import make_classifier
 
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Task
+from serve.client import Client
 from serve.local import open_local
 from serve.service.changes import Changes
 from serve.service.options import ServiceOptions
@@ -202,3 +204,22 @@ def client(service: Service, changes: Changes) -> Iterator[TestClient]:
     """A client of the fixture `service`, once that is ready."""
     with serving(service, changes=changes) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def page_server(tmp_path_factory: pytest.TempPathFactory, served: Path, model: str) -> Iterator[PageServer]:
+    """The server of a copy of the store."""
+    folder = tmp_path_factory.mktemp("page")
+    store = Path(shutil.copytree(served / "store", folder / "store"))
+    task_files(folder / "prompt", model, 5)
+    with started("--store", store, "--port", 0, "--examples", "queries/tiny") as (_, address):
+        Client(address).put_task("ours", folder / "prompt")
+        yield PageServer(address, store, next(iter(query_texts(served).values())))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A headless Chromium."""
+    driver = open_browser(tmp_path_factory.mktemp("profile"))
+    yield driver
+    driver.quit()

@@ -13,7 +13,8 @@ import pytest
 from word_passages import assert_same_hits, expected_hits, pairs, stored_length, word_passages
 
 from indexing.exact import merge
-from indexing.lucene.lucene import LuceneSearch, LuceneShard, open_shard, versions, write_shard
+from indexing.lucene.lucene import LuceneSearch, LuceneShard, lucene, open_shard, versions, write_shard
+from indexing.lucene.stop_words import STOP_WORDS
 from retriever.errors import InputError
 
 MARKS = ("+", "-", "&&", "||", "!", "(", ")", "{", "}", "[", "]", "^", '"', "~", "*", "?", ":", "\\", "/")
@@ -177,6 +178,16 @@ def test_query_syntax_is_punctuation(tmp_path: Path) -> None:
     odd = searcher(tmp_path, ["w1 2", "w12", "contents"]).search(["contents:w1", "w1*", "w1~2", "w1?", *MARKS], 5)
     assert [[row for row, _ in pairs(odd, n)] for n in range(4)] == [[], [0], [0], [0]]
     assert (odd.rows[4:] == -1).all()
+
+
+def test_the_stop_words_are_those_of_lucene(tmp_path: Path) -> None:
+    words = lucene().type("org.apache.lucene.analysis.en.EnglishAnalyzer").ENGLISH_STOP_WORDS_SET.iterator()
+    expected = set()
+    while words.hasNext():
+        expected.add("".join(words.next()))
+    assert expected == STOP_WORDS
+    hits = searcher(tmp_path, ["w1", " ".join(sorted(STOP_WORDS))]).search(sorted(STOP_WORDS), 2)
+    assert (hits.rows == -1).all()  # by Anserini's analyzer, which BM25 uses
 
 
 @pytest.mark.parametrize("query", ["", " ", "the of and", "nowhere", "?!", "\0"])

@@ -58,6 +58,9 @@ def test_the_window_has_the_most_words_of_the_query_and_as_much_context_as_fits(
         ("don't", "I don’t, won't, t", "I **don’t**, won't, t"),
         ("Dracula's", "Emma's Dracula’s s", "Emma's **Dracula**’s s"),
         ("l'homme", "homme d'État", "**homme** d'État"),
+        ("Who is the Count of Dracula?", "Dracula is the Count", "**Dracula** is the **Count**"),
+        ("To be, or not to be", "It was not to be.", "It was **not** **to** **be**."),
+        ("東京 in", "in 東京", "in **東京**"),
         ("?!", "what?! no", "what?! no"),
         ("x", "", ""),
         ("bell", "ring\tthe\n\nbell\x07\x1b[31m now", "ring the **bell** [31m now"),
@@ -93,6 +96,6 @@ def test_shortened_titles_and_widths() -> None:
 
 
 def test_the_time_is_linear_in_the_marks_of_a_letter() -> None:
-    words = QueryWords("a")
+    words = QueryWords("a")  # a query of stop words alone
     assert growth(QueryWords, lambda count: "a" + "\u0301\u0323" * count, 1 << 13) < 2.5
     assert growth(lambda text: snippet(text, words, 80), lambda count: "a" + "\u0301\u0323" * count, 1 << 13) < 2.5

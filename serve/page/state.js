@@ -1,0 +1,44 @@
+// The search that the address of the page describes, after its #: the server never sees it, and a link repeats it.
+
+export const DEFAULTS = { q: "", filter: "", k: 10, by: "document", rerank: 0, columns: [] };
+
+/** Returns the state of an address. A column begins with its task, followed by its mode or its source. */
+export function stateOf(hash) {
+  const state = { ...DEFAULTS, columns: [] };
+  for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (name === "task") state.columns.push({ task: value });
+    else if (name === "mode" || name === "source") {
+      const last = state.columns.at(-1);
+      if (last && !last.mode && !last.source) last[name] = value;
+      else state.columns.push({ [name]: value });
+    } else if (name === "k" || name === "rerank") state[name] = Number(value) || DEFAULTS[name];
+    else if (name in DEFAULTS) state[name] = value;
+  }
+  return state;
+}
+
+/** Returns the address of a state; what has its default is left out. */
+export function hashOf(state) {
+  const fields = new URLSearchParams();
+  for (const name of ["q", "filter", "k", "by", "rerank"]) {
+    const value = state[name] ?? DEFAULTS[name];
+    if (value !== DEFAULTS[name]) fields.append(name, value);
+  }
+  for (const { task, mode, source } of state.columns ?? []) {
+    if (task) fields.append("task", task);
+    if (source) fields.append("source", source);
+    else if (mode) fields.append("mode", mode);
+  }
+  return `#${fields}`;
+}
+
+/** Returns the body of the request of a column. */
+export function requestOf(state, choice, isSplit) {
+  const body = { query: state.q, k: state.k, task: choice.task, allow_partial: true };
+  if (choice.source) body.source = choice.source;
+  else body.mode = choice.mode;
+  if (isSplit) body.by = state.by;
+  if (state.filter.trim()) body.filter = state.filter;
+  if (state.rerank) body.rerank = state.rerank;
+  return body;
+}

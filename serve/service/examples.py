@@ -1,0 +1,59 @@
+"""Example queries, which the page offers to try."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from indexing.corpus.queries import Queries
+from indexing.store.keys import Key
+from indexing.store.store import Store
+from retriever.errors import InputError
+
+MAX_EXAMPLES = 12  # lines of a file
+MAX_CHARACTERS = 300  # of an example
+NUM_QUERIES = 6  # that are taken from a query set
+
+
+def read_examples(store: Store, source: str | None) -> list[str]:
+    """Returns the example queries of a service.
+
+    Args:
+        store: The store of the service.
+        source: A text file with one query per line, or queries/NAME of the store, of which some are taken at equal
+            distances. None: no examples, as queries may be private.
+
+    Raises:
+        InputError: If the file or the query set is missing, or if a query of the file cannot be an example.
+    """
+    if source is None:
+        return []
+    kind, name = Key.parse(source)
+    return _of_set(store, name) if kind == "queries" and name else _of_file(source)
+
+
+def _of_set(store: Store, name: str) -> list[str]:
+    texts = Queries.open(store, name).table["text"]
+    rows = np.linspace(0, len(texts), NUM_QUERIES, endpoint=False).astype(int)
+    chosen = dict.fromkeys(text.as_py().strip() for text in texts.take(rows)) if len(texts) else {}
+    return [text for text in chosen if 0 < len(text) <= MAX_CHARACTERS]
+
+
+def _of_file(file: str) -> list[str]:
+    origin = f"parameter examples {file}"
+    try:
+        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise InputError(f"{origin}: no such file; give a text file, or queries/NAME of the store") from None
+    except (OSError, UnicodeDecodeError):
+        raise InputError(f"{origin}: cannot be read as text in UTF-8") from None
+    examples = {line.strip(): number for number, line in enumerate(lines, 1) if line.strip()}
+    for text, number in examples.items():
+        if len(text) > MAX_CHARACTERS:
+            raise InputError(
+                f"{origin}, line {number}: expected up to {MAX_CHARACTERS} characters, found {len(text):,}"
+            )
+    if not 1 <= len(examples) <= MAX_EXAMPLES:
+        raise InputError(f"{origin}: expected 1 to {MAX_EXAMPLES} queries, one per line, found {len(examples):,}")
+    return list(examples)
