@@ -17,6 +17,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jobs.api.store import Store
+
     from indexing.corpus.corpus import Corpus, Passage
     from indexing.corpus.queries import Queries
     from indexing.dense.index import Index
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from indexing.embeddings.mteb_models import open_mteb_encoder
     from indexing.exact import Hits, exact_search
     from indexing.hit_sources.fusion import reciprocal_rank, weighted
-    from indexing.store.store import Store
     from retriever.encoding.encoder import Encoder
     from retriever.encoding.mteb_encoder import MtebEncoder
     from retriever.encoding.reranker import Reranker
@@ -78,7 +79,7 @@ _MODULES = {
     "RerankerOptions": "retriever.options",
     "ServerError": "serve.client",
     "SparseEncoder": "retriever.encoding.sparse_encoder",
-    "Store": "indexing.store.store",
+    "Store": "jobs.api.store",
     "exact_search": "indexing.exact",
     "open_mteb_encoder": "indexing.embeddings.mteb_models",
     "reciprocal_rank": "indexing.hit_sources.fusion",
