@@ -20,9 +20,7 @@ from __future__ import annotations
 
 from jobs.common.cli import chosen_task, run, say, say_complete, say_stages
 
-import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +30,7 @@ from jobs.evaluation.embeddings import MeasureWork, measure_embeddings, open_emb
 from jobs.evaluation.evaluating import EvaluationWork, check_options, measure_runs, open_evaluation
 from jobs.evaluation.options import Evaluate
 from jobs.evaluation.rates import measure_rates
+from jobs.evaluation.runs import joined_names, run_contents
 
 from indexing.store.documents import fingerprint_of
 from indexing.store.result_files import whole_file
@@ -39,8 +38,6 @@ from indexing.store.store import Store
 from indexing.work.work import check_targets, complete_artifact
 from retriever.errors import InputError
 from retriever.options.categories import FIELD
-
-NAME_LENGTH = 60  # characters of the runs' names in the name of the file
 
 
 def main(options: Evaluate) -> None:
@@ -100,13 +97,7 @@ def default_path(work: EvaluationWork) -> str:
     evaluation finds its file and no other is replaced.
     """
     store, options = work.store, work.options
-    contents = [
-        [run.name, hashlib.sha256(Path(run.name).read_bytes()).hexdigest()]
-        if run.is_file
-        else [run.name, store.open("runs", store.only("runs", run.name)).fingerprint]
-        for run in work.runs
-    ]
-    queries = work.queries.queries.artifact
+    queries, contents = work.queries.queries.artifact, run_contents(store, work.runs)
     measured: list[Any] = [queries.fingerprint, options.split, options.limit, work.metrics, contents]
     if options.embeddings:
         fingerprints = [[g.fingerprint for g in store.generations("embeddings", name)] for name in options.embeddings]
@@ -118,9 +109,7 @@ def default_path(work: EvaluationWork) -> str:
     if options.rate_queries is not None:
         measured.append({"rate_queries": options.rate_queries, "rate_batch": options.rate_batch})
     digits = fingerprint_of(measured)[:8]
-    parts = [*(Path(run.name).stem if run.is_file else run.name for run in work.runs), *options.embeddings]
-    names = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(parts))[:NAME_LENGTH]
-    return f"results/evaluation-{options.split}-{names}-{digits}.json"
+    return f"results/evaluation-{options.split}-{joined_names(work.runs, options.embeddings)}-{digits}.json"
 
 
 if __name__ == "__main__":

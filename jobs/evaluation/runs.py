@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from jobs.common.cli import say
 
+import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from jobs.evaluation.documents import documents_of
 from jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
@@ -20,6 +24,7 @@ from indexing.search.runs import read_run, read_trec, strictly_falling
 from indexing.store.store import Store
 from retriever.errors import InputError
 
+NAME_LENGTH = 60  # characters of the names of runs in the name of a file of results
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
 
 
@@ -192,6 +197,22 @@ def check_queries(
             f"{name}: {len(missing):,} of the {len(measured):,} {noun} are missing from the run, and count as 0"
         )
     return warnings
+
+
+def run_contents(store: Store, runs: Sequence[RunReference]) -> list[list[str]]:
+    """Returns the name of each run with a hash of its content."""
+    return [
+        [run.name, hashlib.sha256(Path(run.name).read_bytes()).hexdigest()]
+        if run.is_file
+        else [run.name, store.open("runs", store.only("runs", run.name)).fingerprint]
+        for run in runs
+    ]
+
+
+def joined_names(runs: Sequence[RunReference], others: Sequence[str] = ()) -> str:
+    """Returns the names of runs and of other artifacts, for the name of a file of results."""
+    names = [*(Path(run.name).stem if run.is_file else run.name for run in runs), *others]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(names))[:NAME_LENGTH]
 
 
 def check_passages(store: Store, table: pa.Table) -> str | None:
