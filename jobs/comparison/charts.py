@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 
 from jobs.comparison.comparison import Comparison
 from jobs.comparison.svg import HEIGHT, WIDTH, Axes, element, label, picture, tooltip
+
 from indexing.search.snippets import shorten
 
 _MOST_BARS = 1_000  # bars of the chart of differences; more queries are drawn by every n-th one
 _NAME = 22  # characters of the name of a run at most
 _MOST_POINTS = 240  # points of a curve
+_GRIDS = (200, 50)  # steps of the grid on which pairs of values are counted
+_MOST_PLACES = 1_000  # circles from which the coarse grid is used
 _RADII = (3.0, 20.0)  # of a point of few queries, and of the one with the most queries
 RANKS = (1, 3, 10, 100)  # last ranks of the groups of ranks
 _SIDES = ("first", "equal", "second")  # classes of the style sheet: which run is better
@@ -84,8 +87,7 @@ def draw_values(comparison: Comparison) -> str:
     )
     ends = {"x1": axes.x(low), "y1": axes.y(low), "x2": axes.x(high), "y2": axes.y(high)}
     content.append(element("line", "", **ends, class_="zero"))
-    unit = (high - low) / 100
-    places = Counter((round(x / unit), round(y / unit)) for x, y in pairs)
+    unit, places = _places(pairs, high - low)
     largest = max(places.values())
     for (x, y), count in sorted(places.items(), key=lambda entry: -entry[1]):  # small points over large ones
         shown = f"{comparison.first} {x * unit:.2f}, {comparison.second} {y * unit:.2f}: {count:,} queries"
@@ -135,6 +137,16 @@ def draw_ranks(comparison: Comparison) -> str:
             number = f"{count:,}" if count else "·"
             content.append(label(number, x + width / 2, y + height / 2 + 5, class_="count", text_anchor="middle"))
     return picture(f"Ranks of the first relevant hit in {comparison.first} and {comparison.second}", content)
+
+
+def _places(pairs: Sequence[tuple[float, float]], span: float) -> tuple[float, Counter[tuple[int, int]]]:
+    """Returns the number of pairs at each place of a grid, and its unit; the grid is coarse if it has many places."""
+    for steps in _GRIDS:
+        unit = span / steps
+        places = Counter((round(x / unit), round(y / unit)) for x, y in pairs)
+        if len(places) <= _MOST_PLACES:
+            break
+    return unit, places
 
 
 def _rank_groups(comparison: Comparison) -> list[str]:

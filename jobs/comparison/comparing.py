@@ -101,7 +101,9 @@ def queries_of(store: Store, runs: Sequence[str]) -> tuple[str | None, str]:
             f"{artifact.key} is a run of {each['artifact']} {split}"
             for artifact, each, split in zip(artifacts, inputs, splits, strict=True)
         )
-        raise InputError(f"{described}: expected two runs of the same queries; search these with both sources")
+        raise InputError(
+            f"{described}: expected two runs of the same queries; search the same split of a query set for both"
+        )
     name = inputs[0]["artifact"].removeprefix("queries/")
     return name, next((split for split in splits if split != ALL), "test")
 
