@@ -133,7 +133,7 @@ class Comparison:
         return frame.astype(dict.fromkeys(ranks, "Int64"))  # integers, of which some are missing
 
     def document(self) -> dict[str, Any]:
-        """Returns all values as JSON values."""
+        """Returns all values as JSON values, without the texts of passages."""
         return {
             "queries": self.queries,
             "split": self.split,
@@ -142,8 +142,17 @@ class Comparison:
             "second": self.second,
             "metrics": [asdict(each) for each in self.metrics],
             "recall": {"first": list(self.recall_first), "second": list(self.recall_second)},
-            "per_query": [asdict(row) for row in self.rows],
+            "per_query": list(map(_document_of, self.rows)),
         }
+
+
+def _document_of(row: ComparedQuery) -> dict[str, Any]:
+    """Returns a query as JSON values; passages are ids with grades, as the corpus has their texts."""
+    document: dict[str, Any] = {"id": row.id, "text": row.text, "difference": row.difference}
+    for name, result in (("first", row.first), ("second", row.second)):
+        top = None if result.top is None else {"id": result.top.id, "grade": result.top.grade}
+        document[name] = {"values": dict(result.values), "relevant_rank": result.relevant_rank, "top": top}
+    return document | {"relevant": [{"id": each.id, "grade": each.grade} for each in row.relevant]}
 
 
 def _columns_of(row: ComparedQuery) -> dict[str, Any]:

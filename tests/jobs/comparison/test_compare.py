@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from jobs.comparison.comparing import compare
+from jobs.comparison.passages import ShownPassage
 
 import numpy as np
 import pytest
@@ -69,12 +70,10 @@ def test_values_are_those_worked_out_by_hand(small: tuple, done: Done, tmp_path:
         "q4": ["d1", "d2"],
     }
     of_q1 = rows[1]
-    assert [(each["id"], each["grade"], each["text"]) for each in of_q1["relevant"]] == [
-        *(("d1", 2, "the Rhine"), ("d2", 1, "the Po")),
-    ]
+    assert of_q1["relevant"] == [{"id": "d1", "grade": 2}, {"id": "d2", "grade": 1}]
     assert of_q1["first"]["values"] == {"RR@10": 1, "R@1": 0.5}
-    assert rows[0]["first"]["top"] == {"id": "d9", "grade": None, "title": None, "text": None}
-    assert rows[0]["second"]["top"] == {"id": "d0", "grade": 1, "title": "River 0", "text": "the Nile"}
+    assert rows[0]["first"]["top"] == {"id": "d9", "grade": None}
+    assert rows[0]["second"]["top"] == {"id": "d0", "grade": 1}
     [rr, r1] = document["metrics"]
     assert (rr["first"], rr["second"]) == (pytest.approx(2.5 / 5), pytest.approx((2 + 1 / 3) / 5))
     assert rr["difference"] == pytest.approx(rr["second"] - rr["first"])
@@ -182,6 +181,16 @@ def test_grades_from_which_a_passage_is_relevant_are_those_of_the_metric(small: 
     rows = {row.id: row for row in comparison.rows}
     assert [passage.id for passage in rows["q1"].relevant] == ["d1"]
     assert (rows["q1"].first.relevant_rank, rows["q0"].second.relevant_rank) == (3, None)
+
+
+def test_passages_have_their_titles_and_texts(small: tuple, tmp_path: Path) -> None:
+    comparison = compare(Store(str(tmp_path / "s")), *map(str, small[1:3]), metrics=["RR@10"])
+    [row] = comparison.won(10)
+    assert row.first.top == ShownPassage("d9", None, None, None)
+    assert row.second.top == ShownPassage("d0", 1, "River 0", "the Nile")
+    assert row.relevant == (row.second.top,)
+    assert [row.id for row in comparison.lost(10)] == ["q2"]
+    assert (comparison.won(0), comparison.lost(0)) == ((), ())
 
 
 def test_a_data_frame_has_a_row_per_query(small: tuple, tmp_path: Path) -> None:
