@@ -61,6 +61,7 @@ def _prepare(java: Java) -> None:
 
 _REFERENCES: list[Any] = []
 _COLLECTING = threading.Lock()  # pyjnius binds a method of a class to the object that a thread used last
+OPENING = threading.RLock()  # for the same reason one thread opens segments at a time
 
 
 def _type(name: str) -> Any:

@@ -90,6 +90,7 @@ class LocalRunner:
         if request.gpus and not gpus:
             raise InputError(f"parameter gpus {request.gpus}: this machine has no GPU")
         self._open: list[tuple[Task, list[Callable[[Any, Report], Any]]]] = []
+        self._opening = threading.RLock()
 
     def place(self, resources: Resources) -> Place:
         """Returns what a worker with these resources gets."""
@@ -135,15 +136,17 @@ class LocalRunner:
         return result
 
     def _workers(self, task: Task, count: int) -> list[Callable[[Any, Report], Any]]:
-        """Returns `count` opened workers of a task; see `stays_open`."""
-        workers = next((workers for other, workers in self._open if other is task), [])
+        """Returns `count` opened workers of a task; see `stays_open`. Threads that run the same task share them."""
         place = self.place(task.resources)
-        while len(workers) < count:
-            workers.append(task.open(place))
-        if stays_open(task):
+        if not stays_open(task):
+            return [task.open(place) for _ in range(count)]
+        with self._opening:
+            workers = next((workers for other, workers in self._open if other is task), [])
+            while len(workers) < count:
+                workers.append(task.open(place))
             others = [entry for entry in self._open if entry[0] is not task]
             self._open = [*others, (task, workers)][-KEPT_TASKS:]
-        return workers[:count]
+            return workers[:count]
 
     def _run_threads(
         self, task: Task, items: Iterator[Item], slots: int, on_progress: Report
