@@ -43,6 +43,7 @@ PROGRESS_S = 0.5  # seconds between two reports of progress
 REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth the time
 
+_CHECKOUT = Path(__file__).resolve().parents[2]
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds; "max" is no number
 
 _unfinished_threads: set[threading.Thread] = set()
@@ -255,8 +256,28 @@ def _run_bounded(
 
 def _submit(processes: Executor, number: int, item: Any) -> Future:
     """Submits an item to spawned processes, which may start one."""
-    with _deferred_interrupts():
+    with _deferred_interrupts(), _without_program():
         return processes.submit(_call_worker, item)
+
+
+@contextlib.contextmanager
+def _without_program() -> Iterator[None]:
+    """Spawned processes do not run the file of the program again, unless it is of this checkout.
+
+    Python would run it as a module to find what is pickled from it. Workers need nothing of it, and a program of a few
+    lines that calls jobs would do all its work once more.
+    """
+    main = sys.modules["__main__"]
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if file is None or Path(file).resolve().is_relative_to(_CHECKOUT):
+        yield
+        return
+    del main.__file__
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__file__, main.__spec__ = file, spec
 
 
 @contextlib.contextmanager
