@@ -204,9 +204,9 @@ class Corpus:
 
 
 def parse_metadata(text: str) -> dict[str, Any]:
-    """Returns metadata as values by field, from their JSON text; empty for an empty text."""
-    metadata: dict[str, Any] = json.loads(text) if text else {}
-    return metadata
+    """Returns metadata as values by field, from their JSON text; those of a text without fields as `metadata`."""
+    metadata = json.loads(text) if text else {}
+    return metadata if isinstance(metadata, dict) else {"metadata": metadata}
 
 
 def first_passage(document: str) -> str:

@@ -289,17 +289,36 @@ class Making(indexing.store.store.Store):
 
     def _run(self, method: str, given: dict[str, Any], names: dict[str, str] | None = None) -> Any:
         """Runs the job of a method and returns what it made. names: as of `Parameters.named`."""
+        with self._job(method, given, names) as (store, options):
+            return _parameters(method).run_job(store, options)
+
+    @contextlib.contextmanager
+    def _job(
+        self, method: str, given: dict[str, Any], names: dict[str, str] | None = None
+    ) -> Iterator[tuple[indexing.store.store.Store, Any]]:
+        """Yields the store and the options of the job of a method, for a block that calls functions of the job.
+
+        In the block, jobs print warnings alone unless `verbose` is set, and errors speak of parameters.
+        """
         parameters = _parameters(method)
         options = parameters.read(self.url, given)
         store = indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
         with contextlib.nullcontext() if self.verbose else quiet(), parameters.named(given, names):
-            return parameters.run_job(store, options)
+            yield store, options
+
+
+# Options of `riptide evaluate` that measure something else than runs, or write a file.
+NOT_EVALUATED = ("embeddings", "sample", "seed", "rate_queries", "rate_batch", "json", "overwrite")
 
 
 def _parameters(method: str) -> Parameters:
     """Returns the parameters of a method."""
     if method == "serve":
         return Parameters.of("serve", job="serve_search", excluded=("host", "tokens"))
+    if method == "search_queries":
+        return Parameters.of("search_queries", job="search", excluded=("query",))
+    if method == "evaluate":
+        return Parameters.of("evaluate", excluded=NOT_EVALUATED)
     return Parameters.of(method)
 
 

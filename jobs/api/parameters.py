@@ -32,6 +32,8 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
         "train_reranker": {},
         "pretrain_rip": {},
         "serve_search": {},
+        "search": {},
+        "evaluate": {},
     }
 )
 NO_PARAMETERS = ("store", "plan")  # options of every job: the store is the object, and its lists show what exists
@@ -195,7 +197,12 @@ class Parameters:
         return "\n".join(lines)
 
 
-_METHOD_OF = {"serve_search": "serve"}  # the methods that have other names than their jobs
+def named_parameters(given: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """As `Parameters.named`, for a method that is no job. given: values by the names of the parameters."""
+    return Parameters("", lambda: None, object, {}).named(given)
+
+
+_METHOD_OF = {"serve_search": "serve", "search": "search_queries"}  # the methods that have other names than their jobs
 
 
 def _parameter(match: re.Match[str]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Self, overload
 
 from jobs.api.hits import Hit, QueryHits, SearchResults
+from jobs.api.parameters import named_parameters
 
 import numpy as np
 
@@ -103,13 +104,14 @@ class Search:
                 artifacts were removed since it was opened.
         """
         texts = [query] if isinstance(query, str) else list(query)
-        check_texts(texts)
-        check_count("k", k)
-        try:
-            results = self._answer(self._opened(), texts, k, filter)
-        except (InputError, FileNotFoundError) as error:
-            self._check_current(error)
-            raise
+        with named_parameters({"k": k}):
+            check_texts(texts)
+            check_count("k", k)
+            try:
+                results = self._answer(self._opened(), texts, k, filter)
+            except (InputError, FileNotFoundError) as error:
+                self._check_current(error)
+                raise
         return results[0] if isinstance(query, str) else results
 
     def close(self) -> None:
