@@ -123,12 +123,12 @@ class Parameters:
         return remedy_of(name, {each: each for each in self.options}) or known
 
     @contextlib.contextmanager
-    def named(self, given: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Iterator[None]:
+    def named(self, given: Mapping[str, Any], clean: Callable[[str], str] = str) -> Iterator[None]:
         """Within the block, errors for bad input speak of parameters and methods, not of options and commands.
 
         Args:
             given: Values by the names of the parameters.
-            names: What stands for texts in messages: for the path of a temporary file.
+            clean: Returns a message without what says nothing to the caller: the path of a temporary file.
         """
         try:
             yield
@@ -136,10 +136,7 @@ class Parameters:
             cause = input_error(error)
             if cause is None:
                 raise
-            message = str(cause)
-            for text, name in (names or {}).items():
-                message = message.replace(text, name)
-            message = self.in_words(message, given)
+            message = self.in_words(clean(str(cause)), given)
             if cause is not error:
                 raise InputError(message) from error
             error.args = (message, *error.args[1:])
