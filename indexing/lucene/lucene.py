@@ -74,6 +74,7 @@ def _as(name: str, value: Any) -> Any:
     return lucene().cast(f"{PACKAGE}{name}", value)
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Returns the versions of Lucene and Anserini, which decide the terms of a text."""
     version = _type("util.Version").LATEST.toString()

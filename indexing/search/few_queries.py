@@ -28,6 +28,8 @@ class LocalSearch:
 
     Hits equal those of a run with the same settings. Deleted passages are excluded.
 
+    With `stays_open`, the files of vectors and indexes stay open between searches.
+
     Raises:
         InputError: If an artifact is missing, or does not belong to this corpus.
     """
@@ -41,11 +43,12 @@ class LocalSearch:
         *,
         reranker: str | None = None,
         by: By | None = None,
+        stays_open: bool = False,
     ):
         self.corpus = Corpus.open(store)
         self.documents = Documents(self.corpus.parts) if is_by_document(self.corpus, by) else None
         self._matches = Matches(self.corpus, RowRange(0, self.corpus.num_rows))
-        self.sources = HitSources(store, self.corpus, options)
+        self.sources = HitSources(store, self.corpus, options, stays_open=stays_open)
         self.hit_source = self.sources.open(source)
         self._pair_cuts = Cuts()
         self.runner = runner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jobs.common.cli import quiet
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from jobs.api.parameters import Parameters
@@ -266,12 +266,12 @@ class Making(indexing.store.store.Store):
 
     def _import(self, method: str, source: Any, given: dict[str, Any]) -> Any:
         """Imports a source, and returns what the job made."""
-        from jobs.api.raw_rows import in_messages, source_path
+        from jobs.api.raw_rows import source_path, without_path
 
         if source is None:
-            return self._run(method, given)
+            return self._run(method, given, without_path)
         with source_path(source) as path:
-            return self._run(method, {"source": path, **given}, in_messages(path))
+            return self._run(method, {"source": path, **given}, without_path)
 
     def _open_embeddings(self, name: str) -> EmbeddingsReader:
         """Returns embeddings of any kind of vector."""
@@ -287,14 +287,14 @@ class Making(indexing.store.store.Store):
 
         return read_trained(self, self._run(method, given))
 
-    def _run(self, method: str, given: dict[str, Any], names: dict[str, str] | None = None) -> Any:
-        """Runs the job of a method and returns what it made. names: as of `Parameters.named`."""
-        with self._job(method, given, names) as (store, options):
+    def _run(self, method: str, given: dict[str, Any], clean: Callable[[str], str] = str) -> Any:
+        """Runs the job of a method and returns what it made. clean: as of `Parameters.named`."""
+        with self._job(method, given, clean) as (store, options):
             return _parameters(method).run_job(store, options)
 
     @contextlib.contextmanager
     def _job(
-        self, method: str, given: dict[str, Any], names: dict[str, str] | None = None
+        self, method: str, given: dict[str, Any], clean: Callable[[str], str] = str
     ) -> Iterator[tuple[indexing.store.store.Store, Any]]:
         """Yields the store and the options of the job of a method, for a block that calls functions of the job.
 
@@ -303,7 +303,7 @@ class Making(indexing.store.store.Store):
         parameters = _parameters(method)
         options = parameters.read(self.url, given)
         store = indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
-        with contextlib.nullcontext() if self.verbose else quiet(), parameters.named(given, names):
+        with contextlib.nullcontext() if self.verbose else quiet(), parameters.named(given, clean):
             yield store, options
 
 

@@ -32,8 +32,6 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
         "train_reranker": {},
         "pretrain_rip": {},
         "serve_search": {},
-        "search": {},
-        "evaluate": {},
     }
 )
 NO_PARAMETERS = ("store", "plan")  # options of every job: the store is the object, and its lists show what exists
@@ -70,7 +68,7 @@ class Parameters:
         """
         name = job or method
         module = importlib.import_module(f"jobs.{name}")
-        options, other_names = options_of(module.main), {old: new for new, old in METHODS[name].items()}
+        options, other_names = options_of(module.main), {old: new for new, old in METHODS.get(name, {}).items()}
         shown = {
             other_names.get(each.name, each.name): each
             for each in flatten(options).values()
@@ -125,12 +123,12 @@ class Parameters:
         return remedy_of(name, {each: each for each in self.options}) or known
 
     @contextlib.contextmanager
-    def named(self, given: Mapping[str, Any], names: Mapping[str, str] | None = None) -> Iterator[None]:
+    def named(self, given: Mapping[str, Any], clean: Callable[[str], str] = str) -> Iterator[None]:
         """Within the block, errors for bad input speak of parameters and methods, not of options and commands.
 
         Args:
             given: Values by the names of the parameters.
-            names: What stands for texts in messages: for the path of a temporary file.
+            clean: Returns a message without what says nothing to the caller: the path of a temporary file.
         """
         try:
             yield
@@ -138,10 +136,7 @@ class Parameters:
             cause = input_error(error)
             if cause is None:
                 raise
-            message = str(cause)
-            for text, name in (names or {}).items():
-                message = message.replace(text, name)
-            message = self.in_words(message, given)
+            message = self.in_words(clean(str(cause)), given)
             if cause is not error:
                 raise InputError(message) from error
             error.args = (message, *error.args[1:])
@@ -157,7 +152,7 @@ class Parameters:
         for match in _COMMAND.finditer(message):
             method = match[1].replace("-", "_")
             pieces.append(self._with_parameters(message[end : match.start()], given or {}))
-            if method in METHODS:
+            if method in METHODS or method in _METHOD_OF:
                 arguments = _OPTION.sub(lambda option: f", {_parameter(option)}=", match[2]).split(",")[1:]
                 arguments = [each.strip().replace("= ", "=") + "…" * each.strip().endswith("=") for each in arguments]
                 pieces.append(f"store.{_METHOD_OF.get(method, method)}" + f"({', '.join(arguments)})" * bool(arguments))
@@ -202,7 +197,11 @@ def named_parameters(given: Mapping[str, Any]) -> contextlib.AbstractContextMana
     return Parameters("", lambda: None, object, {}).named(given)
 
 
-_METHOD_OF = {"serve_search": "serve", "search": "search_queries"}  # the methods that have other names than their jobs
+_METHOD_OF = {
+    "serve_search": "serve",
+    "search": "search_queries",
+    "evaluate": "evaluate",
+}  # the methods that have other names than their jobs
 
 
 def _parameter(match: re.Match[str]) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ HASH_DIGITS = 16  # of the file's name, hexadecimal
 BLOCK_ROWS = 65_536  # dicts that become columns at once
 GROUP_ROWS = 16_384  # rows of a row group, the smallest piece that a worker reads
 METADATA = "metadata"  # a column of objects, as the import takes it
+_PREFIX = "riptide-rows-"  # of the name of the file's folder
 
 
 @contextlib.contextmanager
@@ -42,7 +44,7 @@ def source_path(source: Any) -> Iterator[str]:
     table = _plain(_table(source))
     if not table.num_rows:
         raise InputError(f"{NAME}: found no rows, expected at least one")
-    with tempfile.TemporaryDirectory(prefix="riptide-rows-") as folder:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
         file = Path(folder) / "rows.parquet"
         try:
             pq.write_table(table, file, compression="zstd", row_group_size=GROUP_ROWS)
@@ -52,9 +54,10 @@ def source_path(source: Any) -> Iterator[str]:
         yield str(file.rename(named))
 
 
-def in_messages(path: str) -> dict[str, str]:
-    """Returns what stands for the path of a source in messages: nothing, unless it is the file of rows."""
-    return {path: NAME} if Path(path).name.startswith(f"{NAME} ") else {}
+def without_path(message: str) -> str:
+    """Returns a message with NAME in place of the paths of rows, also of those that an earlier call imported."""
+    folder = re.escape(tempfile.gettempdir())
+    return re.sub(rf"(?:{folder}|\S*)/{_PREFIX}\w+/{NAME} [0-9a-f]+\.parquet", NAME, message)
 
 
 def _table(source: Any) -> pa.Table:
@@ -86,10 +89,10 @@ def _table_of_dicts(rows: Iterable[Any]) -> pa.Table:
     remaining, blocks, first = iter(rows), [], 1
     while block := list(itertools.islice(remaining, BLOCK_ROWS)):
         for number, row in enumerate(block, first):
-            if isinstance(row, str | os.PathLike) and first == number == 1:
+            if isinstance(row, str | os.PathLike) and number == 1:
                 raise InputError(f"source: found a list with the path {row}, expected one path: a file or a folder")
             if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
-                raise InputError(f"{NAME}, row {number}: found {row!r}, expected a dict of columns by name")
+                raise InputError(f"{NAME} row {number}: found {row!r}, expected a dict of columns by name")
         names = dict.fromkeys(name for row in block for name in row)
         blocks.append(pa.table({name: _column(name, [row.get(name) for row in block], first) for name in names}))
         first += len(block)
@@ -112,7 +115,7 @@ def _column(name: str, values: Sequence[Any], first: int) -> pa.Array:
         expected = next(kind for kind in kinds if kind is not type(None))
         number = next((n for n, kind in enumerate(kinds, first) if kind not in (expected, type(None))), first)
         raise InputError(
-            f"{NAME}, row {number}: column {name}: {_one_line(error)}; give all values of a column one type"
+            f"{NAME} row {number}: column {name}: {_one_line(error)}; give all values of a column one type"
         ) from None
 
 
@@ -120,12 +123,23 @@ def _plain(table: pa.Table) -> pa.Table:
     """Returns a table of which all libraries make the same one: without dictionaries, and with one type of texts."""
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        is_text = pa.types.is_string(kind) or pa.types.is_string_view(kind)
-        if pa.types.is_struct(kind) and not kind.num_fields:
+        if pa.types.is_struct(column.type) and not column.type.num_fields:
             continue  # objects without fields say nothing, and Parquet has no place for them
-        columns[name] = column.cast(pa.large_string() if is_text else kind)
+        columns[name] = column.cast(_plain_type(column.type))
     return pa.table(columns).combine_chunks()
+
+
+def _plain_type(kind: Any) -> Any:
+    """Returns the one type of texts, lists and dictionaries for those that libraries have for them."""
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.large_list(_plain_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
+    return kind
 
 
 def _one_line(error: Exception) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from typing import Any, Self, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, overload
 
 from jobs.api.hits import Hit, QueryHits, SearchResults
 from jobs.api.parameters import named_parameters
 
 import numpy as np
 
+from indexing.corpus.corpus import Passage
 from indexing.exact import Hits
 from indexing.hit_sources.grammar import check_used
 from indexing.hit_sources.modes import default_source, find_mode, resolve, source_of
@@ -20,6 +21,13 @@ from indexing.search.retrieval import RERANK_DEPTH
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from retriever.errors import InputError
+
+
+class _Open(NamedTuple):
+    """What a search has open: the source with its corpus, and a reader of passages."""
+
+    search: LocalSearch
+    read_passages: Callable[[np.ndarray], list[Passage]]
 
 
 class Search:
@@ -72,10 +80,11 @@ class Search:
         check_used(chosen, settings)
         runner = LocalRunner(gpus=gpus)
         self._store, self._rerank_depth = store, RERANK_DEPTH if rerank_depth is None else rerank_depth
-        self._search: LocalSearch | None = LocalSearch(store, chosen, settings, runner, reranker=rerank, by=by)
+        search = LocalSearch(store, chosen, settings, runner, reranker=rerank, by=by, stays_open=True)
+        self._open: _Open | None = _Open(search, search.corpus.open_passages())
+        self.source = search.source
         self._first = threading.Lock()
         self._is_loaded = False
-        self.source = self._search.source
 
     @overload
     def __call__(self, query: str, k: int = 10, *, filter: Mapping[str, Any] | str | None = None) -> QueryHits: ...
@@ -115,8 +124,8 @@ class Search:
         return results[0] if isinstance(query, str) else results
 
     def close(self) -> None:
-        """Releases models, indexes and caches; searches that run end first. The search cannot be used any more."""
-        self._search = None
+        """Releases models, indexes and open files when the searches that run have ended; later ones are refused."""
+        self._open = None
 
     def __enter__(self) -> Self:
         return self
@@ -127,30 +136,29 @@ class Search:
     def __repr__(self) -> str:
         return f"Search({self._store.url!r}, {self.source!r})"
 
-    def _opened(self) -> LocalSearch:
-        search = self._search
-        if search is None:
+    def _opened(self) -> _Open:
+        opened = self._open
+        if opened is None:
             raise InputError(f"the search of {self.source} is closed: open another one with store.search")
-        return search
+        return opened
 
-    def _answer(
-        self, search: LocalSearch, texts: list[str], k: int, filter: Mapping[str, Any] | str | None
-    ) -> SearchResults:
+    def _answer(self, opened: _Open, texts: list[str], k: int, filter: Mapping[str, Any] | str | None) -> SearchResults:
         """Searches texts and reads their passages."""
+        search, results = opened.search, SearchResults()
         allowed = search.matching(filter)
         if not texts:
-            return SearchResults()
+            return results
         hits = self._find(search, texts, k, allowed)
         rows = hits.rows[hits.rows >= 0]
-        passages = iter(search.corpus.passages(rows))
-        ids = search.corpus.ids if search.documents is None else search.corpus.documents
-        names = iter(ids(rows).tolist())
-        results = SearchResults()
-        for text, scores, found in zip(texts, hits.scores, hits.rows, strict=True):
+        passages = opened.read_passages(rows)
+        by_document = search.documents is not None
+        names = search.corpus.documents(rows).tolist() if by_document else [passage.id for passage in passages]
+        found = iter(zip(names, passages, strict=True))
+        for text, scores, of_query in zip(texts, hits.scores, hits.rows, strict=True):
             some = QueryHits(text)
-            for score in scores[found >= 0].tolist():
-                row, _, title, passage, _ = each = next(passages)
-                some.append(Hit(len(some) + 1, score, next(names), row, title, passage, each.metadata))
+            for rank, score in enumerate(scores[of_query >= 0].tolist(), 1):
+                name, passage = next(found)
+                some.append(Hit(rank, score, name, passage.row, passage.title, passage.text, passage.metadata))
             results.append(some)
         return results
 
@@ -165,10 +173,9 @@ class Search:
 
     def _check_current(self, error: Exception) -> None:
         """Raises InputError if the store no longer has the corpus that is searched."""
-        search = self._search
-        if search is None:
+        if self._open is None:
             return
-        opened = [made.fingerprint for made in search.corpus.generations]
+        opened = [made.fingerprint for made in self._open.search.corpus.generations]
         now = [made.fingerprint for made in self._store.generations("corpus")]
         if now[: len(opened)] != opened:
             raise InputError(

@@ -45,7 +45,7 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def without_loading_report() -> Iterator[None]:
-    """Keeps transformers from printing its table of missing and unexpected weights, which the caller checks, and a bar."""
+    """Keeps transformers from printing a bar, and a table of missing and unexpected weights: the caller checks them."""
     from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
     logger = logging.getLogger("transformers.modeling_utils")
