@@ -117,6 +117,9 @@ def main() -> None:
         _check_packages("jobs")  # not a part of the API
     except ImportError as error:
         sys.exit(f"error: {error}")
+    from jobs.common.starting import handle_signals
+
+    handle_signals()
     from jobs.common.console import run_command
 
     run_command(sys.argv[1:], __version__)

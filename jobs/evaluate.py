@@ -18,11 +18,10 @@ The vectors of embeddings are measured with the judged pairs of the split, by al
 
 from __future__ import annotations
 
-from jobs.common.cli import chosen_task, run, say, say_complete, say_stages
+from jobs.common.cli import run, say, say_complete, say_stages
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +41,21 @@ from retriever.options.categories import FIELD
 
 def main(options: Evaluate) -> None:
     check_options(options)
-    store = Store(options.store).require()
-    options = replace(options, task=chosen_task(store, options.task))
+    run_job(Store(options.store).require(), options)
+
+
+def run_job(store: Store, options: Evaluate) -> None:
+    """Measures runs and embeddings, prints the tables and writes the file of figures.
+
+    Args:
+        store: The store.
+        options: The options of the job.
+
+    Raises:
+        InputError: As `open_evaluation`, or if the file exists with other content.
+    """
     work = open_evaluation(store, options)
+    options = work.options
     queries = work.queries.queries
     works = {name: open_embeddings(store, name, queries, options) for name in options.embeddings}
     if options.plan:

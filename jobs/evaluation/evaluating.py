@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import say
+from jobs.common.cli import chosen_task, say
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ class EvaluationWork:
 
     Attributes:
         store: The store.
-        options: The options of the job.
+        options: The options of the job; the task that a sweep chose stands for the sweep.
         queries: The measured queries.
         metrics: Names of metrics.
         searches: The searches of the sources.
@@ -77,13 +77,14 @@ def open_evaluation(store: Store, options: Evaluate) -> EvaluationWork:
 
     Args:
         store: The store.
-        options: The options of the job; a sweep is not a task here.
+        options: The options of the job.
 
     Raises:
         InputError: If options contradict each other, or if a run, a source, a metric or a query set is missing, or does
             not fit the others.
     """
     check_options(options)
+    options = replace(options, task=chosen_task(store, options.task))
     metrics, by_category = metrics_of(options), options.relevance == "category"
     queries = Queries.open(store, options.queries)
     measured = measured_queries(queries, options, [] if by_category else metrics)
