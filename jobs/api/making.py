@@ -319,6 +319,8 @@ def _parameters(method: str) -> Parameters:
         return Parameters.of("search_queries", job="search", excluded=("query",))
     if method == "evaluate":
         return Parameters.of("evaluate", excluded=NOT_EVALUATED)
+    if method == "compare":
+        return Parameters.of("compare", excluded=("examples", "json", "html", "overwrite"))
     return Parameters.of(method)
 
 

@@ -17,6 +17,7 @@ from retriever.errors import InputError, listed
 if TYPE_CHECKING:
     from jobs.api.runs import Run
     from jobs.api.search import Search
+    from jobs.comparison.comparison import Comparison
     from jobs.evaluation.evaluation import Evaluation
 
     from indexing.corpus.corpus import Corpus
@@ -192,6 +193,34 @@ class Store(Making):
             work.runs = [replace(named[title], title=title) for title in titles]
             work.search()
             return measure_runs(work)
+
+    def compare(self, first: Measured, second: Measured, **options: Any) -> Comparison:
+        """Compares two runs for the queries of a split: means, tests, and a row per query.
+
+        comparison = store.compare("bm25", "hybrid", metrics=["nDCG@10"])
+        comparison.to_pandas()
+        comparison.write_page("results/bm25-hybrid.html")
+
+        Args:
+            first: The baseline: a TREC file, the name of a run in the store, or a `Run`.
+            second: The run that is compared with it.
+            options: Options of `riptide compare`: queries, split, metrics, limit.
+
+        Returns:
+            The comparison.
+
+        Raises:
+            InputError: If a run is missing, if the runs are over other queries, or if a metric or a split is unknown.
+        """
+        from jobs.comparison.comparing import compare
+
+        with named_parameters({}):
+            self.require()
+        runs = [os.fspath(each) if isinstance(each, str | os.PathLike) else each.name for each in (first, second)]
+        metrics = options.get("metrics")
+        options |= {"metrics": [metrics] if isinstance(metrics, str) else metrics}
+        with self._job("compare", {"first": runs[0], "second": runs[1], **options}) as (store, read):
+            return compare(store, read)
 
     def _check_source(self, source: str, runs: Collection[str]) -> None:
         """Raises InputError for a name that is not in the grammar of sources, nor a run."""

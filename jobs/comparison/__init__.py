@@ -2,6 +2,7 @@
 
 comparison    the result: means, tests, and a row per query
 comparing     the function `compare`
+options       options of `compare`
 rows          the rows, from the hits of both runs
 passages      the passages that a comparison shows, with their texts
 table         the lines that the job prints

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jobs.comparison.comparison import Comparison, MetricComparison
+from jobs.comparison.options import Compare
 from jobs.comparison.rows import Judgements, MeasuredRun, make_rows
-from jobs.evaluation.evaluating import DEEPEST, METRICS, EvaluationWork, open_evaluation
+from jobs.evaluation.evaluating import DEEPEST, EvaluationWork, open_evaluation
 from jobs.evaluation.measures import measure_of, needs_judgements
 from jobs.evaluation.options import Evaluate
 from jobs.evaluation.runs import load_checked
@@ -21,69 +22,40 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 
 
-def compare(
-    store: Store,
-    first: str,
-    second: str,
-    *,
-    queries: str | None = None,
-    split: str | None = None,
-    metrics: Sequence[str] = METRICS,
-    limit: int | None = None,
-) -> Comparison:
-    """Compares two runs for the queries of a split.
+def compare(store: Store, options: Compare) -> Comparison:
+    """Returns the comparison of two runs; see `open_comparison`."""
+    return compare_runs(open_comparison(store, options))
+
+
+def open_comparison(store: Store, options: Compare) -> EvaluationWork:
+    """Returns the evaluation of two runs that can be compared, without reading their hits.
 
     Args:
         store: The store.
-        first: Name of the first run, the baseline, or of a TREC file.
-        second: Name of the second run, or of a TREC file.
-        queries: Name of the query set; None: that of the runs, or the only one.
-        split: A split with judgements; None: that of the runs, or test.
-        metrics: Names of metrics; the first one orders the queries.
-        limit: Compare for the first N queries of the split; None: all.
-
-    Returns:
-        The comparison.
+        options: The options of the job.
 
     Raises:
         InputError: If a run is missing, if the runs are over other queries, or if a metric or a split is unknown.
     """
-    work = open_comparison(store, first, second, queries=queries, split=split, metrics=metrics, limit=limit)
-    return compare_runs(work)
-
-
-def open_comparison(
-    store: Store,
-    first: str,
-    second: str,
-    *,
-    queries: str | None = None,
-    split: str | None = None,
-    metrics: Sequence[str] = METRICS,
-    limit: int | None = None,
-) -> EvaluationWork:
-    """Returns the evaluation of two runs that can be compared, without reading their hits; see `compare`."""
-    if not metrics:
-        raise InputError("parameter metrics: expected at least one metric, which orders the queries; name one")
-    if first == second:
-        raise InputError(f"{first}: the same run twice, expected two runs to compare; name another one")
-    name, split_of_runs = queries_of(store, [run for run in (first, second) if not Path(run).is_file()])
-    split = split or split_of_runs
+    files = [run for run in (options.first, options.second) if Path(run).is_file()]
+    name, split = queries_of(store, [run for run in (options.first, options.second) if run not in files])
+    name, split = options.queries or name, options.split or split
     if split == ALL:
-        have = ", ".join(Queries.open(store, queries or name).splits) or "none"
+        have = ", ".join(Queries.open(store, name).splits) or "none"
         raise InputError(
             f"parameter split {ALL}: the split {ALL} has no judgements, which a comparison needs; name a split with "
             f"judgements ({have})"
         )
-    options = Evaluate(
-        store=store.url,
-        run=(first, second),
-        queries=queries or name,
+    metrics = dict.fromkeys(metric for word in options.metrics for metric in word.split())
+    evaluated = Evaluate(
+        store=options.store,
+        run=(options.first, options.second),
+        queries=name,
         split=split,
-        metrics=tuple(dict.fromkeys(metrics)),
-        limit=limit,
+        metrics=tuple(metrics),
+        limit=options.limit,
     )
-    return open_evaluation(store, options)
+    return open_evaluation(store, evaluated)
 
 
 def queries_of(store: Store, runs: Sequence[str]) -> tuple[str | None, str]:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from jobs.comparison.passages import ShownPassage
 from jobs.evaluation.frames import import_pandas
 
+from indexing.store.result_files import whole_file
+
 if TYPE_CHECKING:
     import pandas
 
@@ -131,6 +133,22 @@ class Comparison:
         frame = frames.DataFrame(list(map(_columns_of, self.rows)), index=ids)
         ranks = ["first_rank", "second_rank"]
         return frame.astype(dict.fromkeys(ranks, "Int64"))  # integers, of which some are missing
+
+    def write_page(self, path: str, *, examples: int = 10, overwrite: bool = False) -> None:
+        """Writes a page with charts, and with the most won and lost queries and their passages: one HTML file.
+
+        Args:
+            path: The file.
+            examples: Number of the won queries, and of the lost ones.
+            overwrite: Replace a file that has other content.
+
+        Raises:
+            InputError: If no file can be written there, or if a file with other content exists.
+        """
+        from jobs.comparison.page import render_page
+
+        with whole_file(path, overwrite=overwrite) as file:
+            file.write_text(render_page(self, examples), encoding="utf-8")
 
     def document(self) -> dict[str, Any]:
         """Returns all values as JSON values, without the texts of passages."""

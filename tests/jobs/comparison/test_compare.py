@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from jobs.comparison.comparing import compare
+from jobs.api.runs import Run
 from jobs.comparison.passages import ShownPassage
 
 import numpy as np
@@ -17,7 +17,8 @@ import pytest
 from samples import write_beir, write_queries
 from scipy import stats
 
-from indexing.store.store import Store
+from retriever.errors import InputError
+from riptide import Store
 
 Done = Callable[..., str]
 
@@ -110,7 +111,7 @@ def test_values_and_tests_are_those_of_evaluate(world, done: Done, tmp_path: Pat
 def test_recall_at_each_depth_is_that_of_ir_measures(world, tmp_path: Path) -> None:
     files = random_runs(world, tmp_path)
     metrics = [f"R@{depth}" for depth in range(1, 21)]
-    comparison = compare(Store(str(world.store)), *map(str, files), metrics=metrics)
+    comparison = Store(world.store).compare(*files, metrics=metrics)
     assert comparison.recall_first == pytest.approx([each.first for each in comparison.metrics])
     assert comparison.recall_second == pytest.approx([each.second for each in comparison.metrics])
 
@@ -159,7 +160,7 @@ def test_significance_of_few_queries_is_that_of_all_sign_patterns(small: tuple, 
 
 def test_significance_of_many_queries_is_that_of_scipy(world, tmp_path: Path) -> None:
     files = random_runs(world, tmp_path)
-    comparison = compare(Store(str(world.store)), *map(str, files), metrics=["RR@10", "R@5", "AP"])
+    comparison = Store(world.store).compare(*files, metrics=["RR@10", "R@5", "AP"])
     for each in comparison.metrics:
         first, second = (
             np.array([getattr(row, run).values[each.metric] for row in comparison.rows]) for run in ("first", "second")
@@ -176,15 +177,15 @@ def test_significance_of_many_queries_is_that_of_scipy(world, tmp_path: Path) ->
 
 
 def test_grades_from_which_a_passage_is_relevant_are_those_of_the_metric(small: tuple, tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "s"))
-    comparison = compare(store, *map(str, small[1:3]), metrics=["AP(rel=2)"])
+    store = Store(tmp_path / "s")
+    comparison = store.compare(*small[1:3], metrics=["AP(rel=2)"])
     rows = {row.id: row for row in comparison.rows}
     assert [passage.id for passage in rows["q1"].relevant] == ["d1"]
     assert (rows["q1"].first.relevant_rank, rows["q0"].second.relevant_rank) == (3, None)
 
 
 def test_passages_have_their_titles_and_texts(small: tuple, tmp_path: Path) -> None:
-    comparison = compare(Store(str(tmp_path / "s")), *map(str, small[1:3]), metrics=["RR@10"])
+    comparison = Store(tmp_path / "s").compare(*small[1:3], metrics=["RR@10"])
     [row] = comparison.won(10)
     assert row.first.top == ShownPassage("d9", None, None, None)
     assert row.second.top == ShownPassage("d0", 1, "River 0", "the Nile")
@@ -194,7 +195,7 @@ def test_passages_have_their_titles_and_texts(small: tuple, tmp_path: Path) -> N
 
 
 def test_a_data_frame_has_a_row_per_query(small: tuple, tmp_path: Path) -> None:
-    comparison = compare(Store(str(tmp_path / "s")), *map(str, small[1:3]), metrics=["RR@10"])
+    comparison = Store(tmp_path / "s").compare(*small[1:3], metrics=["RR@10"])
     frame = comparison.to_pandas()
     assert list(frame.index) == ["q0", "q1", "q3", "q4", "q2"]
     assert frame.loc["q0"].drop("first_top_text").to_dict() == {
@@ -302,6 +303,35 @@ def test_files_are_kept_unless_they_are_to_be_replaced(small, done, refused, doc
     done(*small, "--html", page, "--metrics", "RR@10", "--overwrite")
     assert page.read_bytes() != before[page]
     assert json.loads(values.read_text())["metrics"][0]["metric"] == "RR@10"
+
+
+def test_runs_of_python_are_compared_quietly(world, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(world.store)
+    capsys.readouterr()
+    comparison = store.compare(Run(store, store.open("runs", "exact")), "dense", metrics="RR@10", limit=7)
+    assert (comparison.first, comparison.second, comparison.split, len(comparison.rows)) == (
+        "exact",
+        "dense",
+        "test",
+        7,
+    )
+    assert comparison.metric == "RR@10"
+    assert tuple(capsys.readouterr()) == ("", "")
+
+
+def test_values_and_page_cannot_be_one_file(small, refused, tmp_path: Path) -> None:
+    line = refused(*small, "--html", small[-1])
+    assert line == f"error: {small[-1]}: two results have this file; name another file for one of them"
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_page_of_python_is_that_of_the_job(small, done, tmp_path: Path) -> None:
+    done(*small, "--html", tmp_path / "job.html", "--examples", 1)
+    comparison = Store(tmp_path / "s").compare(*small[1:3])
+    comparison.write_page(str(tmp_path / "python.html"), examples=1)
+    assert (tmp_path / "python.html").read_bytes() == (tmp_path / "job.html").read_bytes()
+    with pytest.raises(InputError, match="compare: unknown parameter html; "):
+        Store(tmp_path / "s").compare(*small[1:3], html="x.html")
 
 
 def test_each_comparison_has_its_own_file_by_default(small, done, tmp_path: Path, monkeypatch) -> None:
