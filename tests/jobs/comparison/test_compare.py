@@ -194,6 +194,26 @@ def test_passages_have_their_titles_and_texts(small: tuple, tmp_path: Path) -> N
     assert (comparison.won(0), comparison.lost(0)) == ((), ())
 
 
+def test_hits_of_split_documents_are_documents_with_their_best_passage(tmp_path: Path, done: Done) -> None:
+    """The passages of d0 are "one two", "three four" and "five six": d0#0, d0#1, d0#2."""
+    passages = [{"_id": "d0", "text": "one two three four five six"}, {"_id": "d1", "text": "seven eight"}]
+    queries = [{"_id": "q", "text": "x"}, {"_id": "p", "text": "y"}]
+    source = write_beir(tmp_path / "raw", passages, queries, {"test": [("q", "d0", 1), ("p", "d1", 1)]})
+    split = ("--split-words", 2, "--overlap", 0)
+    done("import_corpus", "--store", tmp_path / "s", "--source", source, *split)
+    of_passages = write_trec(tmp_path / "passages.trec", {"q": "d1#0 d0#2 d0#1", "p": "d0#1"})
+    of_documents = write_trec(tmp_path / "documents.trec", {"q": "d0 d1", "p": "d1 d0"})
+    comparison = Store(tmp_path / "s").compare(of_passages, of_documents, metrics="RR@10")
+    rows = {row.id: row for row in comparison.rows}
+    assert (rows["q"].first.relevant_rank, rows["q"].second.relevant_rank) == (2, 1)
+    tops = {id: [(row.first.top.id, row.first.top.text), row.second.top.text] for id, row in rows.items()}
+    assert tops == {
+        "q": [("d1", "seven eight"), "one two"],  # a file of documents names no passage: the first one is shown
+        "p": [("d0", "three four"), "seven eight"],
+    }
+    assert comparison.recall_first == pytest.approx([0, 0.5])
+
+
 def test_a_data_frame_has_a_row_per_query(small: tuple, tmp_path: Path) -> None:
     comparison = Store(tmp_path / "s").compare(*small[1:3], metrics=["RR@10"])
     frame = comparison.to_pandas()
