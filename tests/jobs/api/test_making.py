@@ -31,14 +31,14 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_store_is_made_by_methods_as_by_jobs(
-    world: Any, done: Done, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    world: Any, done: Done, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store(str(tmp_path / "made"))
     corpus = store.import_corpus(world.source, part_size=60)
     embeddings = store.encode_corpus(world.model, name="enc", **NUMERICS)
     index = store.build_index("enc", name="idx", factory="IVF4,PQ8x4fs", shards=3)
     bm25 = store.build_bm25(k1=1.2)
-    assert capfd.readouterr() == ("", "")
+    assert capsys.readouterr() == ("", "")  # test_side_effects.py reads the file descriptors
     assert (type(corpus), type(embeddings), type(index), type(bm25)) == (Corpus, Embeddings, Index, Bm25)
     assert (corpus.num_rows, embeddings.name, index.name, bm25.name) == (240, "enc", "idx", "bm25")
     done("build_bm25", "--store", world.store, "--k1", 1.2)
@@ -53,9 +53,11 @@ def test_a_store_is_made_by_methods_as_by_jobs(
 
 def test_a_verbose_store_prints_what_the_job_prints(world: Any, done: Done, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    index = Store(str(world.store), verbose=True).build_index("enc", name="idx")
+    index = Store(str(world.store), verbose=True).build_index("enc", name="idx", shards=3, factory="IVF4,PQ8x4fs")
     printed = capsys.readouterr()
-    assert printed.out == done("build_index", "--store", world.store, "--embeddings", "enc", "--name", "idx")
+    assert printed.out == done(
+        "build_index", "--store", world.store, "--name", "idx", "--shards", 3, "--factory", "IVF4,PQ8x4fs"
+    )
     assert f"index/{index.name}/g0000" in printed.out
     assert printed.err == ""
 
