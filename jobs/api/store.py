@@ -176,6 +176,8 @@ class Store(Making):
 
         given = [runs] if isinstance(runs, str) or not isinstance(runs, Iterable) else list(runs)
         titles = [os.fspath(each) if isinstance(each, str | os.PathLike) else each.name for each in given]
+        if not titles:
+            raise InputError("evaluate: expected at least one run, file or source")
         if repeated := next((title for title in titles if titles.count(title) > 1), None):
             raise InputError(f"evaluate: {repeated!r} is given twice; leave one of them out")
         with named_parameters({}):

@@ -12,14 +12,13 @@ import jobs
 ROOT = Path(jobs.__file__).resolve().parents[1]
 # A program of a few lines, without `if __name__ == "__main__"`: the spawned processes of Lucene must not run it again.
 PROGRAM = """
-import logging, signal, sys, warnings
+import logging, signal, sys
 
 def state():
     return (
         [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
         list(sys.path),
         (list(logging.root.handlers), logging.root.level, logging.root.manager.disable),
-        list(warnings.filters),
         sys.modules["__main__"].__file__,
     )
 
