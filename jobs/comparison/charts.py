@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from jobs.comparison.comparison import Comparison
 from jobs.comparison.svg import HEIGHT, WIDTH, Axes, element, label, picture, tooltip
-
-from indexing.search.snippets import shorten
+from jobs.comparison.table import shorten_name
 
 _MOST_BARS = 1_000  # bars of the chart of differences; more queries are drawn by every n-th one
 _NAME = 22  # characters of the name of a run at most
@@ -16,6 +15,8 @@ _MOST_POINTS = 240  # points of a curve
 _GRIDS = (200, 50)  # steps of the grid on which pairs of values are counted
 _MOST_PLACES = 1_000  # circles from which the coarse grid is used
 _RADII = (3.0, 20.0)  # of a point of few queries, and of the one with the most queries
+_FEW = 50  # queries of a point of the largest radius at least
+_WIDE = 90.0  # units of the part of queries with equal values from which it has a label
 RANKS = (1, 3, 10, 100)  # last ranks of the groups of ranks
 _SIDES = ("first", "equal", "second")  # classes of the style sheet: which run is better
 
@@ -36,7 +37,7 @@ def draw_recall(comparison: Comparison) -> str:
             shown = tooltip(f"{names[side]}: recall@{depth:,} {curve[depth - 1]:.4f}")
             at = {"cx": axes.x(depth), "cy": axes.y(curve[depth - 1])}
             content.append(element("circle", shown, **at, r=3.5, class_=f"dot {side}"))
-    content += _legend([(side, names[side]) for side in curves], HEIGHT - 92.0)
+    content += _legend([(side, names[side]) for side in curves])
     return picture(f"Recall of {comparison.first} and {comparison.second} by the number of hits", content)
 
 
@@ -60,18 +61,12 @@ def draw_differences(comparison: Comparison) -> str:
     content.append(element("line", x1=axes.x(0.0), x2=axes.x(float(number)), y1=zero, y2=zero, class_="zero"))
     counts = comparison.metrics[0]
     content.append(label(f"{counts.won:,} won", axes.x(0.0) + 6, zero + 18, class_="note second"))
-    content.append(
-        label(
-            f"{counts.equal:,} equal",
-            (axes.x(0.0) + axes.x(float(number))) / 2,
-            zero - 8,
-            class_="note",
-            text_anchor="middle",
-        )
-    )
-    content.append(
-        label(f"{counts.lost:,} lost", axes.x(float(number)) - 6, zero - 8, class_="note first", text_anchor="end")
-    )
+    first, last = axes.x(float(counts.won)), axes.x(float(counts.won + counts.equal))
+    if last - first >= _WIDE:
+        middle = {"x": (first + last) / 2, "y": zero - 8, "text_anchor": "middle"}
+        content.append(label(f"{counts.equal:,} equal", **middle, class_="note"))
+    lost = {"x": axes.x(float(number)) - 6, "y": zero - 8, "text_anchor": "end"}
+    content.append(label(f"{counts.lost:,} lost", **lost, class_="note first"))
     return picture(f"Differences of {number:,} queries in {comparison.metric}, sorted", content)
 
 
@@ -83,15 +78,17 @@ def draw_values(comparison: Comparison) -> str:
     margin = 0.04 * (high - low)
     axes = Axes((low - margin, high + margin), (low - margin, high + margin))
     content = list(
-        axes.frame(f"{metric}, {shorten(comparison.first, _NAME)}", f"{metric}, {shorten(comparison.second, _NAME)}")
+        axes.frame(
+            f"{metric}, {shorten_name(comparison.first, _NAME)}", f"{metric}, {shorten_name(comparison.second, _NAME)}"
+        )
     )
     ends = {"x1": axes.x(low), "y1": axes.y(low), "x2": axes.x(high), "y2": axes.y(high)}
     content.append(element("line", "", **ends, class_="zero"))
     unit, places = _places(pairs, high - low)
-    largest = max(places.values())
+    most = max(_FEW, *places.values())
     for (x, y), count in sorted(places.items(), key=lambda entry: -entry[1]):  # small points over large ones
         shown = f"{comparison.first} {x * unit:.2f}, {comparison.second} {y * unit:.2f}: {count:,} queries"
-        radius = _RADII[0] + (_RADII[1] - _RADII[0]) * (count / largest) ** 0.5
+        radius = _RADII[0] + (_RADII[1] - _RADII[0]) * (count / most) ** 0.5
         side = _SIDES[1 + (y > x) - (y < x)]
         at = {"cx": axes.x(x * unit), "cy": axes.y(y * unit)}
         content.append(element("circle", tooltip(shown), **at, r=radius, class_=f"point {side}"))
@@ -110,7 +107,7 @@ def draw_ranks(comparison: Comparison) -> str:
     width, height = (right - left) / len(names), (bottom - top) / len(names)
     content = [
         label(
-            f"rank in {shorten(comparison.second, _NAME)}",
+            f"rank in {shorten_name(comparison.second, _NAME)}",
             (left + right) / 2,
             14.0,
             class_="axis",
@@ -119,7 +116,7 @@ def draw_ranks(comparison: Comparison) -> str:
     ]
     middle = (top + bottom) / 2
     turned = {"text_anchor": "middle", "transform": f"rotate(-90 14 {middle:g})"}
-    content.append(label(f"rank in {shorten(comparison.first, _NAME)}", 14.0, middle, class_="axis", **turned))
+    content.append(label(f"rank in {shorten_name(comparison.first, _NAME)}", 14.0, middle, class_="axis", **turned))
     for group in groups:
         content.append(label(names[group], left + (group + 0.5) * width, top - 10, class_="tick", text_anchor="middle"))
         at = top + (group + 0.5) * height
@@ -172,9 +169,9 @@ def _spread(number: int) -> list[int]:
     return sorted({round(number ** (step / (_MOST_POINTS - 1))) for step in range(_MOST_POINTS)})
 
 
-def _legend(entries: Sequence[tuple[str, str]], top: float) -> Iterator[str]:
-    """Yields a line of the legend for each class of the style sheet and its name."""
+def _legend(entries: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """Yields a line of the legend, top left, for each class of the style sheet and its name."""
     for number, (side, name) in enumerate(entries):
-        y = top + 20.0 * number
-        yield element("line", x1=WIDTH - 190.0, x2=WIDTH - 166.0, y1=y, y2=y, class_=f"curve {side}")
-        yield label(shorten(name, _NAME), WIDTH - 158.0, y + 4, class_="note")
+        y = 28.0 + 20.0 * number
+        yield element("line", x1=72.0, x2=98.0, y1=y, y2=y, class_=f"curve {side}")
+        yield label(shorten_name(name, _NAME), 106.0, y + 4, class_="note")

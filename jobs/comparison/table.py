@@ -10,6 +10,7 @@ from indexing.measures.metrics import BOOTSTRAP_DRAWS, RESAMPLES
 from indexing.search.snippets import shorten
 
 _WIDTH = 120  # columns of a line with a query, whose text is cut
+_NAME = 24  # columns of the name of a run
 
 
 def print_lines(comparison: Comparison, examples: int) -> Iterator[str]:
@@ -25,7 +26,8 @@ def print_lines(comparison: Comparison, examples: int) -> Iterator[str]:
 
 def format_means(comparison: Comparison) -> list[str]:
     """Returns a table with a line per metric."""
-    head = [comparison.first, comparison.second, "difference", "95% interval", "p-value", "won", "equal", "lost"]
+    names = [shorten_name(name, _NAME) for name in (comparison.first, comparison.second)]
+    head = [*names, "difference", "95% interval", "p-value", "won", "equal", "lost"]
     table = [["", *head]]
     for each in comparison.metrics:
         means = [f"{each.first:.4f}", f"{each.second:.4f}", f"{each.difference:+.4f}"]
@@ -49,7 +51,8 @@ def describe_tests(comparison: Comparison) -> list[str]:
 
 def format_queries(comparison: Comparison, rows: Sequence[ComparedQuery]) -> list[str]:
     """Returns a line per query: its values, the ranks of the first relevant hit, its id and text."""
-    table = [["difference", comparison.first, comparison.second, "first relevant"]]
+    names = [shorten_name(name, _NAME) for name in (comparison.first, comparison.second)]
+    table = [["difference", *names, "first relevant"]]
     for row in rows:
         values = [f"{result.values[comparison.metric]:.4f}" for result in (row.first, row.second)]
         ranks = [f"{result.relevant_rank or '-'}" for result in (row.first, row.second)]
@@ -57,6 +60,11 @@ def format_queries(comparison: Comparison, rows: Sequence[ComparedQuery]) -> lis
     queries = ["query", *(f"{row.id}  {row.text}" for row in rows)]
     columns = zip(_aligned(table), queries, strict=True)
     return [f"  {cells}  {shorten(query, max(20, _WIDTH - len(cells)))}" for cells, query in columns]
+
+
+def shorten_name(name: str, width: int) -> str:
+    """Returns the name of a run in at most `width` characters; the end of a long one, where files of a folder differ."""
+    return name if len(name) <= width else f"…{name[1 - width :]}"
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
