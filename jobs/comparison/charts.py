@@ -63,10 +63,10 @@ def draw_differences(comparison: Comparison) -> str:
     content.append(label(f"{counts.won:,} won", axes.x(0.0) + 6, zero + 18, class_="note second"))
     first, last = axes.x(float(counts.won)), axes.x(float(counts.won + counts.equal))
     if last - first >= _WIDE:
-        middle = {"x": (first + last) / 2, "y": zero - 8, "text_anchor": "middle"}
-        content.append(label(f"{counts.equal:,} equal", **middle, class_="note"))
-    lost = {"x": axes.x(float(number)) - 6, "y": zero - 8, "text_anchor": "end"}
-    content.append(label(f"{counts.lost:,} lost", **lost, class_="note first"))
+        middle, text = (first + last) / 2, f"{counts.equal:,} equal"
+        content.append(label(text, middle, zero - 8, text_anchor="middle", class_="note"))
+    right = axes.x(float(number)) - 6
+    content.append(label(f"{counts.lost:,} lost", right, zero - 8, text_anchor="end", class_="note first"))
     return picture(f"Differences of {number:,} queries in {comparison.metric}, sorted", content)
 
 
@@ -77,11 +77,8 @@ def draw_values(comparison: Comparison) -> str:
     low, high = min(0.0, *map(min, pairs)), max(1.0, *map(max, pairs))
     margin = 0.04 * (high - low)
     axes = Axes((low - margin, high + margin), (low - margin, high + margin))
-    content = list(
-        axes.frame(
-            f"{metric}, {shorten_name(comparison.first, _NAME)}", f"{metric}, {shorten_name(comparison.second, _NAME)}"
-        )
-    )
+    names = [shorten_name(name, _NAME) for name in (comparison.first, comparison.second)]
+    content = list(axes.frame(f"{metric}, {names[0]}", f"{metric}, {names[1]}"))
     ends = {"x1": axes.x(low), "y1": axes.y(low), "x2": axes.x(high), "y2": axes.y(high)}
     content.append(element("line", "", **ends, class_="zero"))
     unit, places = _places(pairs, high - low)

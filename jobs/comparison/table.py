@@ -63,7 +63,7 @@ def format_queries(comparison: Comparison, rows: Sequence[ComparedQuery]) -> lis
 
 
 def shorten_name(name: str, width: int) -> str:
-    """Returns the name of a run in at most `width` characters; the end of a long one, where files of a folder differ."""
+    """Returns the name of a run; the last `width` characters of a long one, in which files of a folder differ."""
     return name if len(name) <= width else f"…{name[1 - width :]}"
 
 
