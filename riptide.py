@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jobs.api.runs import Run
     from jobs.api.search import Search
     from jobs.api.store import Store
+    from jobs.comparison.comparison import Comparison
     from jobs.evaluation.evaluation import Evaluation
 
     from indexing.corpus.corpus import Corpus, Passage
@@ -46,6 +47,7 @@ _FOLDER = os.path.dirname(os.path.realpath(__file__))
 
 __all__ = [
     "Client",
+    "Comparison",
     "Corpus",
     "Embeddings",
     "Encoder",
@@ -76,6 +78,7 @@ __all__ = [
 
 _MODULES = {
     "Client": "serve.client",
+    "Comparison": "jobs.comparison.comparison",
     "Corpus": "indexing.corpus.corpus",
     "Embeddings": "indexing.embeddings.embeddings",
     "Encoder": "retriever.encoding.encoder",
