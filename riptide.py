@@ -1,9 +1,11 @@
-"""The public Python API: an Encoder, a Store with the artifacts in it, and a Client of a server.
+"""The public Python API: a Store with the artifacts in it, an Encoder, and a Client of a server.
 
-from riptide import Client, Corpus, Encoder, Store
+from riptide import Client, Encoder, Store
+store = Store("data/squad")
+hits = store.search("hybrid")("who wrote Dracula?", k=10)
+result = store.evaluate(["bm25", "hybrid"], split="test")
 vectors = Encoder("sentence-transformers/all-MiniLM-L6-v2").encode(["what is a riptide?"], side="query")
-passages = Corpus.open(Store("data/squad")).passages([0, 1, 2])
-hits = Client("http://127.0.0.1:8000").search("what is a riptide?")
+found = Client("http://127.0.0.1:8000").search("what is a riptide?")
 
 Each name is imported when it is first used, so a program with a Client alone never loads torch.
 
@@ -17,6 +19,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jobs.api.hits import Hit, QueryHits, SearchResults
+    from jobs.api.runs import Run
+    from jobs.api.search import Search
+    from jobs.api.store import Store
+    from jobs.comparison.comparison import Comparison
+    from jobs.evaluation.evaluation import Evaluation
+
     from indexing.corpus.corpus import Corpus, Passage
     from indexing.corpus.queries import Queries
     from indexing.dense.index import Index
@@ -24,7 +33,6 @@ if TYPE_CHECKING:
     from indexing.embeddings.mteb_models import open_mteb_encoder
     from indexing.exact import Hits, exact_search
     from indexing.hit_sources.fusion import reciprocal_rank, weighted
-    from indexing.store.store import Store
     from retriever.encoding.encoder import Encoder
     from retriever.encoding.mteb_encoder import MtebEncoder
     from retriever.encoding.reranker import Reranker
@@ -39,19 +47,26 @@ _FOLDER = os.path.dirname(os.path.realpath(__file__))
 
 __all__ = [
     "Client",
+    "Comparison",
     "Corpus",
     "Embeddings",
     "Encoder",
     "EncoderOptions",
+    "Evaluation",
     "FoundPassage",
+    "Hit",
     "Hits",
     "Index",
     "InputError",
     "MtebEncoder",
     "Passage",
     "Queries",
+    "QueryHits",
     "Reranker",
     "RerankerOptions",
+    "Run",
+    "Search",
+    "SearchResults",
     "ServerError",
     "SparseEncoder",
     "Store",
@@ -63,22 +78,29 @@ __all__ = [
 
 _MODULES = {
     "Client": "serve.client",
+    "Comparison": "jobs.comparison.comparison",
     "Corpus": "indexing.corpus.corpus",
     "Embeddings": "indexing.embeddings.embeddings",
     "Encoder": "retriever.encoding.encoder",
     "EncoderOptions": "retriever.options",
+    "Evaluation": "jobs.evaluation.evaluation",
     "FoundPassage": "serve.protocol",
+    "Hit": "jobs.api.hits",
     "Hits": "indexing.exact",
     "Index": "indexing.dense.index",
     "InputError": "retriever.errors",
     "MtebEncoder": "retriever.encoding.mteb_encoder",
     "Passage": "indexing.corpus.corpus",
     "Queries": "indexing.corpus.queries",
+    "QueryHits": "jobs.api.hits",
     "Reranker": "retriever.encoding.reranker",
     "RerankerOptions": "retriever.options",
+    "Run": "jobs.api.runs",
+    "Search": "jobs.api.search",
+    "SearchResults": "jobs.api.hits",
     "ServerError": "serve.client",
     "SparseEncoder": "retriever.encoding.sparse_encoder",
-    "Store": "indexing.store.store",
+    "Store": "jobs.api.store",
     "exact_search": "indexing.exact",
     "open_mteb_encoder": "indexing.embeddings.mteb_models",
     "reciprocal_rank": "indexing.hit_sources.fusion",
@@ -116,6 +138,9 @@ def main() -> None:
         _check_packages("jobs")  # not a part of the API
     except ImportError as error:
         sys.exit(f"error: {error}")
+    from jobs.common.starting import handle_signals
+
+    handle_signals()
     from jobs.common.console import run_command
 
     run_command(sys.argv[1:], __version__)

@@ -16,6 +16,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.lucene.bm25 import Bm25
 from indexing.lucene.bm25 import BuildBm25 as BuildWork
 from indexing.lucene.java import FILL_MEMORY
+from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild
 
@@ -39,7 +40,12 @@ class BuildBm25(Workers):
 
 
 def main(options: BuildBm25) -> None:
-    store = Store(options.store).require()
+    run_job(Store(options.store), options)
+
+
+def run_job(store: Store, options: BuildBm25) -> Artifact | None:
+    """Builds the index. Returns its newest generation; None with --plan."""
+    store.require()
     corpus = Corpus.open(store)
     work = BuildWork(
         store,
@@ -67,7 +73,7 @@ def main(options: BuildBm25) -> None:
             f"b {index.b:g}, Lucene {latest.config['lucene']}"
         ]
 
-    fill_shards(store, options, IndexBuild(work, plan, FILL_MEMORY, report, prepare=work.pin_versions))
+    return fill_shards(store, options, IndexBuild(work, plan, FILL_MEMORY, report, prepare=work.pin_versions))
 
 
 if __name__ == "__main__":

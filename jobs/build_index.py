@@ -20,6 +20,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.embeddings.kind import IndexOptions
 from indexing.hit_sources.kind import IndexKind
 from indexing.hit_sources.registry import find_vectors
+from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options.declaring import check_least
@@ -52,7 +53,12 @@ class BuildIndex(SizedWorkers):
 
 
 def main(options: BuildIndex) -> None:
-    store = Store(options.store).require()
+    run_job(Store(options.store), options)
+
+
+def run_job(store: Store, options: BuildIndex) -> Artifact | None:
+    """Builds the index. Returns its newest generation; None with --plan."""
+    store.require()
     check_least(options, shards=1)
     if not 0 < options.recall <= 1:
         raise InputError(f"--recall {options.recall}: expected more than 0, and at most 1")
@@ -69,7 +75,7 @@ def main(options: BuildIndex) -> None:
         recall=options.recall,
         memory_bytes=None if options.memory_gb is None else int(options.memory_gb * 1e9),
     )
-    fill_shards(store, options, kind.build(store, embeddings, options.name or name, index_options))
+    return fill_shards(store, options, kind.build(store, embeddings, options.name or name, index_options))
 
 
 def check_options(options: BuildIndex, kind: IndexKind, name: str) -> None:

@@ -55,7 +55,12 @@ class EncodeCorpus(GpuWorkers):
 
 
 def main(options: EncodeCorpus) -> None:
-    store = Store(options.store).require()
+    run_job(Store(options.store), options)
+
+
+def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
+    """Encodes the corpus. Returns the newest generation of the embeddings; None with --plan."""
+    store.require()
     options = replace(options, task=chosen_task(store, options.task))
     encoder_options = options.vectors
     spec = spec_of(store, options.encoder, options.task, encoder_options)
@@ -70,9 +75,11 @@ def main(options: EncodeCorpus) -> None:
     kind = find_vectors(described).reader.kind
     encoded = is_encoded(store, name, described, options.limit)
     if options.plan and encoded:
-        return say_complete(store.generations("embeddings", name)[-1].url)
+        say_complete(store.generations("embeddings", name)[-1].url)
+        return None
     if options.plan:
-        return plan(store, options, spec, kind, name)
+        plan(store, options, spec, kind, name)
+        return None
     if not encoded and (speed := encode(store, options, spec, kind, name)).tokens:
         say(
             f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
@@ -82,7 +89,7 @@ def main(options: EncodeCorpus) -> None:
     for artifact in generations:
         say(f"{artifact.url}: {artifact.rows:,} {kind.describe(described)}, {artifact.config['numerics']}")
     say_cuts(options, spec, generations)
-    return None
+    return generations[-1]
 
 
 def say_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Artifact]) -> None:

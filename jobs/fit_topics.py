@@ -43,11 +43,16 @@ class FitTopicsOptions(Workers):
 
 
 def main(options: FitTopicsOptions) -> None:
-    store = Store(options.store).require()
+    run_job(Store(options.store), options)
+
+
+def run_job(store: Store, options: FitTopicsOptions) -> Topics | None:
+    """Fits the topics. Returns them; None with --plan."""
+    store.require()
     work = FitTopics(store, options.name, options.fit, limit=options.limit)
     if options.plan:
         plan(store, work, options.page)
-        return
+        return None
     if not work.complete:
         run_work(store, work, open_runner(store, options), Stage)
     topics = Topics.open(store, options.name)
@@ -55,6 +60,7 @@ def main(options: FitTopicsOptions) -> None:
     if options.page:
         write_page(topics, options.page, overwrite=options.overwrite)
         say(options.page)
+    return topics
 
 
 def plan(store: Store, work: FitTopics, page: str | None) -> None:

@@ -92,19 +92,17 @@ class ImportCorpus(Workers):
 
 
 def main(options: ImportCorpus) -> None:
-    store = Store(options.store)
+    run_job(Store(options.store), options)
+
+
+def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
+    """Imports what the options name. Returns the newest generation of the corpus; None with --plan."""
     names = PassageNames(options.id, options.title, options.text, options.metadata)
     check_options(options, names)
     if options.filters and not options.source and options.delete is None:
         return add_filters(store, options)
     hold_out = hold_out_of(options)
-    source = None
-    if options.source:
-        first = store.generations("corpus")[:1] if options.append else []
-        earlier = first[0].config.get("columns") if first else None
-        source = detect(options.source, options.format, names, earlier=earlier)
-        for line in describe_columns(source):
-            say(as_options(line))
+    source = find_source(store, options, names)
     with_queries = (source.query_source or (source if source.queries else None)) if source else None
     if with_queries:
         check_queries_name(with_queries)
@@ -123,15 +121,41 @@ def main(options: ImportCorpus) -> None:
         latest = work.previous[-1]
         name = queries_name(with_queries, options, latest) if with_queries else ""
         if with_queries is None or complete_queries(store, with_queries, name, hold_out=hold_out):
-            return say_complete(latest.url)
+            say_complete(latest.url)
+            return None
     if options.plan:
-        return plan(store, source, work, options)
+        plan(store, source, work, options)
+        return None
     judged = None
     if not work.complete:
         if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
             partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
             judged = read_judged_queries(with_queries, partial=partial)
         run_work(store, work, open_runner(store, options), Stage)
+    latest = describe(store, source, work)
+    if with_queries:
+        name = queries_name(with_queries, options, latest)
+        with resumable():  # the corpus is kept
+            queries = import_queries(store, with_queries, name, hold_out=hold_out, judged=judged)
+        splits = ", ".join(queries.splits) or "no qrels"
+        say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({splits})")
+    return latest
+
+
+def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Source | None:
+    """Returns the source that the options name, and prints its columns; None: passages are only deleted."""
+    if not options.source:
+        return None
+    first = store.generations("corpus")[:1] if options.append else []
+    earlier = first[0].config.get("columns") if first else None
+    source = detect(options.source, options.format, names, earlier=earlier)
+    for line in describe_columns(source):
+        say(as_options(line))
+    return source
+
+
+def describe(store: Store, source: Source | None, work: ImportWork) -> Artifact:
+    """Prints the corpus after an import, and returns its newest generation."""
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
     documents = f" of {corpus.num_documents:,} documents" if corpus.is_split else ""
@@ -145,27 +169,24 @@ def main(options: ImportCorpus) -> None:
         titled = sum(part.facts["titles"] for part in imported)
         rows = sum(part.facts.get("documents", part.rows) for part in imported)
         say(f"{source.titles}: {titled:,} of {rows:,} {'documents' if corpus.is_split else 'passages'} have a title")
-    if with_queries:
-        name = queries_name(with_queries, options, latest)
-        with resumable():  # the corpus is kept
-            queries = import_queries(store, with_queries, name, hold_out=hold_out, judged=judged)
-        splits = ", ".join(queries.splits) or "no qrels"
-        say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({splits})")
-    return None
+    return latest
 
 
-def add_filters(store: Store, options: ImportCorpus) -> None:
+def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
     """Gives the existing corpus the filters, in a new generation without passages."""
     work = AddFilters(store, options.filters)
     names = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
     if options.plan and work.complete:
-        return say_complete(work.before.generations[-1].url)
+        say_complete(work.before.generations[-1].url)
+        return None
     if options.plan:
         say(f"filters  {names}, from the metadata of {work.before.num_rows:,} passages")
-        return say_stages(work)
+        say_stages(work)
+        return None
     run_work(store, work, open_runner(store, options), Stage)
-    say(f"{store.generations('corpus')[-1].url}: filters {names}")
-    return None
+    latest = store.generations("corpus")[-1]
+    say(f"{latest.url}: filters {names}")
+    return latest
 
 
 def check_options(options: ImportCorpus, names: PassageNames) -> None:

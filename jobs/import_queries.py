@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from jobs.common.options import Heading
 
 from indexing.corpus.hold_out import HoldOut
-from indexing.corpus.queries import complete_queries, import_queries
+from indexing.corpus.queries import Queries, complete_queries, import_queries
 from indexing.files.columns import QueryNames
 from indexing.formats.registry import FormatName
 from indexing.formats.sources import describe_columns, detect_queries
@@ -62,7 +62,12 @@ class ImportQueries(Common):
 
 
 def main(options: ImportQueries) -> None:
-    store = Store(options.store).require()
+    run_job(Store(options.store), options)
+
+
+def run_job(store: Store, options: ImportQueries) -> Queries | None:
+    """Imports the queries. Returns them; None with --plan."""
+    store.require()
     names = QueryNames(options.id, options.text, options.relevant, options.score, options.metadata)
     hold_out = hold_out_of(options)
     source = detect_queries(options.source, options.format, names, options.split)
@@ -70,13 +75,14 @@ def main(options: ImportQueries) -> None:
         say(as_options(line))
     name = options.queries or source.name
     if options.plan and (complete := complete_queries(store, source, name, limit=options.limit, hold_out=hold_out)):
-        return say_complete(complete.artifact.url)
+        say_complete(complete.artifact.url)
+        return None
     if options.plan:
         say(f"would read {', '.join(source.queries)}; splits with qrels: {', '.join(source.qrels) or 'none'}")
         return None
     queries = import_queries(store, source, name, limit=options.limit, hold_out=hold_out)
     say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({', '.join(queries.splits) or 'no qrels'})")
-    return None
+    return queries
 
 
 def hold_out_of(options: Any) -> HoldOut | None:

@@ -1,8 +1,8 @@
-"""Finds the packages of this checkout first, whichever others are on the path, when a job runs as a file.
+"""When a job runs as a file: finds the packages of this checkout first, whichever others are on the path.
 
 `python jobs/search.py` puts jobs/ first on the path, so that `import jobs` finds this module. It puts the folder of the
 packages in place of jobs/, in which search.py, evaluate.py and others would hide packages of those names. Then it
-imports the package `jobs`, which takes its own place.
+imports the package `jobs`, which takes its own place, and handles signals until the job runs.
 """
 
 import sys
@@ -12,4 +12,6 @@ JOBS = Path(__file__).resolve().parent
 sys.path[:] = [str(JOBS.parent), *(entry for entry in sys.path if Path(entry or ".").resolve() != JOBS)]
 if __name__ == "jobs":
     del sys.modules["jobs"]
-    import jobs  # noqa: F401
+    from jobs.common.starting import handle_signals
+
+    handle_signals()

@@ -82,7 +82,12 @@ class MineNegatives(GpuWorkers):
 
 
 def main(options: MineNegatives) -> None:
-    store = Store(options.store).require()
+    run_job(Store(options.store), options)
+
+
+def run_job(store: Store, options: MineNegatives) -> Artifact | None:
+    """Mines negatives. Returns them; None with --plan."""
+    store.require()
     shape, draw = options.pool, options.negatives
     search = SearchOptions(encoder=options.encoder, task=chosen_task(store, options.task))
     pool = PoolCandidates(
@@ -98,21 +103,11 @@ def main(options: MineNegatives) -> None:
         open_reranker(store, options.reranker)  # a wrong name fails here, before hours of searching
     check_targets(store, pool)
     artifact_key("negatives", options.name or pool.name)  # a wrong name fails here too
-    num_queries = len(pool.mined.ids)
     if options.plan and (artifact := complete_negatives(store, pool, options.reranker, draw, options.name)):
-        return say_complete(artifact.url, options.tevatron, options.sentence_transformers, options.report)
+        say_complete(artifact.url, options.tevatron, options.sentence_transformers, options.report)
+        return None
     if options.plan:
-        pairs = num_queries * shape.depth * len(shape.sources)
-        sources = f"{len(shape.sources)} sources x {shape.depth}"
-        say(f"pool     {num_queries:,} queries x {sources}: up to {pairs:,} pairs")
-        say(f"         in {len(pool.parts()):,} parts of {store.url}/candidates/{pool.name}")
-        say_stages(pool)
-        every = draw.needs["score_all"]
-        per_query = max(draw.denoised_negatives, draw.pool_negatives if draw.teacher_scores else 0)
-        minimum = 0 if options.reranker is None else pairs if every else num_queries * per_query
-        say(f"scores   {minimum:,} pairs at least")
-        per_query = draw.pool_negatives + (draw.denoised_negatives if options.reranker else 0)
-        say(f"draws    up to {num_queries * per_query:,} negatives")
+        plan(store, options, pool)
         return None
     runner = open_runner(store, options)
     [candidates] = run_work(store, pool, runner, Stage)
@@ -122,13 +117,29 @@ def main(options: MineNegatives) -> None:
             parts = dict(pool.parts()) if draw.needs_positives else None
             scores = score_candidates(store, candidates, options.reranker, draw, runner, Stage, parts=parts)
         negatives = SampleNegatives(pool, scores, draw, options.name)
-        run_work(store, negatives, runner, Stage)
+        [artifact] = run_work(store, negatives, runner, Stage)
     print_summary(candidates, negatives)
     say_part_cuts(candidates.group("part"), pool.sources)
     if scores is not None:
         say_pair_cuts(scores.cuts())
     export(options, negatives)
-    return None
+    return artifact
+
+
+def plan(store: Store, options: MineNegatives, pool: PoolCandidates) -> None:
+    """Prints the size of the pool, of the scores and of the negatives."""
+    shape, draw, num_queries = options.pool, options.negatives, len(pool.mined.ids)
+    pairs = num_queries * shape.depth * len(shape.sources)
+    sources = f"{len(shape.sources)} sources x {shape.depth}"
+    say(f"pool     {num_queries:,} queries x {sources}: up to {pairs:,} pairs")
+    say(f"         in {len(pool.parts()):,} parts of {store.url}/candidates/{pool.name}")
+    say_stages(pool)
+    every = draw.needs["score_all"]
+    per_query = max(draw.denoised_negatives, draw.pool_negatives if draw.teacher_scores else 0)
+    minimum = 0 if options.reranker is None else pairs if every else num_queries * per_query
+    say(f"scores   {minimum:,} pairs at least")
+    per_query = draw.pool_negatives + (draw.denoised_negatives if options.reranker else 0)
+    say(f"draws    up to {num_queries * per_query:,} negatives")
 
 
 def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:

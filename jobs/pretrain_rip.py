@@ -17,11 +17,19 @@ from jobs.common.cli import run
 
 from jobs.training.options import PretrainRip
 
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
+
 
 def main(options: PretrainRip) -> None:
+    run_job(Store(options.store), options)
+
+
+def run_job(store: Store, options: PretrainRip) -> Artifact | None:
+    """Trains. Returns the prompts or the model; None with --plan."""
     from jobs.training.pretraining import pretrain  # imports torch, which takes longer than --help
 
-    pretrain(options)
+    return pretrain(store, options)
 
 
 if __name__ == "__main__":

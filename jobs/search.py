@@ -18,14 +18,17 @@ from jobs.common.options import Heading, flatten
 from jobs.common.session import num_gpus, open_runner
 from jobs.common.workers import GpuWorkers
 
-from indexing.hit_sources.grammar import parse
+import numpy as np
+
+from indexing.hit_sources.grammar import check_used
 from indexing.hit_sources.modes import default_source, resolve, source_of
-from indexing.hit_sources.options import NEEDS, By, Mode, SearchOptions
+from indexing.hit_sources.options import By, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
 from indexing.search.few_queries import LocalSearch
 from indexing.search.hit_tables import ShownHit, hit_table, style_for
 from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries
 from indexing.search.runs import read_hits, write_trec
+from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import check_targets, complete_artifact, run_work
@@ -101,14 +104,34 @@ class Search(GpuWorkers):
 
 
 def main(options: Search) -> None:
-    store = Store(options.store).require()
+    run_job(Store(options.store).require(), options)
+
+
+def run_job(store: Store, options: Search) -> Artifact | None:
+    """Makes a run, which is returned, or prints the hits of --query.
+
+    Args:
+        store: The store.
+        options: The options of the job.
+
+    Raises:
+        InputError: If options contradict each other, or if an artifact is missing or does not fit the others.
+    """
     check_options(options)
     settings = replace(options.settings, task=chosen_task(store, options.settings.task))
     options = replace(options, settings=settings)
     source = choose_source(store, options)
-    check_search_parameters(options, source)
+    others = {} if options.rerank else {"rerank_depth": options.rerank_depth, "gpus": options.gpus}
+    unused = {name: (value, "parameter rerank") for name, value in others.items() if value is not None}
+    check_used(source, options.settings, unused)
     if options.query:
-        return show_hits(store, source, options)
+        show_hits(store, source, options)
+        return None
+    return search_split(store, source, options)
+
+
+def search_split(store: Store, source: str, options: Search) -> Artifact | None:
+    """Searches the queries of a split, prints about the run, and returns it; None with --plan."""
     split, k = options.split or "test", options.k or RUN_HITS
     work = SearchQueries(
         store,
@@ -125,22 +148,13 @@ def main(options: Search) -> None:
         filter=options.filter,
         by=options.by,
     )
-    source = work.source
     artifact = complete_artifact(store, work)
-    if options.plan and artifact is not None:
-        return say_complete(artifact.url, options.run)
     if options.plan:
-        check_targets(store, work)
-        say(f"run      {store.url}/runs/{work.name}")
-        say(f"queries  {len(work.split.ids):,} of {work.queries.artifact.key} {split}")
-        say(f"source   {source}, over {work.corpus.num_rows:,} passages")
-        say_filter(work)
-        say(f"hits     up to {len(work.split.ids) * k:,}")
-        say_stages(work)
+        say_plan(work, artifact, options.run)
         return None
     if artifact is None:
         [artifact] = run_work(store, work, open_runner(store, options), Stage)
-    say(f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(work.split.ids):,} queries in {source}")
+    say(f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(work.split.ids):,} queries in {work.source}")
     if unanswered := work.unanswered():
         more = f" and {len(unanswered) - SHOWN} more" if len(unanswered) > SHOWN else ""
         say(f"  {len(unanswered):,} queries found nothing: {', '.join(unanswered[:SHOWN])}{more}")
@@ -148,7 +162,27 @@ def main(options: Search) -> None:
     if options.run:
         write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)
         say(options.run)
-    return None
+    return artifact
+
+
+def say_plan(work: SearchQueries, artifact: Artifact | None, file: str | None) -> None:
+    """Prints what a search would do.
+
+    Args:
+        work: The search.
+        artifact: Its run, if it is complete.
+        file: The TREC file to write.
+    """
+    if artifact is not None:
+        say_complete(artifact.url, file)
+        return
+    check_targets(work.store, work)
+    say(f"run      {work.store.url}/runs/{work.name}")
+    say(f"queries  {len(work.split.ids):,} of {work.queries.artifact.key} {work.config['split']}")
+    say(f"source   {work.source}, over {work.corpus.num_rows:,} passages")
+    say_filter(work.allowed)
+    say(f"hits     up to {len(work.split.ids) * work.k:,}")
+    say_stages(work)
 
 
 def choose_source(store: Store, options: Search) -> str:
@@ -169,17 +203,16 @@ def choose_source(store: Store, options: Search) -> str:
 def show_hits(store: Store, source: str, options: Search) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
-    search = LocalSearch(
-        store, source, options.settings, runner, reranker=options.rerank, filter=options.filter, by=options.by
-    )
+    search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank, by=options.by)
+    allowed = search.matching(options.filter)
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
-    say_filter(search)
+    say_filter(allowed)
     if options.plan:
         say(f"queries  {len(options.query):,}, in this process")
         say(f"source   {search.source}, over {search.corpus.num_rows:,} passages")
         say(f"hits     up to {len(options.query) * k:,}, printed only")
         return
-    results = search.search(options.query, k, rerank_depth=depth)
+    results = search.search(options.query, k, rerank_depth=depth, allowed=allowed)
     style = style_for(sys.stdout)
     for number, query in enumerate(options.query):
         rows = results.rows[number][results.rows[number] >= 0]
@@ -196,10 +229,10 @@ def show_hits(store: Store, source: str, options: Search) -> None:
     say_search_cuts(search.cuts(), search.sources)
 
 
-def say_filter(search: LocalSearch | SearchQueries) -> None:
-    """Prints how many passages match the filter, if there is one."""
-    if search.allowed is not None:
-        say(f"filter   {len(search.allowed):,} passages match")
+def say_filter(allowed: np.ndarray | None) -> None:
+    """Prints how many passages match the filter, if there is one. allowed: their rows."""
+    if allowed is not None:
+        say(f"filter   {len(allowed):,} passages match")
 
 
 def check_options(options: Search) -> None:
@@ -219,19 +252,6 @@ def check_options(options: Search) -> None:
         if (value := getattr(options, name)) not in (None, False):
             shown = known[name].flag + ("" if value is True else f" {value}")
             raise InputError(f"--query with {shown}: --query searches its own text and makes no run; leave one out")
-
-
-def check_search_parameters(options: Search, source: str) -> None:
-    """Raises InputError for an option that the source does not use."""
-    unused = {name: NEEDS[name] for name in parse(source).unused(options.settings)}
-    for name in ("rerank_depth", "gpus"):
-        if options.rerank is None and getattr(options, name) is not None:
-            unused[name] = "--rerank"
-    for name, needed in unused.items():
-        unused_option = flatten(Search)[name]
-        raise InputError(
-            f"{unused_option.flag} {unused_option.value(options)}: {source} has no use for it, it goes with {needed}"
-        )
 
 
 if __name__ == "__main__":

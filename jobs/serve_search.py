@@ -18,7 +18,9 @@ import contextlib
 import math
 import os
 import shutil
+import signal
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -120,6 +122,8 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
     cannot hold; 0: undivided."""
     limit: int | None = option(None, hidden=True)
     """A service has no rows to leave out."""
+    end_with_stdin: bool = option(False, hidden=True)
+    """End when stdin is closed: for a program that starts a server, which then ends with it, even if it is killed."""
 
     def __post_init__(self) -> None:
         """Raises InputError for a value out of range, and for options that exclude each other."""
@@ -173,6 +177,8 @@ def main(options: ServeSearch) -> None:
         check_row_ranges(ReleaseArtifacts(store, choice.release), options.row_ranges)
     if options.plan:
         return
+    if options.end_with_stdin:
+        threading.Thread(target=end_with_stdin, daemon=True).start()
     if not options.on_ray:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(store, options, tokens, choice))
@@ -180,6 +186,13 @@ def main(options: ServeSearch) -> None:
         if choice.is_new:
             make_live(store, choice, lambda: ReleaseArtifacts(store, choice.release))
         serve_on_ray(store, options, tokens)
+
+
+def end_with_stdin() -> None:
+    """Waits until stdin is closed, then ends this process as SIGTERM does."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def choose(store: Store, options: ServeSearch) -> Choice:

@@ -12,11 +12,19 @@ from jobs.common.cli import run
 
 from jobs.training.options import TrainReranker
 
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
+
 
 def main(options: TrainReranker) -> None:
+    run_job(Store(options.store), options)
+
+
+def run_job(store: Store, options: TrainReranker) -> Artifact | None:
+    """Trains. Returns the model; None with --plan."""
     from jobs.training.reranker import train_reranker  # imports torch, which takes longer than --help
 
-    train_reranker(options)
+    return train_reranker(store, options)
 
 
 if __name__ == "__main__":

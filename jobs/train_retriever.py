@@ -27,11 +27,19 @@ from jobs.common.cli import run
 
 from jobs.training.options import TrainRetriever
 
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
+
 
 def main(options: TrainRetriever) -> None:
+    run_job(Store(options.store), options)
+
+
+def run_job(store: Store, options: TrainRetriever) -> Artifact | None:
+    """Trains. Returns the prompts, the model or the sweep; None with --plan."""
     from jobs.training.retriever import train_retriever  # imports torch, which takes longer than --help
 
-    train_retriever(options)
+    return train_retriever(store, options)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,17 @@ from jobs.common.cli import run
 from jobs import train_retriever
 from jobs.training.options import TunePrompts
 
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
+
 
 def main(options: TunePrompts) -> None:
-    train_retriever.main(options.as_train_retriever())
+    run_job(Store(options.store), options)
+
+
+def run_job(store: Store, options: TunePrompts) -> Artifact | None:
+    """Trains. Returns the prompts, the model or the sweep; None with --plan."""
+    return train_retriever.run_job(store, options.as_train_retriever())
 
 
 if __name__ == "__main__":

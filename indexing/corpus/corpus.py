@@ -5,11 +5,13 @@ A passage's row is its global position, from 0; rows are never reused. Parts are
 
 from __future__ import annotations
 
+import bisect
 import functools
+import json
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,17 +27,31 @@ BATCH_ROWS = 1024  # rows of a record batch: a look-up reads one
 
 
 class Passage(NamedTuple):
-    """A passage with its row. metadata: JSON text; "" if it has none."""
+    """A passage with its row. metadata_json: the metadata as JSON text; "" if it has none."""
 
     row: int
     id: str
     title: str
     text: str
-    metadata: str
+    metadata_json: str
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata: values by field; empty if the passage has none."""
+        return parse_metadata(self.metadata_json)
+
+
+class MissingPassageError(InputError, KeyError):
+    """A corpus has no passage of an id; it is a KeyError too."""
+
+    __str__ = InputError.__str__  # that of KeyError shows the quoted message
 
 
 class Corpus:
-    """All complete generations of a store's corpus, for reading."""
+    """All complete generations of a store's corpus, for reading.
+
+    `len`, `in`, `corpus[ID]` and iteration mean its passages that are not deleted, by their ids or in row order.
+    """
 
     def __init__(self, generations: Sequence[Artifact]):
         self.generations = list(generations)
@@ -49,6 +65,40 @@ class Corpus:
         if not generations:
             store.open("corpus", "g0000")  # says why it is missing
         return cls(generations)
+
+    def __len__(self) -> int:
+        """Returns the number of passages that are not deleted."""
+        return self.num_rows - len(self.deleted)
+
+    def __bool__(self) -> bool:
+        """True, also for a corpus without passages."""
+        return True
+
+    def __contains__(self, id: object) -> bool:
+        """Whether a passage has this id and is not deleted."""
+        return isinstance(id, str) and bool(self.rows_of([id])[0] >= 0)
+
+    def __getitem__(self, id: str) -> Passage:
+        """Returns the passage of an id.
+
+        Raises:
+            MissingPassageError: If no passage has this id, or if it is deleted.
+        """
+        if not isinstance(id, str):
+            raise InputError(f"a passage has a text as its id, got {id!r}: corpus.passages([ROW]) reads rows")
+        if id in self:
+            return self.passages(self.rows_of([id]))[0]
+        url = self.generations[0].url.rpartition("/")[0] if self.generations else "the corpus"
+        if self.rows_of([id], with_deleted=True)[0] >= 0:
+            raise MissingPassageError(f"{url}: the passage {id!r} is deleted")
+        first = f", such as {self.ids(np.zeros(1, np.int64))[0]!r}" if self.num_rows else ""
+        raise MissingPassageError(f"{url}: no passage has the id {id!r}; it has {len(self):,} passages{first}")
+
+    def __iter__(self) -> Iterator[Passage]:
+        """Yields the passages that are not deleted, in row order."""
+        for first in range(0, self.num_rows, BATCH_ROWS):
+            rows = np.arange(first, min(first + BATCH_ROWS, self.num_rows))
+            yield from self.passages(rows[~np.isin(rows, self.deleted)])
 
     @functools.cached_property
     def deleted(self) -> np.ndarray:
@@ -90,6 +140,20 @@ class Corpus:
             for position, row, fields in zip(positions, numbers[positions], values, strict=True):
                 passages[position] = Passage(int(row), *fields)
         return [passage for passage in passages if passage is not None]
+
+    def open_passages(self) -> Callable[[np.ndarray], list[Passage]]:
+        """Returns a `passages` that keeps the files of the parts open, for many calls of few rows, int64 [n]."""
+        starts = [part.first_row for part in self.parts]
+        columns: dict[int, list[pa.ChunkedArray]] = {}
+
+        def passage(row: int) -> Passage:
+            number = bisect.bisect_right(starts, row) - 1
+            if number not in columns:
+                table = self.table(self.parts[number])
+                columns[number] = [table.column(name) for name in ("id", "title", "text", "metadata")]
+            return Passage(row, *(column[row - starts[number]].as_py() for column in columns[number]))
+
+        return lambda rows: [passage(row) for row in rows.tolist()]
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """Returns the ids of rows (int64, any shape) as an object array of str; "" for a row of -1."""
@@ -152,6 +216,12 @@ class Corpus:
             same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
             result[positions[same]] = rows[same]
         return result
+
+
+def parse_metadata(text: str) -> dict[str, Any]:
+    """Returns metadata as values by field, from their JSON text; those of a text without fields as `metadata`."""
+    metadata = json.loads(text) if text else {}
+    return metadata if isinstance(metadata, dict) else {"metadata": metadata}
 
 
 def first_passage(document: str) -> str:

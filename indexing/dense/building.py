@@ -21,7 +21,7 @@ from indexing.dense.faiss_index import (
 )
 from indexing.dense.index import Index, Shard
 from indexing.dense.searching import folded, search_exact
-from indexing.dense.shard import OpenShard
+from indexing.dense.shard import OpenShard, OpenShards
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.kind import IndexOptions
 from indexing.exact import Hits
@@ -130,7 +130,7 @@ class BuildIndex(GrowingWork):
         own_rows = draw_queries(self.end, SAMPLE_QUERIES, SEED)
         queries = self.embeddings.take(own_rows).astype(np.float32)
         width = min(201, self.end)
-        exact = search_exact(self.embeddings, queries, width, np.empty(0, np.int64), runner, end=self.end)
+        exact = search_exact(OpenShards(self.embeddings), queries, width, runner, end=self.end)
 
         def search(nprobe: int) -> dict[int, np.ndarray]:
             rows_by_depth = probe(shards, self.embeddings, queries, width, nprobe, runner)

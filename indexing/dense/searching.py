@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from indexing.dense.index import Index, Shard
-from indexing.dense.shard import OpenShard
-from indexing.embeddings.embeddings import Embeddings
+from indexing.dense.shard import OpenShards
 from indexing.exact import Hits, merge
 from indexing.store.chain import split_range
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
@@ -18,10 +17,9 @@ STRETCH_ROWS = 500_000  # rows of one task at most, so that nodes that join find
 
 
 def search_exact(
-    embeddings: Embeddings,
+    shards: OpenShards,
     queries: np.ndarray,
     k: int,
-    deleted: np.ndarray,
     runner: Runner,
     *,
     allowed: np.ndarray | None = None,
@@ -30,16 +28,15 @@ def search_exact(
     """Returns the exact top k of each query.
 
     Args:
-        embeddings: The vectors to search.
+        shards: Opens the vectors to search.
         queries: float32 [q, dim].
         k: Hits per query.
-        deleted: Rows to exclude, int64, ascending.
         runner: What spreads stretches of rows over workers.
         allowed: Consider only these rows, as `OpenShard.search`; None: all.
         end: Search the rows [0, end); None: all rows.
     """
-    task = SearchExactTask(embeddings, queries, k, deleted, allowed)
-    stretches = _stretches(embeddings.num_rows if end is None else end)
+    task = SearchExactTask(shards, queries, k, allowed)
+    stretches = _stretches(shards.embeddings.num_rows if end is None else end)
     return folded((hits for _, hits in runner.run(task, stretches)), k)
 
 
@@ -47,10 +44,9 @@ def search_exact(
 class SearchExactTask:
     """Searches a stretch of rows (first, end) exactly."""
 
-    embeddings: Embeddings
+    shards: OpenShards
     queries: np.ndarray
     k: int
-    deleted: np.ndarray
     allowed: np.ndarray | None
     resources: Resources = ALL_CORES
 
@@ -58,7 +54,7 @@ class SearchExactTask:
         """Returns the worker."""
 
         def search(stretch: tuple[int, int], report: Report) -> Hits:
-            open_shard = OpenShard(self.embeddings, *stretch, self.deleted)
+            open_shard = self.shards.rows(*stretch)
             return open_shard.search_exact(self.queries, self.k, threads=place.cores, allowed=self.allowed)
 
         return search
@@ -66,10 +62,9 @@ class SearchExactTask:
 
 def search_dense(
     index: Index,
-    embeddings: Embeddings,
+    shards: OpenShards,
     queries: np.ndarray,
     k: int,
-    deleted: np.ndarray,
     runner: Runner,
     *,
     allowed: np.ndarray | None = None,
@@ -80,17 +75,16 @@ def search_dense(
 
     Args:
         index: The FAISS index.
-        embeddings: The vectors that it was built from.
+        shards: Opens its shards, with the vectors that it was built from.
         queries: float32 [q, dim].
         k: Hits per query.
-        deleted: Rows to exclude, int64, ascending.
         runner: What spreads the shards over workers.
         allowed: Consider only these rows, as `OpenShard.search`; None: all.
         nprobe: Lists to probe; None: the number that the build measured.
         depth: Candidates per query and shard, raised to k; None: the number that the build measured.
     """
     nprobe, depth = nprobe or index.nprobe, max(k, depth or index.depth)
-    task = SearchShardTask(embeddings, queries, k, deleted, allowed, nprobe, depth)
+    task = SearchShardTask(shards, queries, k, allowed, nprobe, depth)
     return folded((hits for _, hits in runner.run(task, index.shards)), k)
 
 
@@ -98,10 +92,9 @@ def search_dense(
 class SearchShardTask:
     """Searches a shard. The rows of a flat index are scored in the embeddings."""
 
-    embeddings: Embeddings
+    shards: OpenShards
     queries: np.ndarray
     k: int
-    deleted: np.ndarray
     allowed: np.ndarray | None
     nprobe: int
     depth: int
@@ -111,7 +104,7 @@ class SearchShardTask:
         """Returns the worker."""
 
         def search(shard: Shard, report: Report) -> Hits:
-            open_shard = OpenShard.of(shard, self.embeddings, self.deleted)
+            open_shard = self.shards.shard(shard)
             return open_shard.search(
                 self.queries,
                 self.k,

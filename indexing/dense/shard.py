@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -102,3 +103,42 @@ class OpenShard:
     def rescore(self, queries: np.ndarray, rows: np.ndarray, k: int, threads: int | None) -> Hits:
         """Scores the candidate rows of each query (int64 [q, any]) by their vectors; returns the best k."""
         return rescore_pieces(queries, rows, self.pieces, k, threads)
+
+
+class OpenShards:
+    """Opens ranges of rows and shards for searches, each time anew, or keeps them open in this process. Thread-safe.
+
+    Args:
+        embeddings: The vectors.
+        deleted: Rows to exclude, int64, ascending.
+        stays_open: Keep what was opened, which takes the memory that an index takes on a server. A copy for another
+            process opens each time anew.
+    """
+
+    def __init__(self, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED, *, stays_open: bool = False):
+        self.embeddings, self.deleted = embeddings, deleted
+        self._open: dict[tuple[int, int, bool], OpenShard] | None = {} if stays_open else None
+        self._opening = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenShards, (self.embeddings, self.deleted)
+
+    def rows(self, first_row: int, end: int) -> OpenShard:
+        """Returns a range of rows without an index."""
+        if self._open is None:
+            return OpenShard(self.embeddings, first_row, end, self.deleted)
+        key = first_row, end, False
+        with self._opening:
+            if key not in self._open:
+                self._open[key] = OpenShard(self.embeddings, first_row, end, self.deleted)
+            return self._open[key]
+
+    def shard(self, shard: Shard) -> OpenShard:
+        """Returns a shard of an index."""
+        if self._open is None:
+            return OpenShard.of(shard, self.embeddings, self.deleted)
+        key = shard.first_row, shard.end, True
+        with self._opening:
+            if key not in self._open:
+                self._open[key] = OpenShard.of(shard, self.embeddings, self.deleted)
+            return self._open[key]

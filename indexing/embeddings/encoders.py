@@ -124,8 +124,9 @@ class EncoderSpec:
             self._check_backbone(settings)
         return task_config(settings, self.prompt(), side) | self._other_side(side)
 
-    def open(self, *, side: Side, device: str, threads: int | None = None) -> Encoder:
-        """Loads the encoder of a side, with the task's prompt. The device is the one that the caller's runner assigned.
+    def open(self, *, side: Side, device: str | None, threads: int | None = None) -> Encoder:
+        """Loads the encoder of a side, with the task's prompt. The device is the one that the caller's runner assigned;
+        None: CUDA if it is available.
 
         A model that has one encoder gives the same for both sides.
         """

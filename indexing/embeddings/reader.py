@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from indexing.store.artifact import Artifact
 from indexing.store.chain import RowPart, check_coverage, row_parts
 from indexing.store.store import Store
 from retriever.errors import InputError
+
+if TYPE_CHECKING:
+    from indexing.embeddings.stored_encoder import StoredEncoder
 
 TOPICS = "topics"  # the group of parts with the topic of each passage, int32 [rows]
 
@@ -28,9 +31,11 @@ class EmbeddingsReader(ABC):
         task: The task whose encoder made them; None: there was no task.
         dim: Numbers of a vector; of sparse ones, the words of the vocabulary.
         similarity: "cosine" or "dot".
+        store: The store that they were opened from; None: they were made from their generations.
     """
 
     kind: ClassVar[VectorKind]
+    store: Store | None = None
 
     def __init__(self, name: str, generations: Sequence[Artifact]):
         self.name = name
@@ -72,7 +77,28 @@ class EmbeddingsReader(ABC):
                     f"{of.url} is {of.fingerprint[:12]}: encode this corpus"
                 )
         check_coverage(generations, corpus.generations)
-        return cls(name, generations)
+        reader = cls(name, generations)
+        reader.store = store
+        return reader
+
+    def encoder(
+        self, *, task: str | None = None, device: str | None = None, threads: int | None = None
+    ) -> StoredEncoder:
+        """Returns the encoder that made these embeddings, with its options and the prompt of its task.
+
+        Args:
+            task: Tuned task of the queries; None: the task that the corpus was encoded for, if any.
+            device: "cpu" or "cuda"; None: CUDA if it is available.
+            threads: Threads for matrix products on the CPU; None: the setting of torch.
+
+        Raises:
+            InputError: If the encoder or the task is missing, or is not the one that made the embeddings.
+        """
+        from indexing.embeddings.stored_encoder import StoredEncoder, spec_of_embeddings
+
+        if self.store is None:
+            raise InputError(f"embeddings/{self.name}: open them with `open`, which knows the store of their encoder")
+        return StoredEncoder(self, spec_of_embeddings(self.store, self, task=task), device=device, threads=threads)
 
     def vectors(self, part: RowPart) -> Any:
         """Returns the vectors of a part. Raises InputError if its file is damaged or holds other vectors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.dense.index import Index
 from indexing.dense.online import DenseShard, dense_stretches, index_share
+from indexing.dense.shard import OpenShards
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.hit_sources.kind import VectorSource
@@ -18,19 +20,29 @@ from indexing.store.artifact import Artifact
 from indexing.work.tasks import Runner
 
 
+@dataclass
 class DenseSource(VectorSource[Embeddings, Index | None]):
-    """`exact:EMB`, or `index:NAME`."""
+    """`exact:EMB`, or `index:NAME`.
+
+    Attributes:
+        stays_open: Whether the files of vectors and of the index stay open between searches.
+    """
+
+    stays_open: bool = False
 
     index_kind = "index"
+
+    @functools.cached_property
+    def _shards(self) -> OpenShards:
+        return OpenShards(self.embeddings, self.corpus.deleted, stays_open=self.stays_open)
 
     def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
         from indexing.dense.searching import search_dense, search_exact
 
-        vectors, deleted = self.encoder.encode(texts, runner), self.corpus.deleted
+        vectors = self.encoder.encode(texts, runner)
         if self.index is None:
-            return search_exact(self.embeddings, vectors, k, deleted, runner, allowed=allowed)
-        parameters = self.search_parameters
-        return search_dense(self.index, self.embeddings, vectors, k, deleted, runner, allowed=allowed, **parameters)
+            return search_exact(self._shards, vectors, k, runner, allowed=allowed)
+        return search_dense(self.index, self._shards, vectors, k, runner, allowed=allowed, **self.search_parameters)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ class ExactKind(SourceKind):
 
     def open(self, context: SearchContext, name: str) -> DenseSource:
         embeddings = Embeddings.open(context.store, name, context.corpus)
-        return DenseSource(embeddings, None, context.corpus, context.query_encoder(embeddings))
+        encoder = context.query_encoder(embeddings)
+        return DenseSource(embeddings, None, context.corpus, encoder, stays_open=context.stays_open)
 
     def target(self, name: str, *, embeddings: str | None, index: str | None) -> Target:
         return name, index if name == embeddings else None

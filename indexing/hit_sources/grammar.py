@@ -11,13 +11,13 @@ A+B+…                    several of these, by reciprocal rank
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
 
 from indexing.hit_sources.kind import SourceKind
-from indexing.hit_sources.options import SearchOptions
+from indexing.hit_sources.options import NEEDS, SearchOptions
 from indexing.hit_sources.registry import KINDS, all_forms, find_kind
 from retriever.errors import InputError
 
@@ -75,6 +75,22 @@ def parse(source: str) -> Expression:
     if weights and max(weights) > MAX_WEIGHT:
         raise InputError(f"source {source!r}: weight {max(weights):g}: expected at most {MAX_WEIGHT:g}")
     return Expression(source, terms, weights)
+
+
+def check_used(source: str, options: SearchOptions, others: Mapping[str, tuple[object, str]] | None = None) -> None:
+    """Checks that a source uses all settings of a search.
+
+    Args:
+        source: The source.
+        options: The settings.
+        others: Further parameters that have no effect: their values, and what they go with, by name.
+
+    Raises:
+        InputError: For a setting that has no effect.
+    """
+    unused = {name: (getattr(options, name), NEEDS[name]) for name in parse(source).unused(options)}
+    for name, (value, needed) in {**unused, **(others or {})}.items():
+        raise InputError(f"parameter {name} {value}: {source} has no use for it, it goes with {needed}")
 
 
 def fusion_text(sources: Sequence[str], weights: Sequence[float] | None) -> str:

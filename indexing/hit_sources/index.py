@@ -37,7 +37,7 @@ class FaissKind(IndexKind):
         index = Index.open(store, name, embeddings)
         search_parameters = {"nprobe": options.nprobe or index.nprobe, "depth": options.depth or index.depth}
         encoder = context.query_encoder(embeddings)
-        return DenseSource(embeddings, index, context.corpus, encoder, search_parameters)
+        return DenseSource(embeddings, index, context.corpus, encoder, search_parameters, context.stays_open)
 
     def target(self, name: str, *, embeddings: str | None, index: str | None) -> Target:
         return embeddings, name

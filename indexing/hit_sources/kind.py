@@ -47,10 +47,18 @@ class HitSource(Protocol):
 
 
 class SearchContext:
-    """What the sources of one search share: the store, the corpus, the settings, and the encoders of the queries."""
+    """What the sources of one search share: the store, the corpus, the settings, and the encoders of the queries.
 
-    def __init__(self, store: Store, corpus: Corpus, options: SearchOptions | None = None):
+    Args:
+        store: The store.
+        corpus: The corpus.
+        options: The settings; None: as the artifacts say.
+        stays_open: Keep the files of sources open between searches, for many small ones in this process.
+    """
+
+    def __init__(self, store: Store, corpus: Corpus, options: SearchOptions | None = None, *, stays_open: bool = False):
         self.store, self.corpus, self.options = store, corpus, options or SearchOptions()
+        self.stays_open = stays_open
         self._encoders: dict[str, QueryEncoder[Any]] = {}
 
     def query_encoder(self, embeddings: EmbeddingsReader) -> QueryEncoder[Any]:

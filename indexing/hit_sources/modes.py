@@ -126,10 +126,16 @@ def index_over(store: Store, embeddings: str, remedy: str) -> str | None:
     return names[0] if names else None
 
 
+def find_mode(source: str) -> Mode | None:
+    """Returns the mode of this name; None if it is no mode."""
+    modes: tuple[Mode, ...] = get_args(Mode)
+    return next((mode for mode in modes if mode == source), None)
+
+
 def resolve(source: str, store: Store) -> str:
     """Returns the source that a mode stands for if `source` is one of the modes, otherwise `source`."""
-    modes: tuple[Mode, ...] = get_args(Mode)
-    return next((source_of(mode, store, by_name=True) for mode in modes if mode == source), source)
+    mode = find_mode(source)
+    return source if mode is None else source_of(mode, store, by_name=True)
 
 
 def source_of(

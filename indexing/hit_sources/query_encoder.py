@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from indexing.embeddings.encoders import EncoderSpec, differing, spec_of
+from indexing.embeddings.encoders import EncoderSpec
 from indexing.embeddings.kind import VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
+from indexing.embeddings.stored_encoder import spec_of_embeddings
 from indexing.hit_sources.options import SearchOptions
 from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner, ignore
 from retriever.cuts import Cuts
 from retriever.errors import InputError
-from retriever.options import EncoderOptions
 
 if TYPE_CHECKING:
     from retriever.forward.batching import Tokens
@@ -56,22 +56,9 @@ class QueryEncoder(Generic[Vectors]):
 
     def __init__(self, store: Store, embeddings: EmbeddingsReader, options: SearchOptions):
         self.embeddings = embeddings
-        encoder_options = EncoderOptions(**embeddings.encoder_options)
-        if options.task is not None:
-            spec = spec_of(store, None, options.task, encoder_options)
-        else:
-            name = options.encoder or embeddings.encoder_name
-            spec = EncoderSpec(store, name, encoder_options, embeddings.task)
+        spec = spec_of_embeddings(store, embeddings, encoder=options.encoder, task=options.task)
         self.spec = replace(spec, options=replace(spec.options, compile="never"))
         self._recent: list[tuple[Sequence[str], Vectors]] = []
-        # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.
-        pinned, described = embeddings.config["encoder"], spec.describe("passage")
-        if differ := differing(pinned, described, passages=options.task is not None):
-            what, parameter = (f"task {options.task}", "task") if options.task else (f"encoder {spec.name}", "encoder")
-            raise InputError(
-                f"{what} is not the one that made embeddings/{embeddings.name} ({', '.join(differ)} differ): name "
-                f"that one with parameter {parameter}, or encode the corpus with this one"
-            )
         self.described = spec.describe("query")
         self.numerics: str | None = None  # the class of the vectors so far, here or in an earlier run
         self._tokens: Tokens | None = None  # of the queries that were encoded last

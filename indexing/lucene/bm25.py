@@ -12,7 +12,7 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus, contents
 from indexing.exact import Hits
-from indexing.lucene.lucene import LuceneSearch, write_shard
+from indexing.lucene.lucene import OPENING, LuceneSearch, write_shard
 from indexing.lucene.searching import search_blocks, search_segments
 from indexing.lucene.segments import (
     SegmentFiles,
@@ -70,9 +70,10 @@ class Bm25:
         Raises:
             InputError: If they were made with another version of Lucene, whose terms may differ.
         """
-        check_versions(self.generations[0])
         first, end, _ = searched.indices(len(self.shards))
-        return _searcher(segment_files(self.shards), self.k1, self.b, self.language, first, end)
+        with OPENING:
+            check_versions(self.generations[0])
+            return _searcher(segment_files(self.shards), self.k1, self.b, self.language, first, end)
 
     def search(
         self,

@@ -61,6 +61,7 @@ def _prepare(java: Java) -> None:
 
 _REFERENCES: list[Any] = []
 _COLLECTING = threading.Lock()  # pyjnius binds a method of a class to the object that a thread used last
+OPENING = threading.RLock()  # for the same reason one thread opens segments at a time
 
 
 def _type(name: str) -> Any:
@@ -73,6 +74,7 @@ def _as(name: str, value: Any) -> Any:
     return lucene().cast(f"{PACKAGE}{name}", value)
 
 
+@functools.cache
 def versions() -> dict[str, str]:
     """Returns the versions of Lucene and Anserini, which decide the terms of a text."""
     version = _type("util.Version").LATEST.toString()

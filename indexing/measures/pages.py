@@ -90,8 +90,7 @@ def _pages_of(ids: Sequence[str], corpus: Corpus) -> dict[str, str]:
     rows = corpus.rows_of(ids)
     pages = {id: f" {id}" for id in ids}  # a page id has no leading space
     for passage in corpus.passages(rows[rows >= 0]):
-        fields = json.loads(passage.metadata) if passage.metadata else {}
-        page = fields.get(PAGE) if isinstance(fields, dict) else None
+        page = passage.metadata.get(PAGE)
         if type(page) not in (str, int) or not str(page).strip():
             raise InputError(
                 f"passage {passage.id!r} names no page: its metadata has {PAGE} {clip(page)}, expected the id of a "

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from indexing.corpus.corpus import Corpus, Documents
 from indexing.corpus.filters import Filter, filter_columns
+from indexing.corpus.row_ranges import Matches
 from indexing.exact import Hits
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import By, SearchOptions
 from indexing.search.documents import is_by_document, search_documents
 from indexing.search.rescoring import RerankerSpec, RerankTask, numerics_of_reranker, open_reranker, rerank
 from indexing.search.runs import SearchCuts, search_cuts
+from indexing.store.chain import RowRange
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from retriever.cuts import Cuts
 
 
 class LocalSearch:
-    """A search source with its corpus, and optionally a re-ranker and a filter; all are opened and checked first.
+    """A search source with its corpus, and optionally a re-ranker; all are opened and checked first. Thread-safe.
 
     Hits equal those of a run with the same settings. Deleted passages are excluded.
 
-    Attributes:
-        allowed: The rows that match the filter, int64 ascending; None: there is no filter.
+    With `stays_open`, the files of vectors and indexes stay open between searches.
 
     Raises:
-        InputError: If an artifact is missing, or does not belong to this corpus. Also if the filter does not parse.
+        InputError: If an artifact is missing, or does not belong to this corpus.
     """
 
     def __init__(
@@ -38,14 +42,13 @@ class LocalSearch:
         runner: LocalRunner,
         *,
         reranker: str | None = None,
-        filter: str | None = None,
         by: By | None = None,
+        stays_open: bool = False,
     ):
         self.corpus = Corpus.open(store)
         self.documents = Documents(self.corpus.parts) if is_by_document(self.corpus, by) else None
-        parsed = None if filter is None else Filter.parse(filter, filter_columns(self.corpus))
-        self.allowed = None if parsed is None else parsed.rows(self.corpus)
-        self.sources = HitSources(store, self.corpus, options)
+        self._matches = Matches(self.corpus, RowRange(0, self.corpus.num_rows))
+        self.sources = HitSources(store, self.corpus, options, stays_open=stays_open)
         self.hit_source = self.sources.open(source)
         self._pair_cuts = Cuts()
         self.runner = runner
@@ -59,13 +62,28 @@ class LocalSearch:
         """The source's name in the grammar of sources, with all names filled in."""
         return self.hit_source.source
 
-    def search(self, queries: Sequence[str], k: int, *, rerank_depth: int = 0) -> Hits:
+    def matching(self, filter: Mapping[str, Any] | str | None) -> np.ndarray | None:
+        """Returns the rows that match a filter, int64 ascending, deleted ones excluded; None without a filter.
+
+        The rows of the latest filters are cached.
+
+        Raises:
+            InputError: If the filter does not parse.
+        """
+        if filter is None:
+            return None
+        return self._matches.rows(Filter.parse(filter, filter_columns(self.corpus)))
+
+    def search(
+        self, queries: Sequence[str], k: int, *, rerank_depth: int = 0, allowed: np.ndarray | None = None
+    ) -> Hits:
         """Returns the top k passages of each query, or the best passage of each of the top k documents.
 
         Args:
             queries: The texts of the queries.
             k: Number of hits per query, at least 1.
             rerank_depth: Number of hits per query that the re-ranker orders; lower hits keep their order below them.
+            allowed: Only these rows are hits, as `matching` returns them; None: all rows.
 
         Returns:
             Scores and rows, [q, at most k].
@@ -79,12 +97,12 @@ class LocalSearch:
                 k,
                 self.runner,
                 self.documents,
-                allowed=self.allowed,
+                allowed=allowed,
                 rerank=reorder,
                 rerank_depth=depth,
             )
         depth_of_source = min(max(k, depth), max(1, self.corpus.num_rows))
-        hits = self.hit_source.search(queries, depth_of_source, self.runner, self.allowed)
+        hits = self.hit_source.search(queries, depth_of_source, self.runner, allowed)
         if reorder:
             hits = reorder(hits, queries)
         return Hits(hits.scores[:, :k], hits.rows[:, :k])

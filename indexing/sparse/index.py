@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from indexing.exact import Hits
+from indexing.lucene.lucene import OPENING
 from indexing.lucene.searching import search_blocks, search_segments
 from indexing.lucene.segments import SegmentFiles, check_versions, segment_files, segment_rows, segments_of
 from indexing.sparse.embeddings import SparseEmbeddings
@@ -64,9 +65,10 @@ class ImpactIndex:
         Raises:
             InputError: If they were made with another version of Lucene.
         """
-        check_versions(self.generations[0])
         shards = self.shards[searched]
-        return _searcher(segment_files(shards), segment_rows(shards)[0].first)
+        with OPENING:
+            check_versions(self.generations[0])
+            return _searcher(segment_files(shards), segment_rows(shards)[0].first)
 
     def search(
         self,

@@ -1,4 +1,4 @@
-"""Writes a file or a folder of results atomically; one with the same content may exist already."""
+"""Writes files or a folder of results atomically; one with the same content may exist already."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import filecmp
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from retriever.errors import InputError
@@ -57,18 +57,39 @@ def whole_file(path: str, *, overwrite: bool = False) -> Iterator[Path]:
     Raises:
         InputError: If no file can be written there, or if a file with other content exists.
     """
-    target = result_path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
+    with whole_files([path], overwrite=overwrite) as [temporary]:
+        yield temporary
+
+
+@contextlib.contextmanager
+def whole_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[list[Path]]:
+    """Yields temporary files as `whole_file` does for one; if one of the files is refused, none is renamed.
+
+    Args:
+        paths: The files to make.
+        overwrite: Replace files that have other content.
+
+    Raises:
+        InputError: As `whole_file`, and if two paths are the same file.
+    """
+    targets = [result_path(path) for path in paths]
+    for path, target in zip(paths, targets, strict=True):
+        if targets.count(target) > 1:
+            raise InputError(f"{path}: two results have this file; name another file for one of them")
+    temporary = [target.with_name(f".{target.name}.{os.getpid()}") for target in targets]
     try:
         yield temporary
-        if not overwrite and target.exists() and not filecmp.cmp(temporary, target, shallow=False):
-            raise InputError(
-                f"{path}: a file with other content is there, and is kept: name another file, or give "
-                "overwrite to replace it"
-            )
-        os.replace(temporary, target)
+        for path, target, file in zip(paths, targets, temporary, strict=True):
+            if not overwrite and target.exists() and not filecmp.cmp(file, target, shallow=False):
+                raise InputError(
+                    f"{path}: a file with other content is there, and is kept: name another file, or give "
+                    "overwrite to replace it"
+                )
+        for target, file in zip(targets, temporary, strict=True):
+            os.replace(file, target)
     finally:
-        temporary.unlink(missing_ok=True)
+        for file in temporary:
+            file.unlink(missing_ok=True)
 
 
 def result_path(path: str) -> Path:

@@ -21,6 +21,7 @@ class TrainingResult:
         curve: [step, loss, learning rate, quality or None] of the recorded steps.
         best: The best quality; None without an evaluation.
         best_step: The step with the best quality.
+        start: The quality before the first step; None without an evaluation.
         cuts: The counts of texts that were cut to a length limit, by the kind of text (`retriever.cuts.NOUNS`).
         judged: The results of a JudgingMaker.
     """
@@ -32,6 +33,7 @@ class TrainingResult:
     curve: list[list[float | None]]
     best: float | None
     best_step: int
+    start: float | None = None
     cuts: dict[str, dict[str, int]] = field(default_factory=dict)
     judged: dict[str, Any] = field(default_factory=dict)
 

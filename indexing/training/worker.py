@@ -177,6 +177,7 @@ def train_one(
         curve=progress.curve,
         best=progress.best,
         best_step=progress.best_step,
+        start=progress.start,
         cuts=progress.cuts,
         judged=judged,
     )

@@ -43,6 +43,7 @@ PROGRESS_S = 0.5  # seconds between two reports of progress
 REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth the time
 
+_CHECKOUT = Path(__file__).resolve().parents[2]
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds; "max" is no number
 
 _unfinished_threads: set[threading.Thread] = set()
@@ -90,6 +91,7 @@ class LocalRunner:
         if request.gpus and not gpus:
             raise InputError(f"parameter gpus {request.gpus}: this machine has no GPU")
         self._open: list[tuple[Task, list[Callable[[Any, Report], Any]]]] = []
+        self._opening = threading.RLock()
 
     def place(self, resources: Resources) -> Place:
         """Returns what a worker with these resources gets."""
@@ -135,15 +137,17 @@ class LocalRunner:
         return result
 
     def _workers(self, task: Task, count: int) -> list[Callable[[Any, Report], Any]]:
-        """Returns `count` opened workers of a task; see `stays_open`."""
-        workers = next((workers for other, workers in self._open if other is task), [])
+        """Returns `count` opened workers of a task; see `stays_open`. Threads that run the same task share them."""
         place = self.place(task.resources)
-        while len(workers) < count:
-            workers.append(task.open(place))
-        if stays_open(task):
+        if not stays_open(task):
+            return [task.open(place) for _ in range(count)]
+        with self._opening:
+            workers = next((workers for other, workers in self._open if other is task), [])
+            while len(workers) < count:
+                workers.append(task.open(place))
             others = [entry for entry in self._open if entry[0] is not task]
             self._open = [*others, (task, workers)][-KEPT_TASKS:]
-        return workers[:count]
+            return workers[:count]
 
     def _run_threads(
         self, task: Task, items: Iterator[Item], slots: int, on_progress: Report
@@ -252,8 +256,28 @@ def _run_bounded(
 
 def _submit(processes: Executor, number: int, item: Any) -> Future:
     """Submits an item to spawned processes, which may start one."""
-    with _deferred_interrupts():
+    with _deferred_interrupts(), _without_program():
         return processes.submit(_call_worker, item)
+
+
+@contextlib.contextmanager
+def _without_program() -> Iterator[None]:
+    """Spawned processes do not run the file of the program again, unless it is of this checkout.
+
+    Python would run it as a module to find what is pickled from it. Workers need nothing of it, and a program of a few
+    lines that calls jobs would do all its work once more.
+    """
+    main = sys.modules["__main__"]
+    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+    if file is None or Path(file).resolve().is_relative_to(_CHECKOUT):
+        yield
+        return
+    del main.__file__
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__file__, main.__spec__ = file, spec
 
 
 @contextlib.contextmanager

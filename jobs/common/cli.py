@@ -12,6 +12,7 @@ import threading
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
@@ -213,9 +214,32 @@ def as_options(message: str) -> str:
     return with_commands(named)
 
 
+WARNING = "warning: "  # the start of a line that is printed for programs too
+_is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Within the block, jobs print warnings only, to stderr: for programs that call them."""
+    before = _is_quiet.set(True)
+    try:
+        yield
+    finally:
+        _is_quiet.reset(before)
+
+
 def say(message: str) -> None:
     """Prints a line for the user who runs the job."""
-    print(message, flush=True)
+    if not _is_quiet.get():
+        print(message, flush=True)
+    elif message.startswith(WARNING):
+        print(message, file=sys.stderr, flush=True)
+
+
+def say_aside(message: str) -> None:
+    """Prints a line to stderr: about how the job runs, not about what it makes."""
+    if not _is_quiet.get():
+        print(message, file=sys.stderr, flush=True)
 
 
 def chosen_task(store: Store, name: str | None) -> str | None:
@@ -289,7 +313,7 @@ class Stage:
 
     def _print_if_due(self) -> None:
         now = time.monotonic()
-        if now - self._told >= (0.5 if sys.stderr.isatty() else 10):
+        if now - self._told >= (0.5 if sys.stderr.isatty() else 10) and not _is_quiet.get():
             self._told = now
             self._print(now)
 

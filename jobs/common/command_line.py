@@ -148,15 +148,26 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
             continue
         if flat[name].type is bool and not isinstance(value, bool):
             raise InputError(f"{place}: {key}: expected true or false, found {value!r}")
-        words = _words(value, flat[name])
         try:
-            values[name] = convert(flat[name].type, [_word(each, flat[name]) for each in words])
+            values[name] = setting_value(value, flat[name])
         except (ValueError, KeyError):
-            expected = expectation(flat[name], [str(each) for each in words])
+            expected = setting_expectation(value, flat[name])
             quotes = "; on, off, yes and no are true and false in YAML: put a text in quotes"
-            remedy = quotes if any(isinstance(each, bool) for each in words) else ""
+            remedy = quotes if any(isinstance(each, bool) for each in _words(value, flat[name])) else ""
             raise InputError(f"{place}: {key}: found {value!r}, {expected}{remedy}") from None
     return values
+
+
+def setting_value(value: Any, option: Option) -> Any:
+    """Returns the value of an option from one of YAML or Python. Raises ValueError or KeyError if it does not fit."""
+    if option.type is bool and not isinstance(value, bool):
+        raise ValueError(value)
+    return convert(option.type, [_word(each, option) for each in _words(value, option)])
+
+
+def setting_expectation(value: Any, option: Option) -> str:
+    """Returns what an option expects in place of a value of YAML or of Python."""
+    return expectation(option, [str(each) for each in _words(value, option)])
 
 
 def known_names(flat: Mapping[str, Option]) -> str:
@@ -166,15 +177,15 @@ def known_names(flat: Mapping[str, Option]) -> str:
 
 
 def _words(value: Any, option: Option) -> list[Any]:
-    """Returns the single values in a value of YAML."""
+    """Returns the single values in a value of YAML or of Python."""
     if isinstance(value, dict) and option.is_mapping:
         return [piece for pair in value.items() for piece in pair]
-    return value if isinstance(value, list) else [value]
+    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _word(value: Any, option: Option) -> str:
-    """Returns a single value of YAML as it is written on the command line. Raises ValueError if it cannot be there."""
-    if isinstance(value, dict | list | None) or (isinstance(value, bool) and not option.is_boolean):
+    """Returns a single value as it is written on the command line. Raises ValueError if it cannot be there."""
+    if isinstance(value, dict | list | tuple | None) or (isinstance(value, bool) and not option.is_boolean):
         raise ValueError(value)
     return str(value)
 

@@ -17,7 +17,7 @@ from jobs.common.starting import JOBS, command
 GROUPS = {
     "prepare data": ("import-corpus", "import-queries"),
     "encode and index": ("encode-corpus", "build-index", "build-bm25", "fit-topics"),
-    "search and evaluate": ("search", "evaluate", "draw"),
+    "search and evaluate": ("search", "evaluate", "compare", "draw"),
     "train": (
         "mine-negatives",
         "train-retriever",

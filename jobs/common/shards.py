@@ -6,25 +6,32 @@ from jobs.common.cli import Stage, Workers, say, say_complete, say_stages
 
 from jobs.common.session import open_runner
 
+from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild
 from indexing.work.work import run_work
 
 
-def fill_shards(store: Store, options: Workers, build: IndexBuild) -> None:
-    """Fills the pending shards of an index and reports on it, or prints its plan with --plan."""
+def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact | None:
+    """Fills the pending shards of an index and reports on it, or prints its plan with --plan.
+
+    Returns:
+        The newest generation of the index; None with --plan.
+    """
     work = build.work
     if options.plan and work.complete:
-        return say_complete(work.previous[-1].url)
+        say_complete(work.previous[-1].url)
+        return None
     if options.plan:
         for line in build.plan:
             say(line)
         say_stages(work)
-        return say(f"memory   {build.memory}")
+        say(f"memory   {build.memory}")
+        return None
     if not work.complete:
         runner = open_runner(store, options)
         build.prepare(runner)
         run_work(store, work, runner, Stage)
     for line in build.report():
         say(line)
-    return None
+    return store.generations(work.kind, work.name)[-1]

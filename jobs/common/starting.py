@@ -12,7 +12,7 @@ import signal
 import sys
 
 JOBS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
-_MODULE = os.path.join(os.path.dirname(JOBS), "riptide.py")
+RIPTIDE = os.path.join(os.path.dirname(JOBS), "riptide.py")  # runs a job: python riptide.py JOB …
 _COMMAND = re.compile(r"(?<!python -m )\briptide\s+([a-z0-9]+(?:-[a-z0-9]+)*)\b(?!/)")
 
 
@@ -60,7 +60,7 @@ def _form() -> str:
     if file is None:
         return ""
     folder, name = os.path.split(os.path.realpath(file))
-    forms = {"file": folder == JOBS, "module": os.path.join(folder, name) == _MODULE, "script": name == "riptide"}
+    forms = {"file": folder == JOBS, "module": os.path.join(folder, name) == RIPTIDE, "script": name == "riptide"}
     return next((form for form, is_form in forms.items() if is_form), "")
 
 

@@ -10,6 +10,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
+from jobs.common.starting import is_program
+
 from retriever.training.hooks import Stopped
 
 STDERR = 2  # its file descriptor
@@ -21,7 +23,8 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
     """Defers SIGINT and SIGTERM to the end of the block; yields a function that returns whether one has arrived.
 
     The block may end early by Stopped. Then, or at its end, the handler of the signal runs, which raises
-    KeyboardInterrupt or Terminated. After the first signal, the second one ends the process at once.
+    KeyboardInterrupt or Terminated. After the first signal, the second one ends the process at once; in a program that
+    calls jobs, its handler runs at once.
 
     Signals that a program handles itself, or that its shell ignores, are not deferred.
     """
@@ -35,8 +38,8 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
 
     def defer(number: int, frame: object) -> None:
         arrived.append(number)
-        for each in handlers:
-            signal.signal(each, signal.SIG_DFL)
+        for each, handler in handlers.items():
+            signal.signal(each, signal.SIG_DFL if is_program() else handler)
         with contextlib.suppress(OSError):  # not by print, which may be interrupted and cannot be re-entered
             os.write(STDERR, (b"\n" if os.isatty(STDERR) else b"") + NOTICE)
 

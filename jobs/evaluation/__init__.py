@@ -3,6 +3,9 @@
 categories    metrics of runs by category (Topic-DPR)
 documents     runs over a corpus of split documents, by document
 embeddings    embeddings that an evaluation measures
+evaluating    opens an evaluation, searches its sources and measures its runs
+evaluation    the class `Evaluation`: means, values per query, and p-values
+frames        data frames of pandas
 measures      the metrics of a run
 options       options of `evaluate`
 rates         the rates of the sources

@@ -20,8 +20,6 @@ from indexing.store.store import Store
 if TYPE_CHECKING:
     from indexing.corpus.category_relevance import CategoryRelevance
 
-RANDOM = "random ranking"  # the name of the expected values in the table
-
 
 @dataclass(frozen=True)
 class CategoryMeasure:

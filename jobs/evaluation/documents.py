@@ -63,6 +63,6 @@ def passages_of(run: pa.Table, measure: str) -> pa.Table:
     if run["passage"].null_count:
         raise InputError(
             f"{measure}: it is measured on passages, and the run has ids of documents; give a run of the store, or a "
-            "file of search --by passage"
+            "file of riptide search --by passage"
         )
     return run.set_column(run.column_names.index("id"), "id", run["passage"])

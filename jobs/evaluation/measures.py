@@ -79,13 +79,13 @@ def answer_measure(store: Store, queries: Queries, measured: list[str], depths: 
     answers = {id: answers_of(metadata[id]) for id in measured}
     if not any(answers.values()):
         raise InputError(
-            f"--metrics {next(iter(depths))}: no query of {queries.artifact.key} has answers: they are its metadata, "
-            '{"answers": ["a", "b"]}'
+            f"parameter metrics {next(iter(depths))}: no query of {queries.artifact.key} has answers: they are its "
+            'metadata, {"answers": ["a", "b"]}'
         )
     corpus = Corpus.open(store)
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
-        passages = passages_of(run, f"--metrics {next(iter(depths))}")
+        passages = passages_of(run, f"parameter metrics {next(iter(depths))}")
         ranks = answer_ranks(passages, answers, corpus, max(depths.values()))
         first = np.array([ranks[id] for id in measured])
         return {name: ((first > 0) & (first <= depth)).astype(float) for name, depth in depths.items()}
@@ -102,7 +102,7 @@ def page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure
     try:
         provenance = page_sets(queries, measured)
     except InputError as error:
-        raise InputError(f"--metrics {PAGE_R_PRECISION}: {error}") from None
+        raise InputError(f"parameter metrics {PAGE_R_PRECISION}: {error}") from None
     corpus = Corpus.open(store)
     if num_without := sum(not sets for sets in provenance.values()):
         say(
@@ -112,10 +112,10 @@ def page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
         try:
-            passages = passages_of(run, f"--metrics {PAGE_R_PRECISION}")
+            passages = passages_of(run, f"parameter metrics {PAGE_R_PRECISION}")
             values = page_r_precision(ranked_hits(passages, measured), provenance, corpus)
         except InputError as error:
-            raise InputError(f"--metrics {PAGE_R_PRECISION}: {error}") from None
+            raise InputError(f"parameter metrics {PAGE_R_PRECISION}: {error}") from None
         return {PAGE_R_PRECISION: np.array([values[id] for id in measured])}
 
     return measure

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from jobs.common.cli import say
 
+import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from jobs.evaluation.documents import documents_of
 from jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
@@ -20,15 +24,28 @@ from indexing.search.runs import read_run, read_trec, strictly_falling
 from indexing.store.store import Store
 from retriever.errors import InputError
 
+NAME_LENGTH = 60  # characters of the names of runs in the name of a file of results
 SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up in the corpus
 
 
 @dataclass(frozen=True)
 class RunReference:
-    """A run that is measured: a TREC file, or a run of the store."""
+    """A run that is measured: a TREC file, or a run of the store.
+
+    Attributes:
+        name: Name of the run, or of the file.
+        is_file: Whether it is a TREC file.
+        title: What results and warnings call the run; empty: its name.
+    """
 
     name: str
     is_file: bool
+    title: str = ""
+
+    @property
+    def label(self) -> str:
+        """What results and warnings call the run."""
+        return self.title or self.name
 
 
 @dataclass(frozen=True)
@@ -46,7 +63,7 @@ class EvaluationQueries:
 
 
 def measured_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> EvaluationQueries:
-    """Returns the queries of --split, at most --limit, with their judgements. Raises InputError as `judgements`."""
+    """Returns the queries of a split, the first of them with a limit, and their judgements. Raises as `judgements`."""
     qrels = judgements(queries, options.split, metrics)
     judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids
@@ -66,8 +83,8 @@ def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
     if others := [name for name in metrics if needs_judgements(name)]:
         have = ", ".join(queries.splits) or "none"
         raise InputError(
-            f"--split {ALL} --metrics {others[0]}: the split {ALL} has no judgements, expected Answer@K or "
-            f"{PAGE_R_PRECISION} alone; give such metrics, or a split with judgements ({have})"
+            f"parameter split {ALL}, parameter metrics {others[0]}: the split {ALL} has no judgements, expected "
+            f"Answer@K or {PAGE_R_PRECISION} alone; give such metrics, or a split with judgements ({have})"
         )
     return pa.table({"query_id": pa.array([], pa.string())})
 
@@ -89,12 +106,14 @@ def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, s
         table, num_shallow = documents_of(table, corpus, depth)
         if num_shallow:
             say(
-                f"warning: {run.name}: it is a run of passages, and has fewer than {depth:,} documents for "
+                f"warning: {run.label}: it is a run of passages, and has fewer than {depth:,} documents for "
                 f"{num_shallow:,} queries; search by document"
             )
     where = f"{measured.queries.artifact.key} {split}"
     noun = "queries" if split == ALL else "judged queries"
-    warnings = check_queries(table, run.name, measured.judged, set(measured.ids), where, is_file=run.is_file, noun=noun)
+    warnings = check_queries(
+        table, run.label, measured.judged, set(measured.ids), where, is_file=run.is_file, noun=noun
+    )
     for warning in warnings:
         say(f"warning: {warning}")
     return table
@@ -121,7 +140,7 @@ def load(store: Store, name: str, queries: Queries, split: str, *, is_file: bool
         raise InputError(
             f"{artifact.url} is a run of {run_queries['artifact']} {artifact.config['split']}, not of "
             f"{queries.artifact.key} "
-            f"{split}: name those with --queries and --split, or search these"
+            f"{split}: name those with parameter queries and parameter split, or search these"
         )
     blocks = []
     for block in read_run(artifact):
@@ -167,7 +186,7 @@ def check_queries(
         raise InputError(
             f"{name}: none of its {len(run_ids):,} queries (such as {min(run_ids)!r}) is judged in {where} "
             f"({len(judged):,} queries, such as {min(judged)!r}): name the queries of this run with "
-            "--queries and --split, or give a run of these"
+            "parameter queries and parameter split, or give a run of these"
         )
     if is_file and (others := run_ids - judged):
         warnings.append(
@@ -178,6 +197,22 @@ def check_queries(
             f"{name}: {len(missing):,} of the {len(measured):,} {noun} are missing from the run, and count as 0"
         )
     return warnings
+
+
+def run_contents(store: Store, runs: Sequence[RunReference]) -> list[list[str]]:
+    """Returns the name of each run with a hash of its content."""
+    return [
+        [run.name, hashlib.sha256(Path(run.name).read_bytes()).hexdigest()]
+        if run.is_file
+        else [run.name, store.open("runs", store.only("runs", run.name)).fingerprint]
+        for run in runs
+    ]
+
+
+def joined_names(runs: Sequence[RunReference], others: Sequence[str] = ()) -> str:
+    """Returns the names of runs and of other artifacts, for the name of a file of results."""
+    names = [*(Path(run.name).stem if run.is_file else run.name for run in runs), *others]
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(names))[:NAME_LENGTH]
 
 
 def check_passages(store: Store, table: pa.Table) -> str | None:

@@ -44,14 +44,16 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
     unused = set.intersection(*(set(parse(source).unused(search)) for source in sources))
     for name in () if options.embeddings else sorted(unused):
         names = " ".join(options.source)
-        raise InputError(f"--{name} {getattr(search, name)}: {names} has no use for it, it goes with {NEEDS[name]}")
+        raise InputError(
+            f"parameter {name} {getattr(search, name)}: {names} has no use for it, it goes with {NEEDS[name]}"
+        )
     shared: dict[str, Any] = {"split": options.split, "queries": options.queries, "limit": options.limit}
     depth = needed_depth(metrics, options.median_length, RUN_HITS)
     searches: list[SearchQueries] = []
     for source in sources:
         work = SearchQueries(store, source=source, k=max(depth, RUN_HITS), options=search, **shared)
         if any(work.source == other.source for other in searches):
-            raise InputError(f"--source {source}: a source is given twice; leave one of them out")
+            raise InputError(f"parameter source {source}: a source is given twice; leave one of them out")
         if complete_artifact(store, work) is None:
             work = SearchQueries(store, source=source, k=depth, options=search, **shared)
             first = [f"first{options.limit}"] if options.limit is not None else []
@@ -59,8 +61,8 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
             make_unique(store, work, {other.name for other in searches})
         if work.name in options.run:
             raise InputError(
-                f"--run {work.name}: the run of --source {source} has this name too; leave one of them out, or give "
-                f"a file as ./{work.name}"
+                f"parameter run {work.name}: the run of parameter source {source} has this name too; leave one of "
+                f"them out, or give a file as ./{work.name}"
             )
         searches.append(work)
     return searches

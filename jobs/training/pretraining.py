@@ -63,9 +63,9 @@ class PretrainingSetup:
     target: Target
 
 
-def pretrain(options: PretrainRip) -> None:
-    """Runs the job."""
-    store = Store(options.store).require()
+def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
+    """Runs the job. Returns the prompts or the model; None with --plan."""
+    store.require()
     setup = open_all(store, options)
     corpus = setup.corpus
     if options.plan:
@@ -73,7 +73,7 @@ def pretrain(options: PretrainRip) -> None:
             weights = sum(file.stat().st_size for file in weight_files(setup.folder))
             plan(options, setup.rip, count_eligible(corpus, setup.rip, options.limit, LocalRunner()), weights)
             say_head(options, setup.head)
-        return
+        return None
     artifact = make(
         options,
         store,
@@ -88,6 +88,7 @@ def pretrain(options: PretrainRip) -> None:
         f"{notes['numerics']}"
     )
     draw_curves(options, artifact)
+    return artifact
 
 
 def num_passages(options: PretrainRip, corpus: Corpus) -> int:

@@ -50,14 +50,14 @@ class RerankerSetup:
     target: Target
 
 
-def train_reranker(options: TrainReranker) -> None:
-    """Runs the job."""
-    store = Store(options.store).require()
+def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
+    """Runs the job. Returns the model; None with --plan."""
+    store.require()
     setup = open_all(store, options)
     if options.plan:
         if not plan_complete(options, store, setup.target):
             plan(options, setup)
-        return
+        return None
     counts = {"queries": setup.queries, "asked": setup.split_queries}
 
     def prepare(on_ray: bool) -> tuple[CrossMaker, LoopOptions, dict[str, Any]]:
@@ -75,6 +75,7 @@ def train_reranker(options: TrainReranker) -> None:
     )
     say(describe_ranking_change(notes.get("order")))
     draw_curves(options, model)
+    return model
 
 
 def describe_ranking_change(order: dict[str, Any] | None) -> str:

@@ -63,12 +63,11 @@ FIXED = (
 )
 
 
-def train_retriever(options: TrainRetriever) -> None:
-    """Runs the job."""
+def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
+    """Runs the job. Returns the prompts, the model or the sweep; None with --plan."""
+    store.require()
     if options.sweep:
-        sweep(options)
-        return
-    store = Store(options.store).require()
+        return sweep(store, options)
     setup = open_all(store, options)
     for warning in serving_warnings(store, options, setup):
         say(f"warning: {warning}")
@@ -76,13 +75,14 @@ def train_retriever(options: TrainRetriever) -> None:
         if not plan_complete(options, store, setup.target):
             check_derived_names(store, options, setup)
             plan(options, setup)
-        return
-    print_summary(options, train(store, options, setup))
+        return None
+    artifact = train(store, options, setup)
+    print_summary(options, artifact)
+    return artifact
 
 
-def sweep(options: TrainRetriever) -> None:
-    """Trains every combination of the options in --sweep, and chooses one by the dev split."""
-    store = Store(options.store).require()
+def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
+    """Trains every combination of the options in --sweep, and chooses one by the dev split. None with --plan."""
     check_name("sweeps", options.task)
     runs = parse_grid(options.sweep, replace(options, sweep=()), FIXED)
     runs = [replace(run, options=run.options.as_run(f"{options.task}-{run.suffix}")) for run in runs]
@@ -106,13 +106,13 @@ def sweep(options: TrainRetriever) -> None:
     if options.plan:
         if (artifact := complete_artifact(store, work)) is not None:
             say_complete(artifact.url, options.curves)
-            return
+            return None
         say_stages(work)
         for run in runs:
             say(f"run      {run.options.kind}/{run.options.task}")
         say("the first run:")
         plan(runs[0].options, first)
-        return
+        return None
     [artifact] = run_work(store, work, LocalRunner(), Stage)
     outcomes = read_outcomes(artifact)
     choice = choose(outcomes)
@@ -121,6 +121,7 @@ def sweep(options: TrainRetriever) -> None:
     say(f"{artifact.url}: {chosen_line(choice, QUALITY)}")
     if options.curves:
         say(str(draw_sweep(outcomes, choice, Path(options.curves), artifact.key, QUALITY)))
+    return artifact
 
 
 def merge_inputs(

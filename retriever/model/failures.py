@@ -45,14 +45,21 @@ def reason_of(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def without_loading_report() -> Iterator[None]:
-    """Keeps transformers from printing its table of missing and unexpected weights: the caller checks these."""
+    """Keeps transformers from printing a bar, and a table of missing and unexpected weights: the caller checks them."""
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
     logger = logging.getLogger("transformers.modeling_utils")
 
     def is_error(record: logging.LogRecord) -> bool:
         return record.levelno >= logging.ERROR
 
     logger.addFilter(is_error)
+    has_bar = is_progress_bar_enabled()
+    if has_bar:
+        disable_progress_bar()
     try:
         yield
     finally:
         logger.removeFilter(is_error)
+        if has_bar:
+            enable_progress_bar()

@@ -25,6 +25,7 @@ class TrainingProgress:
     best: float | None = None
     best_step: int = 0
     since: int = 0  # evaluations since the best
+    start: float | None = None  # the quality before the first step; None: not measured
     cuts: dict[str, dict[str, int]] = field(default_factory=dict)  # of all workers' texts, by their kind: `Cuts.stored`
 
 

@@ -123,9 +123,9 @@ class Trainer:
         if self.rank == 0 and progress.steps:
             hooks.note({"resumed": progress.steps})
         if evaluate and options.evaluate_every and not progress.steps:
-            start_quality = self._measure(evaluate)
+            progress.start = self._measure(evaluate)
             if self.rank == 0:
-                hooks.note({"start_quality": start_quality})
+                hooks.note({"start_quality": progress.start})
         with hooks.stop_requests() if self.rank == 0 else no_stop_requests() as must_stop:
             self._take_steps(progress, hooks, evaluate, must_stop)
         if progress.best is not None and progress.best_step != progress.steps:

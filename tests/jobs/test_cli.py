@@ -23,6 +23,7 @@ from retriever.errors import InputError
 JOBS = Path(cli.__file__).parents[1]
 NAMES = job_names()
 REQUIRED: dict[str, tuple[str, ...]] = {
+    "compare": ("a", "b"),
     "convert_prompts": ("--task", "t"),
     "draw": ("points",),
     "import_queries": ("--source", "s"),

@@ -89,7 +89,7 @@ def test_every_example_of_the_page_gives_what_the_page_says(
             corpus = Corpus.open(store)
             kept = [row for row in range(corpus.num_rows) if row not in set(corpus.deleted.tolist())]
             actual = [
-                {"id": p.id, "title": p.title, "text": p.text, "metadata": json.loads(p.metadata or "{}")}
+                {"id": p.id, "title": p.title, "text": p.text, "metadata": json.loads(p.metadata_json or "{}")}
                 for p in corpus.passages(kept)
             ]
             assert actual == rows(block.text)

@@ -102,7 +102,7 @@ def test_answer_accuracy_of_all_queries_judged_or_not(
     assert document["per_query"][str(run)] == {"Answer@1": [0, 0, 0], "Answer@2": [1, 0, 0]}
     assert document["mean"][str(run)]["Answer@2"] == pytest.approx(1 / 3)
     line = refused(*command, "--metrics", "Answer@2", "nDCG@10")
-    assert "--split all --metrics nDCG@10: the split all has no judgements" in line
+    assert "--split all, --metrics nDCG@10: the split all has no judgements" in line
     documented("Evaluating", "a metric that needs judgements, over all queries", line, 1)
 
 

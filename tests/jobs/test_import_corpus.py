@@ -55,7 +55,7 @@ def test_a_beir_folder_with_its_queries_judgements_and_metadata(tmp_path: Path, 
     assert "25 passages in 3 parts, 0 deleted" in out
     assert "6 queries (dev, test)" in out
     found = passages_of(tmp_path / "s")
-    assert [(p.row, p.id, p.title, p.text, json.loads(p.metadata)) for p in found] == [
+    assert [(p.row, p.id, p.title, p.text, json.loads(p.metadata_json)) for p in found] == [
         (row, p["_id"], p["title"], p["text"], p["metadata"]) for row, p in enumerate(passages)
     ]
     kept = Queries.open(Store(str(tmp_path / "s")), "raw.v1")

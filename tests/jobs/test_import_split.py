@@ -74,7 +74,9 @@ def test_the_passages_of_documents_with_their_columns(tmp_path: Path, done: Done
         passages = corpus.passages(range(row, int(ends[0])))
         assert [passage.id for passage in passages] == [f"{document['_id']}#{n}" for n in range(len(passages))]
         assert {passage.title for passage in passages} == {document["title"]}
-        assert {passage.metadata for passage in passages} == {json.dumps(document["metadata"], separators=(",", ":"))}
+        assert {passage.metadata_json for passage in passages} == {
+            json.dumps(document["metadata"], separators=(",", ":"))
+        }
         assert all(len(passage.text.split()) <= 12 for passage in passages)
         assert set(document["text"].split()) == {word for passage in passages for word in passage.text.split()}
         row = int(ends[0])

@@ -201,7 +201,7 @@ def test_appended_tables_have_the_columns_of_the_first_import(tmp_path: Path, do
     done(*command, tmp_path / "d.csv", "--append", "--text", "text")
     done(*command, tmp_path / "e.jsonl", "--append")
     corpus = Corpus.open(Store(str(tmp_path / "s")))
-    assert [(p.id, p.text, p.metadata) for p in corpus.passages(range(corpus.num_rows))] == [
+    assert [(p.id, p.text, p.metadata_json) for p in corpus.passages(range(corpus.num_rows))] == [
         ("1", "first", '{"topic":"tides"}'),
         ("2", "second", '{"topic":"sails"}'),
         ("3", "third", '{"topic":"ropes"}'),
@@ -231,7 +231,7 @@ def alive_of(store: Path) -> list[tuple[int, str, str]]:
     assert corpus.rows_of([p.id for p in passages if p.row not in deleted]).tolist() == [
         p.row for p in passages if p.row not in deleted
     ]
-    return [(p.row, p.text, p.metadata) for p in passages if p.row not in deleted]
+    return [(p.row, p.text, p.metadata_json) for p in passages if p.row not in deleted]
 
 
 @pytest.mark.parametrize("buckets", [1, 4])

@@ -30,6 +30,7 @@ IMPORTS = {
     "import jobs.build_bm25": HEAVY,
     "import jobs.search": HEAVY,
     "import jobs.evaluate": HEAVY,
+    "import jobs.compare": HEAVY,
     "import jobs.draw": HEAVY,
     "import jobs.store": HEAVY,
     "import jobs.verify": HEAVY,
@@ -67,6 +68,7 @@ WITHOUT_RAY = (*MODELS, "ray", "faiss", "boto3", "matplotlib", "pyarrow.dataset"
 COMMANDS = {
     ("evaluate", "--store", "s", "--run", "a.trec", "--json", "one.json"): (*WITHOUT_RAY, "scipy.stats"),
     ("evaluate", "--store", "s", "--run", "a.trec", "b.trec", "--json", "two.json"): WITHOUT_RAY,
+    ("compare", "a.trec", "b.trec", "--store", "s", "--json", "c.json", "--html", "c.html"): WITHOUT_RAY,
     ("store", "list", "--store", "s"): (*WITHOUT_RAY, "scipy.stats"),
     ("verify", "--store", "s"): (*WITHOUT_RAY, "scipy.stats"),
 }

@@ -61,7 +61,7 @@ def test_a_folder_is_imported_with_its_queries_and_judgements(folder: Path, done
     done("import_corpus", "--store", tmp_path / "store", "--source", folder, "--filters", "line", "int64")
     store = Store(str(tmp_path / "store"))
     corpus = Corpus.open(store)
-    assert [(p.id, p.text, p.metadata) for p in corpus.passages([0, 1])] == [
+    assert [(p.id, p.text, p.metadata_json) for p in corpus.passages([0, 1])] == [
         ("p1", "Blue paint", '{"line":1}'),
         ("p2", "Red paint", '{"line":2}'),
     ]

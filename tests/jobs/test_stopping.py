@@ -60,8 +60,29 @@ def test_an_error_is_reported_and_not_the_signal() -> None:
 
 
 @pytest.mark.usefixtures("default_signals")
+def test_the_second_signal_of_a_program_raises_at_once() -> None:
+    """A notebook that calls jobs is interrupted twice, and lives on."""
+
+    def train() -> None:
+        with deferred_signals() as must_stop:
+            os.kill(os.getpid(), SIGINT)
+            assert must_stop()
+            steps.append(1)
+            os.kill(os.getpid(), SIGINT)
+            steps.append(2)
+
+    steps: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert steps == [1]
+
+
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize(("first", "second"), [(SIGTERM, SIGINT), (SIGINT, SIGINT)])
-def test_the_second_signal_ends_the_process(first: signal.Signals, second: signal.Signals) -> None:
+def test_the_second_signal_ends_the_process_of_a_job(
+    first: signal.Signals, second: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.common.stopping.is_program", lambda: True)
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException), raise_on_sigterm(), deferred_signals():

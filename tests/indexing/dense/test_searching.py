@@ -12,6 +12,7 @@ from kernels import must_load
 from runners import InlineRunner
 
 from indexing.dense import searching
+from indexing.dense.shard import OpenShards
 from indexing.exact import Hits, exact_search, kernel, merge, rescore_pieces
 from indexing.exact import candidates as exact_candidates
 from retriever.errors import InputError
@@ -155,7 +156,7 @@ def test_the_hits_do_not_depend_on_the_stretches(longest: int, tasks: int, monke
     runner = InlineRunner(cores=2, order=lambda items: list(items)[::-1])
     monkeypatch.setattr(searching, "STRETCH_ROWS", longest)
     deleted = np.array([3, 2_500])
-    found = searching.search_exact(Rows(vectors), queries, 10, deleted, runner)  # type: ignore[arg-type]
+    found = searching.search_exact(OpenShards(Rows(vectors), deleted), queries, 10, runner)  # type: ignore[arg-type]
     same_bytes(found, exact_search(queries, [(0, vectors)], 10, deleted=deleted))
     ran = runner.items("SearchExactTask")
     assert len(ran) == tasks

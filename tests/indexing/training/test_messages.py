@@ -214,6 +214,7 @@ def test_notes_of_the_result() -> None:
         "curve": [],
         "best": None,
         "best_step": 0,
+        "start": None,
         "cuts": {"pairs": {}},
         "order": 1,
     }

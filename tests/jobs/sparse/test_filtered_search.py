@@ -56,7 +56,7 @@ def metadata_of(store: Store) -> dict[str, dict]:
     """Returns the metadata of all passages that are not deleted, by id."""
     corpus = Corpus.open(store)
     rows = [row for row in range(corpus.num_rows) if row not in corpus.deleted]
-    return {passage.id: json.loads(passage.metadata) for passage in corpus.passages(rows)}
+    return {passage.id: json.loads(passage.metadata_json) for passage in corpus.passages(rows)}
 
 
 def test_runs_and_answers_hold_the_best_of_what_matches(store: Store, done: Done, client: TestClient) -> None:

@@ -1,0 +1,108 @@
+"""The encoder of some embeddings, open in this process: it encodes further texts as their queries and passages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from indexing.embeddings.encoders import EncoderSpec, differing, spec_of
+from indexing.embeddings.kind import VectorKind
+from indexing.store.store import Store
+from retriever.errors import InputError
+from retriever.options import EncoderOptions, Side
+
+if TYPE_CHECKING:
+    from indexing.embeddings.reader import EmbeddingsReader
+    from retriever.encoding.encoder import Encoder
+
+
+def spec_of_embeddings(
+    store: Store, embeddings: EmbeddingsReader, *, encoder: str | None = None, task: str | None = None
+) -> EncoderSpec:
+    """Returns the encoder that made some embeddings.
+
+    Args:
+        store: The store.
+        embeddings: The embeddings.
+        encoder: Where the encoder is now; None: where it was when the corpus was encoded.
+        task: Tuned task of the queries; None: the task that the corpus was encoded for, if any.
+
+    Raises:
+        InputError: If it does not exist, or is not the encoder that made the embeddings.
+    """
+    options = EncoderOptions(**embeddings.encoder_options)
+    if task is not None:
+        spec = spec_of(store, None, task, options)
+    else:
+        spec = EncoderSpec(store, encoder or embeddings.encoder_name, options, embeddings.task)
+    # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.
+    pinned: Mapping[str, Any] = embeddings.config["encoder"]
+    if differ := differing(pinned, spec.describe("passage"), passages=task is not None):
+        what, parameter = (f"task {task}", "task") if task else (f"encoder {spec.name}", "encoder")
+        raise InputError(
+            f"{what} is not the one that made embeddings/{embeddings.name} ({', '.join(differ)} differ): name "
+            f"that one with parameter {parameter}, or encode the corpus with this one"
+        )
+    return spec
+
+
+class StoredEncoder:
+    """Encodes texts as the queries and the passages of some embeddings; a side is loaded when it is first used.
+
+    Attributes:
+        spec: The encoder by name, with its options and its task.
+        dim: Numbers of a vector.
+        similarity: "cosine" or "dot".
+
+    Args:
+        embeddings: The embeddings.
+        spec: Their encoder.
+        device: "cpu" or "cuda"; None: CUDA if it is available.
+        threads: Threads for matrix products on the CPU; None: the setting of torch.
+    """
+
+    def __init__(
+        self, embeddings: EmbeddingsReader, spec: EncoderSpec, *, device: str | None = None, threads: int | None = None
+    ):
+        # Compiling takes longer than most programs encode; searches do not compile the encoder of queries either.
+        self.spec = replace(spec, options=replace(spec.options, compile="never"))
+        self.dim, self.similarity = embeddings.dim, embeddings.similarity
+        self._kind: VectorKind = embeddings.kind
+        self._device, self._threads = device, threads
+        self._open: dict[str, Encoder] = {}
+        self._opening = threading.Lock()
+
+    def __repr__(self) -> str:
+        task = f", task={self.spec.task!r}" if self.spec.task else ""
+        return f"StoredEncoder({self.spec.name!r}{task}, dim={self.dim})"
+
+    def encode(self, texts: Sequence[str], *, side: Side = "query") -> Any:
+        """Returns the vectors of texts, in order, with the prompt of the task if there is one.
+
+        Args:
+            texts: The texts. `compose` joins passages with their titles.
+            side: Whether they are queries or passages.
+
+        Returns:
+            float32 [n, dim]; `SparseVectors` of a SPLADE encoder.
+
+        Raises:
+            InputError: If the encoder cannot be opened, if a text is not a valid string, or if a vector is not finite.
+        """
+        if isinstance(texts, str):
+            raise InputError(f"texts {texts[:40]!r}: expected a list of texts, got one text; write [text]")
+        return self._kind.query_encoder(self.of(side)).encode(texts, side=side, task=self.spec.task)
+
+    def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
+        """Returns the texts of passages with their titles, as the corpus was encoded; an empty title adds nothing."""
+        return self.of("passage").compose(titles, texts)
+
+    def of(self, side: Side) -> Encoder:
+        """Returns the open encoder of a side; of both sides, unless each has its own. Its task is `spec.task`."""
+        folder = self.spec.folder_of(side)
+        with self._opening:
+            if folder not in self._open:
+                self._open[folder] = self.spec.open(side=side, device=self._device, threads=self._threads)
+            return self._open[folder]

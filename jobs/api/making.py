@@ -1,0 +1,329 @@
+"""The methods of a store that make artifacts: each one is a job, whose options are its parameters."""
+
+from __future__ import annotations
+
+from jobs.common.cli import quiet
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from jobs.api.parameters import Parameters
+
+import indexing.store.store
+from indexing.store.artifact import Artifact
+from retriever.errors import InputError
+
+if TYPE_CHECKING:
+    from jobs.api.trained import Trained
+
+    from indexing.corpus.corpus import Corpus
+    from indexing.corpus.queries import Queries
+    from indexing.dense.index import Index
+    from indexing.embeddings.reader import EmbeddingsReader
+    from indexing.lucene.bm25 import Bm25
+    from indexing.sparse.index import ImpactIndex
+    from indexing.topics.reader import Topics
+    from serve.client import Client
+
+
+class Making(indexing.store.store.Store):
+    """The methods that make artifacts; a method has the name and the options of its job.
+
+    Every method takes the options of its job as keyword arguments, with underscores: `describe_options(METHOD)` returns
+    them with their defaults and their help. A call that is repeated makes nothing twice, and one that was interrupted
+    is resumed by the same call. Each raises InputError, in one line, for bad input; then nothing half done remains.
+
+    Attributes:
+        verbose: Whether the methods print the lines that the jobs print; otherwise they print warnings only, to stderr.
+    """
+
+    verbose: bool = False
+
+    @staticmethod
+    def describe_options(method: str) -> str:
+        """Returns the parameters of a method in words: for example of "encode_corpus".
+
+        Raises:
+            InputError: If there is no such method.
+        """
+        return _parameters(method).described()
+
+    def import_corpus(self, source: Any = None, **options: Any) -> Corpus:
+        """Imports a corpus with its queries and judgements; adds passages, or deletes some.
+
+        store.import_corpus("raw/scifact")
+        store.import_corpus(frame, id="number", title="head", text="body", filters={"year": "int64"})
+        store.import_corpus(more_rows, append=True)
+
+        Args:
+            source: A folder or a file, local or s3://; or rows: an iterable of dicts, or a table of pandas, polars or
+                pyarrow. None: `delete` or `filters` say what to do.
+            options: Options of `riptide import-corpus`: id, title, text, metadata, filters, append, split_words, ….
+
+        Returns:
+            The whole corpus.
+        """
+        from indexing.corpus.corpus import Corpus
+
+        self._import("import_corpus", source, options)
+        return Corpus.open(self)
+
+    def import_queries(self, source: Any, *, name: str | None = None, **options: Any) -> Queries:
+        """Imports queries, with judgements, over the corpus.
+
+        store.import_queries("raw/nq/nq-dev.qa.csv", name="nq-dev")
+        store.import_queries([{"id": "q1", "query": "who?", "passage_id": "p1"}], name="mine", split="dev")
+
+        Args:
+            source: As of `import_corpus`.
+            name: Name of the query set; default: that of the file or folder, so rows need one.
+            options: Options of `riptide import-queries`: id, text, relevant, score, split, ….
+
+        Returns:
+            The query set.
+        """
+        if name is None and not isinstance(source, str) and not hasattr(source, "__fspath__"):
+            raise InputError("import_queries: name= is required with rows, which have no name of a file")
+        queries: Queries = self._import("import_queries", source, {"name": name, **options})
+        return queries
+
+    def encode_corpus(self, encoder: str | None = None, *, name: str | None = None, **options: Any) -> EmbeddingsReader:
+        """Encodes the corpus.
+
+        store.encode_corpus("sentence-transformers/all-MiniLM-L6-v2", name="minilm")
+        store.encode_corpus(task="squad")
+
+        Args:
+            encoder: A Hugging Face name, a folder, or models/NAME of the store; None: `task` names a trained task.
+            name: Name of the embeddings; default: that of the task, or the last component of the encoder's.
+            options: Options of `riptide encode-corpus`: task, pooling, passage_length, dtype, ….
+
+        Returns:
+            The embeddings.
+        """
+        made: Artifact = self._run("encode_corpus", {"encoder": encoder, "name": name, **options})
+        return self._open_embeddings(_name_of(made))
+
+    def build_index(
+        self, embeddings: str | None = None, *, name: str | None = None, **options: Any
+    ) -> Index | ImpactIndex:
+        """Builds an index of embeddings.
+
+        store.build_index("minilm", shards=2)
+
+        Args:
+            embeddings: Name of the embeddings; None: the only ones of the store.
+            name: Name of the index; default: that of the embeddings.
+            options: Options of `riptide build-index`: factory, recall, memory_gb, shards, ….
+
+        Returns:
+            The index.
+        """
+        from indexing.dense.index import Index
+        from indexing.embeddings.embeddings import Embeddings
+        from indexing.sparse.embeddings import SparseEmbeddings
+        from indexing.sparse.index import ImpactIndex
+
+        made: Artifact = self._run("build_index", {"embeddings": embeddings, "name": name, **options})
+        vectors = self._open_embeddings(made.config["embeddings"])
+        if isinstance(vectors, SparseEmbeddings):
+            return ImpactIndex.open(self, _name_of(made), vectors)
+        assert isinstance(vectors, Embeddings)
+        return Index.open(self, _name_of(made), vectors)
+
+    def build_bm25(self, **options: Any) -> Bm25:
+        """Builds a Lucene index of the corpus for BM25.
+
+        store.build_bm25()
+
+        Args:
+            options: Options of `riptide build-bm25`: name, k1, b, language, shards, ….
+
+        Returns:
+            The index.
+        """
+        from indexing.corpus.corpus import Corpus
+        from indexing.lucene.bm25 import Bm25
+
+        made: Artifact = self._run("build_bm25", options)
+        return Bm25.open(self, _name_of(made), Corpus.open(self))
+
+    def fit_topics(self, **options: Any) -> Topics:
+        """Fits topics to the corpus, and infers those of passages that were added.
+
+        store.fit_topics(name="arxiv", page="arxiv-topics.html")
+
+        Args:
+            options: Options of `riptide fit-topics`: name, method, topics, page, ….
+
+        Returns:
+            The topics.
+        """
+        topics: Topics = self._run("fit_topics", options)
+        return topics
+
+    def mine_negatives(self, sources: Any = None, *, name: str | None = None, **options: Any) -> Artifact:
+        """Mines hard negatives for the queries of a split.
+
+        store.mine_negatives(["bm25", "exact:minilm"], name="hard", split="train", depth=200)
+
+        Args:
+            sources: The sources of hits, as search takes them.
+            name: Name of the negatives; default: that of the pool, queries-split-sources.
+            options: Options of `riptide mine-negatives`: queries, split, depth, reranker, ….
+
+        Returns:
+            The negatives.
+        """
+        made: Artifact = self._run("mine_negatives", {"sources": sources, "name": name, **options})
+        return made
+
+    def train_retriever(self, task: str | None = None, backbone: str | None = None, **options: Any) -> Trained:
+        """Trains a retriever: deep prompts or LoRA over a frozen backbone, or all weights.
+
+        store.train_retriever("squad", "sentence-transformers/all-MiniLM-L6-v2", train="prompts", dev_split="dev")
+
+        Args:
+            task: Name of the task.
+            backbone: A Hugging Face name, a folder, or models/NAME of the store.
+            options: Options of `riptide train-retriever`: train, negatives, dev_split, lr, epochs, ….
+
+        Returns:
+            The key of prompts/TASK, models/TASK or sweeps/TASK, and the quality before and after.
+        """
+        return self._train("train_retriever", {"task": task, "backbone": backbone, **options})
+
+    def tune_prompts(self, task: str | None = None, backbone: str | None = None, **options: Any) -> Trained:
+        """Trains a prompt for a task: train_retriever with other defaults and option names.
+
+        store.tune_prompts("squad", "sentence-transformers/all-MiniLM-L6-v2", negatives="bm25", length=32, lr=7e-3)
+
+        Args:
+            task: Name of the task.
+            backbone: As of `train_retriever`.
+            options: Options of `riptide tune-prompts`: length, negatives, dev_split, lr, epochs, ….
+
+        Returns:
+            As `train_retriever`.
+        """
+        return self._train("tune_prompts", {"task": task, "backbone": backbone, **options})
+
+    def train_reranker(self, backbone: str | None = None, *, name: str | None = None, **options: Any) -> Trained:
+        """Trains a cross-encoder on mined negatives, for re-ranking.
+
+        store.train_reranker("sentence-transformers/all-MiniLM-L6-v2", name="reranker", negatives="bm25")
+
+        Args:
+            backbone: As of `train_retriever`.
+            name: Name of the model; default: the last part of the backbone's name, with -reranker appended.
+            options: Options of `riptide train-reranker`: negatives, split, dev_split, lr, epochs, ….
+
+        Returns:
+            The key of models/NAME, and the quality before and after.
+        """
+        return self._train("train_reranker", {"backbone": backbone, "name": name, **options})
+
+    def pretrain_rip(self, backbone: str | None = None, *, name: str | None = None, **options: Any) -> Trained:
+        """Pretrains a backbone on the corpus: RIP, Condenser, coCondenser or plain MLM.
+
+        store.pretrain_rip("google-bert/bert-base-uncased", name="rip")
+
+        Args:
+            backbone: As of `train_retriever`.
+            name: Name of the model; default: the last part of the backbone's name, with the objective appended.
+            options: Options of `riptide pretrain-rip`: objective, train, batch, dev_split, ….
+
+        Returns:
+            The key of models/NAME or prompts/NAME, and the quality before and after.
+        """
+        return self._train("pretrain_rip", {"backbone": backbone, "name": name, **options})
+
+    @contextlib.contextmanager
+    def serve(self, port: int = 0, **options: Any) -> Iterator[Client]:
+        """Serves search in a process of its own, which only this machine reaches and which ends with the block.
+
+        with store.serve() as client:
+            hits = client.search("what is a rip current?", k=3)
+
+        Args:
+            port: Port of 127.0.0.1; 0: any free one. The URL of the client names it.
+            options: Options of `riptide serve-search`: embeddings, index, rerank, renew, ….
+
+        Yields:
+            A client of the server.
+
+        Raises:
+            InputError: If the server does not start; with its error.
+        """
+        from jobs.api.server import serving
+
+        parameters, given = _parameters("serve"), {"port": port, **options}
+        with contextlib.ExitStack() as stack:
+            with parameters.named(given):
+                client = stack.enter_context(serving(parameters.arguments(self.url, given), verbose=self.verbose))
+            yield client
+
+    def _import(self, method: str, source: Any, given: dict[str, Any]) -> Any:
+        """Imports a source, and returns what the job made."""
+        from jobs.api.raw_rows import source_path, without_path
+
+        if source is None:
+            return self._run(method, given, without_path)
+        with source_path(source) as path:
+            return self._run(method, {"source": path, **given}, without_path)
+
+    def _open_embeddings(self, name: str) -> EmbeddingsReader:
+        """Returns embeddings of any kind of vector."""
+        from indexing.corpus.corpus import Corpus
+        from indexing.hit_sources.registry import find_vectors
+
+        reader: type[EmbeddingsReader] = find_vectors(self.generations("embeddings", name)[0].config["encoder"]).reader
+        return reader.open(self, name, Corpus.open(self))
+
+    def _train(self, method: str, given: dict[str, Any]) -> Trained:
+        """Trains, and returns the result."""
+        from jobs.api.trained import read_trained
+
+        return read_trained(self, self._run(method, given))
+
+    def _run(self, method: str, given: dict[str, Any], clean: Callable[[str], str] = str) -> Any:
+        """Runs the job of a method and returns what it made. clean: as of `Parameters.named`."""
+        with self._job(method, given, clean) as (store, options):
+            return _parameters(method).run_job(store, options)
+
+    @contextlib.contextmanager
+    def _job(
+        self, method: str, given: dict[str, Any], clean: Callable[[str], str] = str
+    ) -> Iterator[tuple[indexing.store.store.Store, Any]]:
+        """Yields the store and the options of the job of a method, for a block that calls functions of the job.
+
+        In the block, jobs print warnings alone unless `verbose` is set, and errors speak of parameters.
+        """
+        parameters = _parameters(method)
+        options = parameters.read(self.url, given)
+        store = indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
+        with contextlib.nullcontext() if self.verbose else quiet(), parameters.named(given, clean):
+            yield store, options
+
+
+# Options of `riptide evaluate` that measure something else than runs, or write a file.
+NOT_EVALUATED = ("embeddings", "sample", "seed", "rate_queries", "rate_batch", "json", "overwrite")
+
+
+def _parameters(method: str) -> Parameters:
+    """Returns the parameters of a method."""
+    if method == "serve":
+        return Parameters.of("serve", job="serve_search", excluded=("host", "tokens"))
+    if method == "search_queries":
+        return Parameters.of("search_queries", job="search", excluded=("query",))
+    if method == "evaluate":
+        return Parameters.of("evaluate", excluded=NOT_EVALUATED)
+    if method == "compare":
+        return Parameters.of("compare", excluded=("examples", "json", "html", "overwrite"))
+    return Parameters.of(method)
+
+
+def _name_of(artifact: Artifact) -> str:
+    """Returns NAME of an artifact KIND/NAME/GENERATION."""
+    return artifact.key.split("/")[1]

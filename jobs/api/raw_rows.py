@@ -1,0 +1,146 @@
+"""Rows of Python as a source of an import: dicts, and tables of pandas, polars and pyarrow, as one Parquet file."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from indexing.store.cache import file_sha256
+from retriever.errors import InputError
+
+NAME = "rows of a table"  # stands for the file, in messages and in what an import records
+HASH_DIGITS = 16  # of the file's name, hexadecimal
+BLOCK_ROWS = 65_536  # dicts that become columns at once
+GROUP_ROWS = 16_384  # rows of a row group, the smallest piece that a worker reads
+METADATA = "metadata"  # a column of objects, as the import takes it
+_PREFIX = "riptide-rows-"  # of the name of the file's folder
+
+
+@contextlib.contextmanager
+def source_path(source: Any) -> Iterator[str]:
+    """Yields the path of a source of an import; that of rows exists within the block only.
+
+    The name of the file has a hash of its content, so the same rows are the same source.
+
+    Args:
+        source: A path or an s3:// address, an iterable of dicts, or a table of pandas, polars or pyarrow.
+
+    Raises:
+        InputError: If it is no source, or if its rows make no table.
+    """
+    if isinstance(source, str | os.PathLike):
+        yield os.fspath(source) if isinstance(source, str) else str(source)
+        return
+    table = _plain(_table(source))
+    if not table.num_rows:
+        raise InputError(f"{NAME}: found no rows, expected at least one")
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+        file = Path(folder) / "rows.parquet"
+        try:
+            pq.write_table(table, file, compression="zstd", row_group_size=GROUP_ROWS)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InputError(f"{NAME}: {_one_line(error)}; expected columns that Parquet can hold") from None
+        named = file.with_name(f"{NAME} {file_sha256(file)[:HASH_DIGITS]}.parquet")
+        yield str(file.rename(named))
+
+
+def without_path(message: str) -> str:
+    """Returns a message with NAME in place of the paths of rows, also of those that an earlier call imported."""
+    folder = re.escape(tempfile.gettempdir())
+    return re.sub(rf"(?:{folder}|\S*)/{_PREFIX}\w+/{NAME} [0-9a-f]+\.parquet", NAME, message)
+
+
+def _table(source: Any) -> pa.Table:
+    """Returns rows as a table of pyarrow."""
+    library = type(source).__module__.partition(".")[0]
+    try:
+        if isinstance(source, pa.Table):
+            return source
+        if library == "pandas" and hasattr(source, "columns"):
+            return pa.Table.from_pandas(source, preserve_index=False)
+        if hasattr(source, "collect") and library == "polars":
+            source = source.collect()
+        if library in ("polars", "pyarrow") and hasattr(source, "__arrow_c_stream__"):
+            return pa.table(source)
+        if isinstance(source, pa.RecordBatch):
+            return pa.Table.from_batches([source])
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise InputError(f"{NAME}: {_one_line(error)}; give all values of a column one type") from None
+    if isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
+        raise InputError(
+            f"source: found {type(source).__name__}, expected a path, an iterable of dicts, or a table of pandas, "
+            "polars or pyarrow"
+        )
+    return _table_of_dicts(source)
+
+
+def _table_of_dicts(rows: Iterable[Any]) -> pa.Table:
+    """Returns dicts as a table with the columns of all of them."""
+    remaining, blocks, first = iter(rows), [], 1
+    while block := list(itertools.islice(remaining, BLOCK_ROWS)):
+        for number, row in enumerate(block, first):
+            if isinstance(row, str | os.PathLike) and number == 1:
+                raise InputError(f"source: found a list with the path {row}, expected one path: a file or a folder")
+            if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
+                raise InputError(f"{NAME} row {number}: found {row!r}, expected a dict of columns by name")
+        names = dict.fromkeys(name for row in block for name in row)
+        blocks.append(pa.table({name: _column(name, [row.get(name) for row in block], first) for name in names}))
+        first += len(block)
+    try:
+        return pa.concat_tables(blocks, promote_options="permissive") if blocks else pa.table({})
+    except pa.ArrowException as error:
+        raise InputError(f"{NAME}: {_one_line(error)}; give all values of a column one type") from None
+
+
+def _column(name: str, values: Sequence[Any], first: int) -> pa.Array:
+    """Returns the values of a column; objects of metadata as JSON. first: the number of the first row."""
+    try:
+        if name == METADATA and any(isinstance(value, Mapping) for value in values):
+            values = [
+                json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value for value in values
+            ]
+        return pa.array(values)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        kinds = [type(value) for value in values]
+        expected = next(kind for kind in kinds if kind is not type(None))
+        number = next((n for n, kind in enumerate(kinds, first) if kind not in (expected, type(None))), first)
+        raise InputError(
+            f"{NAME} row {number}: column {name}: {_one_line(error)}; give all values of a column one type"
+        ) from None
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Returns a table of which all libraries make the same one: without dictionaries, and with one type of texts."""
+    columns = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_struct(column.type) and not column.type.num_fields:
+            continue  # objects without fields say nothing, and Parquet has no place for them
+        columns[name] = column.cast(_plain_type(column.type))
+    return pa.table(columns).combine_chunks()
+
+
+def _plain_type(kind: Any) -> Any:
+    """Returns the one type of texts, lists and dictionaries for those that libraries have for them."""
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.large_list(_plain_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
+    return kind
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")

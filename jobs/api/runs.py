@@ -1,0 +1,66 @@
+"""A run of a store: the hits of a query set, as data frames and as TREC files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jobs.evaluation.frames import import_pandas
+
+import numpy as np
+import pyarrow as pa
+
+from indexing.corpus.corpus import Corpus
+from indexing.search.runs import SCHEMA, read_hits, write_trec
+from indexing.store.artifact import Artifact
+from indexing.store.store import Store
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Run:
+    """A complete run.
+
+    Attributes:
+        name: Its name: runs/NAME of the store.
+        source: The source that was searched, in the grammar of sources.
+        split: The split of the queries.
+        num_hits: The number of hits of all queries.
+    """
+
+    def __init__(self, store: Store, artifact: Artifact):
+        self._store, self.artifact = store, artifact
+        self.name, self.num_hits = artifact.name, int(artifact.notes["hits"])
+        self.source, self.split = str(artifact.config["source"]), str(artifact.config["split"])
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, {self.source!r}, split={self.split!r}, {self.num_hits:,} hits)"
+
+    def table(self) -> pa.Table:
+        """Returns the hits in the order of queries and ranks: columns query_id, id, row and score (float32).
+
+        Ids are those of documents if the search was by document.
+        """
+        blocks = list(read_hits(self.artifact, Corpus.open(self._store)))
+        return pa.concat_tables(blocks) if blocks else SCHEMA.empty_table()
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Returns the hits as a data frame: columns query_id, rank (from 1), id, row and score.
+
+        Raises:
+            InputError: If pandas is not installed.
+        """
+        frames, table = import_pandas(), self.table()
+        columns = {name: table[name].to_numpy() for name in table.column_names}
+        queries = columns["query_id"]
+        starts = np.flatnonzero(np.append(True, queries[1:] != queries[:-1])) if len(queries) else np.empty(0, np.int64)
+        ranks = np.arange(len(queries)) - np.repeat(starts, np.diff(np.append(starts, len(queries)))) + 1
+        return frames.DataFrame({"query_id": columns.pop("query_id"), "rank": ranks, **columns})
+
+    def write_trec(self, path: str, *, overwrite: bool = False) -> None:
+        """Writes the hits to a TREC file.
+
+        Raises:
+            InputError: If the file exists with other content and may not be replaced, or if an id has white space.
+        """
+        write_trec(read_hits(self.artifact, Corpus.open(self._store)), path, self.name, overwrite=overwrite)

@@ -1,0 +1,125 @@
+"""Starts a server in a process of its own, and ends it."""
+
+from __future__ import annotations
+
+from jobs.common.cli import WARNING
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import IO
+
+from jobs.common.starting import RIPTIDE
+
+from retriever.errors import InputError
+from serve.client import Client
+from serve.http.guard import VARIABLES
+
+HOST = "127.0.0.1"
+SERVING = "serving "  # the start of the line by which a server says that it serves
+END_S = 30.0  # seconds for a server to end its requests
+KEPT_LINES = 50  # of what a server printed on stderr
+
+
+@contextlib.contextmanager
+def serving(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]:
+    """Yields a client of a server of this machine, which ends with the block; its tokens are those of the environment.
+
+    The server is a process of its own group, so Ctrl-C of this process does not reach it. It ends when its stdin is
+    closed, as the system does if this process is killed.
+
+    Args:
+        arguments: The command line of `riptide serve-search`.
+        verbose: Print the lines of the server; otherwise warnings only.
+
+    Raises:
+        InputError: If the server does not start; with the line of its error.
+    """
+    command = [sys.executable, RIPTIDE, "serve-search", *arguments, "--host", HOST, "--end-with-stdin"]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        process_group=0,
+        text=True,
+        errors="backslashreplace",
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    addresses: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    errors: deque[str] = deque(maxlen=KEPT_LINES)
+    readers = [
+        threading.Thread(target=_read_output, args=(process.stdout, addresses, verbose), daemon=True),
+        threading.Thread(target=_read_errors, args=(process.stderr, errors, verbose), daemon=True),
+    ]
+    try:
+        for reader in readers:
+            reader.start()
+        if (address := addresses.get()) is None:
+            process.wait()
+            readers[1].join()
+            raise InputError(_problem(errors, process.returncode))
+        yield Client(address, token=_own_token())
+    finally:
+        _end(process)
+        for reader in readers:
+            reader.join()
+        for stream in (process.stdout, process.stderr):
+            stream.close()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Ends a server: with SIGTERM, so that it answers its requests first, and with SIGKILL if it takes too long."""
+    process.terminate()
+    with contextlib.suppress(OSError):
+        assert process.stdin is not None
+        process.stdin.close()
+    try:
+        process.wait(END_S)
+    except BaseException as error:
+        process.kill()
+        process.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+
+
+def _read_output(stream: IO[str], addresses: queue.SimpleQueue[str | None], verbose: bool) -> None:
+    """Reads what a server prints; puts its address, or None at the end."""
+    for line in stream:
+        if line.startswith(SERVING):
+            addresses.put(line.split()[1])
+        if verbose:
+            print(line, end="", flush=True)
+        elif line.startswith(WARNING):
+            print(line, end="", file=sys.stderr, flush=True)
+    addresses.put(None)
+
+
+def _read_errors(stream: IO[str], errors: deque[str], verbose: bool) -> None:
+    """Reads what a server prints on stderr, and keeps the last lines."""
+    for line in stream:
+        errors.append(line.rstrip("\n"))
+        if verbose or line.startswith(WARNING):
+            print(line, end="", file=sys.stderr, flush=True)
+
+
+def _problem(errors: Sequence[str], status: int) -> str:
+    """Returns the line of a server that did not start."""
+    lines = [line.strip() for line in errors if line.strip()]
+    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    last = (named or lines or ["it printed nothing"])[-1]
+    return last if named else f"the server ended with status {status}: {last}"
+
+
+def _own_token() -> str | None:
+    """Returns a token that the server takes from the environment, that of an administrator first; None: it has none."""
+    names = [VARIABLES["admin"], VARIABLES["user"]]
+    tokens = [token.strip() for name in names for token in os.environ.get(name, "").split(",")]
+    return next(filter(None, tokens), None)

@@ -1,0 +1,237 @@
+"""The store of the Python API: its artifacts are made, read, searched and measured with methods."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jobs.api.making import Making
+from jobs.api.parameters import named_parameters
+
+from indexing.store.cache import NodeCache
+from retriever.errors import InputError, listed
+
+if TYPE_CHECKING:
+    from jobs.api.runs import Run
+    from jobs.api.search import Search
+    from jobs.comparison.comparison import Comparison
+    from jobs.evaluation.evaluation import Evaluation
+
+    from indexing.corpus.corpus import Corpus
+    from indexing.corpus.queries import Queries
+    from indexing.embeddings.reader import EmbeddingsReader
+    from indexing.hit_sources.options import By
+
+    Measured = str | os.PathLike[str] | Run
+
+
+class Store(Making):
+    """A store of artifacts: a local folder or `s3://bucket/prefix`.
+
+    Args:
+        url: The folder, or `s3://bucket/prefix`.
+        cache: The cache of files of this machine; default: the one of all stores.
+        verbose: Print the lines that the jobs print.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], *, cache: NodeCache | None = None, verbose: bool = False):
+        super().__init__(os.fspath(url), cache=cache)
+        self.verbose = verbose
+
+    def corpus(self) -> Corpus:
+        """Opens the corpus. `len(corpus)`, `corpus["id"]`, `"id" in corpus` and iteration leave out deleted passages.
+
+        Raises:
+            InputError: If the store has no complete corpus.
+        """
+        from indexing.corpus.corpus import Corpus
+
+        with named_parameters({}):
+            return Corpus.open(self)
+
+    def queries(self, name: str | None = None) -> Queries:
+        """Opens a query set, whose `split("test")` has the ids and the texts of a split, and `qrels` its judgements.
+
+        Args:
+            name: Its name; None: the only one of the store.
+
+        Raises:
+            InputError: If it is missing.
+        """
+        from indexing.corpus.queries import Queries
+
+        with named_parameters({"name": name}):
+            return Queries.open(self, name)
+
+    def embeddings(self, name: str | None = None) -> EmbeddingsReader:
+        """Opens embeddings, whose `encoder()` encodes further texts as they were encoded.
+
+        store.embeddings("minilm").encoder().encode(["what is a rip current?"], side="query")
+
+        Args:
+            name: Their name; None: the only ones of the store.
+
+        Raises:
+            InputError: If they are missing, or do not cover the corpus.
+        """
+        with named_parameters({"name": name}):
+            return self._open_embeddings(self.only("embeddings", name, choice="parameter name NAME"))
+
+    def search(
+        self,
+        source: str | None = None,
+        *,
+        embeddings: str | None = None,
+        index: str | None = None,
+        rerank: str | None = None,
+        rerank_depth: int | None = None,
+        by: By | None = None,
+        encoder: str | None = None,
+        task: str | None = None,
+        nprobe: int | None = None,
+        depth: int | None = None,
+    ) -> Search:
+        """Opens a search, which answers any number of queries in this process.
+
+        with store.search("hybrid") as search:
+            hits = search("who wrote Dracula?", k=10, filter="year >= 1900")
+
+        Args:
+            source: A mode (hybrid, dense, exact, bm25) or a source, such as "0.4*bm25+0.6*exact:minilm"; None: the
+                first that the store has of hybrid, dense, exact, bm25 and a SPLADE index.
+            embeddings: Name of dense embeddings, for a mode; None: the only ones.
+            index: Name of a FAISS index, for a mode; None: the only one.
+            rerank: Re-rank the first hits with this cross-encoder: a Hugging Face name, a folder, or models/NAME.
+            rerank_depth: Number of hits that it re-ranks; None: 100.
+            by: What a hit is in a corpus of split documents: "document" (default) or "passage".
+            encoder: Where the encoder of queries is now; None: where it was when the corpus was encoded.
+            task: Tuned task of the queries; None: the one that the corpus was encoded for, if any.
+            nprobe: Lists of an index that are probed per query; None: the number that its build measured.
+            depth: Candidates per shard of an index that are scored again; None: the number that its build measured.
+
+        Raises:
+            InputError: If an artifact is missing or does not fit the others, or if a setting has no effect.
+        """
+        from jobs.api.search import Search
+        from jobs.common.session import num_gpus
+
+        from indexing.hit_sources.options import SearchOptions
+        from indexing.store.models import find_task
+
+        settings = {"encoder": encoder, "task": task, "nprobe": nprobe, "depth": depth}
+        choices = {"embeddings": embeddings, "index": index, "rerank": rerank, "rerank_depth": rerank_depth}
+        with named_parameters({"source": source, "by": by, **settings, **choices}):
+            self.require()
+            task = None if task is None else find_task(self, task)
+            options = SearchOptions(encoder=encoder, task=task, nprobe=nprobe, depth=depth)
+            return Search(
+                self,
+                source,
+                embeddings=embeddings,
+                index=index,
+                rerank=rerank,
+                rerank_depth=rerank_depth,
+                by=by,
+                settings=options,
+                gpus=num_gpus(),
+            )
+
+    def search_queries(self, source: str | None = None, *, name: str | None = None, **options: Any) -> Run:
+        """Searches all queries of a split: the job `riptide search`. A complete run is not made again.
+
+        store.search_queries("hybrid", split="test", name="hybrid").to_pandas()
+
+        Args:
+            source: As of `search`.
+            name: Name of the run in the store; default: queries-split-source.
+            options: Options of `riptide search`: queries, split, k, filter, rerank, task, ….
+
+        Returns:
+            The run.
+        """
+        from jobs.api.runs import Run
+
+        return Run(self, self._run("search_queries", {"source": source, "name": name, **options}))
+
+    def evaluate(self, runs: Measured | Iterable[Measured], **options: Any) -> Evaluation:
+        """Measures runs against judgements, with a paired test of each against the first one.
+
+        store.evaluate(["bm25", "hybrid"], split="test", metrics=["nDCG@10", "R@100"]).to_pandas()
+
+        Args:
+            runs: A run or several: a TREC file, the name of a run in the store, a `Run`, or a source, which is searched
+                first. A name that is both a run and a source is the run.
+            options: Options of `riptide evaluate`: queries, split, metrics, relevance, median_length, limit, ….
+
+        Returns:
+            The means, the values per query and the p-values, by the names that were given.
+
+        Raises:
+            InputError: If a run, a source or a metric does not exist, or does not fit the queries.
+        """
+        from jobs.evaluation.evaluating import measure_runs, open_evaluation
+
+        given = [runs] if isinstance(runs, str) or not isinstance(runs, Iterable) else list(runs)
+        titles = [os.fspath(each) if isinstance(each, str | os.PathLike) else each.name for each in given]
+        if not titles:
+            raise InputError("evaluate: expected at least one run, file or source")
+        if repeated := next((title for title in titles if titles.count(title) > 1), None):
+            raise InputError(f"evaluate: {repeated!r} is given twice; leave one of them out")
+        with named_parameters({}):
+            self.require()
+        stored = set(self.names("runs"))
+        sources = [title for title in titles if title not in stored and not Path(title).is_file()]
+        for title in sources:
+            self._check_source(title, stored)
+        others = [title for title in titles if title not in sources]
+        metrics = options.get("metrics")
+        options |= {"metrics": [metrics] if isinstance(metrics, str) else metrics}
+        with self._job("evaluate", {"run": others, "source": sources, **options}) as (store, read):
+            work = open_evaluation(store, read)
+            named = dict(zip([*others, *sources], work.runs, strict=True))
+            work.runs = [replace(named[title], title=title) for title in titles]
+            work.search()
+            return measure_runs(work)
+
+    def compare(self, first: Measured, second: Measured, **options: Any) -> Comparison:
+        """Compares two runs for the queries of a split: means, tests, and a row per query.
+
+        comparison = store.compare("bm25", "hybrid", metrics=["nDCG@10"])
+        comparison.to_pandas()
+        comparison.write_page("results/bm25-hybrid.html")
+
+        Args:
+            first: The baseline: a TREC file, the name of a run in the store, or a `Run`.
+            second: The run that is compared with it.
+            options: Options of `riptide compare`: queries, split, metrics, limit.
+
+        Returns:
+            The comparison.
+
+        Raises:
+            InputError: If a run is missing, if the runs are over other queries, or if a metric or a split is unknown.
+        """
+        from jobs.comparison.comparing import compare
+
+        with named_parameters({}):
+            self.require()
+        runs = [os.fspath(each) if isinstance(each, str | os.PathLike) else each.name for each in (first, second)]
+        metrics = options.get("metrics")
+        options |= {"metrics": [metrics] if isinstance(metrics, str) else metrics}
+        with self._job("compare", {"first": runs[0], "second": runs[1], **options}) as (store, read):
+            return compare(store, read)
+
+    def _check_source(self, source: str, runs: Collection[str]) -> None:
+        """Raises InputError for a name that is not in the grammar of sources, nor a run."""
+        from indexing.hit_sources.grammar import parse
+        from indexing.hit_sources.modes import find_mode
+
+        if find_mode(source) is None:
+            try:
+                parse(source)
+            except InputError as error:
+                runs = listed(sorted(runs)) or "none"
+                raise InputError(f"{source!r}: no run of {self.url} (runs: {runs}), no file, and no {error}") from None

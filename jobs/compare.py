@@ -1,0 +1,69 @@
+"""Compare two runs query by query, with tests, examples and a page of charts.
+
+    riptide compare bm25 hybrid --store data/squad --html results/bm25-hybrid.html
+
+The first run is the baseline: a difference above 0 is a gain of the second one. Runs are those of `riptide search` in
+the store, or TREC files.
+"""
+
+from __future__ import annotations
+
+from jobs.common.cli import run, say
+
+import json
+
+from jobs.comparison.comparing import compare_runs, open_comparison
+from jobs.comparison.options import Compare
+from jobs.comparison.table import print_lines
+from jobs.evaluation.evaluating import EvaluationWork
+from jobs.evaluation.runs import joined_names, run_contents
+
+from indexing.store.documents import fingerprint_of
+from indexing.store.result_files import whole_files
+from indexing.store.store import Store
+
+
+def main(options: Compare) -> None:
+    work = open_comparison(Store(options.store).require(), options)
+    path = options.json or default_path(work)
+    if options.plan:
+        say_plan(work, [path, options.html])
+        return
+    comparison = compare_runs(work)
+    contents = [(path, json.dumps(comparison.document(), indent=1, ensure_ascii=False) + "\n")]
+    if options.html is not None:
+        from jobs.comparison.page import render_page
+
+        contents.append((options.html, render_page(comparison, options.examples)))
+    with whole_files([name for name, _ in contents], overwrite=options.overwrite) as files:
+        for file, (_, content) in zip(files, contents, strict=True):
+            file.write_text(content, encoding="utf-8")
+    for line in print_lines(comparison, options.examples):
+        say(line)
+    say(f"\n{comparison.queries} {comparison.split}; all values in {path}")
+    if options.html is not None:
+        say(f"page: {options.html}")
+
+
+def say_plan(work: EvaluationWork, files: list[str | None]) -> None:
+    """Prints what a comparison measures and writes."""
+    measured = work.queries
+    say(
+        f"{work.runs[0].label} and {work.runs[1].label}: {len(measured.ids):,} queries of "
+        f"{measured.queries.artifact.key} {work.options.split}, {len(measured.qrels):,} judgements: "
+        f"{', '.join(work.metrics)}"
+    )
+    for file in filter(None, files):
+        say(f"writes   {file}")
+
+
+def default_path(work: EvaluationWork) -> str:
+    """Returns a separate file name for each comparison, so that repeating one finds its file."""
+    options = work.options
+    queries, contents = work.queries.queries.artifact, run_contents(work.store, work.runs)
+    digits = fingerprint_of([queries.fingerprint, options.split, options.limit, work.metrics, contents])[:8]
+    return f"results/comparison-{options.split}-{joined_names(work.runs)}-{digits}.json"
+
+
+if __name__ == "__main__":
+    run(main, Compare)

@@ -1,0 +1,141 @@
+"""Compares two runs for the queries of a split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jobs.comparison.comparison import Comparison, MetricComparison
+from jobs.comparison.options import Compare
+from jobs.comparison.rows import Judgements, MeasuredRun, make_rows
+from jobs.evaluation.evaluating import DEEPEST, EvaluationWork, open_evaluation
+from jobs.evaluation.measures import measure_of, needs_judgements
+from jobs.evaluation.options import Evaluate
+from jobs.evaluation.runs import load_checked
+from jobs.evaluation.searches import needed_depth
+
+import numpy as np
+
+from indexing.corpus.queries import ALL, Queries
+from indexing.measures.metrics import bootstrap_interval, holm, paired_test, parse_metrics
+from indexing.store.store import Store
+from retriever.errors import InputError
+
+
+def compare(store: Store, options: Compare) -> Comparison:
+    """Returns the comparison of two runs; see `open_comparison`."""
+    return compare_runs(open_comparison(store, options))
+
+
+def open_comparison(store: Store, options: Compare) -> EvaluationWork:
+    """Returns the evaluation of two runs that can be compared, without reading their hits.
+
+    Args:
+        store: The store.
+        options: The options of the job.
+
+    Raises:
+        InputError: If a run is missing, if the runs are over other queries, or if a metric or a split is unknown.
+    """
+    files = [run for run in (options.first, options.second) if Path(run).is_file()]
+    name, split = queries_of(store, [run for run in (options.first, options.second) if run not in files])
+    name, split = options.queries or name, options.split or split
+    if split == ALL:
+        have = ", ".join(Queries.open(store, name).splits) or "none"
+        raise InputError(
+            f"parameter split {ALL}: the split {ALL} has no judgements, which a comparison needs; name a split with "
+            f"judgements ({have})"
+        )
+    metrics = dict.fromkeys(metric for word in options.metrics for metric in word.split())
+    evaluated = Evaluate(
+        store=options.store,
+        run=(options.first, options.second),
+        queries=name,
+        split=split,
+        metrics=tuple(metrics),
+        limit=options.limit,
+    )
+    return open_evaluation(store, evaluated)
+
+
+def queries_of(store: Store, runs: Sequence[str]) -> tuple[str | None, str]:
+    """Returns the query set and the split of runs of the store; without runs, None and test.
+
+    Raises:
+        InputError: If a run is missing, or if two runs are over other query sets or splits.
+    """
+    artifacts = [store.open("runs", store.only("runs", run)) for run in runs]
+    if not artifacts:
+        return None, "test"
+    inputs, splits = [each.inputs["queries"] for each in artifacts], [each.config["split"] for each in artifacts]
+    if len({each["fingerprint"] for each in inputs}) > 1 or len({*splits} - {ALL}) > 1:
+        described = " and ".join(
+            f"{artifact.key} is a run of {each['artifact']} {split}"
+            for artifact, each, split in zip(artifacts, inputs, splits, strict=True)
+        )
+        raise InputError(
+            f"{described}: expected two runs of the same queries; search the same split of a query set for both"
+        )
+    name = inputs[0]["artifact"].removeprefix("queries/")
+    return name, next((split for split in splits if split != ALL), "test")
+
+
+def compare_runs(work: EvaluationWork) -> Comparison:
+    """Returns the comparison of two opened runs, after warnings about queries and passages that are missing."""
+    measured, metrics, split = work.queries, work.metrics, work.options.split
+    judgements = Judgements.of(measured.qrels, relevant_level(metrics[0]))
+    measure = measure_of(work.store, measured.queries, measured.qrels, measured.ids, metrics)
+    depth = needed_depth(metrics, None, DEEPEST)
+    tables = [load_checked(work.store, run, measured, split, depth) for run in work.runs]
+    first, second = (MeasuredRun.of(table, measure(table), judgements) for table in tables)
+    queries = measured.queries.table
+    texts = dict(zip(queries["id"].to_pylist(), queries["text"].to_pylist(), strict=True))
+    return Comparison(
+        queries=measured.queries.artifact.key,
+        split=split,
+        first=work.runs[0].label,
+        second=work.runs[1].label,
+        metrics=compare_means(first.values, second.values),
+        rows=make_rows(work.store, texts, first, second, judgements),
+        recall_first=first.recall(judgements),
+        recall_second=second.recall(judgements),
+    )
+
+
+def compare_means(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> tuple[MetricComparison, ...]:
+    """Returns the comparison of each metric of two runs.
+
+    Args:
+        first: The values of the first run by metric, float64 [queries].
+        second: The values of the second run, for the same queries.
+    """
+    p_values = {metric: paired_test(first[metric], second[metric]) for metric in first}
+    adjusted = holm(p_values)
+    compared = []
+    for metric, p_value in p_values.items():
+        differences = second[metric] - first[metric]
+        interval = bootstrap_interval([differences])
+        compared.append(
+            MetricComparison(
+                metric=metric,
+                first=float(first[metric].mean()),
+                second=float(second[metric].mean()),
+                difference=interval.mean,
+                low=interval.low,
+                high=interval.high,
+                p_value=p_value,
+                adjusted_p_value=adjusted[metric],
+                won=int((differences > 0).sum()),
+                equal=int((differences == 0).sum()),
+                lost=int((differences < 0).sum()),
+            )
+        )
+    return tuple(compared)
+
+
+def relevant_level(metric: str) -> int:
+    """Returns the grade from which a passage is relevant to a metric: 2 for AP(rel=2), and 1 by default."""
+    if not needs_judgements(metric):
+        return 1
+    [measure] = parse_metrics([metric])
+    return int(measure.params.get("rel", 1))

@@ -1,0 +1,118 @@
+"""The examples on the page of a comparison: won and lost queries with their passages. Every text is escaped."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Sequence
+
+from jobs.comparison.comparison import ComparedQuery, Comparison, RunResult
+from jobs.comparison.passages import ShownPassage
+
+from indexing.search.snippets import Marks, QueryWords, snippet
+
+_MOST_RELEVANT = 3  # relevant passages of an example; the others are counted
+_MOST_CHARACTERS = 1_000  # of a passage; of a longer one, the part with the most words of the query
+_UNMARKED = Marks("", "")
+
+
+def colour_name(side: str, name: str) -> str:
+    """Returns the name of a run in its colour; `side` is first or second."""
+    return f"<b class='{side}'>{html.escape(name)}</b>"
+
+
+def render_examples(comparison: Comparison, number: int) -> Iterator[str]:
+    """Yields the most won queries and the most lost ones, each with its passages in a row that opens.
+
+    Args:
+        comparison: The comparison.
+        number: Number of the won queries, and of the lost ones.
+    """
+    counts = comparison.metrics[0]
+    kinds = (("won", comparison.won(number), counts.won), ("lost", comparison.lost(number), counts.lost))
+    for outcome, rows, total in kinds:
+        yield f"<h2>Queries {outcome} by {colour_name('second', comparison.second)}</h2>"
+        if not rows:
+            yield f"<p class='dim'>No query is {outcome}.</p>"
+            continue
+        yield (
+            f"<p class='dim'>The {len(rows):,} of {total:,} queries with the largest differences in "
+            f"{html.escape(comparison.metric)}. Words of the query are marked.</p>"
+        )
+        yield "<div class='heads'><span></span><span>difference</span><span class='query'>query</span>"
+        yield f"<span>{html.escape(comparison.metric)}</span><span>first relevant at</span></div>"
+        for position, row in enumerate(rows):
+            yield from _render_query(comparison, row, is_open=position == 0)
+
+
+def _render_query(comparison: Comparison, row: ComparedQuery, *, is_open: bool) -> Iterator[str]:
+    """Yields a query with its relevant passages and the first hit of each run."""
+    results = {"first": row.first, "second": row.second}
+    names = {"first": comparison.first, "second": comparison.second}
+    values = [f"{result.values[comparison.metric]:.4f}" for result in results.values()]
+    ranks = ["none" if each.relevant_rank is None else f"{each.relevant_rank:,}" for each in results.values()]
+    yield f"<details{' open' if is_open else ''}><summary>"
+    yield f"<span class='difference {'second' if row.difference > 0 else 'first'}'>{row.difference:+.4f}</span>"
+    yield f"<span class='query' dir='auto' title='{html.escape(row.id)}'>{html.escape(row.text)}</span>"
+    yield f"<span class='facts'>{_pair(values)}</span><span class='facts'>{_pair(ranks)}</span></summary>"
+    words = QueryWords(row.text)
+    yield f"<div class='passages'><section>{_render_relevant(row.relevant, words)}</section>"
+    for side, result in results.items():
+        heading = f"first hit of {colour_name(side, names[side])}"
+        yield f"<section class='{side}'>{_render_top(heading, result, row.relevant, words)}</section>"
+    yield "</div></details>"
+
+
+def _pair(texts: Sequence[str]) -> str:
+    """Returns two values in the colours of the runs."""
+    return f"<span class='first'>{texts[0]}</span> → <span class='second'>{texts[1]}</span>"
+
+
+def _render_relevant(relevant: Sequence[ShownPassage], words: QueryWords) -> str:
+    """Returns the first relevant passages, and the number of the others."""
+    number = len(relevant)
+    heading = (
+        "relevant passage" if number == 1 else f"{number:,} relevant passages" if number else "no relevant passage"
+    )
+    passages = [_render_passage(passage, words, with_grade=True) for passage in relevant[:_MOST_RELEVANT]]
+    more = number - _MOST_RELEVANT
+    return f"<h3>{heading}</h3>{''.join(passages)}" + (f"<p class='dim'>and {more:,} more</p>" if more > 0 else "")
+
+
+def _render_top(heading: str, result: RunResult, relevant: Sequence[ShownPassage], words: QueryWords) -> str:
+    """Returns the first hit of a run; without its text, if that is one of the shown relevant passages."""
+    top = result.top
+    if top is None:
+        return f"<h3>{heading}</h3><p class='dim'>no hit</p>"
+    is_relevant = result.relevant_rank == 1
+    badge = "relevant" if is_relevant else "not judged" if top.grade is None else f"judged {top.grade}"
+    heading = f"<h3>{heading}<span class='badge{' relevant' if is_relevant else ''}'>{badge}</span></h3>"
+    if any(top == passage for passage in relevant[:_MOST_RELEVANT]):
+        where = "the relevant passage" if len(relevant) == 1 else "one of the relevant passages"
+        return f"{heading}{_render_title(top)}<p class='dim'>It is {where}.</p>"
+    return heading + _render_passage(top, words)
+
+
+def _render_title(passage: ShownPassage) -> str:
+    """Returns the title of a passage, or its id if it has none."""
+    return f"<h4 dir='auto' title='{html.escape(passage.id)}'>{html.escape(passage.title or passage.id)}</h4>"
+
+
+def _render_passage(passage: ShownPassage, words: QueryWords, *, with_grade: bool = False) -> str:
+    """Returns the title, the grade if it is above 1, and the text with marked words."""
+    grade = f"<span class='badge'>grade {passage.grade}</span>" if with_grade and (passage.grade or 0) > 1 else ""
+    if passage.text is None:
+        return f"{_render_title(passage)}{grade}<p class='dim'>The corpus lacks this passage.</p>"
+    text = passage.text
+    if len(text) > _MOST_CHARACTERS:
+        text = snippet(text, words, _MOST_CHARACTERS, _UNMARKED)
+    return f"{_render_title(passage)}{grade}<p dir='auto'>{_mark(text, words)}</p>"
+
+
+def _mark(text: str, words: QueryWords) -> str:
+    """Returns a text, escaped, in which the words of the query are marked."""
+    pieces, end = [], 0
+    for token in words.matches(text):
+        word = html.escape(text[token.start : token.end])
+        pieces += [html.escape(text[end : token.start]), f"<mark>{word}</mark>"]
+        end = token.end
+    return "".join([*pieces, html.escape(text[end:])])

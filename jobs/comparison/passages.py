@@ -1,0 +1,60 @@
+"""The passages that a comparison shows, with their texts and grades."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from indexing.corpus.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class ShownPassage:
+    """A passage or document, as it is shown.
+
+    Attributes:
+        id: Its id.
+        grade: Its judgement for the query; None: not judged.
+        title: Its title; None: the corpus lacks it.
+        text: Its text; None: the corpus lacks it.
+    """
+
+    id: str
+    grade: int | None
+    title: str | None
+    text: str | None
+
+
+class ShownTexts:
+    """The titles and texts of passages or documents, by id. Those of a document are those of its first passage.
+
+    Args:
+        corpus: The corpus.
+        ids: The ids.
+
+    Attributes:
+        missing: The ids that the corpus lacks, sorted.
+    """
+
+    def __init__(self, corpus: Corpus, ids: Collection[str]):
+        names = sorted(set(ids))
+        rows = corpus.rows_of(names, with_deleted=True)
+        if corpus.is_split:
+            rows = np.where(rows < 0, corpus.rows_of_documents(names)[0], rows)
+        known = np.flatnonzero(rows >= 0)
+        passages = corpus.passages(rows[known])
+        self._texts = {names[at]: (each.title, each.text) for at, each in zip(known, passages, strict=True)}
+        self.missing = [name for name in names if name not in self._texts]
+
+    def show(self, id: str, grades: Mapping[str, int], passage: str | None = None) -> ShownPassage:
+        """Returns a hit or a judged passage.
+
+        Args:
+            id: Its id.
+            grades: The judgements of the query.
+            passage: Id of the passage that stands for a document; None: the document's first one.
+        """
+        title, text = self._texts.get(passage or id, (None, None))
+        return ShownPassage(id, grades.get(id), title, text)

@@ -1,0 +1,202 @@
+"""Evaluates runs of the store, TREC files and sources: their queries, their searches and their measures."""
+
+from __future__ import annotations
+
+from jobs.common.cli import chosen_task, say
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs.evaluation.categories import CategoryMeasure, category_measure
+from jobs.evaluation.documents import passages_of
+from jobs.evaluation.evaluation import Evaluation
+from jobs.evaluation.measures import Measure, check_metrics, measure_of
+from jobs.evaluation.options import Evaluate
+from jobs.evaluation.runs import EvaluationQueries, RunReference, check_passages, load_checked, measured_queries
+from jobs.evaluation.searches import make_run, needed_depth, open_searches
+
+import numpy as np
+import pyarrow as pa
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import ALL, Queries
+from indexing.measures.hits import ranked_hits
+from indexing.measures.lengths import PassageLength, median_length
+from indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
+from indexing.measures.metrics import holm, paired_test
+from indexing.store.store import Store
+from retriever.errors import InputError
+from retriever.options.categories import FIELD
+
+if TYPE_CHECKING:
+    from indexing.search.retrieval import SearchQueries
+
+METRICS = ("nDCG@10", "R@100", "RR@10")
+DEEPEST = 1_000  # hits per query that a metric without a cutoff needs, as `search` finds them by default
+
+
+@dataclass
+class EvaluationWork:
+    """An evaluation whose queries, sources and metrics are checked.
+
+    Attributes:
+        store: The store.
+        options: The options of the job; the task that a sweep chose stands for the sweep.
+        queries: The measured queries.
+        metrics: Names of metrics.
+        searches: The searches of the sources.
+        runs: The runs, the first of which the others are compared with.
+        category: Measures runs by category; None: they are measured by judgements.
+    """
+
+    store: Store
+    options: Evaluate
+    queries: EvaluationQueries
+    metrics: list[str]
+    searches: list[SearchQueries]
+    runs: list[RunReference]
+    category: CategoryMeasure | None
+
+    def search(self) -> None:
+        """Searches the sources whose runs the store lacks."""
+        for search in self.searches:
+            make_run(self.store, search, self.options)
+
+
+def evaluate(store: Store, options: Evaluate) -> Evaluation:
+    """Searches the sources and measures all runs; see `open_evaluation`."""
+    work = open_evaluation(store, options)
+    work.search()
+    return measure_runs(work)
+
+
+def open_evaluation(store: Store, options: Evaluate) -> EvaluationWork:
+    """Opens and checks what an evaluation measures.
+
+    Args:
+        store: The store.
+        options: The options of the job.
+
+    Raises:
+        InputError: If options contradict each other, or if a run, a source, a metric or a query set is missing, or does
+            not fit the others.
+    """
+    check_options(options)
+    options = replace(options, task=chosen_task(store, options.task))
+    metrics, by_category = metrics_of(options), options.relevance == "category"
+    queries = Queries.open(store, options.queries)
+    measured = measured_queries(queries, options, [] if by_category else metrics)
+    searches = open_searches(store, options, metrics)
+    runs = [RunReference(name, Path(name).is_file()) for name in options.run]
+    runs += [RunReference(search.name, is_file=False) for search in searches]
+    category = None
+    if by_category and metrics:  # before a search, which may take long
+        qrels = None if options.split == ALL else measured.qrels
+        field = options.categories_field or FIELD
+        category = category_measure(store, queries, qrels, measured.ids, metrics, field)
+    return EvaluationWork(store, options, measured, metrics, searches, runs, category)
+
+
+def metrics_of(options: Evaluate) -> list[str]:
+    """Returns the names of the metrics of runs; none if there is no run."""
+    default = CATEGORY_METRICS if options.relevance == "category" else METRICS
+    named = default if options.metrics is None else options.metrics
+    return [metric for word in named for metric in word.split()] if options.run or options.source else []
+
+
+def check_options(options: Evaluate) -> None:
+    """Raises InputError if options contradict each other, name nothing to measure, or have an impossible metric."""
+    if not options.run and not options.source and not options.embeddings:
+        raise InputError(
+            "no parameter run, no parameter source and no parameter embeddings: expected something to measure; name at "
+            "least one"
+        )
+    for option in ("encoder", "task"):
+        if getattr(options, option) is not None and not options.source and not options.embeddings:
+            raise InputError(
+                f"parameter {option} {getattr(options, option)}: expected parameter embeddings or parameter source "
+                "too; a run is measured without an encoder"
+            )
+    if options.median_length is not None and (options.median_length < 1 or not (options.run or options.source)):
+        raise InputError(
+            f"parameter median_length {options.median_length}: expected at least 1, and parameter run or parameter "
+            "source: it is the number of passages per query of a run; correct it or name a run"
+        )
+    if options.rate_queries is not None and (options.rate_queries < 1 or not options.source):
+        raise InputError(
+            f"parameter rate_queries {options.rate_queries}: expected at least 1, and parameter source: the rate of a "
+            "search is measured, not of a run; correct it or name a source"
+        )
+    if options.rate_batch < 1:
+        raise InputError(f"parameter rate_batch {options.rate_batch}: expected at least 1")
+    if options.categories_field is not None and options.relevance != "category":
+        raise InputError(
+            f"parameter categories_field {options.categories_field}: is for relevance by category: give parameter "
+            "relevance category, or leave it out"
+        )
+    check_metrics(metrics_of(options), by_category=options.relevance == "category")
+
+
+def measure_runs(work: EvaluationWork) -> Evaluation:
+    """Measures the runs; says what looks wrong with them.
+
+    Args:
+        work: The evaluation, whose sources are searched.
+
+    Raises:
+        InputError: If a run is missing or of other queries, or lacks what a metric needs.
+    """
+    options, measured, metrics = work.options, work.queries, work.metrics
+    measure: Measure = work.category or measure_of(work.store, measured.queries, measured.qrels, measured.ids, metrics)
+    depth = needed_depth(metrics, None, DEEPEST)
+    values: dict[str, dict[str, np.ndarray]] = {}
+    lengths: dict[str, PassageLength] = {}
+    for run in work.runs:
+        table = load_checked(work.store, run, measured, options.split, depth)
+        if options.median_length is not None:
+            passages = passages_of(table, f"parameter median_length {options.median_length}")
+            lengths[run.label] = measure_length(work.store, passages, run, measured.ids, options.median_length)
+        values[run.label] = measure(table)
+        without_hits = metrics and not any(metric_values.any() for metric_values in values[run.label].values())
+        if without_hits and (hint := check_passages(work.store, table)):
+            say(f"warning: {run.label}: {hint}")
+    random_ranking = work.category.of_random_ranking() if work.category else {}
+    return Evaluation(
+        queries=measured.queries.artifact.key,
+        split=options.split,
+        query_ids=sorted(set(measured.ids)),
+        metrics=metrics,
+        per_query=values,
+        p_values=compare_with_first(values, [run.label for run in work.runs], metrics),
+        random_ranking={metric: float(expected.mean()) for metric, expected in random_ranking.items()},
+        categories_field=None if work.category is None else options.categories_field or FIELD,
+        median_lengths=lengths,
+    )
+
+
+def compare_with_first(
+    values: dict[str, dict[str, np.ndarray]], runs: Sequence[str], metrics: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Returns the p-value of each run but the first, by metric, adjusted for their number."""
+    first, *others = runs
+    return {m: holm({name: paired_test(values[first][m], values[name][m]) for name in others}) for m in metrics}
+
+
+def measure_length(store: Store, table: pa.Table, run: RunReference, ids: list[str], depth: int) -> PassageLength:
+    """Returns the median length of the first passages of a run, after a warning about passages without a text.
+
+    Raises:
+        InputError: If the corpus has none of the passages.
+    """
+    try:
+        length = median_length(ranked_hits(table, ids), Corpus.open(store), depth)
+    except InputError as error:
+        raise InputError(f"parameter median_length {depth}: {run.label}: {error}") from None
+    if length.missing:
+        say(
+            f"warning: {run.label}: {length.missing:,} of its first {depth} passages per query are not in the corpus, "
+            "and are left out of the median length"
+        )
+    return length

@@ -1,0 +1,131 @@
+"""The measures of runs: means, values per query, and p-values; as tables, as a document and as data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from jobs.evaluation.frames import import_pandas
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas
+
+    from indexing.measures.lengths import PassageLength
+
+RANDOM = "random ranking"  # the name of the expected values in the table
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The measures of some runs for the same queries.
+
+    Attributes:
+        queries: Key of the query set.
+        split: The split of the queries.
+        query_ids: The measured queries, in the order of the values per query.
+        metrics: Names of the metrics.
+        per_query: The values of each run and metric, float64 [queries]; the first run is the baseline.
+        p_values: For each metric and run but the first: the p-value of a two-sided paired randomisation test against
+            the first run, adjusted for the number of runs (Holm).
+        random_ranking: The expected values of a random order of the passages, by metric; empty unless passages are
+            relevant by category.
+        categories_field: The metadata field with the categories; None: passages are relevant as they are judged.
+        median_lengths: The median length of the first passages, by run; empty unless it was requested.
+    """
+
+    queries: str
+    split: str
+    query_ids: list[str]
+    metrics: list[str]
+    per_query: dict[str, dict[str, np.ndarray]]
+    p_values: dict[str, dict[str, float]]
+    random_ranking: dict[str, float] = field(default_factory=dict)
+    categories_field: str | None = None
+    median_lengths: dict[str, PassageLength] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> list[str]:
+        """The names of the runs, in the order in which they were given."""
+        return list(self.per_query)
+
+    @property
+    def mean(self) -> dict[str, dict[str, float]]:
+        """The mean over the queries of each run and metric."""
+        return {
+            name: {metric: float(values.mean()) for metric, values in by_metric.items()}
+            for name, by_metric in self.per_query.items()
+        }
+
+    def to_pandas(self, *, per_query: bool = False) -> pandas.DataFrame:
+        """Returns the means as a data frame: a row per run, a column per metric.
+
+        Args:
+            per_query: Return the values per query instead: a row per query, a column per run and metric.
+
+        Raises:
+            InputError: If pandas is not installed.
+        """
+        frames = import_pandas()
+        if not per_query:
+            frame = frames.DataFrame.from_dict(self.mean, orient="index", columns=self.metrics)
+            return frame.rename_axis(index="run")
+        columns = {(name, metric): v for name, values in self.per_query.items() for metric, v in values.items()}
+        frame = frames.DataFrame(columns, index=frames.Index(self.query_ids, name="query_id"))
+        return frame.rename_axis(columns=["run", "metric"]) if columns else frame
+
+    def document(self) -> dict[str, Any]:
+        """Returns the measures as JSON values, as the job `evaluate` writes them."""
+        document: dict[str, Any] = {
+            "mean": self.mean,
+            "p_against_first": self.p_values,
+            "query_ids": self.query_ids,
+            "per_query": {name: {m: v.tolist() for m, v in values.items()} for name, values in self.per_query.items()},
+        }
+        if self.categories_field is not None:
+            document["relevance"] = {"category": self.categories_field}
+            document["random_ranking"] = self.random_ranking
+        if self.median_lengths:
+            document["median_length"] = {name: asdict(length) for name, length in self.median_lengths.items()}
+        return document
+
+    def __str__(self) -> str:
+        """Returns the tables of means and p-values, and a line per median length."""
+        lines = []
+        if self.metrics:
+            lines.append(format_table(self.mean | ({RANDOM: self.random_ranking} if self.random_ranking else {})))
+            if len(self.runs) > 1:
+                lines.append(format_tests(self.runs[0], self.p_values))
+        for name, length in self.median_lengths.items():
+            lines.append(
+                f"{name}: median length {length.words:g} words, of the {length.passages:,} passages among the first "
+                f"{length.depth} of each query"
+            )
+        return "\n".join(lines)
+
+
+def format_table(means: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns one line per run with its metrics in columns."""
+    metrics = list(next(iter(means.values())))
+    return _columns("run", {name: [f"{values[m]:.4f}" for m in metrics] for name, values in means.items()}, metrics)
+
+
+def format_tests(first: str, p_values: Mapping[str, Mapping[str, float]]) -> str:
+    """Returns one line per run with the p-value of each metric against the first run."""
+    metrics = list(p_values)
+    names = p_values[metrics[0]]
+    rows = {name: [f"{p_values[metric][name]:.4f}" for metric in metrics] for name in names}
+    corrected = ", adjusted for the number of tests in each column (Holm)" if len(names) > 1 else ""
+    title = f"p-values against {first}: two-sided paired randomisation test over the queries{corrected}"
+    return f"\n{title}\n{_columns('run', rows, metrics)}"
+
+
+def _columns(title: str, rows: Mapping[str, Sequence[str]], headings: Sequence[str]) -> str:
+    """Returns a table of rows by name, each column as wide as needed."""
+    width = max(map(len, [title, *rows]))
+    widths = [max(len(heading), 6) for heading in headings]
+    lines = {title: headings} | dict(rows)
+    cells = ((name, zip(row, widths, strict=True)) for name, row in lines.items())
+    return "\n".join(name.ljust(width) + "".join(f"  {cell:>{size}}" for cell, size in row) for name, row in cells)

@@ -1,0 +1,59 @@
+"""Files of results: written whole, and several of them together or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from indexing.store.result_files import whole_file, whole_files
+from retriever.errors import InputError
+
+
+def write(paths: list[Path], content: str, *, overwrite: bool = False) -> None:
+    with whole_files(list(map(str, paths)), overwrite=overwrite) as files:
+        for file in files:
+            file.write_text(content)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("existing", ["a", "b"])
+def test_if_one_file_is_refused_none_is_written(tmp_path: Path, existing: str) -> None:
+    (tmp_path / existing).write_text("before")
+    paths = [tmp_path / "a", tmp_path / "b"]
+    with pytest.raises(InputError, match=f"{existing}: a file with other content is there, and is kept"):
+        write(paths, "after")
+    assert contents(tmp_path) == {existing: "before"}
+    write(paths, "after", overwrite=True)
+    assert contents(tmp_path) == {"a": "after", "b": "after"}
+    write(paths, "after")  # the same content again
+
+
+def write_half(paths: list[Path]) -> None:
+    with whole_files(list(map(str, paths))) as [first, _]:
+        first.write_text("half")
+        raise KeyError
+
+
+def test_after_an_error_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        write_half([tmp_path / "a", tmp_path / "b"])
+    assert contents(tmp_path) == {}
+
+
+def test_two_results_cannot_have_the_same_file(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "a")
+    with pytest.raises(InputError, match="two results have this file; name another file for one of them"):
+        write([tmp_path / "a", link], "x")
+    assert not (tmp_path / "a").exists()
+
+
+def test_one_file(tmp_path: Path) -> None:
+    with whole_file(str(tmp_path / "folder" / "a")) as file:
+        file.write_text("x")
+        assert contents(tmp_path / "folder") == {file.name: "x"}
+    assert contents(tmp_path / "folder") == {"a": "x"}

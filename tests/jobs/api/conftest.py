@@ -1,0 +1,46 @@
+"""A store that is made by the methods of the API: searched, measured and read by the tests."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from samples import make_passages, make_queries
+
+import riptide
+
+
+@pytest.fixture(scope="session")
+def _made(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
+    store = riptide.Store(tmp_path_factory.mktemp("made") / "store")
+    passages = make_passages(240)
+    rows = [
+        {"id": each["_id"], "title": each["title"], "text": each["text"], **each["metadata"], "tags": ["a", "b"]}
+        for each in passages
+    ]
+    store.import_corpus(rows, filters={"year": "int64"}, part_size=60)
+    queries, judged = make_queries(passages, 30)
+    positives = {query: passage for query, passage, _ in judged}
+    store.import_queries(
+        [{"id": each["_id"], "query": each["text"], "passage_id": positives[each["_id"]]} for each in queries],
+        name="mine",
+        split="test",
+    )
+    store.build_bm25()
+    store.encode_corpus(model, name="enc", dtype="float32", compile="never")
+    store.build_index("enc", name="idx", factory="IVF4,PQ8x4fs", shards=3)
+    return Path(store.url)
+
+
+@pytest.fixture(scope="session")
+def shared(_made: Path) -> riptide.Store:
+    """The store, for tests that change nothing."""
+    return riptide.Store(_made)
+
+
+@pytest.fixture
+def store(_made: Path, tmp_path: Path) -> riptide.Store:
+    """The store, copied for the test."""
+    shutil.copytree(_made, tmp_path / "store")
+    return riptide.Store(tmp_path / "store")

@@ -1,0 +1,133 @@
+"""Evaluations of the API have the figures of the job; runs are data frames and TREC files."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from riptide import InputError, Store
+
+METRICS = ["nDCG@10", "R@20"]
+
+
+def test_the_figures_are_those_of_the_job(
+    store: Store, done: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for source in ("exact", "bm25"):
+        store.search_queries(source, k=20, name=source)
+    result = store.evaluate(["exact", "bm25"], metrics=METRICS)
+    assert capsys.readouterr() == ("", "")
+    command = ("evaluate", "--store", store.url, "--run", "exact", "bm25", "--metrics", *METRICS)
+    printed = done(*command, "--json", tmp_path / "e.json")
+    document = json.loads((tmp_path / "e.json").read_text())
+    assert {key: document[key] for key in result.document()} == result.document()
+    assert str(result) in printed
+    assert (result.queries, result.split, result.runs, result.metrics) == (
+        "queries/mine",
+        "test",
+        ["exact", "bm25"],
+        METRICS,
+    )
+    assert result.mean == document["mean"]
+    assert result.p_values == document["p_against_first"]
+    assert result.query_ids == sorted(store.queries().split("test").ids)
+    assert result.per_query["bm25"]["R@20"].tolist() == document["per_query"]["bm25"]["R@20"]
+
+
+def test_an_evaluation_is_two_data_frames(store: Store) -> None:
+    result = store.evaluate(["exact", "bm25"], metrics=METRICS)
+    means = result.to_pandas()
+    assert (means.index.tolist(), means.columns.tolist(), means.index.name) == (["exact", "bm25"], METRICS, "run")
+    assert means.loc["bm25", "R@20"] == result.mean["bm25"]["R@20"]
+    values = result.to_pandas(per_query=True)
+    assert values.index.tolist() == result.query_ids
+    assert values["exact", "nDCG@10"].to_numpy().tolist() == result.per_query["exact"]["nDCG@10"].tolist()
+    np.testing.assert_allclose(values.mean().to_numpy(), means.to_numpy().ravel())
+
+
+def test_runs_files_and_sources_keep_their_names_and_their_order(store: Store, tmp_path: Path) -> None:
+    """The first one is the baseline, whether it is a source, a run or a file."""
+    run = store.search_queries("exact", k=20, name="vectors")
+    run.write_trec(str(tmp_path / "file.trec"))
+    given = ["bm25", run, tmp_path / "file.trec", "bm25+exact:enc"]
+    names = ["bm25", "vectors", str(tmp_path / "file.trec"), "bm25+exact:enc"]
+    result = store.evaluate(given, metrics="R@20")
+    assert result.runs == names
+    assert list(result.p_values["R@20"]) == names[1:]
+    assert result.mean["vectors"] == result.mean[str(tmp_path / "file.trec")]
+    alone = store.evaluate("bm25", metrics=["R@20"])
+    assert alone.mean == {"bm25": result.mean["bm25"]}
+    assert alone.p_values == {"R@20": {}}
+    store.search_queries("exact", k=20, name="bm25")
+    assert store.evaluate("bm25", metrics="R@20").mean["bm25"] == result.mean["vectors"], "a run comes before a source"
+
+
+def test_a_run_is_a_data_frame_and_a_file(store: Store, tmp_path: Path) -> None:
+    run = store.search_queries("bm25", k=3, name="words")
+    assert repr(run) == f"Run('words', 'bm25', split='test', {run.num_hits} hits)"
+    frame = run.to_pandas()
+    assert frame.columns.tolist() == ["query_id", "rank", "id", "row", "score"]
+    assert len(frame) == run.num_hits
+    assert (
+        frame.groupby("query_id")["rank"].apply(list).map(lambda ranks: ranks == list(range(1, len(ranks) + 1))).all()
+    )
+    run.write_trec(str(tmp_path / "words.trec"))
+    lines = [line.split() for line in (tmp_path / "words.trec").read_text().splitlines()]
+    assert [(line[0], line[2]) for line in lines] == list(zip(frame["query_id"], frame["id"], strict=True))
+    with pytest.raises(InputError, match="a file with other content is there"):
+        store.search_queries("bm25", k=2, name="fewer").write_trec(str(tmp_path / "words.trec"))
+
+
+@pytest.mark.parametrize(
+    ("runs", "options", "message"),
+    [
+        (["nothing"], {}, r"'nothing': no run of .* \(runs: none\), no file, and no source 'nothing': expected bm25"),
+        (["bm25", "bm25"], {}, "evaluate: 'bm25' is given twice; leave one of them out"),
+        ([], {}, "evaluate: expected at least one run, file or source"),
+        (["bm25"], {"metric": "R@3"}, "evaluate: unknown parameter metric; did you mean metrics"),
+        (["bm25"], {"metrics": "R@0"}, "metrics=.*'R@0': cutoff 0: expected 1 to"),
+        (["bm25"], {"split": "dev"}, "no split 'dev' with qrels; it has test"),
+        (["bm25"], {"task": "x"}, "task=x: bm25 has no use for it, it goes with vectors"),
+        (["exact"], {"task": "x"}, "task=x: .* has no such prompt and no such model"),
+        (["bm25"], {"median_length": 0}, "median_length=0: expected at least 1"),
+        (["exact:x"], {}, r"embeddings/x: there is no such artifact \(complete embeddings: enc\); store.encode_corpus"),
+    ],
+)
+def test_a_bad_evaluation_is_refused(shared: Store, runs: list, options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        shared.evaluate(runs, **options)
+    assert "\n" not in str(error.value)
+    assert "--" not in str(error.value)
+    assert shared.names("runs") == []
+
+
+def test_a_bad_search_of_queries_is_refused(shared: Store) -> None:
+    with pytest.raises(InputError, match="search_queries: unknown parameter query; "):
+        shared.search_queries("bm25", query=["bama"])
+    with pytest.raises(InputError, match="k=0: expected at least 1"):
+        shared.search_queries("bm25", k=0)
+    assert shared.names("runs") == []
+
+
+def test_warnings_go_to_stderr_and_lines_only_with_verbose(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    store.search_queries("bm25", limit=3, name="few")
+    store.evaluate("few", metrics="R@5")
+    warning = "warning: few: 27 of the 30 judged queries are missing from the run, and count as 0\n"
+    assert capsys.readouterr() == ("", warning)
+    Store(store.url, verbose=True).search_queries("bm25", limit=3, name="few")
+    assert "runs/few: " in capsys.readouterr().out
+
+
+def test_a_data_frame_without_pandas_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    result, hits = store.evaluate("bm25", metrics="R@5"), store.search("bm25")("bama")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    for make in (result.to_pandas, hits.to_pandas, store.search_queries("bm25", k=2, name="two").to_pandas):
+        with pytest.raises(
+            InputError, match="a data frame needs pandas, which is not installed; run: pip install pandas"
+        ):
+            make()

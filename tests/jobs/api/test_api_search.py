@@ -1,0 +1,210 @@
+"""An open search finds what a run with the same settings finds, from several threads and with a filter per call."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from indexing.corpus.filters import Filter
+from riptide import InputError, Store
+
+SOURCES = ["bm25", "exact", "dense", "hybrid", "bm25+exact:enc"]
+
+
+def rows_of(results: list) -> list[tuple]:
+    return [(hits.query, [(hit.id, hit.row, hit.score) for hit in hits]) for hits in results]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_hits_are_those_of_a_run(store: Store, source: str) -> None:
+    run = store.search_queries(source, k=7, name="run").to_pandas()
+    ids, texts = store.queries().split("test")
+    with store.search(source) as search:
+        together, alone = search(texts, 7), [search(text, 7) for text in texts]
+    assert rows_of(alone) == rows_of(together)
+    for id, hits in zip(ids, together, strict=True):
+        expected = run[run["query_id"] == id]
+        assert [hit.id for hit in hits] == expected["id"].tolist()
+        assert [hit.row for hit in hits] == expected["row"].tolist()
+        assert [hit.score for hit in hits] == pytest.approx(expected["score"].tolist(), abs=1e-6)
+        assert [hit.rank for hit in hits] == expected["rank"].tolist() == list(range(1, len(hits) + 1))
+
+
+def test_a_hit_has_its_passage(shared: Store) -> None:
+    corpus = shared.corpus()
+    hits = shared.search("bm25")("bama bamo", k=5)
+    assert len(hits) == 5
+    for hit in hits:
+        passage = corpus[hit.id]
+        assert (hit.row, hit.title, hit.text) == (passage.row, passage.title, passage.text)
+        assert hit.metadata == {"year": 1900 + hit.row, "tags": ["a", "b"]}
+    assert [hit.score for hit in hits] == sorted([hit.score for hit in hits], reverse=True)
+
+
+def test_a_search_without_a_source_is_the_default_one(shared: Store) -> None:
+    assert shared.search().source == "0.5*bm25+0.5*index:idx" == shared.search("hybrid").source
+    assert shared.search("hybrid", embeddings="enc").source == "0.5*bm25+0.5*exact:enc"
+    assert shared.search("dense", index="idx").source == "index:idx"
+    assert repr(shared.search("bm25")) == f"Search({shared.url!r}, 'bm25')"
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_filter_is_of_a_call(shared: Store, source: str) -> None:
+    text = shared.queries().split("test").texts[0]
+    with shared.search(source) as search:
+        every = search(text, 240)
+        late = search(text, 240, filter="year >= 2100")
+        assert {hit.id for hit in late} <= {f"p{number}" for number in range(200, 240)}
+        assert len(late) == (40 if source != "bm25" else len([hit for hit in every if hit.row >= 200]))
+        assert late == search(text, 240, filter={"year": {"gte": 2100}})
+        assert search(text, 240, filter="year < 1900") == []
+        assert search(text, 240) == every
+
+
+def test_the_rows_of_a_filter_are_read_once(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def rows(filter: Filter, *arguments: Any) -> Any:
+        read.append(filter.text)
+        return original(filter, *arguments)
+
+    original = Filter.rows
+    monkeypatch.setattr(Filter, "rows", rows)
+    with shared.search("bm25") as search:
+        for condition in ("year > 2000", "year > 2000", {"year": {"gt": 2000}}, "year > 2001"):
+            search("bama", filter=condition)
+    assert read == ['{"year":{"gt":2000}}', '{"year":{"gt":2001}}']
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_threads_find_the_same_as_one(shared: Store, source: str) -> None:
+    """Eight threads also load the models and indexes: nothing was searched before."""
+    texts = shared.queries().split("test").texts * 4
+    with shared.search(source) as one:
+        expected = [one(text) for text in texts]
+    with shared.search(source) as search, ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(search, texts)) == expected
+
+
+def test_a_re_ranker_orders_the_first_hits(store: Store, classifier: str) -> None:
+    run = store.search_queries("bm25", k=8, rerank=classifier, rerank_depth=4, name="ranked").to_pandas()
+    ids, texts = store.queries().split("test")
+    with store.search("bm25", rerank=classifier, rerank_depth=4) as search, ThreadPoolExecutor(4) as pool:
+        for id, hits in zip(ids, pool.map(lambda text: search(text, 8), texts), strict=True):
+            expected = run[run["query_id"] == id]
+            assert [hit.id for hit in hits] == expected["id"].tolist()
+            assert [hit.score for hit in hits] == pytest.approx(expected["score"].tolist(), abs=1e-5)
+
+
+def test_several_texts_give_a_list_of_hits_each(shared: Store) -> None:
+    with shared.search("bm25") as search:
+        results = search(["bama", "bamo bana"], k=3)
+        assert [hits.query for hits in results] == ["bama", "bamo bana"]
+        assert list(results) == [search("bama", 3), search("bamo bana", 3)] == list(search(("bama", "bamo bana"), 3))
+        assert search([]) == []
+        assert search("unknownword") == []
+        frame = results.to_pandas()
+        assert frame.columns.tolist()[:4] == ["query_number", "query", "rank", "score"]
+        assert frame["query_number"].tolist() == [0, 0, 0, 1, 1, 1]
+        assert results[1].to_pandas()["id"].tolist() == [hit.id for hit in results[1]]
+        assert search("unknownword").to_pandas().columns.tolist() == list(results[0][0]._fields)
+
+
+def test_documents_are_the_hits_of_a_split_corpus(tmp_path: Path) -> None:
+    store = Store(tmp_path / "split")
+    words = [" ".join(f"t{number}w{word}" for word in range(30)) for number in range(5)]
+    store.import_corpus([{"id": f"d{number}", "text": text} for number, text in enumerate(words)], split_words=10)
+    store.build_bm25()
+    [hit] = store.search("bm25")("t3w25 t3w2", k=2)
+    assert (hit.id, hit.text.split()[0]) == ("d3", hit.text.split()[0])
+    assert {each.id.partition("#")[0] for each in store.search("bm25", by="passage")("t3w25 t3w2")} == {"d3"}
+    assert len(store.search("bm25", by="passage")("t3w25 t3w2")) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("nothing",), {}, "source 'nothing': expected bm25, bm25:NAME, exact:EMBEDDINGS"),
+        (("index:x",), {}, r"index/x: there is no such artifact \(complete index: idx\); store.build_index makes one"),
+        (
+            ("exact:x",),
+            {},
+            r"embeddings/x: there is no such artifact \(complete embeddings: enc\); store.encode_corpus",
+        ),
+        (("bm25",), {"nprobe": 3}, "nprobe=3: bm25 has no use for it, it goes with an index"),
+        (("bm25",), {"task": "x"}, "task=x: bm25 has no use for it, it goes with vectors"),
+        (("dense",), {"depth": 0}, "depth=0: expected an integer of at least 1"),
+        (("bm25",), {"rerank_depth": 3}, "rerank_depth=3: it goes with rerank="),
+        (("bm25",), {"rerank": "models/x"}, "models/x: there is no such artifact"),
+        (("bm25",), {"by": "page"}, "by='page': expected document or passage"),
+        (("index:idx",), {"index": "idx"}, "index=idx: the source 'index:idx' names what it searches; leave one out"),
+        (("dense",), {"embeddings": "x"}, "index/idx is over embeddings/enc, not x"),
+    ],
+)
+def test_a_search_that_cannot_be_opened_is_refused(
+    shared: Store, arguments: tuple, options: dict, message: str
+) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        shared.search(*arguments, **options)
+    assert "\n" not in str(error.value)
+    assert "--" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda search: search(""), "query 0: '' is empty; expected some words"),
+        (lambda search: search(["bama", " "]), "query 1: ' ' is empty; expected some words"),
+        (lambda search: search([1]), "query 0: expected a text, got int"),
+        (lambda search: search("bama", 0), "k=0: expected an integer of at least 1"),
+        (lambda search: search("bama", "ten"), "k='ten': expected an integer of at least 1"),
+        (
+            lambda search: search("bama", filter="month = 3"),
+            "filter: 'month' is no filter of this corpus; there are: year",
+        ),
+        (lambda search: search("bama", filter={"year": "x"}), 'filter: year: expected values of type int64, found "x"'),
+    ],
+)
+def test_a_bad_call_is_refused_and_the_search_stays_open(shared: Store, call: Callable, message: str) -> None:
+    with shared.search("bm25") as search:
+        with pytest.raises(InputError) as error:
+            call(search)
+        assert str(error.value) == message
+        assert search("bama")
+
+
+def test_a_closed_search_is_refused(shared: Store) -> None:
+    with shared.search("bm25") as search:
+        search("bama")
+    search.close()
+    with pytest.raises(InputError, match=r"the search of bm25 is closed: open another one with store\.search"):
+        search("bama")
+
+
+@pytest.mark.parametrize("source", ["bm25", "exact", "dense"])
+def test_a_corpus_that_was_removed_is_named(store: Store, source: str) -> None:
+    search, corpus = store.search(source), store.corpus()
+    shutil.rmtree(store.url)
+    with pytest.raises(InputError) as error:
+        search("bama bamo")
+    assert str(error.value) == (
+        f"{store.url}: the corpus was removed or replaced after this search was opened: open another one with "
+        "store.search"
+    )
+    with pytest.raises(InputError, match="the file is missing"):
+        corpus["p3"]
+
+
+def test_a_search_stays_what_it_was_opened_with(store: Store) -> None:
+    text = store.queries().split("test").texts[0]
+    with store.search("exact") as search:
+        before, encoder = search(text, 5), store.embeddings().encoder_name
+        store.import_corpus([{"id": "new", "text": text, "year": 1}], append=True)
+        store.encode_corpus(encoder, name="enc", dtype="float32", compile="never")
+        assert search(text, 5) == before
+        assert "new" in {hit.id for hit in store.search("exact")(text, 241)}

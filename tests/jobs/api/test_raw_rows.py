@@ -1,0 +1,195 @@
+"""Rows of Python as the source of an import: every library makes the same source, and nothing bad is half imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from samples import files_of
+
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
+from indexing.work.local import LocalRunner
+from retriever.errors import InputError
+from riptide import Store
+
+ROWS = [
+    {"number": 7, "head": "Sails", "body": "Hoist.", "year": 1901, "tags": ["a", "b"]},
+    {"number": 8, "head": None, "body": "Reef.", "year": 1902, "tags": []},
+    {"number": 9, "head": "Ropes", "body": "Coil.", "year": None, "tags": ["b"]},
+]
+COLUMNS = {"id": "number", "title": "head", "text": "body"}
+PASSAGES = [
+    ("7", "Sails", "Hoist.", '{"year":1901,"tags":["a","b"]}'),
+    ("8", "", "Reef.", '{"year":1902,"tags":[]}'),
+    ("9", "Ropes", "Coil.", '{"tags":["b"]}'),
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+def passages(corpus: Corpus) -> list[tuple]:
+    return [tuple(passage)[1:5] for passage in corpus.passages(range(corpus.num_rows))]
+
+
+def frame_with_an_index() -> pd.DataFrame:
+    frame = pd.DataFrame(ROWS, index=["x", "y", "z"])
+    frame["year"] = frame["year"].astype("Int64")
+    return frame
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "list": lambda: ROWS,
+    "generator": lambda: (row for row in ROWS),
+    "pandas": frame_with_an_index,
+    "polars": lambda: pl.DataFrame(ROWS),
+    "lazy": lambda: pl.LazyFrame(ROWS),
+    "pyarrow": lambda: pa.Table.from_pylist(ROWS),
+    "chunks": lambda: pa.concat_tables(
+        [pa.Table.from_pylist([row], pa.Table.from_pylist(ROWS).schema) for row in ROWS]
+    ),
+    "batch": lambda: pa.RecordBatch.from_pylist(ROWS),
+    "reader": lambda: pa.Table.from_pylist(ROWS).to_reader(),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_rows_of_every_library_are_the_same_source(store: Store, kind: str, tmp_path: Path) -> None:
+    """The second import, of the same rows as a list, finds that it is complete."""
+    corpus = store.import_corpus(SOURCES[kind](), **COLUMNS, filters={"year": "int64"})
+    assert passages(corpus) == PASSAGES
+    [source] = store.open("corpus", "g0000").config["source"]
+    assert source["file"].startswith("rows of a table ")
+    assert source["file"].endswith(".parquet")
+    before = files_of(Path(store.url), but=())
+    assert store.import_corpus(ROWS, **COLUMNS, filters={"year": "int64"}).num_rows == 3
+    assert files_of(Path(store.url), but=()) == before
+
+
+def test_texts_of_pandas_and_categories(store: Store) -> None:
+    """Missing texts of pandas are none, and a categorical column is one of its values."""
+    frame = pd.DataFrame({"id": ["a", "b"], "title": ["T", None], "text": ["x", "y"], "kind": ["k", "l"]})
+    frame["kind"] = frame["kind"].astype("category")
+    assert passages(store.import_corpus(frame)) == [("a", "T", "x", '{"kind":"k"}'), ("b", "", "y", '{"kind":"l"}')]
+
+
+def test_rows_of_other_columns_each_and_their_metadata(store: Store) -> None:
+    """Objects of metadata may differ in fields and types; other columns are those of all rows."""
+    rows = [
+        {"_id": "a", "text": "x", "metadata": {"n": 1}},
+        {"_id": "b", "text": "y", "metadata": {"n": "one", "deep": {"k": [1]}}, "title": "T"},
+        {"_id": "c", "text": "z", "metadata": {}, "empty": {}},
+    ]
+    found = passages(store.import_corpus(rows))
+    assert [each[:3] for each in found] == [("a", "", "x"), ("b", "T", "y"), ("c", "", "z")]
+    assert [each[3] for each in found] == ['{"n":1}', '{"n":"one","deep":{"k":[1]}}', ""]
+
+
+def test_rows_are_appended_and_deleted(store: Store, tmp_path: Path) -> None:
+    store.import_corpus(ROWS, **COLUMNS)
+    corpus = store.import_corpus(pl.DataFrame([{"number": 10, "body": "Knot."}]), append=True)
+    assert [each[0] for each in passages(corpus)] == ["7", "8", "9", "10"]
+    (tmp_path / "ids").write_text("8\n")
+    assert len(store.import_corpus(delete=tmp_path / "ids").deleted) == 1
+
+
+def test_files_are_imported_as_the_job_does(store: Store, world: Any, tmp_path: Path) -> None:
+    corpus = store.import_corpus(world.source, part_size=60)
+    assert corpus.num_rows == 240
+    assert files_of(Path(store.url) / "corpus") == files_of(world.store / "corpus")
+    assert store.names("queries") == ["tiny"]
+    source = tmp_path / "asked.csv"
+    source.write_text(f"query,passage_id\n{world.queries[0]['text']},p3\n")
+    assert store.import_queries(str(source)).artifact.key == "queries/asked"
+
+
+def test_queries_are_rows_too(store: Store) -> None:
+    store.import_corpus(ROWS, **COLUMNS)
+    asked = [
+        {"query_id": 1, "query": "how?", "passage_id": [7]},
+        {"query_id": 1, "query": "how?", "passage_id": [8, 9]},
+    ]
+    queries = store.import_queries(asked, name="mine", split="dev")
+    assert isinstance(queries, Queries)
+    assert (queries.artifact.key, queries.splits) == ("queries/mine", ["dev"])
+    assert queries.qrels("dev")["corpus_id"].to_pylist() == ["7", "8", "9"]
+    with pytest.raises(
+        InputError, match=r"^import_queries: name= is required with rows, which have no name of a file$"
+    ):
+        store.import_queries(asked)
+    with pytest.raises(InputError, match=r"^rows of a table:1: judges passage '?12'?, which is not in the corpus"):
+        store.import_queries([{"query": "how?", "passage_id": "12"}], name="other")
+    assert store.names("queries") == ["mine"]
+
+
+BAD: list[tuple[Any, dict, str]] = [
+    (
+        ROWS,
+        {"text": "bdy"},
+        "text=bdy: rows of a table has the columns number, head, body, year, tags; give one of these",
+    ),
+    (pd.DataFrame(ROWS), {"id": "n", "text": "body"}, "id=n: rows of a table has the columns number, head, body, "),
+    (pl.DataFrame(ROWS).rename({"body": "b"}), {}, "rows of a table: found the columns number, head, b, year, tags, "),
+    ([], {}, "rows of a table: found no rows, expected at least one"),
+    (pl.DataFrame(), {}, "rows of a table: found no rows, expected at least one"),
+    ([{"text": "x"}, {"text": 3}], {}, "rows of a table row 2: column text: "),
+    ([{"text": "x"}, "y"], {}, "rows of a table row 2: found 'y', expected a dict of columns by name"),
+    (["a.csv", "b.csv"], {}, "source: found a list with the path a.csv, expected one path: a file or a folder"),
+    (7, {}, "source: found int, expected a path, an iterable of dicts, or a table of pandas, polars or pyarrow"),
+    ({"text": ["x"]}, {}, "source: found dict, expected a path, "),
+    (pd.DataFrame({"text": ["x", 3]}), {}, "rows of a table: "),
+    ([{"id": "a", "text": "x"}, {"id": "a", "text": "y"}], {}, "rows of a table"),
+    ([{"id": "a", "text": "x"}, {"id": "b"}], {}, "rows of a table row 2: found no text, "),
+]
+
+
+@pytest.mark.parametrize(("source", "columns", "expected"), BAD, ids=range(len(BAD)))
+def test_bad_rows_are_one_line_and_leave_nothing(store: Store, source: Any, columns: dict, expected: str) -> None:
+    with pytest.raises(InputError) as caught:
+        store.import_corpus(source, **columns)
+    assert str(caught.value).startswith(expected)
+    assert "\n" not in str(caught.value)
+    assert "--" not in str(caught.value)
+    assert "/tmp" not in str(caught.value)
+    assert store.keys() == []
+    store.import_corpus([{"text": "the corrected rows"}])
+
+
+def test_ctrl_c_leaves_parts_that_the_same_call_resumes(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"id": f"p{number}", "text": f"text {number}"} for number in range(60)]
+    original = LocalRunner.run
+
+    def run(runner: LocalRunner, *arguments: Any, **options: Any) -> Iterator[Any]:
+        for number, result in enumerate(original(runner, *arguments, **options), 1):
+            yield result
+            if number == 3:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalRunner, "run", run)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            store.import_corpus(iter(rows), part_size=10)
+    assert any("again" in note for note in caught.value.__notes__)
+    assert store.incomplete() == ["corpus/g0000"]
+    kept = {path: path.read_bytes() for path in Path(store.url).rglob("part-*.json")}
+    assert kept
+    with pytest.raises(InputError, match="rows of a table"):
+        store.import_corpus(rows[:50], part_size=10)
+    assert store.import_corpus(iter(rows), part_size=10).num_rows == 60
+    assert {path: path.read_bytes() for path in kept} == kept
+    whole = Store(str(tmp_path / "whole"))
+    whole.import_corpus(rows, part_size=10)
+    made, expected = (files_of(Path(each.url), but=("provenance.json",)) for each in (store, whole))
+    parts = [path for path in expected if path.endswith(".arrow")]  # the records name the temporary folders
+    assert len(parts) >= 6
+    assert {path: made[path] for path in parts} == {path: expected[path] for path in parts}

@@ -1,0 +1,62 @@
+"""`import riptide` and its methods change nothing of the program that calls them, and print nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jobs
+
+ROOT = Path(jobs.__file__).resolve().parents[1]
+# A program of a few lines, without `if __name__ == "__main__"`: the spawned processes of Lucene must not run it again.
+PROGRAM = """
+import logging, signal, sys
+
+def state():
+    return (
+        [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)],
+        list(sys.path),
+        (list(logging.root.handlers), logging.root.level, logging.root.manager.disable),
+        sys.modules["__main__"].__file__,
+    )
+
+before = state()
+import riptide
+
+store = riptide.Store("store")
+assert state() == before
+rows = [{"id": f"p{number}", "text": f"passage {number}"} for number in range(200)]
+corpus = store.import_corpus(rows)
+assert corpus.num_rows == 200
+assert store.build_bm25(shards=2).num_rows == 200
+assert store.import_queries([{"query": "passage 3", "passage_id": "p3"}], name="mine").artifact.rows == 1
+assert store.encode_corpus(sys.argv[1], name="tiny").num_rows == 200
+assert store.build_index(factory="Flat", shards=1).name == "tiny"
+assert state() == before
+open("runs", "a").write("x")
+"""
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs PROGRAM in a folder, as a user does."""
+    (folder / "program.py").write_text(PROGRAM)
+    hidden = ("HF_HUB_DISABLE_PROGRESS_BARS",)  # a user's environment need not have it
+    variables = {name: value for name, value in os.environ.items() if name not in hidden}
+    return subprocess.run(
+        [sys.executable, "program.py", *arguments],
+        cwd=folder,
+        env={**variables, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_a_program_stays_as_it_is_and_nothing_is_printed(tmp_path: Path, model: str) -> None:
+    done = run(tmp_path, model)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "runs").read_text() == "x"
+    again = run(tmp_path, model)
+    assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
