@@ -22,7 +22,7 @@ from indexing.hit_sources.kind import IndexKind
 from indexing.hit_sources.registry import find_vectors
 from indexing.store.store import Store
 from retriever.errors import InputError
-from retriever.options.declaring import check_least
+from retriever.options.declaring import check_minimums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class BuildIndex(SizedWorkers):
 
 def main(options: BuildIndex) -> None:
     store = Store(options.store).require()
-    check_least(options, shards=1)
+    check_minimums(options, shards=1)
     if not 0 < options.recall <= 1:
         raise InputError(f"--recall {options.recall}: expected more than 0, and at most 1")
     if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb * 1e9 < math.inf):

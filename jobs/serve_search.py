@@ -37,7 +37,7 @@ from indexing.store.models import find_task, stored_model
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
-from retriever.options.declaring import check_least
+from retriever.options.declaring import check_minimums
 from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
@@ -124,7 +124,7 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
         """Raises InputError for a value out of range, and for options that exclude each other."""
         for base in (Common, ServiceOptions, HttpLimits):
             base.__post_init__(self)
-        check_least(self, replicas=0, row_ranges=0)
+        check_minimums(self, replicas=0, row_ranges=0)
         if not 0 <= self.port <= MAX_PORT:
             raise InputError(f"--port {self.port}: expected 0 to {MAX_PORT}")
         if self.keep_release and self.renew:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from retriever.forward.batching import Tokens
 
 CALLS = 2  # parts per encoder: one is read, tokenised or written while the other is on the device
-MOST_UNKNOWN = 0.5  # of a part's tokens; with more the tokenizer is damaged, or made for other languages
+MAX_UNKNOWN = 0.5  # of a part's tokens; with more the tokenizer is damaged, or made for other languages
 
 
 @dataclass(frozen=True)
@@ -275,8 +275,8 @@ def tokenize_part(
 
 
 def check_known(unknown: int, total: int, part: str) -> None:
-    """Raises InputError if more than MOST_UNKNOWN of a part's tokens are unknown to the tokenizer."""
-    if unknown > MOST_UNKNOWN * total:
+    """Raises InputError if more than MAX_UNKNOWN of a part's tokens are unknown to the tokenizer."""
+    if unknown > MAX_UNKNOWN * total:
         raise InputError(
             f"{part}: the tokenizer does not know {unknown:,} of {total:,} tokens ({unknown / total:.0%}), so the "
             "vectors say little about the texts: use another encoder, or set parameter allow_unknown_tokens"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from indexing.exact.checks import LARGEST
+from indexing.exact.checks import MAX_NORM
 from retriever.errors import InputError
 
 TINY = 1e-30  # covers products that underflow, which no relative bound does
@@ -125,7 +125,7 @@ def blocks_of(vectors: np.ndarray, first_row: int, deleted: np.ndarray, half: bo
             block = block[live - start]
         wide = _widened(block, torch.float32)
         norms = np.linalg.norm(wide, axis=1).astype(np.float64)
-        bad = live[~(norms <= LARGEST)]
+        bad = live[~(norms <= MAX_NORM)]
         if len(bad):
             raise InputError(
                 f"the vector of row {first_row + bad[0]} has NaN, Inf or a norm above 1e15: encode it again"

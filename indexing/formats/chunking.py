@@ -98,12 +98,12 @@ def chunks(
         titles.check_end()
 
 
-def chunk_rows(index: int, most: int) -> int:
-    """Returns the rows of a chunk: 512 in each of the first 16, twice as many in each of the next 16, up to `most`.
+def chunk_rows(index: int, max_rows: int) -> int:
+    """Returns the rows of a chunk: 512 in each of the first 16, twice as many in each of the next 16, up to `max_rows`.
 
     So a small corpus has several parts, and an interrupted job keeps those that are complete; a large one has few.
     """
-    return min(most, FIRST_CHUNK_ROWS << min(index // CHUNKS_PER_SIZE, 30))
+    return min(max_rows, FIRST_CHUNK_ROWS << min(index // CHUNKS_PER_SIZE, 30))
 
 
 def _chunk_bytes(rows: int, split: Split | None) -> int:

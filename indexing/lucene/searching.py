@@ -19,7 +19,7 @@ from indexing.store.chain import RowRange
 from indexing.store.documents import Part
 from indexing.work.tasks import Runner, Task
 
-MOST_HITS = 1 << 24  # hits that are in memory at once; a filter that few passages match needs deep searches
+MAX_LUCENE_HITS = 1 << 24  # hits that are in memory at once; a filter that few passages match needs deep searches
 BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start
 
 
@@ -129,7 +129,7 @@ def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: 
     if not len(rows):
         return nothing(len(queries), k)
     depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
-    return _search_deeper(searcher, queries, k, depth, lambda numbers: np.isin(numbers, rows), threads, most=len(rows))
+    return _search_deeper(searcher, queries, k, depth, lambda numbers: np.isin(numbers, rows), threads, len(rows))
 
 
 def _search_deeper(
@@ -139,13 +139,14 @@ def _search_deeper(
     depth: int,
     accepts: Callable[[np.ndarray], np.ndarray],
     threads: int,
-    most: int | None = None,
+    num_allowed: int | None = None,
 ) -> Hits:
     """Returns the top k of each query among the rows that `accepts` accepts (int64 -> bool).
 
-    Searches to `depth`, and doubles it until there are k hits, or `most`, the number of rows that can be accepted.
+    Searches to `depth`, and doubles it until there are k hits, or `num_allowed`: the number of rows that can be
+    accepted.
     """
-    expected = k if most is None else min(k, most)
+    expected = k if num_allowed is None else min(k, num_allowed)
     scores, rows = nothing(len(queries), k)
 
     def search(numbers: np.ndarray) -> np.ndarray:
@@ -162,7 +163,7 @@ def _search_deeper(
 
     pending = np.arange(len(queries))
     while len(pending):
-        blocks = np.array_split(pending, -(-len(pending) * depth // MOST_HITS))
+        blocks = np.array_split(pending, -(-len(pending) * depth // MAX_LUCENE_HITS))
         is_done = np.concatenate([search(numbers) for numbers in blocks if len(numbers)])
         pending, depth = pending[~is_done], min(2 * depth, searcher.num_documents)
     return Hits(scores, rows)

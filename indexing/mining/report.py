@@ -25,7 +25,7 @@ from retriever.errors import InputError
 THRESHOLDS = (0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 10)))
 PROBABILITY_BINS = 50
 PROBABILITY_EDGES = [number / PROBABILITY_BINS for number in range(PROBABILITY_BINS + 1)]
-_MOST_BINS = 64  # maximum number of bins of a histogram whose range is unknown in advance
+_MAX_BINS = 64  # maximum number of bins of a histogram whose range is unknown in advance
 _COMBINATIONS = 12  # combinations of sources in the chart; the table has all
 
 
@@ -50,14 +50,14 @@ class Example:
 
 
 class Histogram:
-    """Counts of numbers whose range is unknown in advance, in at most _MOST_BINS bins of equal width.
+    """Counts of numbers whose range is unknown in advance, in at most _MAX_BINS bins of equal width.
 
-    The width is the smallest power of two, at least `least`, that covers the values so far; edges are multiples of it.
-    So the result does not depend on the order of the values.
+    The width is the smallest power of two, at least `min_width`, that covers the values so far; edges are multiples of
+    it. So the result does not depend on the order of the values.
     """
 
-    def __init__(self, least: float = 2.0**-20):
-        self.width = least
+    def __init__(self, min_width: float = 2.0**-20):
+        self.width = min_width
         self._counts: Counter[int] = Counter()
 
     def add(self, values: np.ndarray) -> None:
@@ -74,7 +74,7 @@ class Histogram:
             low, high = min(low, min(self._counts) * self.width), max(high, max(self._counts) * self.width)
         width = self.width
         # Numbers far from 0 get wider bins, in which a float64 still counts exactly.
-        while (last := math.floor(high / width)) - (first := math.floor(low / width)) >= _MOST_BINS or (
+        while (last := math.floor(high / width)) - (first := math.floor(low / width)) >= _MAX_BINS or (
             max(-first, last) > 2**50
         ):
             width *= 2

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from retriever.encoding.encoder import Encoder
     from retriever.encoding.sparse_encoder import SparseEncoder
 
-MOST_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hundred
+MAX_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hundred
 
 
 class SparseKind(VectorKind):
@@ -67,7 +67,7 @@ class SparseKind(VectorKind):
     def warning(self, rows: int, size_bytes: int) -> str | None:
         """Returns a warning if the vectors have too many words for a useful index."""
         words = size_bytes / max(1, rows) / NUMBER_BYTES
-        if words <= MOST_WORDS:
+        if words <= MAX_WORDS:
             return None
         return (
             f"the vectors of the first part have {words:,.0f} words on average, {human(size_bytes)} in all: give "

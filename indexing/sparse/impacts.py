@@ -13,7 +13,7 @@ from retriever.errors import InputError
 SCALE = 100  # impacts per unit of a weight, as in Anserini's SPLADE indexes
 EMPTY = "empty"  # the reserved word of a text without a word; the others are numbers
 EXACT = 1 << 24  # scores below it are exact in Lucene's float32
-_MOST = (1 << 31) - 1  # of an impact, and of the impacts of a text together: Lucene counts them in an int
+_MAX_IMPACT = (1 << 31) - 1  # of an impact, and of the impacts of a text together: Lucene counts them in an int
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,16 @@ def misfits(vectors: SparseVectors) -> dict[int, str]:
     """Returns the numbers of the vectors that cannot be quantised, each with the reason."""
     scaled, rows = _scaled(vectors)
     reasons: dict[int, str] = {}
-    for number in np.flatnonzero(~((scaled >= 0) & (scaled <= _MOST))):
+    for number in np.flatnonzero(~((scaled >= 0) & (scaled <= _MAX_IMPACT))):
         word, weight = vectors.indices[number], vectors.values[number]
-        reason = f"the weight {weight:g} of word {word} does not fit an impact: expected 0 to {_MOST / SCALE:,.0f}"
+        reason = (
+            f"the weight {weight:g} of word {word} does not fit an impact: expected 0 to {_MAX_IMPACT / SCALE:,.0f}"
+        )
         reasons.setdefault(int(rows[number]), reason)
     totals = np.bincount(rows, scaled, len(vectors))
-    for row in np.flatnonzero(totals > _MOST):
+    for row in np.flatnonzero(totals > _MAX_IMPACT):
         reason = (
-            f"its weights sum to {totals[row] / SCALE:,.0f}, expected at most {_MOST / SCALE:,.0f}: "
+            f"its weights sum to {totals[row] / SCALE:,.0f}, expected at most {_MAX_IMPACT / SCALE:,.0f}: "
             "Lucene counts the impacts of a text in 31 bits"
         )
         reasons.setdefault(int(row), reason)

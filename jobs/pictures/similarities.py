@@ -10,7 +10,7 @@ import numpy as np
 
 _COLOUR_MAP = "viridis"
 _DARK = 0.6  # fraction of the colour range up to which white digits are readable
-_MOST_DIGITS = 4
+_MAX_DIGITS = 4
 
 
 def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title: str, measure: str) -> bytes:
@@ -30,7 +30,7 @@ def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title:
     figure = new_figure(side + 2.0 + 0.09 * longest, side + 0.9 + 0.06 * longest)
     axes = figure.add_subplot()
     low, high = float(similarities.min()), float(similarities.max())
-    low = min(low, high - 10.0**-_MOST_DIGITS)  # differences that the digits do not show have one colour
+    low = min(low, high - 10.0**-_MAX_DIGITS)  # differences that the digits do not show have one colour
     image = axes.imshow(similarities, cmap=_COLOUR_MAP, vmin=low, vmax=high)
     names = [plain(label) for label in labels]
     axes.set_xticks(range(num), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=FONT)
@@ -49,4 +49,4 @@ def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title:
 
 def _digits(spread: float) -> int:
     """Returns the digits after the point with which numbers of such a spread differ."""
-    return int(np.clip(np.ceil(-np.log10(spread)) + 1, 2, _MOST_DIGITS))
+    return int(np.clip(np.ceil(-np.log10(spread)) + 1, 2, _MAX_DIGITS))

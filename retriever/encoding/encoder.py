@@ -49,7 +49,7 @@ __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
 log = logging.getLogger(__name__)
 
 # Tokens of the smallest packed batch that is worth a thread: float32 products take about eight times as long.
-_LEAST = {torch.float32: 32, torch.bfloat16: 192}
+_MIN_PACKED_TOKENS = {torch.float32: 32, torch.bfloat16: 192}
 # Bytes of the prompts of a batch in which some are computed; larger batches are cut. Each row's prompt takes as many as
 # the longest. (On the CPU, blocks above 32 MiB are mapped again for each batch.)
 _COMPUTED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
@@ -427,7 +427,7 @@ class Encoder:
                 vectors[rows] = self._head(self._run(*inputs)).numpy()
             done.add(len(rows))
 
-        batches = plan_packed(tokens.lengths, least=_LEAST[self.dtype])
+        batches = plan_packed(tokens.lengths, min_tokens=_MIN_PACKED_TOKENS[self.dtype])
         team.run(fill, [some for rows in batches for some in self._cut(rows, prompts)])
         vectors[prompts.wordless] = np.nan
         return vectors

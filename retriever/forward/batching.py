@@ -308,20 +308,20 @@ def padded(
         yield rows, torch.from_numpy(ids), torch.from_numpy(lengths)
 
 
-def plan_packed(lengths: np.ndarray, most: int = 1024, *, least: int) -> list[np.ndarray]:
+def plan_packed(lengths: np.ndarray, max_tokens: int = 1024, *, min_tokens: int) -> list[np.ndarray]:
     """Cuts texts into packed batches, sorted by length (ties by position), longest first.
 
     Args:
         lengths: Tokens of each text, int64 [n].
-        most: Tokens of a batch, about; half of all tokens if that is less, so that two threads have work.
-        least: Tokens of a batch at least.
+        max_tokens: Tokens of a batch, about; half of all tokens if that is less, so that two threads have work.
+        min_tokens: Tokens of a batch at least.
 
     Returns:
         The row numbers of each batch, int64. A function of the arguments alone.
     """
     order = np.argsort(-lengths, kind="stable")
     before = np.cumsum(lengths[order]) - lengths[order]
-    size = min(most, max(least, -(-int(lengths.sum()) // 2)))
+    size = min(max_tokens, max(min_tokens, -(-int(lengths.sum()) // 2)))
     return [rows for rows in np.split(order, np.flatnonzero(np.diff(before // size)) + 1) if len(rows)]
 
 

@@ -50,7 +50,7 @@ _SIZES = (
     "vocab_size",
     "d_kv",
 )
-_MOST_LAYERS = 1000
+_MAX_LAYERS = 1000
 
 
 def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: Any) -> Any:
@@ -87,8 +87,8 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: A
                 f"{file}: {name}: expected an integer of at least 1, got {shown(value)}: not the "
                 "configuration of a text encoder"
             )
-    if config.num_hidden_layers > _MOST_LAYERS:
-        raise InputError(f"{file}: {config.num_hidden_layers} layers, expected at most {_MOST_LAYERS}")
+    if config.num_hidden_layers > _MAX_LAYERS:
+        raise InputError(f"{file}: {config.num_hidden_layers} layers, expected at most {_MAX_LAYERS}")
     return config
 
 

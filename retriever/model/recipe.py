@@ -125,13 +125,13 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     pooling = options.pooling or modules.pooling
     head = _head(modules.head, pooling, options)
     dim = _dense_dim(folder, head, hidden, options)
-    most_terms = count(read_object(folder / ENCODER_CONFIG), "max_active_dims", folder / ENCODER_CONFIG)
+    max_terms = count(read_object(folder / ENCODER_CONFIG), "max_active_dims", folder / ENCODER_CONFIG)
     query_terms = passage_terms = None
     if pooling == SPLADE:
         if vocabulary is None:
             raise InputError(f"{backbone / 'config.json'}: vocab_size: expected an integer, whose words get weights")
         dim = vocabulary
-        query_terms, passage_terms = options.query_terms or most_terms, options.passage_terms or most_terms
+        query_terms, passage_terms = options.query_terms or max_terms, options.passage_terms or max_terms
     query_length, passage_length, padding_side = _lengths(backbone, config, file, settings, tokenizer_args, options)
     query_prefix, passage_prefix, others = _read_prefixes(folder / ENCODER_CONFIG)
     return Recipe(

@@ -60,8 +60,8 @@ class TextChunks:
         if side == "query":
             self.kind.check_queries(texts, tokens)
         planned = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
-        most = None if provider is None else self.kind.most_texts(provider)
-        batches = [(some, width) for text_rows, width in planned for some in _cut(text_rows, most)]
+        max_texts = None if provider is None else self.kind.max_texts(provider)
+        batches = [(some, width) for text_rows, width in planned for some in _cut(text_rows, max_texts)]
         chunks = []
         for text_rows, ids, lengths in padded(
             tokens, batches, side=self.recipe.padding_side, pad_id=self.tokenizer.pad_id
@@ -81,6 +81,10 @@ class TextChunks:
                 self.kind.check_queries(some, self.tokenizer(some, side="query"))
 
 
-def _cut(texts: np.ndarray, most: int | None) -> list[np.ndarray]:
-    """Returns the numbers of the texts of a chunk in pieces of at most `most`; None: in one piece."""
-    return [texts] if most is None else [texts[start : start + most] for start in range(0, len(texts), most)]
+def _cut(texts: np.ndarray, max_texts: int | None) -> list[np.ndarray]:
+    """Returns the numbers of the texts of a chunk in pieces of at most `max_texts`; None: in one piece."""
+    return (
+        [texts]
+        if max_texts is None
+        else [texts[start : start + max_texts] for start in range(0, len(texts), max_texts)]
+    )

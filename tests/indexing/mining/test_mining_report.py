@@ -120,8 +120,8 @@ def test_the_order_of_the_parts_does_not_matter() -> None:
         assert gathered(list(order)).numbers() == expected
 
 
-@pytest.mark.parametrize("least", [1.0, 2.0**-20])
-def test_histogram_of_any_range_in_any_order(least: float) -> None:
+@pytest.mark.parametrize("min_width", [1.0, 2.0**-20])
+def test_histogram_of_any_range_in_any_order(min_width: float) -> None:
     draw = random.Random(0)
     for case in range(200):
         scale, shift = 10 ** draw.uniform(-8, 14), draw.choice([0.0, 1.0, -1e3, 1e9])
@@ -130,7 +130,7 @@ def test_histogram_of_any_range_in_any_order(least: float) -> None:
             values[:] = values[0]
         found = []
         for _ in range(3):
-            histogram = Histogram(least)
+            histogram = Histogram(min_width)
             order = draw.sample(range(len(values)), len(values))
             for start in range(0, len(values), 7):
                 histogram.add(values[order[start : start + 7]])
@@ -139,7 +139,7 @@ def test_histogram_of_any_range_in_any_order(least: float) -> None:
         assert found[1] == found[2] == (edges, counts)
         assert len(edges) == len(counts) + 1 <= 65
         half = histogram.width / 2
-        assert histogram.width == least or (
+        assert histogram.width == min_width or (
             math.floor(values.max() / half) - math.floor(values.min() / half) >= 64 or abs(values).max() / half > 2**50
         ), "half as wide would do"
         assert counts == [int(((a <= values) & (values < b)).sum()) for a, b in itertools.pairwise(edges)]

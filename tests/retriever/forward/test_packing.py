@@ -192,15 +192,15 @@ def test_batches_hold_every_row_once_and_leave_two_threads_work() -> None:
     random = np.random.default_rng(0)
     for count in (0, 1, 2, 30, 5_000):
         lengths = random.integers(1, 512, count)
-        batches = plan_packed(lengths, least=192)
+        batches = plan_packed(lengths, min_tokens=192)
         order = np.concatenate([np.empty(0, np.int64), *batches])
         assert sorted(order) == list(range(count))
         assert (np.diff(lengths[order]) <= 0).all()
         tokens = [int(lengths[rows].sum()) for rows in batches]
         assert all(total < 1024 + 512 for total in tokens)
-    assert len(plan_packed(np.full(32, 15), least=192)) == 2
-    assert len(plan_packed(np.full(8, 15), least=192)) == 1
-    assert len(plan_packed(np.full(8, 15), least=32)) == 2
+    assert len(plan_packed(np.full(32, 15), min_tokens=192)) == 2
+    assert len(plan_packed(np.full(8, 15), min_tokens=192)) == 1
+    assert len(plan_packed(np.full(8, 15), min_tokens=32)) == 2
 
 
 def test_a_team_raises_what_was_raised_when_none_is_at_work() -> None:
