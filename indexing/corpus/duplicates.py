@@ -53,11 +53,11 @@ def merge_ids(
     dropped = []
     for one, other, is_equal in _repeated_in_import(new, ids):
         if not (drop_duplicates and is_equal):
-            raise _duplicate(new, one, other, drop_duplicates)
+            raise _duplicate_error(new, one, other, drop_duplicates)
         dropped.append(other)
     for row, known, is_equal in _known_before(new, ids, before, committed):
         if not (drop_duplicates and is_equal):
-            raise _known(new, row, known, drop_duplicates)
+            raise _known_id_error(new, row, known, drop_duplicates)
         dropped.append(row)
     draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
     if drop_duplicates:
@@ -180,7 +180,7 @@ def _known_before(
                     yield row, earlier, one == other
 
 
-def _duplicate(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
+def _duplicate_error(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
     """Returns the error for two rows with the same id. drops: whether equal rows are dropped, so these two differ."""
     columns = new.draft.config.get("columns")
     if columns and columns["id"] is None:
@@ -196,7 +196,7 @@ def _duplicate(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
     )
 
 
-def _known(new: _NewRows, row: int, known: int, drops: bool) -> InputError:
+def _known_id_error(new: _NewRows, row: int, known: int, drops: bool) -> InputError:
     """Returns the error for a row whose id the corpus has already. drops: whether equal rows are dropped."""
     difference = " with another title or text" if drops else ""
     return InputError(

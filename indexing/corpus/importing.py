@@ -21,7 +21,7 @@ from indexing.corpus.duplicates import merge_ids
 from indexing.corpus.filters import check_field_names
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.listing import file_identity
-from indexing.files.raw import Lines, Piece, clip, no_rows
+from indexing.files.raw import Lines, Piece, clip, no_rows_error
 from indexing.files.rows import text_lines
 from indexing.files.splitting import Split
 from indexing.files.titles import title_facts
@@ -372,7 +372,7 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
         num_unknown += len(unknown)
         deleted.append(np.concatenate(list(map(np.arange, firsts, ends))))
     if not deleted:
-        raise no_rows(delete)
+        raise no_rows_error(delete)
     if num_unknown:
         more = f", nor are {num_unknown - 1} more" if num_unknown > 1 else ""
         raise InputError(f"{first} is not in the corpus (or deleted already){more}; remove the line")

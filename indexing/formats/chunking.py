@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from indexing.files.columns import PassageColumns
-from indexing.files.raw import Piece, no_rows
+from indexing.files.raw import Piece, no_rows_error
 from indexing.files.splitting import BYTES_PER_WORD, Split
 from indexing.files.titles import Titles
 from indexing.formats.sources import Source
@@ -93,7 +93,7 @@ def chunks(
     if pieces:
         yield chunk()
     elif first == 0:
-        raise no_rows(*source.corpus)
+        raise no_rows_error(*source.corpus)
     if titles is not None and limit is None:
         titles.check_end()
 

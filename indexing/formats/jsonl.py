@@ -9,7 +9,7 @@ import orjson
 
 from indexing.files import limits
 from indexing.files.columns import PassageColumns, QueryColumns, Table
-from indexing.files.raw import Lines, Piece, clip, no_rows
+from indexing.files.raw import Lines, Piece, clip, no_rows_error
 from indexing.files.rows import Row, objects
 from indexing.files.start import refuse_json_array
 from indexing.formats.tables import QueryRow, TableFormat, named_passages
@@ -142,7 +142,7 @@ def read_json_table(file: str) -> Table:
     refuse_json_array(file)
     sample = Lines(file).take(SAMPLE_LINES, SAMPLE_BYTES)
     if sample is None:
-        raise no_rows(file)
+        raise no_rows_error(file)
     names: dict[str, None] = {}
     paths: dict[str, None] = {}
     has_nested = False

@@ -21,7 +21,7 @@ import pyarrow as pa
 from indexing.files import limits
 from indexing.files.columns import value_at
 from indexing.files.raw import Piece, clip
-from indexing.files.rows import Row, bad, dump_metadata, place
+from indexing.files.rows import Row, dump_metadata, place, row_error
 from indexing.files.splitting import Split, document_spans, passages_size, take_passages
 from indexing.formats.chunking import Chunk
 from indexing.formats.format import CorpusFormat
@@ -92,7 +92,7 @@ def _with_text(block: Piece, rows: Iterable[Row]) -> Iterator[Row]:
         line, id, title, text, _ = row
         if not title.strip() and not text.strip():
             actual = f"document {clip(id)} without text"
-            raise bad(block, line, actual, "a text to split, or a title", "add it or leave the document out")
+            raise row_error(block, line, actual, "a text to split, or a title", "add it or leave the document out")
         yield row
 
 
@@ -108,7 +108,7 @@ def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, 
         texts.append(text)
         metadata.append(dump_metadata(block, line, fields) if fields else "")
         for name, kind in filters.items():
-            typed[name].append(filter_value(partial(bad, block, line), name, kind, value_at(fields, name)))
+            typed[name].append(filter_value(partial(row_error, block, line), name, kind, value_at(fields, name)))
     table = pa.table([ids, titles, texts, metadata], schema=CORPUS_SCHEMA)
     for name, kind in filters.items():
         table = table.append_column(f"filter.{name}", pa.array(typed[name], FILTER_TYPES[kind]))

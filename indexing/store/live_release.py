@@ -51,7 +51,7 @@ def parse_current(storage: Storage, data: bytes) -> Current:
     return Current(document["release"], tuple(document["before"]))
 
 
-def unreadable_release(storage: Storage, id: str, error: CorruptError) -> CorruptError:
+def unreadable_release_error(storage: Storage, id: str, error: CorruptError) -> CorruptError:
     """Returns the error for a live release that is missing or damaged."""
     return CorruptError(f"{storage.url}/{CURRENT} names releases/{id} as the live release: {error}; {_REMEDY}")
 

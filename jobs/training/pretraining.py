@@ -22,7 +22,7 @@ from indexing.store.documents import Reference
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store, check_name
 from indexing.training.dev import DevSplit
-from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs, training_rows
+from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs_error, training_rows
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks
 from indexing.work.work import Target
@@ -227,7 +227,7 @@ def say_head(options: PretrainRip, head: dict[str, str] | None) -> None:
 def plan(options: PretrainRip, rip: RipOptions, eligible: Eligible, weights: int) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
     if not eligible.passages:
-        raise no_pairs(rip)
+        raise no_pairs_error(rip)
     about = "" if eligible.examined == eligible.total else f"about (from {eligible.examined:,} passages) "
     units = f", with two {rip.unit}s of at least {rip.min_words} words" if rip.has_pairs else ""
     say(f"passages  {about}{eligible.passages:,} eligible of {eligible.total:,}{units}")

@@ -37,7 +37,7 @@ from retriever.model.files import resolve
 from retriever.model.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.prompts.prompts import TaskPrompt, check_backbone, check_offsets
-from retriever.prompts.query_words import NO_WORDS, WordPooling, unusable_texts
+from retriever.prompts.query_words import NO_WORDS, WordPooling, unusable_texts_error
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.synthesiser import KeptSynthesiser
 from retriever.prompts.table import Prompts, PromptTable, warm_up_rows
@@ -252,7 +252,7 @@ class Encoder:
         """Removes a task; forward passes in progress keep its prompt. Raises InputError for an unknown task."""
         with self._lock:
             if self._served is None or name not in self._served.names:
-                raise _unknown(name, self.tasks)
+                raise _unknown_task_error(name, self.tasks)
             for table in self._tables.values():
                 table.drop(name)
             topics = {other: own for other, own in self._served.topics.items() if other != name}
@@ -367,7 +367,7 @@ class Encoder:
             InputError: If the task is unknown, or if its prompt is the same for all queries.
         """
         if self._served is None or task not in self._served.names:
-            raise _unknown(task, self.tasks)
+            raise _unknown_task_error(task, self.tasks)
         synthesiser = self._served.sides["query"].synthesisers.get(task)
         if synthesiser is None:
             raise InputError(
@@ -401,7 +401,7 @@ class Encoder:
         """
         prompts = self._prompts_of(task, side, tokens, topics)
         if check and (reasons := prompts.reasons()):
-            raise unusable_texts(reasons, len(tokens))
+            raise unusable_texts_error(reasons, len(tokens))
         done = _Done(report)
         vectors = (
             self._padded(tokens, prompts, side, done)
@@ -556,7 +556,7 @@ class Encoder:
         names = {task} if isinstance(task, str) else {name for name in tasks if name is not None}
         for name in names:
             if name not in served.names:
-                raise _unknown(name, served.names)
+                raise _unknown_task_error(name, served.names)
         if by_topic := names & served.topics.keys():
             topicless = _check_topics({name: served.topics[name] for name in by_topic}, tasks, topics)
         prompts = served.sides[side]
@@ -625,5 +625,5 @@ def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
     }
 
 
-def _unknown(name: str | None, names: Collection[str]) -> InputError:
+def _unknown_task_error(name: str | None, names: Collection[str]) -> InputError:
     return InputError(f"task={name!r}: no such task; there are: {', '.join(sorted(names)) or 'none'}")

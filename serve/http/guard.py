@@ -168,7 +168,7 @@ class Guard:
                     else Refusal(401, "no token, or an unknown one")
                 )
         length = headers.get(b"content-length", b"0")
-        return _too_large(max_bytes) if length.isdigit() and int(length) > max_bytes else None
+        return _too_large_refusal(max_bytes) if length.isdigit() and int(length) > max_bytes else None
 
 
 class _Exchange:
@@ -206,7 +206,7 @@ class _Exchange:
         self.received += size
         self._guard.received += size
         if self.received > self._max_bytes:
-            self.refusal = _too_large(self._max_bytes)
+            self.refusal = _too_large_refusal(self._max_bytes)
         elif self._guard.received > MAX_RECEIVED:
             self.refusal = Refusal(503, "too many large requests at once; try again in a moment")
         return message if self.refusal is None else {"type": "http.disconnect"}
@@ -237,7 +237,7 @@ class _Exchange:
         await self._send(message)
 
 
-def _too_large(max_bytes: int) -> Refusal:
+def _too_large_refusal(max_bytes: int) -> Refusal:
     return Refusal(413, f"expected up to {max_bytes} bytes")
 
 

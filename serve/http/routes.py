@@ -132,7 +132,7 @@ def _check_type(request: Request, expected: str, suffix: str | None = None) -> N
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     has_suffix = suffix is not None and content_type.startswith("application/") and content_type.endswith(suffix)
     if content_type != expected and not has_suffix:
-        raise _invalid("content_type", f"expected Content-Type: {expected}")
+        raise _validation_error("content_type", f"expected Content-Type: {expected}")
 
 
 def _parsed(chunks: Sequence[bytes], model: type[Model]) -> Model:
@@ -177,11 +177,13 @@ def parse_json(body: bytearray) -> Any:
             end = len(body) if quote < 0 else quote
             size += end - at
             if size > MAX_STRUCTURE:
-                raise _invalid("structure", f"expected up to {MAX_STRUCTURE:,} bytes of JSON outside of strings")
+                raise _validation_error(
+                    "structure", f"expected up to {MAX_STRUCTURE:,} bytes of JSON outside of strings"
+                )
             outside = body[at:end]
             containers += sum(map(outside.count, b"[{:"))
             if containers > MAX_CONTAINERS:
-                raise _invalid("structure", f"expected up to {MAX_CONTAINERS:,} lists, objects and fields")
+                raise _validation_error("structure", f"expected up to {MAX_CONTAINERS:,} lists, objects and fields")
             rest += outside
             at = end
             if quote >= 0:
@@ -191,7 +193,7 @@ def parse_json(body: bytearray) -> Any:
                 texts.append(_TEXT.validate_python(from_json(body[quote:at])))
         return _with_texts(from_json(rest), texts)
     except ValueError as error:  # its position is that in the rest
-        raise _invalid("json_invalid", f"Invalid JSON: {str(error).partition(' at line ')[0]}") from None
+        raise _validation_error("json_invalid", f"Invalid JSON: {str(error).partition(' at line ')[0]}") from None
 
 
 def _end_of_string(body: bytearray, quote: int) -> int:
@@ -206,7 +208,7 @@ def _end_of_string(body: bytearray, quote: int) -> int:
             break
         at = piece.end()
         if at - quote > MAX_STRING:
-            raise _invalid("structure", f"expected up to {MAX_STRING:,} bytes of a string")
+            raise _validation_error("structure", f"expected up to {MAX_STRING:,} bytes of a string")
     return len(body)
 
 
@@ -221,7 +223,7 @@ def _with_texts(value: Any, texts: Sequence[str]) -> Any:
     return value
 
 
-def _invalid(kind: str, message: str) -> RequestValidationError:
+def _validation_error(kind: str, message: str) -> RequestValidationError:
     return RequestValidationError([{"type": kind, "loc": ("body",), "msg": message}])
 
 

@@ -25,7 +25,7 @@ from retriever.errors import InputError
 from retriever.options import Side
 from serve.errors import ExpiredError, LostError, StoreError
 from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, result_of
-from serve.parts.models import TOGETHER, Encoded, EncoderPart, RerankPart, finite, unusable
+from serve.parts.models import TOGETHER, Encoded, EncoderPart, RerankPart, finite, unusable_error
 from serve.parts.part import Usable
 from serve.parts.queries import Answer, Group, Hit, Pairs, Query, QueryState, Texts
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
@@ -88,7 +88,7 @@ class Engine:
             vectors = encoded.vectors[start:end]
             if len(bad := np.flatnonzero(~finite(vectors))):
                 first = int(bad[0])
-                results.append(unusable(request.task, encoded.refused.get(start + first), first))
+                results.append(unusable_error(request.task, encoded.refused.get(start + first), first))
             else:
                 results.append((vectors, Cuts.of(encoded.lengths[start:end], encoded.num_cut[start:end])))
         return results
@@ -197,7 +197,7 @@ class Engine:
         for number, query in queries.items():
             key = query.task.name, query.text
             if not finite(vectors[key]):
-                states[number].refused = unusable(query.task.name, refused.get(key))
+                states[number].refused = unusable_error(query.task.name, refused.get(key))
         return vectors
 
     def _find(self, release: Release, groups: Sequence[Group], states: list[QueryState], deadline: float) -> None:

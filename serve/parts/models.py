@@ -269,7 +269,7 @@ def finite(vectors: np.ndarray) -> np.ndarray:
     return result
 
 
-def unusable(task: str, reason: str | None, number: int | None = None) -> InputError:
+def unusable_error(task: str, reason: str | None, number: int | None = None) -> InputError:
     """Returns the error for a text without a finite vector.
 
     Args:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from indexing.store.cache import CorruptError
 from indexing.store.documents import MANIFEST
-from indexing.store.live_release import CURRENT, Current, parse_current, unreadable_release
+from indexing.store.live_release import CURRENT, Current, parse_current, unreadable_release_error
 from indexing.store.retention import (
     expired_prompts,
     expired_releases,
@@ -50,7 +50,7 @@ def live_release(store: Store) -> tuple[Release | None, str | None]:
     try:
         return _load(store, live[0]), live[1]
     except CorruptError as error:
-        raise unreadable_release(store.storage, live[0], error) from error
+        raise unreadable_release_error(store.storage, live[0], error) from error
 
 
 def last_release(store: Store) -> tuple[Release | None, str | None]:
