@@ -74,7 +74,7 @@ def main(options: StoreJob) -> None:
     if options.with_dependents and options.action != "remove":
         raise InputError(f"{options.action} --with-dependents: only remove takes the artifacts that need another one")
     key = (options.key or "").strip("/")
-    check_query_options(options, key)
+    check_query_id_options(options, key)
     if options.action == "list":
         list_artifacts(store, options.limit)
     elif options.action == "show" and options.query_id is not None:
@@ -266,7 +266,7 @@ def show(store: Store, key: str, limit: int | None) -> None:
         say(f"part         {part.file:44} {part.rows:>12,} rows {human(part.bytes):>10}  {part.sha256[:12]}")
 
 
-def check_query_options(options: StoreJob, key: str) -> None:
+def check_query_id_options(options: StoreJob, key: str) -> None:
     """Raises InputError if --query-id or --k does not fit the other options."""
     if options.query_id is None:
         if options.k is not None:

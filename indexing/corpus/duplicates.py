@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from indexing.corpus.corpus import Corpus, document_starts, open_table, save_array
-from indexing.corpus.ids import candidates, merge_bucket, repeated
+from indexing.corpus.ids import merge_bucket, repeated_hashes, rows_with_hashes
 from indexing.files.delimited import line_of_row
 from indexing.files.raw import clip
 from indexing.store.artifact import Artifact, Draft
@@ -147,7 +147,7 @@ def _known_contents(before: Corpus, rows: np.ndarray) -> list[Content]:
 
 def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, int, bool]]:
     """Yields pairs of new rows with the same id, the earlier one first, and whether title and text are equal too."""
-    pairs = repeated(ids)
+    pairs = repeated_hashes(ids)
     for start in range(0, len(pairs), PAIRS_AT_ONCE):
         block = pairs[start : start + PAIRS_AT_ONCE]
         contents = zip(new.contents(block[:, 0]), new.contents(block[:, 1]), strict=True)
@@ -169,7 +169,7 @@ def _known_before(
         deleted = np.union1d(deleted, np.load(new.draft.local(committed["deleted"])))
     for artifact in before.generations:
         files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
-        positions, known = candidates(files, ids[0])
+        positions, known = rows_with_hashes(files, ids[0])
         alive = ~np.isin(known, deleted)
         rows, known = ids[1][positions[alive]].astype(np.int64), known[alive]
         for start in range(0, len(rows), PAIRS_AT_ONCE):

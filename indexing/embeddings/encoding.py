@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexing.corpus.corpus import Corpus, open_table, save_array
-from indexing.embeddings.encoders import EncoderSpec, differing
+from indexing.embeddings.encoders import EncoderSpec, differing_settings
 from indexing.embeddings.kind import PartTexts, VectorKind
 from indexing.embeddings.reader import TOPICS
 from indexing.store.artifact import Artifact, Draft
@@ -238,7 +238,7 @@ def topics_name(part: RowPart) -> str:
 
 def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
     """Raises InputError unless this worker's encoder is the pinned one: another node may have other weights."""
-    if differ := differing(pinned, config):
+    if differ := differing_settings(pinned, config):
         names = ", ".join(differ)
         raise InputError(
             f"the encoder on {platform.node()} is not the pinned one ({names} differ): give all nodes the same"

@@ -129,10 +129,10 @@ def index_over(store: Store, embeddings: str, remedy: str) -> str | None:
 def resolve(source: str, store: Store) -> str:
     """Returns the source that a mode stands for if `source` is one of the modes, otherwise `source`."""
     modes: tuple[Mode, ...] = get_args(Mode)
-    return next((source_of(mode, store, by_name=True) for mode in modes if mode == source), source)
+    return next((source_of_mode(mode, store, by_name=True) for mode in modes if mode == source), source)
 
 
-def source_of(
+def source_of_mode(
     mode: Mode, store: Store, embeddings: str | None = None, index: str | None = None, *, by_name: bool = False
 ) -> str:
     """Returns the source that a mode stands for.
@@ -154,7 +154,7 @@ def source_of(
         return "bm25"
     if mode == "hybrid":
         probed = index is not None or (embeddings is None and _has_index(store, INDEX.is_index))
-        return hybrid("bm25", source_of("dense" if probed else "exact", store, embeddings, index, by_name=by_name))
+        return hybrid("bm25", source_of_mode("dense" if probed else "exact", store, embeddings, index, by_name=by_name))
     if mode == "exact":
         choice = EXACT.text("NAME") if by_name else None
         return EXACT.text(store.only("embeddings", embeddings, DENSE.holds, choice=choice))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from indexing.embeddings.encoders import EncoderSpec, differing, spec_of
+from indexing.embeddings.encoders import EncoderSpec, differing_settings, spec_of
 from indexing.embeddings.kind import VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.hit_sources.options import SearchOptions
@@ -66,7 +66,7 @@ class QueryEncoder(Generic[Vectors]):
         self._recent: list[tuple[Sequence[str], Vectors]] = []
         # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.
         pinned, described = embeddings.config["encoder"], spec.describe("passage")
-        if differ := differing(pinned, described, passages=options.task is not None):
+        if differ := differing_settings(pinned, described, passages=options.task is not None):
             what, parameter = (f"task {options.task}", "task") if options.task else (f"encoder {spec.name}", "encoder")
             raise InputError(
                 f"{what} is not the one that made embeddings/{embeddings.name} ({', '.join(differ)} differ): name "

@@ -83,7 +83,7 @@ def check_scales(options: NegativeOptions, num_sources: int) -> None:
             )
 
 
-def to_score(table: pa.Table, known: np.ndarray, options: NegativeOptions) -> np.ndarray:
+def pairs_to_score(table: pa.Table, known: np.ndarray, options: NegativeOptions) -> np.ndarray:
     """Returns the pairs that a re-ranker scores next: positions int64, empty when it is done.
 
     The pairs of each query are scored in its seeded order, as many at a time as are certain to be needed, until enough

@@ -23,7 +23,7 @@ from indexing.corpus.queries import Queries
 from indexing.hit_sources.grammar import label
 from indexing.mining.candidates import MiningQueries
 from indexing.mining.pools import list_keys, pair_keys
-from indexing.mining.sampling import NegativeOptions, to_score
+from indexing.mining.sampling import NegativeOptions, pairs_to_score
 from indexing.search.rescoring import (
     PairScorer,
     RerankerSpec,
@@ -94,7 +94,7 @@ class ScoreCandidates(WorkDefaults):
     def _suffice(self, generations: Sequence[Artifact]) -> bool:
         """Whether each part was once scored for options that need as much as these."""
         parts = [part for artifact in generations for part in artifact.group("part")]
-        sufficient = {part.name for part in parts if satisfies(part.facts["scored_for"], self.options)}
+        sufficient = {part.name for part in parts if has_needed_pairs(part.facts["scored_for"], self.options)}
         return bool(generations) and sufficient == {part.name for part in self.candidates.group("part")}
 
     @property
@@ -255,7 +255,7 @@ class ScoreTask:
         known = probabilities(table, name, self.previous)
         is_new = np.zeros(len(table), bool)
         texts, cuts = self._texts(table), Cuts()
-        while len(chosen := to_score(table, known, self.options)):
+        while len(chosen := pairs_to_score(table, known, self.options)):
             pairs = [texts[id] for id in table["query_id"].take(chosen).to_pylist()]
             known[chosen], cut = scorer.score(pairs, self.corpus, table["row"].to_numpy()[chosen])
             cuts += cut
@@ -294,7 +294,7 @@ class ScoreTask:
         return dict(zip(texts["id"].to_pylist(), texts["text"].to_pylist(), strict=True))
 
 
-def satisfies(scored_for: Mapping[str, Any], options: NegativeOptions) -> bool:
+def has_needed_pairs(scored_for: Mapping[str, Any], options: NegativeOptions) -> bool:
     """Whether a part has all pairs that the options need; scored_for: what an earlier command needed."""
     needs = options.needs
     if "positives" in needs and not scored_for.get("positives"):

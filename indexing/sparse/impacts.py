@@ -39,7 +39,7 @@ class Impacts:
         return self.words[place], self.impacts[place]
 
 
-def quantised(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
+def quantise(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
     """Returns rint(100 v) of all weights, computed in float64.
 
     Args:
@@ -49,7 +49,7 @@ def quantised(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
     Raises:
         InputError: If a weight is not finite or below 0, or if the impacts of a vector sum to more than 2^31 - 1.
     """
-    for number, reason in misfits(vectors).items():
+    for number, reason in unquantisable_vectors(vectors).items():
         raise InputError(f"{label(number)}: {reason}")
     scaled, rows = _scaled(vectors)
     is_kept = scaled > 0
@@ -57,7 +57,7 @@ def quantised(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
     return Impacts(vectors.indices[is_kept], scaled[is_kept].astype(np.int64), offsets.astype(np.int64))
 
 
-def misfits(vectors: SparseVectors) -> dict[int, str]:
+def unquantisable_vectors(vectors: SparseVectors) -> dict[int, str]:
     """Returns the numbers of the vectors that cannot be quantised, each with the reason."""
     scaled, rows = _scaled(vectors)
     reasons: dict[int, str] = {}
@@ -98,7 +98,7 @@ def query_texts(impacts: Impacts) -> list[str]:
     ]
 
 
-def products(queries: Impacts, number: int, passages: Impacts, width: int) -> np.ndarray:
+def exact_scores(queries: Impacts, number: int, passages: Impacts, width: int) -> np.ndarray:
     """Returns the exact scores of passages for one query, int64 [passages]. width: of the vocabulary."""
     weights = np.zeros(width, np.int64)
     words, impacts = queries.of(number)

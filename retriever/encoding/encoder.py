@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from retriever.encoding.backbones import backbone_kind, open_pooled
+from retriever.encoding.backbones import backbone_loader, open_pooled
 from retriever.encoding.sparse_model import keep_largest
 from retriever.errors import InputError
 from retriever.forward.attention import reach
@@ -157,7 +157,7 @@ class Encoder:
         self._lock = threading.Lock()
         self._shape: PromptShape | None = None
         self._served: _Served | None = None
-        is_eager = backbone_kind(recipe).is_eager
+        is_eager = backbone_loader(recipe).is_eager
         is_packed = packs(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
         if is_packed and backbone.config.is_decoder:
             raise InputError(
@@ -530,9 +530,9 @@ class Encoder:
         if prompt.position_offset:
             self._eager.check_offsets()
             check_offsets(self._recipe, {side: prompt.offset(side) for side in SIDES})
-        current = _shaping(self._recipe, self.options)
+        current = _vector_settings(self._recipe, self.options)
         recipe = read_recipe(self._recipe.folder, prompt.options, trust_remote_code=self._trust_remote_code)
-        other = _shaping(recipe, prompt.options)
+        other = _vector_settings(recipe, prompt.options)
         if differ := [f"{key}={other[key]!r} (here {current[key]!r})" for key in current if current[key] != other[key]]:
             raise InputError(
                 f"task {name!r}: its prompt was trained with other settings than the encoder's: "
@@ -608,7 +608,7 @@ class _Done:
             self._report(self._texts)
 
 
-def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
+def _vector_settings(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
     """Returns the resolved settings that shape vectors in training: not dtype, compile and the pruning of words."""
     resolved = (
         "pooling",

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from retriever.losses.category import category_loss, overlap, topic_loss, weighted_positives_loss
-from retriever.losses.contrastive import contrastive_loss, own_loss, symmetric_loss, symmetric_sum_loss
+from retriever.losses.contrastive import both_directions_loss, contrastive_loss, own_loss, symmetric_loss
 from retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
 from retriever.losses.temperature import LearnedTemperature
 from retriever.options.losses import Loss
@@ -44,7 +44,7 @@ __all__ = [
 CONTRASTIVE: dict[str, Callable[..., torch.Tensor]] = {
     "contrastive": contrastive_loss,
     "symmetric": symmetric_loss,
-    "symmetric-sum": symmetric_sum_loss,
+    "symmetric-sum": both_directions_loss,
 }
 """Losses over the positives of queries: arguments of `contrastive_loss`."""
 DISTILLATION: dict[str, Callable[..., torch.Tensor]] = {"kl": kl_loss, "margin-mse": margin_mse_loss}

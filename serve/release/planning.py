@@ -10,7 +10,7 @@ from typing import Any
 from indexing.corpus.corpus import Corpus
 from indexing.dense.index import Index
 from indexing.embeddings.embeddings import DENSE, Embeddings
-from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings, differences, differing
+from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings, describe_differences, differing_settings
 from indexing.hit_sources.dense import Space
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.kind import SearchContext
@@ -205,7 +205,7 @@ def _find_space(
         space = open_space(store, *put.space, corpus)
         check_passages(name, encoder, space.embeddings)
         return space
-    if not differing(main.embeddings.config["encoder"], encoder, passages=True):
+    if not differing_settings(main.embeddings.config["encoder"], encoder, passages=True):
         return main
     candidates, reasons = _embeddings_of(store, encoder, corpus)
     complete = [vectors for vectors in candidates if vectors.num_rows >= main.embeddings.num_rows]
@@ -238,7 +238,7 @@ def _embeddings_of(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -> 
             config = store.generations("embeddings", name)[-1].config
         except InputError:
             continue  # damaged, so the encoder of these embeddings is unknown
-        if differing(config["encoder"], encoder, passages=True):
+        if differing_settings(config["encoder"], encoder, passages=True):
             continue
         try:
             embeddings.append(Embeddings.open(store, name, corpus))
@@ -301,7 +301,7 @@ def _checked_name(task: str) -> str:
 
 def check_passages(task: str, encoder: Mapping[str, Any], vectors: Embeddings) -> None:
     """Raises InputError unless embeddings are those of an encoder of passages, of which this is the configuration."""
-    if differ := differences(vectors.config["encoder"], encoder, passages=True):
+    if differ := describe_differences(vectors.config["encoder"], encoder, passages=True):
         raise InputError(
             f"task {task}: its passages' vectors are not those of embeddings/{vectors.name} ({differ}): "
             "encode the corpus for this task, and name an index over those embeddings"

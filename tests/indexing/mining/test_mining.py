@@ -106,7 +106,7 @@ def score_until_done(
     answers = known_of(table, reranker)
     options = NegativeOptions(0, wanted, threshold, all_pairs, seed)
     for _ in range(len(table) + 1):
-        chosen = sampling.to_score(table, known, options)
+        chosen = sampling.pairs_to_score(table, known, options)
         if not len(chosen):
             return known, asked
         assert chosen.tolist() == sorted(set(chosen.tolist()))
@@ -183,7 +183,7 @@ def test_an_empty_pool_goes_all_the_way() -> None:
     table = mining.pool(["a", "b"], {"bm25": Hits(np.full((2, 3), -np.inf, np.float32), rows)}, positives, 3)
     assert len(table) == 0
     known = np.empty(0, np.float32)
-    assert len(sampling.to_score(table, known, NegativeOptions(denoised_negatives=3))) == 0
+    assert len(sampling.pairs_to_score(table, known, NegativeOptions(denoised_negatives=3))) == 0
     drawn = sampling.sample(
         table,
         known,

@@ -150,7 +150,9 @@ def test_a_task_encodes_queries_with_its_prompt(
 def test_a_query_that_cannot_be_searched_is_named_by_its_id(
     store: Store, refused: Done, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indexing.sparse.index.misfits", lambda vectors: {3: "a weight", 5: "another weight"})
+    monkeypatch.setattr(
+        "indexing.sparse.index.unquantisable_vectors", lambda vectors: {3: "a weight", 5: "another weight"}
+    )
     id = Queries.open(store).split("test").ids[3]
     assert refused("search", "--store", store.url, "--source", source) == f"error: query '{id}': a weight"
 
