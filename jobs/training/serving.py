@@ -42,12 +42,14 @@ def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetu
     same = [name for name, settings in embeddings.items() if not differing_settings(settings, described)]
     if embeddings and not same:
         name, settings = next(iter(embeddings.items()))
+        changes = describe_differences(settings, described)
         return [
-            f"the prompt cannot be served with embeddings/{name}: it would have {describe_differences(settings, described)}; "
+            f"the prompt cannot be served with embeddings/{name}: it would have {changes}; "
             f"{_remedy(settings, described)}, or encode the corpus with the prompt's settings under another name"
         ]
     return [
-        f"one server cannot serve the prompt and prompts/{name}: it would have {describe_differences(settings, described)}; "
+        f"one server cannot serve the prompt and prompts/{name}: "
+        f"it would have {describe_differences(settings, described)}; "
         f"{_remedy(settings, described)} to serve both"
         for name, settings in others("prompts", "backbone").items()
         if name != options.task and differing_settings(settings, described)
