@@ -66,7 +66,7 @@ class Searched:
 
     def topics_of_passages(self) -> np.ndarray:
         """Returns the topic of each passage, int64 [n]; one without a known word has the most probable topic."""
-        return with_default(self.topics.of_rows(), self.topics.model)
+        return with_default(self.topics.topic_per_row(), self.topics.model)
 
     def topics_of_queries(self) -> np.ndarray:
         """Returns the topic of each query, which its text decides, int64 [q]."""

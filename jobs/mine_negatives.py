@@ -107,7 +107,7 @@ def main(options: MineNegatives) -> None:
         say(f"pool     {num_queries:,} queries x {sources}: up to {pairs:,} pairs")
         say(f"         in {len(pool.parts()):,} parts of {store.url}/candidates/{pool.name}")
         say_stages(pool)
-        every = draw.needs["score_all"]
+        every = draw.scoring_settings["score_all"]
         per_query = max(draw.denoised_negatives, draw.pool_negatives if draw.teacher_scores else 0)
         minimum = 0 if options.reranker is None else pairs if every else num_queries * per_query
         say(f"scores   {minimum:,} pairs at least")

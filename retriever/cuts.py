@@ -35,7 +35,7 @@ class Cuts:
     uncounted: int = 0
 
     @classmethod
-    def of(cls, lengths: np.ndarray, num_cut: np.ndarray, limit: int = 0) -> Cuts:
+    def from_lengths(cls, lengths: np.ndarray, num_cut: np.ndarray, limit: int = 0) -> Cuts:
         """Returns the counts of texts.
 
         Args:

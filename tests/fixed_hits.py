@@ -104,5 +104,5 @@ def save_fixed(store: Store, name: str, rows: Sequence[int]) -> Artifact:
     """Makes fixed/NAME."""
     with store.create("fixed", name, config={"rows": list(rows)}) as draft:
         if not draft.complete:
-            draft.note(rows=len(rows))
+            draft.add_notes(rows=len(rows))
     return store.open("fixed", name)

@@ -119,7 +119,7 @@ class BuildIndex(GrowingWork):
             setting = self._choose_search_setting(draft, runner)
             counter.count(queries)
         recall = {str(k): round(value, 6) for k, value in setting.recall.items()}
-        draft.note(nprobe=setting.nprobe, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
+        draft.add_notes(nprobe=setting.nprobe, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
 
     def _choose_search_setting(self, draft: Draft, runner: Runner) -> SearchSetting:
         """Chooses nprobe and depth by their recall of exact search; vectors of the corpus are the queries."""

@@ -59,7 +59,7 @@ class DenseShard:
         if index is None:
             self._shards = [OpenShard(embeddings, first, end, corpus.deleted) for first, end in stretches]
         else:
-            self._shards = [OpenShard.of(shard, embeddings, corpus.deleted) for shard in index_share(index, rows)]
+            self._shards = [OpenShard.open(shard, embeddings, corpus.deleted) for shard in index_share(index, rows)]
         cores = threads or available_threads()
         together = min(cores, len(self._shards))
         self._has_exact = any(shard.index is None for shard in self._shards)

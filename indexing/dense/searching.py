@@ -111,7 +111,7 @@ class SearchShardTask:
         """Returns the worker."""
 
         def search(shard: Shard, report: Report) -> Hits:
-            open_shard = OpenShard.of(shard, self.embeddings, self.deleted)
+            open_shard = OpenShard.open(shard, self.embeddings, self.deleted)
             return open_shard.search(
                 self.queries,
                 self.k,

@@ -32,7 +32,7 @@ class OpenShard:
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
 
     @classmethod
-    def of(cls, shard: Shard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
+    def open(cls, shard: Shard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
         """Opens a shard of an index. The rows of a Flat index are scored in the embeddings, with the faster kernel."""
         index = None
         if shard.artifact.config["factory"] != "Flat":

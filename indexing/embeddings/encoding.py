@@ -19,7 +19,7 @@ from indexing.embeddings.reader import TOPICS
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
 from indexing.store.store import Store, artifact_key, generation
-from indexing.topics.passages import PassageTopics, passage_topics
+from indexing.topics.passages import PassageTopics, open_passage_topics
 from indexing.work.tasks import Place, Report, Resources, Runner
 from indexing.work.work import Progress, Target, TaskStage, Unit
 from retriever.errors import InputError
@@ -85,7 +85,7 @@ class EncodeCorpus:
         self.num_rows = min(limit or self.corpus.num_rows, self.corpus.num_rows)
         prompt = spec.prompt()
         has_topics = prompt is not None and prompt.topics is not None
-        self.topics = passage_topics(store, spec.task) if spec.task is not None and has_topics else None
+        self.topics = open_passage_topics(store, spec.task) if spec.task is not None and has_topics else None
 
     @property
     def targets(self) -> list[Target]:
@@ -136,7 +136,7 @@ class EncodeCorpus:
         """Notes what readers of the embeddings need to open the encoder."""
         spec = self.spec
         for draft in drafts:
-            draft.note(
+            draft.add_notes(
                 encoder=spec.name,
                 options=spec.options.stored(),
                 task=spec.task,

@@ -64,7 +64,7 @@ class MiningQueries(NamedTuple):
 
         They are the passages with the text of a positive, and the other passages of the documents of positives.
         """
-        same = copies.of(self.positives)
+        same = copies.other_rows(self.positives)
         return same if self.others is None else [*map(np.union1d, same, self.others)]
 
 

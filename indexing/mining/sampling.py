@@ -53,7 +53,7 @@ class NegativeOptions:
         return bool(self.margins) or self.teacher_scores
 
     @property
-    def needs(self) -> dict[str, Any]:
+    def scoring_settings(self) -> dict[str, Any]:
         """Returns what decides which pairs a re-ranker scores."""
         return {
             "denoised_negatives": self.denoised_negatives,
@@ -97,7 +97,7 @@ def pairs_to_score(table: pa.Table, known: np.ndarray, options: NegativeOptions)
         options: The options of the negatives.
     """
     is_unknown = np.isnan(known)
-    if options.needs["score_all"]:
+    if options.scoring_settings["score_all"]:
         return np.flatnonzero(is_unknown)
     may_be_negative = is_unknown | (known < options.denoise_threshold)
     ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()

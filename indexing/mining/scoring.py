@@ -275,7 +275,7 @@ class ScoreTask:
             ".parquet",
             lambda path: pq.write_table(scored, path, compression="zstd"),
             rows=len(scored),
-            scored_for=self.options.needs,
+            scored_for=self.options.scoring_settings,
             cuts=cuts.stored(),
         )
         return len(scored)
@@ -296,7 +296,7 @@ class ScoreTask:
 
 def has_needed_pairs(scored_for: Mapping[str, Any], options: NegativeOptions) -> bool:
     """Whether a part has all pairs that the options need; scored_for: what an earlier command needed."""
-    needs = options.needs
+    needs = options.scoring_settings
     if "positives" in needs and not scored_for.get("positives"):
         return False
     return scored_for["score_all"] or (

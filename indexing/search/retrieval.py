@@ -134,7 +134,7 @@ class SearchQueries:
         [draft] = drafts
         parts = draft.committed().values()
         numerics = {part.facts["numerics"] for part in parts if "numerics" in part.facts}
-        draft.note(hits=sum(part.rows for part in parts), **({"numerics": numerics.pop()} if numerics else {}))
+        draft.add_notes(hits=sum(part.rows for part in parts), **({"numerics": numerics.pop()} if numerics else {}))
 
     def unanswered(self) -> list[str]:
         """Returns the ids of the queries without hits in the complete run, in order: none of their terms is indexed."""

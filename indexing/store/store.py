@@ -181,7 +181,7 @@ class Store:
 
     def require(self) -> Store:
         """Returns the store. Raises InputError if it holds nothing: a mistyped path is not an empty store."""
-        if self.storage.empty():
+        if self.storage.is_empty():
             raise InputError(f"{self.url}: there is no store here; {MADE_BY['corpus']} makes one")
         return self
 

@@ -62,7 +62,7 @@ class PassageTopics:
         return with_default(topics, model)
 
 
-def passage_topics(store: Store, task: str) -> PassageTopics:
+def open_passage_topics(store: Store, task: str) -> PassageTopics:
     """Returns the topics by which the passages of the store are encoded for a task.
 
     The fitted topics are those that the task was trained with, if the store has them and they are of its corpus;

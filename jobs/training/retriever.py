@@ -203,7 +203,7 @@ def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOpti
         inputs["topics"] = Reference(topics["artifact"], topics["fingerprint"])
     with store.create("prompts", name, inputs=inputs, config=config) as draft:
         if not draft.complete:
-            draft.note(backbone=artifact.key, options=artifact.notes["options"])
+            draft.add_notes(backbone=artifact.key, options=artifact.notes["options"])
             commit_files(draft, model_folder(artifact) / PROMPT)
     return store.open("prompts", name)
 
@@ -216,7 +216,7 @@ def commit_task_prompts(store: Store, artifact: Artifact) -> list[Artifact]:
         config = {"backbone": artifact.config["backbone"], "task": folder.name}
         with store.create("prompts", name, inputs={"tasks": artifact}, config=config) as draft:
             if not draft.complete:
-                draft.note(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
+                draft.add_notes(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
                 commit_files(draft, folder)
         result.append(store.open("prompts", name))
     return result

@@ -85,7 +85,7 @@ def make(
             )
             result = run_task(options, task, on_ray, longest)
             draft.begin()  # joins the draft that the first worker has begun
-            draft.note(**notes, **result.notes())
+            draft.add_notes(**notes, **result.notes())
             if not draft.complete:
                 draft.finish()
     last.clear()

@@ -80,7 +80,7 @@ class SweepWork:
         """Notes the run that is chosen. Raises InputError if every run has diverged."""
         [draft] = drafts
         choice = choose(read_outcomes(draft))
-        draft.note(
+        draft.add_notes(
             chosen=choice.outcome.artifact,
             quality=choice.outcome.quality,
             settings=choice.outcome.settings,

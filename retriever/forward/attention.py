@@ -104,7 +104,7 @@ def attend(
         prompt.shapes.append((key.shape[1], key.shape[3]))
     elif prompt is not None:
         batch, tokens = key.shape[0], key.shape[2]
-        own_key, own_value = prompt.of(getattr(module, _LAYER), batch, key.dtype)
+        own_key, own_value = prompt.keys_and_values(getattr(module, _LAYER), batch, key.dtype)
         key = torch.cat([own_key, key], dim=2)
         value = torch.cat([own_value, value], dim=2)
         length = own_key.shape[2]

@@ -57,7 +57,7 @@ class Tokens:
 
     def cuts(self, texts: np.ndarray | slice = slice(None)) -> Cuts:
         """Returns the counts of the texts that were cut; texts: numbers of the texts to count, by default all."""
-        return Cuts.of(self.lengths[texts], self.num_cut[texts], self.limit)
+        return Cuts.from_lengths(self.lengths[texts], self.num_cut[texts], self.limit)
 
     @classmethod
     def joined(cls, pieces: Sequence[Tokens]) -> Tokens:

@@ -119,7 +119,7 @@ class Packed(nn.Module):
         hidden = self._embedded(ids, self._positions(ids, lengths, starts, offsets))
         total = len(hidden)
         hidden = functional.pad(hidden, (0, 0, 0, rounded(total) - total))
-        seen = _Prompts.of(prompt, len(lengths))
+        seen = _Prompts.from_rows(prompt, len(lengths))
         for number, layer in enumerate(self.layers):
             hidden = layer(hidden, lengths, total, seen.at(number))
         hidden = hidden[:total]
@@ -163,7 +163,7 @@ class _Prompts(NamedTuple):
     lengths: torch.Tensor
 
     @classmethod
-    def of(cls, prompt: PromptRows | None, batch: int) -> _Prompts:
+    def from_rows(cls, prompt: PromptRows | None, batch: int) -> _Prompts:
         nothing = torch.zeros(batch, dtype=torch.int64)
         if prompt is None:
             return cls(None, nothing, nothing)

@@ -74,7 +74,7 @@ class TaskPrompt:
     synthesis: SavedSynthesis | None = None
     topics: SavedTopics | None = None
 
-    def of(self, side: Side) -> torch.Tensor | None:
+    def fixed(self, side: Side) -> torch.Tensor | None:
         """Returns the prompt of a side that is the same for all its texts; None if there is no such prompt."""
         return self.query if side == "query" else self.passage
 
@@ -85,7 +85,7 @@ class TaskPrompt:
         """
         if self.topics is not None:
             return tuple(self.topics.prompts)
-        matrix = self.of(side)
+        matrix = self.fixed(side)
         return () if matrix is None else (matrix,)
 
     def offset(self, side: Side) -> int:

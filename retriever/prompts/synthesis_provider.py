@@ -97,4 +97,4 @@ class SynthesisedPrompt(nn.Module):
 
     def saved(self) -> SavedSynthesis:
         """Returns the saved form."""
-        return SavedSynthesis.of(self.synthesiser)
+        return SavedSynthesis.from_module(self.synthesiser)

@@ -292,7 +292,7 @@ def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side
     """
     if prompt is not None and prompt.synthesis is not None and side == "query":
         return {**config, "prompt": prompt.synthesis.digest()}
-    matrix = None if prompt is None else prompt.of(side)
+    matrix = None if prompt is None else prompt.fixed(side)
     if prompt is None or (matrix is None and prompt.topics is None):
         return dict(config)
     offset = {"position_offset": prompt.offset(side)} if prompt.position_offset else {}

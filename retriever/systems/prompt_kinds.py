@@ -78,7 +78,7 @@ class PromptKind:
                 )
             if start.topics is not None:
                 raise InputError("the prompt to begin from is one of several of topics: begin from another prompt")
-            prompt.start(start.of(side))
+            prompt.start(start.fixed(side))
         return prompt
 
     def check_queries(self, texts: Sequence[str], tokens: Tokens) -> None:

@@ -90,7 +90,7 @@ class Engine:
                 first = int(bad[0])
                 results.append(unusable_error(request.task, encoded.refused.get(start + first), first))
             else:
-                results.append((vectors, Cuts.of(encoded.lengths[start:end], encoded.num_cut[start:end])))
+                results.append((vectors, Cuts.from_lengths(encoded.lengths[start:end], encoded.num_cut[start:end])))
         return results
 
     def rerank(self, requests: Sequence[Pairs]) -> list[np.ndarray]:

@@ -242,11 +242,11 @@ def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: Encode
     prompt = checked.prompt
     with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
         if not draft.complete:
-            draft.note(backbone=spec.name, options=prompt.options.stored())
+            draft.add_notes(backbone=spec.name, options=prompt.options.stored())
             if prompt.synthesis is not None:
-                draft.note(synthesis=prompt.synthesis.settings())
+                draft.add_notes(synthesis=prompt.synthesis.settings())
             if prompt.topics is not None:
-                draft.note(topics=prompt.topics.settings())
+                draft.add_notes(topics=prompt.topics.settings())
             commit_files(draft, checked.folder)
     return store.open("prompts", name)
 

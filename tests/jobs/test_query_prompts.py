@@ -263,7 +263,7 @@ def test_peft_cannot_have_a_prompt_that_is_computed(
     prompt = computed_prompt(model, 1)
     upload(tmp_path / "made", prompt)
     with store.create("prompts", "computed", config={}, inputs={}) as draft:
-        draft.note(backbone=model, options=asdict(prompt.options))
+        draft.add_notes(backbone=model, options=asdict(prompt.options))
         commit_files(draft, tmp_path / "made")
     line = refused("convert_prompts", "--store", store.url, "--task", "computed", "--to", tmp_path / "peft")
     assert not (tmp_path / "peft").exists()

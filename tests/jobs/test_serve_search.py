@@ -279,7 +279,7 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
     }
     spec = EncoderSpec(store, model, OPTIONS)
     with store.create("prompts", "legal", config={}, inputs=spec.inputs()) as draft:
-        draft.note(backbone=model, options=asdict(OPTIONS))
+        draft.add_notes(backbone=model, options=asdict(OPTIONS))
         commit_files(draft, tmp_path / "legal")
     done("encode_corpus", *at, "--task", "legal", "--dtype", "float32", "--compile", "never")
     done("build_index", *at, "--embeddings", "legal", "--name", "legal-idx", "--factory", "Flat")

@@ -57,7 +57,7 @@ def keep(store: Store, name: str, model: str, prompt: TaskPrompt, folder: Path) 
     folder.mkdir()
     prompt.save(folder)
     with store.create("prompts", name, config={}, inputs={}) as draft:
-        draft.note(backbone=model, options=asdict(prompt.options))
+        draft.add_notes(backbone=model, options=asdict(prompt.options))
         commit_files(draft, folder)
 
 

@@ -313,7 +313,7 @@ def test_embeddings_of_a_task_whose_prompts_are_computed(
     prompt = computed_prompt(str(masked), 1, encoder=options)
     upload(tmp_path / "made", prompt)
     with store.create("prompts", "computed", config={}, inputs={}) as draft:
-        draft.note(backbone=str(masked), options=asdict(options))
+        draft.add_notes(backbone=str(masked), options=asdict(options))
         commit_files(draft, tmp_path / "made")
     at = ("--store", store.url)
     done("encode_corpus", *at, "--task", "computed", "--name", "computed", "--dtype", "float32")

@@ -39,7 +39,7 @@ def attended(inward: torch.Tensor, lengths: list[int], heads: int, prompt: Promp
     assert library is not None
     out = torch.full((len(inward), inward[0, 0].numel()), -7, dtype=inward.dtype)
     texts = torch.tensor(lengths)
-    prompts = _Prompts.of(prompt, len(lengths))
+    prompts = _Prompts.from_rows(prompt, len(lengths))
     library.riptide_attend(
         inward.data_ptr(),
         int(inward.dtype == torch.bfloat16),

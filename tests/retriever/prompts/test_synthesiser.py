@@ -82,7 +82,7 @@ def test_it_is_the_equations(mix: str) -> None:
         assert weights[row].tolist() == pytest.approx(expected, rel=1e-6)
         prompt = torch.tensor(slow_prompt(module, expected)).view(-1, layers, 2, heads, head_dim)
         for layer in range(layers):
-            keys, values = rows.of(layer, len(words))
+            keys, values = rows.keys_and_values(layer, len(words))
             torch.testing.assert_close(keys[row], prompt[:, layer, 0].transpose(0, 1).double(), rtol=1e-6, atol=1e-7)
             torch.testing.assert_close(values[row], prompt[:, layer, 1].transpose(0, 1).double(), rtol=1e-6, atol=1e-7)
 

@@ -209,7 +209,7 @@ def test_sentences_and_whole_passages_that_are_cut_are_counted(
     counts = [chunk.cuts for chunk in system.batch(0, 0, 1).chunks]
     assert {each for chunk in counts for each in chunk} == ({noun} if noun else set())
     if noun:
-        assert total(chunk[noun] for chunk in counts) == Cuts.of(kept, lengths - kept, 6)
+        assert total(chunk[noun] for chunk in counts) == Cuts.from_lengths(kept, lengths - kept, 6)
 
 
 def test_passages_with_too_few_units_are_not_drawn() -> None:
