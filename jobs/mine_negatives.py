@@ -28,7 +28,7 @@ from indexing.mining.candidates import MiningOptions, PoolCandidates
 from indexing.mining.denoising import SampleNegatives, complete_negatives
 from indexing.mining.exports import export_sentence_transformers, export_tevatron
 from indexing.mining.report import Statistics, read_examples, write_report
-from indexing.mining.sampling import NegativeOptions, check_scales, short
+from indexing.mining.sampling import NegativeOptions, check_scales, queries_with_too_few
 from indexing.mining.scoring import score_candidates
 from indexing.search.rescoring import open_reranker
 from indexing.store.artifact import Artifact
@@ -138,7 +138,7 @@ def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     total = num_copies = 0
     dropped: Counter[str] = Counter()
     for table in negatives.tables():
-        few += short(table, *requested)
+        few += queries_with_too_few(table, *requested)
         total += len(table["negatives"].combine_chunks().flatten())
         num_copies += len(table["copies"].combine_chunks().flatten())
         dropped.update(table["dropped_by"].combine_chunks().flatten().to_pylist())
@@ -167,7 +167,7 @@ def columns_of_export(negatives: SampleNegatives) -> int:
     smallest = pool_negatives + denoised_negatives
     if min(requested):
         for table in negatives.tables():
-            few = set(short(table, *requested))
+            few = set(queries_with_too_few(table, *requested))
             lengths = pc.list_value_length(table["negatives"]).to_pylist()
             complete = (n for id, n in zip(table["query_id"].to_pylist(), lengths, strict=True) if id not in few)
             smallest = min([smallest, *complete])

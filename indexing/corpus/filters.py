@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filter_text import parse_filter_text
-from indexing.store.documents import canonical
+from indexing.store.documents import canonical_json
 from retriever.errors import InputError
 
 GROUPS = ("and", "or", "not")  # names that no field can have
@@ -65,7 +65,7 @@ class Filter:
             document = _parse_json(document) if is_json else parse_filter_text(document, columns)
         _check_size(document)
         _Compiler(columns).test_of(document)
-        return cls(canonical(document).decode())
+        return cls(canonical_json(document).decode())
 
     def rows(self, corpus: Corpus, first_row: int = 0, end: int | None = None) -> np.ndarray:
         """Returns the matching rows in [first_row, end), int64 ascending; deleted rows are excluded."""

@@ -12,7 +12,7 @@ import numpy as np
 from indexing.corpus.corpus import save_array
 from indexing.embeddings.kind import PartTexts, VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
-from indexing.store.chain import RowPart, spans, split_rows
+from indexing.store.chain import RowPart, parts_of_range, split_rows
 from retriever.errors import InputError
 from retriever.memory import human
 
@@ -87,5 +87,6 @@ class Embeddings(EmbeddingsReader):
     def between(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
         """Returns (first row, float16 [n, dim]) of each piece of the rows [first_row, end), memory-mapped."""
         return [
-            (part.first_row + rows.start, self.vectors(part)[rows]) for part, rows in spans(self.parts, first_row, end)
+            (part.first_row + rows.start, self.vectors(part)[rows])
+            for part, rows in parts_of_range(self.parts, first_row, end)
         ]

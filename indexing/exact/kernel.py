@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 @functools.cache
-def load() -> ctypes.CDLL | None:
+def load_kernel() -> ctypes.CDLL | None:
     """Returns the kernel, which is compiled on first use; None if it cannot run (the reason is logged once)."""
     try:
         return _declare_types(native.load(SOURCE, NEEDED))

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from indexing.files import limits
 from indexing.files.raw import Lines, clip, no_rows_error, tsv_fields
-from indexing.files.rows import place, row_error, text_lines
+from indexing.files.rows import file_and_line, row_error, text_lines
 
 QRELS_SCHEMA = pa.schema(
     [("query_id", pa.string()), ("corpus_id", pa.string()), ("score", pa.int32()), ("line", pa.int64())]
@@ -34,11 +34,11 @@ def read_qrels(file: str) -> pa.Table:
         for line, row in text_lines(piece):
             delimiter = "\t" if "\t" in row else " "
             if len(row) > limits.MAX_COLUMNS:
-                limits.check_columns(place(piece, line), row, delimiter)
+                limits.check_columns(file_and_line(piece, line), row, delimiter)
             if delimiter == " ":
                 fields = [field for field in row.split(" ") if field]
             else:
-                fields = tsv_fields(place(piece, line), row) if '"' in row else row.split("\t")
+                fields = tsv_fields(file_and_line(piece, line), row) if '"' in row else row.split("\t")
             if line == 1:
                 num_fields = len(fields)
                 if fields == HEADER:

@@ -70,7 +70,7 @@ def flatten(piece: Piece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
     if type(nested) is not dict:
         raise row_error(piece, line, f"metadata {clip(nested)}", "an object", "put it into one, or rename the field")
     if len(nested) + len(doc) > limits.MAX_COLUMNS:
-        raise limits.too_many_columns_error(place(piece, line), len(nested) + len(doc))
+        raise limits.too_many_columns_error(file_and_line(piece, line), len(nested) + len(doc))
     for name in nested.keys() & doc.keys():
         if nested[name] != doc[name]:
             raise row_error(
@@ -83,7 +83,7 @@ def metadata_text(piece: Piece, line: int, text: str) -> Any:
     """Returns the metadata in a string column: a JSON object, or None if the string is empty."""
     try:
         if len(text) > limits.MAX_VALUES:
-            limits.check_values(place(piece, line), text)
+            limits.check_values(file_and_line(piece, line), text)
         return orjson.loads(text) if text else None
     except orjson.JSONDecodeError as error:
         raise row_error(
@@ -91,7 +91,7 @@ def metadata_text(piece: Piece, line: int, text: str) -> Any:
         ) from None
 
 
-def objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the lines of a piece as JSON objects, each with its line number. Raises InputError for other lines."""
     most = limits.MAX_COLUMNS
     for line, data in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
@@ -106,10 +106,10 @@ def objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _long_object(piece: Piece, line: int, data: bytes) -> Any:
     """Returns the JSON value of a long line. Raises InputError if it has too many values or keys."""
-    limits.check_values(place(piece, line), data)
+    limits.check_values(file_and_line(piece, line), data)
     doc = orjson.loads(data)
     if type(doc) is dict and len(doc) > limits.MAX_COLUMNS:
-        raise limits.too_many_columns_error(place(piece, line), len(doc))
+        raise limits.too_many_columns_error(file_and_line(piece, line), len(doc))
     return doc
 
 
@@ -151,7 +151,7 @@ def quoted_rows(piece: Piece, expected: str, num_columns: int) -> Iterator[tuple
     rows = csv.reader([*lines, ""], delimiter="\t")  # the empty line reveals an unclosed quote in the last line
     for number, line in enumerate(lines, piece.first_line):
         if len(line) > limits.MAX_COLUMNS:
-            limits.check_columns(place(piece, number), line, "\t")
+            limits.check_columns(file_and_line(piece, number), line, "\t")
         try:
             fields = next(rows)
         except csv.Error as error:
@@ -176,10 +176,10 @@ def integer_id(piece: Piece, line: int, id: Any, name: str) -> str:
 
 def row_error(piece: Piece, line: int, actual: str, expected: str, remedy: str) -> InputError:
     """Returns the error for a bad row."""
-    return InputError(f"{place(piece, line)}: found {actual}, expected {expected}; {remedy}")
+    return InputError(f"{file_and_line(piece, line)}: found {actual}, expected {expected}; {remedy}")
 
 
-def place(piece: Piece, line: int) -> str:
+def file_and_line(piece: Piece, line: int) -> str:
     """Returns the file and line of a row; for Parquet, the file and row."""
     return f"{piece.file} row {line}" if piece.data is None else f"{piece.file}:{line}"
 

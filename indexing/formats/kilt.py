@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from indexing.files import limits
 from indexing.files.columns import PassageColumns
 from indexing.files.raw import Piece, clip
-from indexing.files.rows import Row, integer_id, objects, row_error, wrong_text_error
+from indexing.files.rows import Row, integer_id, json_objects, row_error, wrong_text_error
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
 from indexing.formats.jsonl import ENDINGS
@@ -114,7 +114,7 @@ Queries:
 
         Their metadata are the answers, the page ids of each output with provenance, and the other fields of the task.
         """
-        for line, doc in objects(block):
+        for line, doc in json_objects(block):
             id, text, outputs = doc.pop("id", None), doc.pop("input", None), doc.pop("output", None) or []
             if type(id) is not str or not id:
                 id = integer_id(block, line, id, "id")
@@ -135,7 +135,7 @@ Queries:
 
 def _pages(block: Piece) -> Iterator[tuple[int, str, str, list[str]]]:
     """Yields the line, the id, the title and the paragraphs of each page of a block."""
-    for line, page in objects(block):
+    for line, page in json_objects(block):
         page_id = page.get("wikipedia_id", page.get("_id"))
         if type(page_id) is not str or not page_id:
             page_id = integer_id(block, line, page_id, "wikipedia_id")

@@ -21,7 +21,7 @@ import pyarrow as pa
 from indexing.files import limits
 from indexing.files.columns import value_at
 from indexing.files.raw import Piece, clip
-from indexing.files.rows import Row, dump_metadata, place, row_error
+from indexing.files.rows import Row, dump_metadata, file_and_line, row_error
 from indexing.files.splitting import Split, document_spans, passages_size, take_passages
 from indexing.formats.chunking import Chunk
 from indexing.formats.format import CorpusFormat
@@ -131,8 +131,8 @@ def _check_growth(format: CorpusFormat, chunk: Chunk, block: Piece, size: int, r
     if size > limits.MAX_PART_GROWTH * source:
         first = chunk.pieces[0]
         raise InputError(
-            f"{place(block, block.first_line)}: found {size:,} bytes of text and metadata in the part that begins in "
-            f"{place(first, first.first_line)}, read from {source:,} bytes, expected at most "
+            f"{file_and_line(block, block.first_line)}: found {size:,} bytes of text and metadata in the part that "
+            f"begins in {file_and_line(first, first.first_line)}, read from {source:,} bytes, expected at most "
             f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; {remedy}, "
             "or leave out columns by parameter metadata"
         )

@@ -26,7 +26,16 @@ from indexing.files.columns import (
 )
 from indexing.files.qrels import QRELS_SCHEMA
 from indexing.files.raw import Piece, clip, no_rows_error
-from indexing.files.rows import Row, dump_metadata, flatten, integer_id, line_blocks, place, row_error, wrong_text_error
+from indexing.files.rows import (
+    Row,
+    dump_metadata,
+    file_and_line,
+    flatten,
+    integer_id,
+    line_blocks,
+    row_error,
+    wrong_text_error,
+)
 from indexing.formats.format import QUERIES_AT_ONCE, QUERIES_SCHEMA, CorpusFormat
 from retriever.errors import InputError
 
@@ -93,7 +102,7 @@ class TableFormat(CorpusFormat):
             for piece, line, row in self._rows(file, columns, files[0]):
                 is_empty = False
                 id, text, metadata = _query(piece, line, row, columns)
-                here = place(piece, line)
+                here = file_and_line(piece, line)
                 first_place, known_text, known_metadata = known.setdefault(id, (here, text, metadata))
                 if first_place != here:
                     _check_repeated(

@@ -11,7 +11,7 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.corpus.row_ranges import Matches
-from indexing.exact import Hits, nothing
+from indexing.exact import Hits, no_hits
 from indexing.lucene.lucene import SegmentSearch
 from indexing.lucene.segments import segment_rows
 from indexing.store.artifact import Artifact
@@ -85,7 +85,7 @@ class OpenSegments:
     def search(self, queries: Any, k: int, filter: Filter | None = None) -> Hits:
         """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
         if self._searcher is None:
-            return nothing(len(queries), k)
+            return no_hits(len(queries), k)
         among = None if filter is None else self._matches.rows(filter)
         deleted: np.ndarray = self.corpus.deleted
         return self.index.search(queries, k, deleted, threads=self.threads, among=among, searcher=self._searcher)
@@ -127,7 +127,7 @@ def search_alive(searcher: SegmentSearch, queries: Sequence[str], k: int, delete
 def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
     """Returns the top k of each query among some rows, int64, ascending. Searches deeper until there are k."""
     if not len(rows):
-        return nothing(len(queries), k)
+        return no_hits(len(queries), k)
     depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
     return _search_deeper(searcher, queries, k, depth, lambda numbers: np.isin(numbers, rows), threads, len(rows))
 
@@ -147,7 +147,7 @@ def _search_deeper(
     accepted.
     """
     expected = k if num_allowed is None else min(k, num_allowed)
-    scores, rows = nothing(len(queries), k)
+    scores, rows = no_hits(len(queries), k)
 
     def search(numbers: np.ndarray) -> np.ndarray:
         """Searches some queries; returns which of them have all of their hits."""

@@ -19,7 +19,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.judged_pairs import judged_pairs
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
-from indexing.hit_sources.grammar import label
+from indexing.hit_sources.grammar import source_label
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import SearchOptions
 from indexing.measures.answers import AnswerMatcher, answers_of
@@ -126,7 +126,7 @@ class PoolCandidates(WorkDefaults):
         sources = [each.source for each in self.hit_sources]
         if len(set(sources)) < len(sources) or not sources:
             raise InputError(f"parameter sources {' '.join(options.sources)}: expected at least one, and each once")
-        self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{label('+'.join(sources))}"
+        self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{source_label('+'.join(sources))}"
         self.config = {
             "sources": sources,
             "search_parameters": {each.source: each.search_parameters for each in self.hit_sources},
@@ -254,7 +254,7 @@ class PoolTask:
 
     def _pool(self, item: PoolItem, report: Report) -> None:
         name, queries, hits, facts = item
-        table = mining.pool(queries.ids, hits, queries.positives, self.depth, queries.copies(self.copies))
+        table = mining.pool_hits(queries.ids, hits, queries.positives, self.depth, queries.copies(self.copies))
         if self.corpus is not None:
             table = without_answers(table, queries.answers, self.corpus)
         self.draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **facts)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.hit_sources.grammar import label
+from indexing.hit_sources.grammar import source_label
 from indexing.mining.candidates import MiningQueries
 from indexing.mining.pools import list_keys, pair_keys
 from indexing.mining.sampling import NegativeOptions, pairs_to_score
@@ -77,7 +77,7 @@ class ScoreCandidates(WorkDefaults):
         reranker_options, config = open_reranker(store, reranker)
         self.spec = RerankerSpec(store, reranker, reranker_options, config, numerics)
         self._inputs = {"candidates": candidates, **reranker_inputs(store, reranker)}
-        pool, model = candidates.name, label(reranker.rstrip("/").rpartition("/")[2])
+        pool, model = candidates.name, source_label(reranker.rstrip("/").rpartition("/")[2])
         self.name = f"{pool}-{model}-{fingerprint_of(config)[:DIGITS]}"  # a/model and b/model end alike
         self.previous = store.generations("scores", self.name)
         for artifact in self.previous:

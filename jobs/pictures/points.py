@@ -10,7 +10,7 @@ from jobs.pictures.canvas import COLOURS, FONT, legend_label, new_figure, plain,
 
 import numpy as np
 
-from indexing.measures.vectors import unit
+from indexing.measures.vectors import unit_vectors
 from retriever.errors import InputError
 
 OTHER = "other"  # the group of points whose group is not one of the largest
@@ -62,7 +62,7 @@ def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> 
     except ImportError as error:
         raise InputError("t-SNE needs scikit-learn, which is not installed: pip install 'riptide[pictures]'") from error
     with threadpool_limits(1):
-        positions = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(unit(vectors))
+        positions = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(unit_vectors(vectors))
     return np.asarray(positions, np.float64)
 
 

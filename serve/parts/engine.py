@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from indexing.exact import Hits, merge, nothing
+from indexing.exact import Hits, merge_hits, no_hits
 from indexing.hit_sources.fusion import fuse, source_depth
 from indexing.search.documents import DEEPER, first_depth, has_documents, passages_to_rerank, reranked_documents
 from indexing.search.rescoring import reranked
@@ -225,7 +225,7 @@ class Engine:
                 for number, label in group.members:
                     states[number].lose(leaf, [label], hits)
         for group, merged in zip(groups, hits_of_leaves, strict=True):
-            scores, rows = merge(merged, group.depth) if merged else nothing(len(group.members), group.depth)
+            scores, rows = merge_hits(merged, group.depth) if merged else no_hits(len(group.members), group.depth)
             for row, (number, label) in enumerate(group.members):
                 if label not in states[number].sources:  # otherwise it is searched again, deeper
                     states[number].searchers += len(replies)

@@ -20,7 +20,7 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.corpus.row_ranges import OpenPassages, passage_parts
-from indexing.exact import Hits, nothing
+from indexing.exact import Hits, no_hits
 from indexing.hit_sources.online import OnlinePlace, OnlineSearch, Target
 from indexing.hit_sources.registry import find_kind, online_searches
 from indexing.store.artifact import Artifact, Draft
@@ -184,7 +184,7 @@ class SourcePart(Part):
         if usable.result is not None and not usable.refused:
             return SourceHits(usable.result, {})
         width = request.k if usable.result is None else usable.result.rows.shape[1]
-        hits = nothing(len(request.queries), width)
+        hits = no_hits(len(request.queries), width)
         if usable.result is not None:
             hits.scores[usable.numbers], hits.rows[usable.numbers] = usable.result
         return SourceHits(hits, usable.refused)

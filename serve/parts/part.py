@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from indexing.hit_sources.query_encoder import select
+from indexing.hit_sources.query_encoder import select_queries
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError
 from indexing.store.documents import Part as FilePart
@@ -237,7 +237,7 @@ def use_texts(function: Callable[[Any], T], queries: Any) -> Usable[T]:
     numbers = list(range(len(queries)))
     while numbers:
         try:
-            usable = queries if not refused else select(queries, np.array(numbers))
+            usable = queries if not refused else select_queries(queries, np.array(numbers))
             return Usable(function(usable), numbers, refused)
         except TextsError as error:
             refused |= {numbers[place]: reason for place, reason in error.reasons.items()}

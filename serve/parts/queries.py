@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from indexing.exact import Hits
-from indexing.hit_sources.query_encoder import select
+from indexing.hit_sources.query_encoder import select_queries
 from retriever.options import Side
 from serve.errors import ExpiredError, IncompleteError, StoreError
 from serve.release.release import Release
@@ -171,7 +171,7 @@ class Group:
                 depth,
                 self.filter,
                 [self.members[place] for place in places],
-                select(self.queries, np.array(places)),
+                select_queries(self.queries, np.array(places)),
             )
             for depth, places in by_depth.items()
         ]

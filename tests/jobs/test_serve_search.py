@@ -926,8 +926,8 @@ def test_a_flat_index_gives_the_ties_that_the_search_job_gives(
     embeddings = Embeddings.open(store, "enc", corpus)
     asked = Encoder(model, OPTIONS).encode([query["text"] for query in queries])
     threads = torch.get_num_threads()
-    for load in (kernel.load, lambda: None):
-        monkeypatch.setattr(kernel, "load", load)
+    for load in (kernel.load_kernel, lambda: None):
+        monkeypatch.setattr(kernel, "load_kernel", load)
         shard = DenseShard(corpus, embeddings, Index.open(store, "flat", embeddings), RowRange(0, 900), threads=2)
         for _ in range(20):
             assert (shard.search(asked, K).rows == np.arange(K)).all()

@@ -16,7 +16,7 @@ from word_passages import Best, pairs
 
 from indexing.exact import Hits
 from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
-from indexing.hit_sources.grammar import label
+from indexing.hit_sources.grammar import source_label
 from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.modes import resolve, source_of_mode
 from indexing.hit_sources.opening import HitSources
@@ -238,7 +238,7 @@ def test_modes_stand_for_sources(tmp_path: Path) -> None:
     ],
 )
 def test_a_source_is_part_of_a_runs_name(source: str, piece: str) -> None:
-    assert label(source) == piece
+    assert source_label(source) == piece
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4, 7, 9])

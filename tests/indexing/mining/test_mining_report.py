@@ -45,7 +45,7 @@ def pool(seed: int, questions: int = 12, depth: int = 30, scale: float = 1.0) ->
         rows[draw.random(questions) < 0.2] = -1
         scores = np.sort(draw.normal(size=rows.shape) * scale * 10**number)[:, ::-1]
         found[source] = Hits(np.where(rows < 0, -np.inf, scores).astype(np.float32), rows)
-    return mining.pool([f"q{n}" for n in range(questions)], found, [np.array([3, 4])] * questions, depth)
+    return mining.pool_hits([f"q{n}" for n in range(questions)], found, [np.array([3, 4])] * questions, depth)
 
 
 def probabilities(table: pa.Table, seed: int) -> np.ndarray:
@@ -104,7 +104,7 @@ def test_a_threshold_removes_what_mining_leaves_out() -> None:
     statistics = Statistics()
     statistics.add(table, known)
     for threshold, row in zip(THRESHOLDS, statistics.numbers()["removed"], strict=True):
-        drawn = sampling.sample(
+        drawn = sampling.sample_negatives(
             table,
             known,
             NegativeOptions(pool_negatives=0, denoised_negatives=1000, denoise_threshold=threshold, seed=0),
@@ -251,7 +251,7 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
         draft.commit("part-00000", ".arrow", lambda path: write_table(table, path), rows=60)
     made = pool(2)
     ids = [f"q{number}" for number in range(12)]
-    drawn = sampling.sample(
+    drawn = sampling.sample_negatives(
         made,
         probabilities(made, 2),
         NegativeOptions(pool_negatives=3, denoised_negatives=2, denoise_threshold=0.1, seed=0),
@@ -280,7 +280,7 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
 def test_the_report_counts_why_candidates_were_dropped(tmp_path: Path) -> None:
     made, ids = pool(1), [f"q{number}" for number in range(12)]
     margins = mining.Margins(relative_margin=0.1)
-    drawn = sampling.sample(
+    drawn = sampling.sample_negatives(
         made,
         None,
         NegativeOptions(pool_negatives=3, denoised_negatives=0, denoise_threshold=0.1, seed=0, margins=margins),

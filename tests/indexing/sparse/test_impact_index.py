@@ -11,7 +11,7 @@ from small_stores import extend_corpus, shuffling_runner
 from sparse_stores import WIDTH, add_embeddings, build_index, random_vectors
 
 from indexing.corpus.corpus import Corpus
-from indexing.exact import Hits, merge
+from indexing.exact import Hits, merge_hits
 from indexing.sparse.impacts import EMPTY, document_texts, quantise, query_texts
 from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.store.store import Store
@@ -91,7 +91,7 @@ def test_a_grown_index_finds_what_one_built_anew_finds(tmp_path: Path) -> None:
         expected = brute_force(queries, vectors, 40, rows)
         equal(grown.search(queries, 40, rows), expected)
         runs = [grown.searcher(run) for run in (slice(0, 2), slice(2, 5))]
-        equal(merge([grown.search(queries, 40, rows, searcher=run) for run in runs], 40), expected)
+        equal(merge_hits([grown.search(queries, 40, rows, searcher=run) for run in runs], 40), expected)
         equal(anew.search(queries, 40, rows), expected)
 
 

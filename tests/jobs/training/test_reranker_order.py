@@ -50,7 +50,7 @@ def pooled(store: Store, *, drop_answers: bool = False) -> tuple[dict[str, np.nd
             usable.append(judged.texts[number])
     scores = np.broadcast_to(np.arange(30, 0, -1, dtype=np.float32), (ASKED, 30))
     hits = {source: Hits(scores, rows) for source, rows in found.items()}
-    table = mining.pool(judged.ids, hits, judged.positives, 30)
+    table = mining.pool_hits(judged.ids, hits, judged.positives, 30)
     of = {"corpus": corpus.generations[-1], "queries": queries.artifact}
     with store.create("candidates", "c", inputs=of, config={"drop_answers": drop_answers}) as draft:
         draft.commit("part-00000", ".parquet", lambda path: write_parquet(table, path), rows=len(table))
