@@ -43,7 +43,7 @@ def rip_own_negatives() -> None:
     from retriever.systems import rip
 
     loss = rip.rip_loss
-    rip.fit_batch = lambda options, num_eligible: options
+    rip.limit_batch = lambda options, num_eligible: options
     rip.rip_loss = lambda vectors, *masks: loss(vectors)
     rip.RipSystem.loss = lambda self, outputs, batch: loss(outputs["dense"])  # type: ignore[method-assign]
 

@@ -182,13 +182,13 @@ def open_encoders(
         runner = LocalRunner(gpus=num_gpus(), request=request)
         return runner, Resources(cores=options.cpus, gpus=gpus, calls=CALLS)
     from retriever.forward.numerics import choose_device
-    from retriever.forward.packing import packs
+    from retriever.forward.packing import will_pack
 
     weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder_of("passage"))))
     pool = choose_pool(
         replace(request, gpus=gpus),
         weights=weights,
-        packed=lambda: packs(model_type, spec.options, choose_device("cpu")),
+        packed=lambda: will_pack(model_type, spec.options, choose_device("cpu")),
         say=say_line,
     )
     return RayActors(pool, say_line), Resources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)

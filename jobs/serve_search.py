@@ -41,15 +41,15 @@ from retriever.options.declaring import check_minimums
 from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from serve.release.live import current, discard, last_release, live_release, make_current
-from serve.release.planning import plan
+from serve.release.live import discard_release, last_release, live_release, live_release_id, make_current
+from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.renewal import (
     coverage_of,
     describe_generations,
     incomplete_generations,
     newer_artifacts,
-    renewed,
+    renew_release,
     replaced_artifacts,
 )
 from serve.service.options import ServiceOptions
@@ -242,7 +242,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
             raise InputError(
                 f"{error}; the live release re-ranks with it: name another one with --rerank, or --rerank none"
             ) from error
-    release, excluded = plan(
+    release, excluded = plan_release(
         store,
         embeddings=options.embeddings,
         index=options.index,
@@ -283,7 +283,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
             raise InputError("--keep-release is given")
         if not changes:
             raise InputError(f"{'; '.join(incomplete)}: run the command that makes it again")
-        release = renewed(store, live)
+        release = renew_release(store, live)
     except InputError as error:
         if replaced:
             raise InputError(
@@ -334,11 +334,11 @@ def make_live(store: Store, choice: Choice, open_release: Callable[[], object]) 
             return fallback.id
         if make_current(store, release, choice.tag):
             live_id = release.id
-        elif live := current(store):  # it has the same id if another server has made the same release
+        elif live := live_release_id(store):  # it has the same id if another server has made the same release
             live_id = live[0]
     finally:
         if live_id != release.id:
-            discard(store, release.id)
+            discard_release(store, release.id)
     if live_id == release.id:
         return live_id
     reason = "another release has just become live, or an artifact of this one was removed"

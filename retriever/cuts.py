@@ -90,7 +90,7 @@ class Cuts:
         return f"warning: {sentence}; {step}{allowed}, or {split}"
 
 
-def total(cuts: Iterable[Cuts]) -> Cuts:
+def sum_of_cuts(cuts: Iterable[Cuts]) -> Cuts:
     """Returns the sum of counts."""
     return sum(cuts, Cuts())
 

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 def load_kernel() -> ctypes.CDLL | None:
     """Returns the kernel, which is compiled on first use; None if it cannot run (the reason is logged once)."""
     try:
-        return _declare_types(native.load(SOURCE, NEEDED))
+        return _declare_types(native.load_library(SOURCE, NEEDED))
     except (OSError, AttributeError) as error:
         log.warning("exact search runs in torch, which takes longer: %s", error)
         return None

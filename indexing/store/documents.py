@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from indexing.store.cache import CorruptError
 from indexing.store.storage import Storage
-from retriever.cuts import Cuts, total
+from retriever.cuts import Cuts, sum_of_cuts
 from retriever.errors import printable
 
 FORMAT = 2
@@ -39,7 +39,7 @@ class Part:
 def sum_cuts(parts: Iterable[Part]) -> Cuts:
     """Returns how many texts of parts were cut to a length limit; parts of earlier releases have no counts."""
     stored = ((part.rows, part.facts.get("cuts")) for part in parts)
-    return total(Cuts(uncounted=rows) if counts is None else Cuts(**counts) for rows, counts in stored)
+    return sum_of_cuts(Cuts(uncounted=rows) if counts is None else Cuts(**counts) for rows, counts in stored)
 
 
 def canonical_json(value: Any) -> bytes:

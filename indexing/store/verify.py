@@ -10,7 +10,7 @@ from typing import Any
 
 from indexing.store.cache import CorruptError
 from indexing.store.documents import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, read_record, unseal
-from indexing.store.live_release import CURRENT, read_current
+from indexing.store.live_release import CURRENT, read_live_record
 from indexing.store.store import Store
 
 ATTEMPTS = 5  # to check an artifact that other processes write or remove at the same time
@@ -166,7 +166,7 @@ def _lineage_problem(
 def _check_live_release(store: Store) -> Iterator[Finding]:
     """Checks the object that names the live release, and that this release is complete."""
     try:
-        current = read_current(store.storage)
+        current = read_live_record(store.storage)
     except CorruptError as error:
         yield Finding(CURRENT, str(error))
         return

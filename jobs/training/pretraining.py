@@ -35,7 +35,7 @@ from retriever.options.loop import LoopOptions
 from retriever.options.pretraining import RipOptions
 from retriever.systems.condenser import describe_head
 from retriever.systems.cross import check_length
-from retriever.systems.rip import encoder_options, fit_batch
+from retriever.systems.rip import encoder_options, limit_batch
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def fit(options: PretrainRip, rip: RipOptions, num_eligible: int) -> RipOptions:
     Raises:
         InputError: If a worker would have no passage.
     """
-    fitted = fit_batch(rip, num_eligible)
+    fitted = limit_batch(rip, num_eligible)
     if fitted.batch < options.workers:
         raise InputError(
             f"--workers {options.workers}: only {num_eligible} passages are eligible, and each worker needs one"

@@ -16,20 +16,20 @@ import torch
 from retriever.encoding.backbones import backbone_loader, open_pooled
 from retriever.encoding.sparse_model import keep_largest
 from retriever.errors import InputError
-from retriever.forward.attention import reach
+from retriever.forward.attention import enable_prompts
 from retriever.forward.batching import (
     BATCH_TOKENS,
     COLUMN_STEP,
     TextTokenizer,
     Tokens,
-    packed,
-    padded,
-    plan,
+    packed_batch,
+    padded_batches,
     plan_packed,
+    plan_padded,
 )
 from retriever.forward.compiling import compile_model, warm_up, warm_up_batch
 from retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
-from retriever.forward.packing import SETTING, Packed, Team, packs
+from retriever.forward.packing import SETTING, Packed, Team, will_pack
 from retriever.forward.pooling import Head, Pooled
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.memory import free_memory
@@ -158,7 +158,7 @@ class Encoder:
         self._shape: PromptShape | None = None
         self._served: _Served | None = None
         is_eager = backbone_loader(recipe).is_eager
-        is_packed = packs(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
+        is_packed = will_pack(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
         if is_packed and backbone.config.is_decoder:
             raise InputError(
                 f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
@@ -166,7 +166,7 @@ class Encoder:
             )
         self._team = Team(self._threads) if is_packed else None
         if tasks is not None:
-            self._shape = reach(backbone)
+            self._shape = enable_prompts(backbone)
             self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in SIDES}
             self._serve(frozenset(), {})
         compiling = time.perf_counter()
@@ -420,7 +420,7 @@ class Encoder:
         vectors = np.empty((len(tokens), self.dim), np.float32)
 
         def fill(rows: np.ndarray) -> None:
-            inputs: tuple[object, ...] = packed(tokens, rows)
+            inputs: tuple[object, ...] = packed_batch(tokens, rows)
             with torch.inference_mode():
                 if prompt := self._prompt_rows(tokens, prompts, rows):
                     inputs = (*inputs, prompt)
@@ -461,9 +461,11 @@ class Encoder:
             torch.set_num_threads(self._threads)
         recipe = self._recipe
         terms = recipe.query_terms if side == "query" else recipe.passage_terms
-        planned = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, recipe.positions)
+        planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, recipe.positions)
         batches = [(some, width) for rows, width in planned for some in self._cut(rows, prompts)]
-        for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
+        for rows, ids, lengths in padded_batches(
+            tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id
+        ):
             inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
             with torch.no_grad():
                 if prompt := self._prompt_rows(tokens, prompts, np.resize(rows, len(ids))):  # a single text is repeated

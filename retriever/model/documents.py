@@ -110,7 +110,7 @@ def read_object(file: Path, *, required: bool = False) -> dict[str, Any]:
     return content
 
 
-def field(document: Mapping[str, Any], name: str, kind: type[Any], file: Path, default: Any = None) -> Any:
+def read_field(document: Mapping[str, Any], name: str, kind: type[Any], file: Path, default: Any = None) -> Any:
     """Returns a field of a JSON object; `default` if it is absent or null.
 
     `kind` int excludes booleans; float includes integers. Raises InputError for another type.
@@ -123,7 +123,7 @@ def field(document: Mapping[str, Any], name: str, kind: type[Any], file: Path, d
     return value
 
 
-def count(document: Mapping[str, Any], name: str, file: Path, *, minimum: int = 1) -> int | None:
+def read_count(document: Mapping[str, Any], name: str, file: Path, *, minimum: int = 1) -> int | None:
     """Returns a field that counts something, None if absent or null. Raises InputError unless it is at least `minimum`.
 
     A float without a fraction counts as an integer: some tools write `1e30` for "no limit".

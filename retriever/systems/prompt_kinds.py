@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from retriever.errors import InputError
-from retriever.forward.attention import reach
+from retriever.forward.attention import enable_prompts
 from retriever.forward.batching import TextTokenizer, Tokens
 from retriever.forward.pooling import Pooled
 from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptRows, PromptShape
@@ -290,7 +290,7 @@ def open_prompts(
     prompts = nn.ModuleDict()
     if not (names := kind.prompted_sides()):
         return prompts
-    shape = reach(pooled.backbone)
+    shape = enable_prompts(pooled.backbone)
     if kind.tuning.position_offset:
         pooled.check_offsets()
         check_offsets(recipe, offsets_of(kind.tuning))

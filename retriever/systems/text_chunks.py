@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer, Tokens, padded, plan
+from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer, Tokens, padded_batches, plan_padded
 from retriever.model.recipe import Recipe
 from retriever.options import PLURALS, Side
 from retriever.systems.prompt_kinds import PromptKind
@@ -59,11 +59,11 @@ class TextChunks:
         tokens: Tokens = self.tokenizer(texts, side=side)
         if side == "query":
             self.kind.check_queries(texts, tokens)
-        planned = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
+        planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
         max_texts = None if provider is None else self.kind.max_texts(provider)
         batches = [(some, width) for text_rows, width in planned for some in _cut(text_rows, max_texts)]
         chunks = []
-        for text_rows, ids, lengths in padded(
+        for text_rows, ids, lengths in padded_batches(
             tokens, batches, side=self.recipe.padding_side, pad_id=self.tokenizer.pad_id
         ):
             # A single text is repeated.

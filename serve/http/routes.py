@@ -95,10 +95,10 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     request.state.received_s = time.time()
     _check_type(request, "application/json", "+json")
     if sum(map(len, chunks)) <= SMALL:
-        return _validated(model.model_validate_json, b"".join(chunks).removeprefix(BOM))
+        return _validate(model.model_validate_json, b"".join(chunks).removeprefix(BOM))
     with _parser_queue.place(sum(map(len, chunks))):
         async with cancelled_on_disconnect(request):  # others wait for the thread
-            return await asyncio.get_running_loop().run_in_executor(_PARSER, _parsed, chunks, model)
+            return await asyncio.get_running_loop().run_in_executor(_PARSER, _parse_body, chunks, model)
 
 
 class _ParserQueue:
@@ -135,7 +135,7 @@ def _check_type(request: Request, expected: str, suffix: str | None = None) -> N
         raise _validation_error("content_type", f"expected Content-Type: {expected}")
 
 
-def _parsed(chunks: Sequence[bytes], model: type[Model]) -> Model:
+def _parse_body(chunks: Sequence[bytes], model: type[Model]) -> Model:
     """Returns the parsed body, which comes in chunks. Raises RequestValidationError."""
     body, at = bytearray(sum(map(len, chunks))), 0
     for chunk in chunks:
@@ -143,19 +143,19 @@ def _parsed(chunks: Sequence[bytes], model: type[Model]) -> Model:
         at += len(chunk)
     if body.startswith(BOM):
         del body[: len(BOM)]
-    return _validated(model.model_validate, parse_json(body))
+    return _validate(model.model_validate, parse_json(body))
 
 
-def _validated(validate: Callable[[Any], Model], value: Any) -> Model:
+def _validate(validate: Callable[[Any], Model], value: Any) -> Model:
     """Returns what a method of a model makes of a value. Raises RequestValidationError."""
     try:
         return validate(value)
     except ValidationError as error:
-        problem = closest(error.errors(include_url=False, include_context=False, include_input=False))
+        problem = closest_error(error.errors(include_url=False, include_context=False, include_input=False))
         raise RequestValidationError([{**problem, "loc": ("body", *problem["loc"])}]) from None
 
 
-def closest(problems: Sequence[Any]) -> Any:
+def closest_error(problems: Sequence[Any]) -> Any:
     """Returns the error that comes closest to a match: a field with several types has an error for each of them."""
     return max(problems, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
 

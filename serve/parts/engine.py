@@ -25,7 +25,7 @@ from retriever.errors import InputError
 from retriever.options import Side
 from serve.errors import ExpiredError, LostError, StoreError
 from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, result_of
-from serve.parts.models import TOGETHER, Encoded, EncoderPart, RerankPart, finite, unusable_error
+from serve.parts.models import TOGETHER, Encoded, EncoderPart, RerankPart, are_finite, unusable_error
 from serve.parts.part import Usable
 from serve.parts.queries import Answer, Group, Hit, Pairs, Query, QueryState, Texts
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
@@ -86,7 +86,7 @@ class Engine:
         for request in requests:
             start, end = end, end + len(request.texts)
             vectors = encoded.vectors[start:end]
-            if len(bad := np.flatnonzero(~finite(vectors))):
+            if len(bad := np.flatnonzero(~are_finite(vectors))):
                 first = int(bad[0])
                 results.append(unusable_error(request.task, encoded.refused.get(start + first), first))
             else:
@@ -124,7 +124,7 @@ class Engine:
 
     def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
         took: dict[str, float] = {}
-        states = [QueryState(_depth(query)) for query in queries]
+        states = [QueryState(_first_depth(query)) for query in queries]
         # Either all queries of a batch allow partial answers, or all require complete ones.
         ends = (min if queries[0].partial else max)(query.deadline for query in queries)
         reserve_s = min(REST_S, max(0.0, ends - time.time()) / 4) if queries[0].partial else 0.0
@@ -196,7 +196,7 @@ class Engine:
         vectors = dict(zip(keys, encoded.vectors, strict=True))
         for number, query in queries.items():
             key = query.task.name, query.text
-            if not finite(vectors[key]):
+            if not are_finite(vectors[key]):
                 states[number].refused = unusable_error(query.task.name, refused.get(key))
         return vectors
 
@@ -292,7 +292,7 @@ class Engine:
     ) -> dict[int, Passage]:
         """Returns the passages of all hits that are returned or re-ranked, by row; drops the hits of lost leaves."""
         wanted = [
-            hits.rows[0, : _needed(query)] for query, hits in zip(queries, fused, strict=True) if hits is not None
+            hits.rows[0, : _num_needed(query)] for query, hits in zip(queries, fused, strict=True) if hits is not None
         ]
         rows = np.unique(np.concatenate([np.empty(0, np.int64), *wanted]))
         replies, errors = self._ask_passages("fetch", release, rows, deadline)
@@ -300,7 +300,7 @@ class Engine:
         for number, hits in enumerate(fused if errors else ()):
             if hits is None:
                 continue
-            rows = hits.rows[0, : _needed(queries[number])]
+            rows = hits.rows[0, : _num_needed(queries[number])]
             is_kept = np.isin(rows, [-1, *texts])
             if not is_kept.all():
                 fused[number] = Hits(hits.scores[:, : len(rows)][:, is_kept], rows[None, is_kept])
@@ -318,7 +318,7 @@ class Engine:
     ) -> None:
         """Sorts the first hits of queries with `rerank` by probability; lower hits keep their order below them."""
         numbers = [n for n, (query, hits) in enumerate(zip(queries, fused, strict=True)) if query.rerank and hits]
-        pairs = [(n, int(row)) for n in numbers for row, _ in _listed(fused[n], queries[n].rerank)]
+        pairs = [(n, int(row)) for n in numbers for row, _ in _rows_and_scores(fused[n], queries[n].rerank)]
         if not pairs:
             return
         deadline = max(queries[number].deadline for number in numbers)
@@ -383,7 +383,7 @@ def _fused(query: Query, state: QueryState) -> Hits | None:
     return fuse([state.sources[label] for label in query.search.labels], state.depth, query.search.weights)
 
 
-def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
+def _rows_and_scores(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
     """Returns (row, score) of the first k hits."""
     if hits is None:
         return []
@@ -393,9 +393,9 @@ def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
 
 def _hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]) -> list[Hit]:
     """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
-    by_source = {source: dict(_listed(hits, hits.rows.shape[1])) for source, hits in state.sources.items()}
+    by_source = {source: dict(_rows_and_scores(hits, hits.rows.shape[1])) for source, hits in state.sources.items()}
     output = []
-    for row, score in _listed(hits, query.k):
+    for row, score in _rows_and_scores(hits, query.k):
         scores = {"reranker": score} if query.rerank and score >= 0 else {}  # below the re-ranked hits: minus the rank
         scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
         _, id, title, text, metadata, *place = texts[row]
@@ -403,14 +403,14 @@ def _hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]
     return output
 
 
-def _depth(query: Query) -> int:
+def _first_depth(query: Query) -> int:
     """Returns the number of passages of the first search."""
     if query.by_document:
         return min(first_depth(query.k, query.rerank, len(query.search.parts)), MAX_PASSAGES)
     return max(query.k, query.rerank)
 
 
-def _needed(query: Query) -> int:
+def _num_needed(query: Query) -> int:
     """Returns the number of hits of a query of which the passages are needed, at most."""
     return query.k + query.rerank if query.by_document else max(query.k, query.rerank)
 

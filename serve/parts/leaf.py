@@ -28,7 +28,7 @@ from indexing.store.chain import RowRange, split_range
 from indexing.store.documents import Part as FilePart
 from indexing.store.store import Store
 from serve.errors import ExpiredError
-from serve.parts.part import Part, Shared, check_deadline, converted, use_texts
+from serve.parts.part import Part, Shared, check_deadline, raises_store_errors, use_texts
 from serve.parts.states import PASSAGES
 from serve.release.artifacts import ReleaseArtifacts
 
@@ -174,7 +174,7 @@ class SourcePart(Part):
         self.online, self.name, self.threads, self.range_of = online, online.name, threads, range_of
         self._searchers: Shared[Any] = Shared()
 
-    @converted
+    @raises_store_errors
     def search(self, release_id: str, request: SourceQueries) -> SourceHits:
         """Returns the top k passages of each query in the range. A query that cannot be used fails alone."""
         searcher, kind = self._of(release_id)[request.target], find_kind(request.kind)
@@ -233,12 +233,12 @@ class PassagesPart(Part):
         super().__init__(store)
         self.range_of = range_of
 
-    @converted
+    @raises_store_errors
     def fetch(self, request: PassagesRequest) -> list[Passage]:
         """Returns those of the passages that are in the range."""
         return self._at(request).fetch(request.rows)
 
-    @converted
+    @raises_store_errors
     def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
         """Returns those of the rows that are in the range, and the numbers of their documents: int64 [n] both."""
         return self._at(request).documents(request.rows)

@@ -34,7 +34,7 @@ _NO_DENSE = "a prompt is one of an encoder of dense vectors, and the release has
 _PUT_INSTEAD = "remove all but one of them, or put the task over HTTP, naming one"
 
 
-def plan(
+def plan_release(
     store: Store,
     *,
     embeddings: str | None = None,
@@ -130,7 +130,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
 
     Args:
         store: The store.
-        embeddings, index: As of `plan`.
+        embeddings, index: As of `plan_release`.
         has_others: Whether the release has BM25 or other sources.
 
     Raises:
@@ -175,7 +175,7 @@ def _live_sources(store: Store, before: Release | None, corpus: Corpus) -> tuple
 def _prompts_by_origin(store: Store) -> tuple[list[str], list[str]]:
     """Returns the names of the prompts that were trained in this store, and of those that came over HTTP.
 
-    A damaged prompt, whose origin is unknown, is among the first, so that `plan` reports it by name as excluded.
+    A damaged prompt, whose origin is unknown, is among the first, so `plan_release` reports it by name as excluded.
     """
     trained, received = list[str](), list[str]()
     for name in store.names("prompts"):

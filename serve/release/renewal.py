@@ -105,7 +105,7 @@ def coverage_of(store: Store, release: Release, corpus: Corpus) -> list[Coverage
     return coverage
 
 
-def renewed(store: Store, release: Release) -> Release:
+def renew_release(store: Store, release: Release) -> Release:
     """Returns a release of the same tasks over the newest artifacts of the same names, for example a grown index.
 
     Raises:

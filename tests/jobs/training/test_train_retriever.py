@@ -29,7 +29,7 @@ from retriever.errors import InputError
 from retriever.systems.dual import DualSystem
 from retriever.training.reranker_data import batch_at
 from serve.parts.models import EncoderPart
-from serve.release.planning import plan
+from serve.release.planning import plan_release
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "hand", *COMMON)
@@ -74,7 +74,7 @@ def test_untied_encoders_flow_through_encoding_search_and_serving(
     assert "models/u" in [entry["artifact"] for entry in mined.open("runs", "u").inputs.values()]
     done("mine_negatives", "--store", world.store, "--sources", "exact:u", "--depth", 5, "--name", "m")
 
-    release, _ = plan(mined, embeddings="u")
+    release, _ = plan_release(mined, embeddings="u")
     release.save(mined)
     served = EncoderPart(mined, threads=1, device="cpu")
     for side, peer in peers.items():
