@@ -72,7 +72,7 @@ def main(options: EncodeCorpus) -> None:
     if options.plan and encoded:
         return say_complete(store.generations("embeddings", name)[-1].url)
     if options.plan:
-        return plan(store, options, spec, kind, name)
+        return print_plan(store, options, spec, kind, name)
     if not encoded and (speed := encode(store, options, spec, kind, name)).tokens:
         say(
             f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
@@ -194,7 +194,7 @@ def open_encoders(
     return RayActors(pool, say_line), Resources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
-def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
+def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
     """Prints what an encoding reads and writes; only a run tells the time."""
     work = EncodeWork(store, spec, kind, name, resources=Resources(), numerics="", limit=options.limit)
     described = work.described

@@ -125,7 +125,7 @@ def main(options: ImportCorpus) -> None:
         if with_queries is None or complete_queries(store, with_queries, name, hold_out=hold_out):
             return say_complete(latest.url)
     if options.plan:
-        return plan(store, source, work, options)
+        return print_plan(store, source, work, options)
     judged = None
     if not work.complete:
         if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
@@ -208,7 +208,7 @@ def check_queries_name(source: Source) -> None:
         ) from None
 
 
-def plan(store: Store, source: Source | None, work: ImportWork, options: ImportCorpus) -> None:
+def print_plan(store: Store, source: Source | None, work: ImportWork, options: ImportCorpus) -> None:
     """Prints what an import reads and about how large the corpus becomes: Arrow needs as many bytes as plain text."""
     say(f"store    {store.url} ({len(store.generations('corpus'))} generations of a corpus now)")
     if source:

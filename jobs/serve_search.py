@@ -165,7 +165,7 @@ def main(options: ServeSearch) -> None:
     store = Store(options.store).require()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
-    choice = choose(store, options)
+    choice = choose_release(store, options)
     say_release(store, choice)
     if options.row_ranges:
         check_row_ranges(ReleaseArtifacts(store, choice.release), options.row_ranges)
@@ -180,7 +180,7 @@ def main(options: ServeSearch) -> None:
         serve_on_ray(store, options, tokens)
 
 
-def choose(store: Store, options: ServeSearch) -> Choice:
+def choose_release(store: Store, options: ServeSearch) -> Choice:
     """Returns the release to serve: the live one, one of its tasks with newer artifacts, or one as the options say.
 
     Raises:

@@ -16,7 +16,7 @@ _MODULE = os.path.join(os.path.dirname(JOBS), "riptide.py")
 _COMMAND = re.compile(r"(?<!python -m )\briptide\s+([a-z0-9]+(?:-[a-z0-9]+)*)\b(?!/)")
 
 
-def command(job: str = "") -> str:
+def command_of(job: str = "") -> str:
     """Returns how a job is started, in the form in which this process was: `riptide build-index`.
 
     A program that calls jobs gets the form of the console script.
@@ -33,7 +33,7 @@ def with_commands(text: str) -> str:
     """
 
     def in_form(match: re.Match[str]) -> str:
-        return command(match[1]) if is_job(match[1]) else match[0]
+        return command_of(match[1]) if is_job(match[1]) else match[0]
 
     return _COMMAND.sub(in_form, text)
 

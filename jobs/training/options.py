@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from jobs.common.options import flatten
-from jobs.common.options import replace as replace_options
+from jobs.common.options import replace_options as replace_options
 from jobs.training.run_options import Training
 
 from retriever.errors import InputError

@@ -11,11 +11,11 @@ from typing import Any
 
 from jobs.training.opening import RetrieverSetup, open_all
 from jobs.training.options import TrainRetriever
-from jobs.training.runs import QUALITY, describe_best, draw_curves, make, plan_complete
+from jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, plan_complete
 from jobs.training.serving import serving_warnings
 from jobs.training.sweep_grid import Run, parse_grid
-from jobs.training.sweep_report import chosen_line, draw_sweep, table
-from jobs.training.sweep_work import SweepWork, choose, read_outcomes
+from jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
+from jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
 
 import torch
 
@@ -75,7 +75,7 @@ def train_retriever(options: TrainRetriever) -> None:
     if options.plan:
         if not plan_complete(options, store, setup.target):
             check_derived_names(store, options, setup)
-            plan(options, setup)
+            print_plan(options, setup)
         return
     print_summary(options, train(store, options, setup))
 
@@ -111,12 +111,12 @@ def sweep(options: TrainRetriever) -> None:
         for run in runs:
             say(f"run      {run.options.kind}/{run.options.task}")
         say("the first run:")
-        plan(runs[0].options, first)
+        print_plan(runs[0].options, first)
         return
     [artifact] = run_work(store, work, LocalRunner(), Stage)
     outcomes = read_outcomes(artifact)
-    choice = choose(outcomes)
-    for line in table(outcomes, QUALITY):
+    choice = choose_run(outcomes)
+    for line in table_lines(outcomes, QUALITY):
         say(line)
     say(f"{artifact.url}: {chosen_line(choice, QUALITY)}")
     if options.curves:
@@ -172,7 +172,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
     }
     if setup.topic_agreement is not None:
         notes["topic_agreement"] = setup.topic_agreement
-    artifact = make(
+    artifact = make_artifact(
         options,
         store,
         setup.target,
@@ -242,7 +242,7 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
     draw_curves(options, artifact)
 
 
-def plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
+def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
     weights = sum(file.stat().st_size for file in weight_files(resolve(setup.spec.folder)))
     loop, passages = setup.loop, options.rows_per_step * (1 + setup.maker.tuning.negatives_per_query)

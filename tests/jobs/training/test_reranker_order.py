@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from jobs.common.options import build
+from jobs.common.options import build_options
 from jobs.training.options import TrainReranker
 from jobs.training.reranker import describe_ranking_change, open_all
 
@@ -128,7 +128,7 @@ def test_training_judges_the_model_that_it_saves(world) -> None:
     store = Store(str(world.store))
     pooled(store)
     small: dict[str, Any] = {"steps": 2, "batch": 4, "cpus": 1, "max_length": 48, "dtype": "float32"}
-    options = build(
+    options = build_options(
         TrainReranker,
         {"store": str(world.store), "backbone": world.model, "negatives": "hand", "split": "test", "lr": 1e-3, **small},
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.common.options import build, flatten
+from jobs.common.options import build_options, flatten
 from jobs.training.options import TrainRetriever, TunePrompts
 
 import numpy as np
@@ -199,7 +199,9 @@ def test_tune_prompts_makes_the_same_under_its_own_names(
 
 def test_options_keep_their_defaults_under_both_names() -> None:
     required: dict[str, Any] = {"store": "s", "task": "t", "backbone": "b"}
-    assert build(TunePrompts, required).as_train_retriever() == build(TrainRetriever, {**required, "train": "prompts"})
+    assert build_options(TunePrompts, required).as_train_retriever() == build_options(
+        TrainRetriever, {**required, "train": "prompts"}
+    )
     assert flatten(TunePrompts).keys() - flatten(TrainRetriever).keys() == {
         "method",
         "side",
@@ -213,7 +215,7 @@ def test_options_keep_their_defaults_under_both_names() -> None:
         {"method": "prompt", "train": "all"},
     ):
         with pytest.raises(InputError, match="give one of them"):
-            build(TunePrompts, {**required, **values}).as_train_retriever()
+            build_options(TunePrompts, {**required, **values}).as_train_retriever()
 
 
 @pytest.mark.parametrize(
