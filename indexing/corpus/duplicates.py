@@ -181,7 +181,7 @@ def _known_before(
 
 
 def _duplicate_error(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
-    """Returns the error for two rows with the same id. drops: whether equal rows are dropped, so these two differ."""
+    """Returns the error for two new rows with the same id. `drops`: equal rows are dropped, so these differ."""
     columns = new.draft.config.get("columns")
     if columns and columns["id"] is None:
         return InputError(
@@ -197,7 +197,7 @@ def _duplicate_error(new: _NewRows, one: int, other: int, drops: bool) -> InputE
 
 
 def _known_id_error(new: _NewRows, row: int, known: int, drops: bool) -> InputError:
-    """Returns the error for a row whose id the corpus has already. drops: whether equal rows are dropped."""
+    """Returns the error for a row whose id the corpus already has. `drops`: equal rows are dropped, so these differ."""
     difference = " with another title or text" if drops else ""
     return InputError(
         f"{new.place(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known}; "

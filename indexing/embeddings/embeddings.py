@@ -77,11 +77,11 @@ class Embeddings(EmbeddingsReader):
 
         return lambda rows: self._take(rows, vectors)
 
-    def _take(self, rows: np.ndarray, of: Callable[[RowPart], np.ndarray]) -> np.ndarray:
-        """Returns the vectors of some rows, float16 [n, dim]. of: returns those of a part."""
+    def _take(self, rows: np.ndarray, vectors_of: Callable[[RowPart], np.ndarray]) -> np.ndarray:
+        """Returns the vectors of some rows, float16 [n, dim]; `vectors_of` returns all vectors of a part."""
         vectors = np.empty((len(rows), self.dim), np.float16)
         for part, positions, local in split_rows(self.parts, rows):
-            vectors[positions] = of(part)[local]
+            vectors[positions] = vectors_of(part)[local]
         return vectors
 
     def between(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:

@@ -71,9 +71,10 @@ def rescore_pieces(
 
 
 def _similar_counts(low: np.ndarray, high: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields (query ids, low, high) in groups of queries whose counts high - low share a power of two.
+    """Yields groups of queries with similar numbers of candidates, as (query ids, low, high).
 
-    A padded array of a group is then less than twice its candidates. Queries without candidates are left out, and large
+    The numbers high - low of a group are between two powers of two, so a padded array has less than twice as many cells
+    as candidates. Queries without candidates are left out, and large
     groups are cut.
     """
     _, size = np.frexp(high - low)

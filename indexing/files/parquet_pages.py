@@ -110,7 +110,7 @@ def _check_schema(file: str, thrift: Thrift) -> int:
 
 
 class GroupSizes(NamedTuple):
-    """The sizes of the columns that are read, by the pages of a row group.
+    """The sizes of a row group, computed from the headers of its pages; only columns that are read count.
 
     Attributes:
         row: A bound of the bytes of a row, as Arrow decodes it; where texts are stored one by one, an average.

@@ -201,7 +201,7 @@ def _refuse_names(format: CorpusFormat, names: PassageNames | QueryNames) -> Non
 
 
 def _detect_corpus(path: str, has_columns: bool) -> CorpusFormat:
-    """Returns the format of a corpus file. has_columns: Whether only formats with columns count."""
+    """Returns the format of a corpus file; with `has_columns`, among the formats with columns only."""
     start, candidates = FileStart(path), _candidates(has_columns)
     for format in reversed(candidates):
         if format.detects_corpus(start):
@@ -210,7 +210,7 @@ def _detect_corpus(path: str, has_columns: bool) -> CorpusFormat:
 
 
 def _detect_queries(path: str, has_columns: bool) -> CorpusFormat:
-    """Returns the format of a query file. has_columns: Whether only formats with columns count."""
+    """Returns the format of a query file; with `has_columns`, among the formats with columns only."""
     start, candidates = FileStart(path), _candidates(has_columns)
     for format in reversed(candidates):
         if format.detects_queries(start):

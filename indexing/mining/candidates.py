@@ -207,7 +207,7 @@ class PoolStage(StageDefaults):
         """Searches a block and commits its missing parts."""
         work, block = self.work, unit.payload
         texts = [text for _, queries in block for text in queries.texts]
-        # Positives are dropped from a list of `depth`: the first hits of each source, as they were found.
+        # Positives are dropped later, so a source may leave fewer than `depth` candidates.
         hits = {each.source: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
         items: list[PoolItem] = []
         start = 0

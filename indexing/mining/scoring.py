@@ -109,7 +109,7 @@ class ScoreCandidates(WorkDefaults):
 
     @property
     def targets(self) -> list[Target]:
-        """Returns the next generation. Its fingerprint depends on the parts, each of which decides its pairs."""
+        """Returns the next generation. Its fingerprint depends on the content of its parts, not on the options."""
         inputs = dict(self._inputs) | ({"previous": self.previous[-1]} if self.previous else {})
         config = {"reranker": self.spec.config, "numerics": self.spec.numerics}
         return [Target("scores", self._next, inputs, config, by_content=True)]

@@ -99,7 +99,7 @@ def query_texts(impacts: Impacts) -> list[str]:
 
 
 def exact_scores(queries: Impacts, number: int, passages: Impacts, width: int) -> np.ndarray:
-    """Returns the exact scores of passages for one query, int64 [passages]. width: of the vocabulary."""
+    """Returns the exact scores of passages for query `number`, int64 [passages]. `width`: size of the vocabulary."""
     weights = np.zeros(width, np.int64)
     words, impacts = queries.of_text(number)
     weights[words] = impacts

@@ -42,7 +42,7 @@ class ImpactIndex:
 
     @staticmethod
     def is_index(config: Mapping[str, Any]) -> bool:
-        """Whether index/NAME holds impacts. config: of its artifact."""
+        """Whether an index with this configuration holds impacts."""
         return "impacts" in config
 
     @classmethod

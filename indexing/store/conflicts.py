@@ -86,7 +86,7 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator
 
 
 def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns a description of each input that differs, without fingerprints."""
+    """Returns a line for each input that differs between two documents; lines have no fingerprints."""
     differences = []
     for role in {**old, **new}:
         before, now = (inputs.get(role, {}).get("artifact") for inputs in (old, new))

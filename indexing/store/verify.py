@@ -80,7 +80,7 @@ class _ArtifactCheck:
         return {part["name"]: Part(**part) for part in self.manifest["parts"]}
 
     def findings(self, limit: int | None) -> Iterator[Finding]:
-        """Yields all results for the artifact, of which at most `limit` parts are hashed."""
+        """Yields all results for the artifact; hashes at most `limit` of its parts."""
         yield from self.documents()
         yield from self.agreement()
         for part in list(self.parts.values())[:limit]:

@@ -122,7 +122,7 @@ class PromptKind:
         return replace(task, query=query, passage=passage, position_offset=self.tuning.position_offset)
 
     def tasks_of(self, prompts: Mapping[str, Any], task: TaskPrompt) -> dict[str, TaskPrompt]:
-        """Returns the prompts of the tasks by name, of which `task` is the mean; empty unless each task has one."""
+        """Returns the prompts of the tasks by name; empty unless each task has one. `task` is their mean."""
         return {}
 
 

@@ -110,7 +110,7 @@ def eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
 
 
 def limit_batch(options: RipOptions, num_eligible: int) -> RipOptions:
-    """Returns the options with a batch of at most the eligible passages, if these are negatives of each other.
+    """Returns the options with a batch of at most `num_eligible`, if the passages are negatives of each other.
 
     Raises:
         InputError: If fewer than two passages can be drawn.

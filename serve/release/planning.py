@@ -300,7 +300,7 @@ def _checked_name(task: str) -> str:
 
 
 def check_passages(task: str, encoder: Mapping[str, Any], vectors: Embeddings) -> None:
-    """Raises InputError unless embeddings are those of an encoder of passages, of which this is the configuration."""
+    """Raises InputError if the embeddings were made with other settings than those of the encoder `encoder`."""
     if differ := describe_differences(vectors.config["encoder"], encoder, passages=True):
         raise InputError(
             f"task {task}: its passages' vectors are not those of embeddings/{vectors.name} ({differ}): "
