@@ -169,7 +169,7 @@ def open_encoders(
         store: The store.
         options: The options of the job.
         spec: The encoder.
-        model_type: As of `EncoderNumerics`.
+        model_type: As of `EncoderNumericsTask`.
         name: The name of the embeddings.
 
     Raises:

@@ -284,7 +284,7 @@ def check_known(unknown: int, total: int, part: str) -> None:
 
 
 @dataclass(frozen=True)
-class EncoderNumerics:
+class EncoderNumericsTask:
     """Returns the numerics class of a worker's encoder, without loading weights.
 
     model_type: of the backbone; None if its batches are neither packed nor compiled (`VectorKind.batched_type`).
@@ -310,11 +310,11 @@ def numerics_of(
     Args:
         runner: The runner.
         options: The options of the encoder.
-        model_type: As of `EncoderNumerics`.
+        model_type: As of `EncoderNumericsTask`.
         resources: The resources of an encoder.
         count: The number of encoders that can work at the same time: of pending parts.
     """
-    numerics: str = runner.first(EncoderNumerics(options, model_type, resources), None, count)
+    numerics: str = runner.first(EncoderNumericsTask(options, model_type, resources), None, count)
     return numerics
 
 

@@ -53,7 +53,7 @@ class MiningQueries(NamedTuple):
     positives: list[np.ndarray]
     others: list[np.ndarray] | None = None
 
-    def part(self, start: int, count: int) -> MiningQueries:
+    def slice(self, start: int, count: int) -> MiningQueries:
         """Returns `count` queries from `start` on."""
         piece = slice(start, start + count)
         others = None if self.others is None else self.others[piece]
@@ -142,7 +142,7 @@ class PoolCandidates(WorkDefaults):
         """Returns the name and the queries of each part."""
         size = self.options.part_queries
         starts = range(0, len(self.mined.ids), size)
-        return [(f"part-{number:05d}", self.mined.part(start, size)) for number, start in enumerate(starts)]
+        return [(f"part-{number:05d}", self.mined.slice(start, size)) for number, start in enumerate(starts)]
 
     @property
     def targets(self) -> list[Target]:

@@ -68,7 +68,7 @@ def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 def _describe_change(name: str, old: Any, new: Any) -> str:
     """Returns a difference in words; a hash means nothing to a reader."""
-    if _is_hash(old, new) or shown_value(old) == shown_value(new):
+    if _has_hash(old, new) or shown_value(old) == shown_value(new):
         return f"another {name}"
     return f"{name} {shown_value(old)}, now {shown_value(new)}"
 
@@ -129,5 +129,5 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _is_hash(*values: Any) -> bool:
+def _has_hash(*values: Any) -> bool:
     return any(isinstance(value, str) and _HASH.fullmatch(value) for value in values)

@@ -76,7 +76,7 @@ def both_directions_loss(
     return 2 * symmetric_loss(queries, passages, positives, temperature, ignored)
 
 
-def own_loss(
+def own_passages_loss(
     queries: torch.Tensor,
     passages: torch.Tensor,
     groups: torch.Tensor,

@@ -144,7 +144,7 @@ class DualSystem:
         draft.arguments["positives"] = torch.from_numpy(draft.positives)
         draft.arguments["ignored"] = torch.from_numpy(ignored)
         for term in self.terms:
-            term.add(draft)
+            term.add_to(draft)
         return Batch(draft.outputs, draft.chunks, draft.arguments)
 
     def compose(self, rows: np.ndarray) -> list[str]:

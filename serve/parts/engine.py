@@ -33,7 +33,7 @@ from serve.release.release import Release
 
 log = logging.getLogger("riptide.serve")
 
-PLACE = ("document", "start", "end")  # fields of a hit that only split corpora have
+SPAN = ("document", "start", "end")  # fields of a hit that only split corpora have
 MAX_PASSAGES = 16_384  # passages of a query that are searched for documents; fewer documents are returned then
 REST_S = 0.5  # seconds before the deadline at which waiting for leaves ends, if partial answers are allowed
 
@@ -180,7 +180,7 @@ class Engine:
                     for number, _ in group.members:
                         states[number].refused = error
                 _refuse(group, used.refused, states)
-                group.queries, group.members = used.result, [group.members[place] for place in used.numbers]
+                group.queries, group.members = used.result, [group.members[position] for position in used.numbers]
         return [group for group in groups if group.members]
 
     def _vectors(
@@ -359,9 +359,9 @@ class Engine:
 
 
 def _refuse(group: Group, refused: Mapping[int, str], states: list[QueryState]) -> None:
-    """Records why a source cannot use some of a group's queries. refused: by their place in the group."""
-    for place, reason in refused.items():
-        number, label = group.members[place]
+    """Records why a source cannot use some of a group's queries. refused: by their position in the group."""
+    for position, reason in refused.items():
+        number, label = group.members[position]
         states[number].refused = InputError(f"source {label}: {reason}")
 
 
@@ -398,8 +398,8 @@ def _hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]
     for row, score in _rows_and_scores(hits, query.k):
         scores = {"reranker": score} if query.rerank and score >= 0 else {}  # below the re-ranked hits: minus the rank
         scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
-        _, id, title, text, metadata, *place = texts[row]
-        output.append(Hit(row, id, title, text, metadata, score, scores, tuple(place) if place else None))
+        _, id, title, text, metadata, *span = texts[row]
+        output.append(Hit(row, id, title, text, metadata, score, scores, tuple(span) if span else None))
     return output
 
 
@@ -420,7 +420,7 @@ def _as_json(text: str, answer: Answer) -> bytes:
     hits = [
         {
             "id": hit.id,
-            **(dict(zip(PLACE, hit.place, strict=True)) if hit.place else {}),
+            **(dict(zip(SPAN, hit.span, strict=True)) if hit.span else {}),
             "rank": rank,
             "score": hit.score,
             "title": hit.title,

@@ -21,7 +21,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.corpus.row_ranges import OpenPassages, passage_parts
 from indexing.exact import Hits, no_hits
-from indexing.hit_sources.online import OnlinePlace, OnlineSearch, Target
+from indexing.hit_sources.online import OnlineSearch, SearcherScope, Target
 from indexing.hit_sources.registry import find_kind, online_searches
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange, split_range
@@ -190,19 +190,19 @@ class SourcePart(Part):
         return SourceHits(hits, usable.refused)
 
     def _open(self, artifacts: ReleaseArtifacts) -> dict[Target, Any]:
-        release, place = artifacts.release, self._place(artifacts)
+        release, scope = artifacts.release, self._scope(artifacts)
         searchers = {}
         for target, readers in self._targets(artifacts).items():
-            start = partial(self.online.open, readers, artifacts.corpus, place)
+            start = partial(self.online.open, readers, artifacts.corpus, scope)
             searchers[target] = self._searchers.get(release.contents(self.online, target), release.id, start)
         return searchers
 
-    def _place(self, artifacts: ReleaseArtifacts) -> OnlinePlace:
-        return OnlinePlace(self.range_of(artifacts.corpus), self.threads)
+    def _scope(self, artifacts: ReleaseArtifacts) -> SearcherScope:
+        return SearcherScope(self.range_of(artifacts.corpus), self.threads)
 
     def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
-        place = self._place(artifacts)
-        groups = [self.online.files(readers, place) for readers in self._targets(artifacts).values()]
+        scope = self._scope(artifacts)
+        groups = [self.online.files(readers, scope) for readers in self._targets(artifacts).values()]
         for alike in itertools.zip_longest(*groups, fillvalue=()):
             for files in alike:
                 yield from files

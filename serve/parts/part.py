@@ -240,6 +240,6 @@ def use_texts(function: Callable[[Any], T], queries: Any) -> Usable[T]:
             usable = queries if not refused else select_queries(queries, np.array(numbers))
             return Usable(function(usable), numbers, refused)
         except TextsError as error:
-            refused |= {numbers[place]: reason for place, reason in error.reasons.items()}
+            refused |= {numbers[position]: reason for position, reason in error.reasons.items()}
             numbers = [number for number in numbers if number not in refused]
     return Usable(None, [], refused)

@@ -22,9 +22,9 @@ from indexing.mining import pools as mining
 from indexing.mining import sampling
 from indexing.mining.report import (
     THRESHOLDS,
-    Example,
     Histogram,
-    Negative,
+    ShownNegative,
+    ShownQuery,
     Statistics,
     read_examples,
     write_report,
@@ -181,10 +181,10 @@ class Page(HTMLParser):
 
 def test_the_page_shows_everything_and_runs_nothing(tmp_path: Path) -> None:
     negatives = [
-        Negative(f"t{NASTY}", f"n1{NASTY}", {SOURCES[0]: 3, SOURCES[2]: None}, 0.0625, True),
-        Negative("", f"n2{NASTY}", {SOURCES[0]: None, SOURCES[2]: 17}, None, False),
+        ShownNegative(f"t{NASTY}", f"n1{NASTY}", {SOURCES[0]: 3, SOURCES[2]: None}, 0.0625, True),
+        ShownNegative("", f"n2{NASTY}", {SOURCES[0]: None, SOURCES[2]: 17}, None, False),
     ]
-    examples = [Example(f"q{NASTY}", [f"p1{NASTY}", f"p2{NASTY}"], negatives), Example("no negatives", [], [])]
+    examples = [ShownQuery(f"q{NASTY}", [f"p1{NASTY}", f"p2{NASTY}"], negatives), ShownQuery("no negatives", [], [])]
     statistics = gathered([0, 1])
     folder = tmp_path / "new" / "report"
     path = write_report(str(folder), statistics, examples, title=f"T{NASTY}")
@@ -271,7 +271,7 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
         for place, negative in enumerate(example.negatives):
             row = fields["negatives"][place]
             ranks = {source: fields[f"rank:{source}"][place] for source in SOURCES}
-            assert negative == Negative(
+            assert negative == ShownNegative(
                 titles[row], f"text {row}", ranks, fields["probability"][place], fields["is_denoised"][place]
             )
     assert len(read_examples(drawn, {id: id for id in ids}, Corpus.open(store), 100)) == 11
