@@ -92,8 +92,8 @@ def batch_loss(
         labels: The labels of the batch; distillation losses need the teacher's.
         temperature: Similarities are divided by it.
         contrastive_weight: A distillation loss is increased by this times the contrastive loss.
-        negatives_from: "batch": the contrastive loss is `contrastive_loss`, over all passages; "own": `own_passages_loss`,
-            over the passages that were drawn for a query, which needs the groups of the labels.
+        negatives_from: "batch": the contrastive loss is `contrastive_loss`, over all passages; "own": it is
+            `own_passages_loss`, over the passages that were drawn for a query, which needs the groups of the labels.
 
     Returns:
         The loss, a scalar.
