@@ -61,7 +61,7 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
             for part in corpus.parts:
                 rows = vectors[part.first_row : part.end]
                 draft.commit(part.part.name, ".npy", functools.partial(save_array, rows), rows=len(rows))
-            draft.note(encoder="none", options={}, dim=dim, similarity="cosine", task=None)
+            draft.add_notes(encoder="none", options={}, dim=dim, similarity="cosine", task=None)
     run_job(store_url, "build_index", "--embeddings", "random", "--name", "random", "--shards", shards)
     run_job(store_url, "build_bm25", "--shards", shards)
     parts = [*corpus.generations]

@@ -63,7 +63,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
         query_set: Name of the query set; None: the only one of the store.
     """
     from jobs import encode_corpus, evaluate, search
-    from jobs.common.options import build
+    from jobs.common.options import build_options
     from jobs.evaluation.measures import measure_of
 
     from indexing.corpus.corpus import Corpus
@@ -76,7 +76,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
     lengths: dict[str, Any] = {"pooling": "mean", "normalize": True, "query_length": 64, "passage_length": length}
     run = f"{name}-test"
     encode_corpus.main(
-        build(encode_corpus.EncodeCorpus, {"store": store_url, "encoder": folder, "name": name, **lengths})
+        build_options(encode_corpus.EncodeCorpus, {"store": store_url, "encoder": folder, "name": name, **lengths})
     )
     search.main(
         search.Search(store=store_url, source=f"exact:{name}", queries=query_set, split="test", k=100, name=run)

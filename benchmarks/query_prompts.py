@@ -71,7 +71,7 @@ def computed_prompt(encoder: Encoder, length: int, mix: Mix, seed: int) -> TaskP
     torch.manual_seed(seed)
     width = encoder._eager.backbone.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
     module = Synthesiser(shape, width, SynthesisOptions(length=length, mix=mix))
-    saved = SavedSynthesis.of(module)
+    saved = SavedSynthesis.from_module(module)
     return TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, synthesis=saved)
 
 

@@ -74,14 +74,14 @@ def pretrain(
 ) -> str:
     """Returns the folder of a model, which is trained unless it is there."""
     from jobs import pretrain_rip
-    from jobs.common.options import build
+    from jobs.common.options import build_options
     from jobs.training.options import PretrainRip
 
     from indexing.store.models import resolve_model
     from indexing.store.store import Store
 
     pretrain_rip.main(
-        build(
+        build_options(
             PretrainRip,
             {
                 "store": store,

@@ -109,7 +109,7 @@ def make_random_store(url: str, passages: int, words: int) -> None:
         for number, part in enumerate(corpus.parts):
             vectors = random_vectors(part.part.rows, words, seed=number)
             draft.commit(f"part-{number:05d}", SUFFIX, partial(save_vectors, vectors), rows=len(vectors))
-        draft.note(encoder="random", options={}, task=None, dim=WORDS, similarity="dot")
+        draft.add_notes(encoder="random", options={}, task=None, dim=WORDS, similarity="dot")
 
 
 def build(store_url: str, embeddings: SparseEmbeddings, shards: int) -> ImpactIndex:

@@ -25,7 +25,7 @@ from jobs import train_retriever
 from jobs.common.steps import Step, make_step
 from jobs.experiments.experiment import RunExperiment, main
 from jobs.experiments.measuring import Control, ControlSearchRequest
-from jobs.pipeline import perform
+from jobs.pipeline import run_step
 from jobs.training.opening import open_all
 
 from indexing.corpus.corpus import Corpus
@@ -66,7 +66,7 @@ class Searched:
 
     def topics_of_passages(self) -> np.ndarray:
         """Returns the topic of each passage, int64 [n]; one without a known word has the most probable topic."""
-        return with_default(self.topics.of_rows(), self.topics.model)
+        return with_default(self.topics.topic_per_row(), self.topics.model)
 
     def topics_of_queries(self) -> np.ndarray:
         """Returns the topic of each query, which its text decides, int64 [q]."""
@@ -92,7 +92,7 @@ class Searched:
     def encoded_passages(self) -> np.ndarray:
         """Returns the vectors of the passages with the prompts as they are, float16 [n, dim]."""
         task = self._search.task
-        perform(make_step(f"control of {task}", "encode_corpus", {"task": task, "name": task}, self._search.store))
+        run_step(make_step(f"control of {task}", "encode_corpus", {"task": task, "name": task}, self._search.store))
         embeddings = Embeddings.open(self._store, task, self.corpus)
         return embeddings.take(np.arange(embeddings.num_rows))
 

@@ -45,7 +45,7 @@ def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> dict[st
     }
     random, model = np.random.default_rng(0), topics.model
     of_texts = [
-        random.integers(model.num_topics, size=len(ids["corpus.jsonl"])) if is_random else topics.of_rows(),
+        random.integers(model.num_topics, size=len(ids["corpus.jsonl"])) if is_random else topics.topic_per_row(),
         random.integers(model.num_topics, size=len(texts)) if is_random else model.infer(texts),
     ]
     words = [" ".join(words[:num_words]) for words in model.words]

@@ -23,7 +23,7 @@ from indexing.hit_sources.registry import find_vectors
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from retriever.errors import InputError
-from retriever.options.declaring import check_least
+from retriever.options.declaring import check_minimums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def main(options: BuildIndex) -> None:
 def run_job(store: Store, options: BuildIndex) -> Artifact | None:
     """Builds the index. Returns its newest generation; None with --plan."""
     store.require()
-    check_least(options, shards=1)
+    check_minimums(options, shards=1)
     if not 0 < options.recall <= 1:
         raise InputError(f"--recall {options.recall}: expected more than 0, and at most 1")
     if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb * 1e9 < math.inf):

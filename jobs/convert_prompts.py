@@ -128,7 +128,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
             return None
         with store.create(target.kind, target.name, inputs=target.inputs, config=config) as draft:
             if not draft.complete:
-                draft.note(backbone=options.backbone, options=encoder.stored(), format=read.format)
+                draft.add_notes(backbone=options.backbone, options=encoder.stored(), format=read.format)
                 commit_files(draft, Path(folder))
     say(f"{store.open('prompts', options.task).url}: {size}")
     return None

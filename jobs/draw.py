@@ -163,7 +163,7 @@ def draw_attention(options: Draw) -> None:
         measure="cosine",
     )
     document = {"task": task, "queries": [queries.key for queries in sets], **numbers}
-    write(path, picture, document, options)
+    write_picture(path, picture, document, options)
     counts = ", ".join(f"{n:,} {label}" for label, n in zip(attention.labels, attention.num_queries, strict=True))
     return say(f"attention of {task} over queries of {counts}: {path}")
 
@@ -184,7 +184,7 @@ def draw_rates_of(options: Draw) -> None:
     title = options.title or f"{metric} and queries per second"
     picture = draw_rates(points, metric=metric, title=title)
     document = {"metric": metric, "files": list(options.evaluation), "points": [asdict(point) for point in points]}
-    write(path, picture, document, options)
+    write_picture(path, picture, document, options)
     for point in points:
         say(f"{point.label}: {metric} {point.quality:.4f}, {point.queries_per_s:,.4g} queries/s")
     return say(f"{len(points)} points: {path}")
@@ -211,9 +211,9 @@ def draw_passages(options: Draw) -> None:
     if options.plan:
         say(f"passages {len(points.rows):,} of {points.embeddings.num_rows:,} of embeddings/{name}")
         return say(f"writes   {path}")
-    from jobs.pictures.points import draw_points, project
+    from jobs.pictures.points import draw_points, tsne_positions
 
-    positions = project(points.embeddings.take(points.rows), perplexity=options.perplexity, seed=options.seed)
+    positions = tsne_positions(points.embeddings.take(points.rows), perplexity=options.perplexity, seed=options.seed)
     picture = draw_points(positions, points.panels, title=options.title or f"t-SNE of passages, {name}")
     document = {
         "embeddings": name,
@@ -223,7 +223,7 @@ def draw_passages(options: Draw) -> None:
         "positions": positions.round(4).tolist(),
         **{panel.title: list(panel.groups) for panel in points.panels},
     }
-    write(path, picture, document, options)
+    write_picture(path, picture, document, options)
     return say(f"{len(points.rows):,} of {points.embeddings.num_rows:,} passages of embeddings/{name}: {path}")
 
 
@@ -233,7 +233,7 @@ def default_path(picture: str, *names: str) -> str:
     return f"results/{picture}-{text}.png"
 
 
-def write(path: str, picture: bytes, document: dict[str, Any], options: Draw) -> None:
+def write_picture(path: str, picture: bytes, document: dict[str, Any], options: Draw) -> None:
     """Writes a picture and its numbers; neither, if a file with other content exists and is not to be replaced."""
     with whole_files([path, str(numbers_path(path))], overwrite=options.overwrite) as [png, file]:
         png.write_bytes(picture)

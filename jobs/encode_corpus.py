@@ -78,7 +78,7 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
         say_complete(store.generations("embeddings", name)[-1].url)
         return None
     if options.plan:
-        plan(store, options, spec, kind, name)
+        print_plan(store, options, spec, kind, name)
         return None
     if not encoded and (speed := encode(store, options, spec, kind, name)).tokens:
         say(
@@ -176,7 +176,7 @@ def open_encoders(
         store: The store.
         options: The options of the job.
         spec: The encoder.
-        model_type: As of `EncoderNumerics`.
+        model_type: As of `EncoderNumericsTask`.
         name: The name of the embeddings.
 
     Raises:
@@ -189,19 +189,19 @@ def open_encoders(
         runner = LocalRunner(gpus=num_gpus(), request=request)
         return runner, Resources(cores=options.cpus, gpus=gpus, calls=CALLS)
     from retriever.forward.numerics import choose_device
-    from retriever.forward.packing import packs
+    from retriever.forward.packing import will_pack
 
     weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder_of("passage"))))
     pool = choose_pool(
         replace(request, gpus=gpus),
         weights=weights,
-        packed=lambda: packs(model_type, spec.options, choose_device("cpu")),
+        packed=lambda: will_pack(model_type, spec.options, choose_device("cpu")),
         say=say_line,
     )
     return RayActors(pool, say_line), Resources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
-def plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
+def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
     """Prints what an encoding reads and writes; only a run tells the time."""
     work = EncodeWork(store, spec, kind, name, resources=Resources(), numerics="", limit=options.limit)
     described = work.described

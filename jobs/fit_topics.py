@@ -51,19 +51,19 @@ def run_job(store: Store, options: FitTopicsOptions) -> Topics | None:
     store.require()
     work = FitTopics(store, options.name, options.fit, limit=options.limit)
     if options.plan:
-        plan(store, work, options.page)
+        print_plan(store, work, options.page)
         return None
     if not work.complete:
         run_work(store, work, open_runner(store, options), Stage)
     topics = Topics.open(store, options.name)
-    describe(topics)
+    print_topics(topics)
     if options.page:
         write_page(topics, options.page, overwrite=options.overwrite)
         say(options.page)
     return topics
 
 
-def plan(store: Store, work: FitTopics, page: str | None) -> None:
+def print_plan(store: Store, work: FitTopics, page: str | None) -> None:
     """Prints what a fit reads and writes."""
     if work.complete:
         say_complete(work.previous[-1].url, page)
@@ -81,7 +81,7 @@ def plan(store: Store, work: FitTopics, page: str | None) -> None:
         say(f"writes   {page}")
 
 
-def describe(topics: Topics) -> None:
+def print_topics(topics: Topics) -> None:
     """Prints the topics: their sizes and words."""
     sizes = topics.sizes()
     without = topics.num_rows - int(sizes.sum())

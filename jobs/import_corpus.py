@@ -124,7 +124,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
             say_complete(latest.url)
             return None
     if options.plan:
-        plan(store, source, work, options)
+        print_plan(store, source, work, options)
         return None
     judged = None
     if not work.complete:
@@ -229,7 +229,7 @@ def check_queries_name(source: Source) -> None:
         ) from None
 
 
-def plan(store: Store, source: Source | None, work: ImportWork, options: ImportCorpus) -> None:
+def print_plan(store: Store, source: Source | None, work: ImportWork, options: ImportCorpus) -> None:
     """Prints what an import reads and about how large the corpus becomes: Arrow needs as many bytes as plain text."""
     say(f"store    {store.url} ({len(store.generations('corpus'))} generations of a corpus now)")
     if source:

@@ -28,7 +28,7 @@ from indexing.mining.candidates import MiningOptions, PoolCandidates
 from indexing.mining.denoising import SampleNegatives, complete_negatives
 from indexing.mining.exports import export_sentence_transformers, export_tevatron
 from indexing.mining.report import Statistics, read_examples, write_report
-from indexing.mining.sampling import NegativeOptions, check_scales, short
+from indexing.mining.sampling import NegativeOptions, check_scales, queries_with_too_few
 from indexing.mining.scoring import score_candidates
 from indexing.search.rescoring import open_reranker
 from indexing.store.artifact import Artifact
@@ -107,7 +107,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
         say_complete(artifact.url, options.tevatron, options.sentence_transformers, options.report)
         return None
     if options.plan:
-        plan(store, options, pool)
+        print_plan(store, options, pool)
         return None
     runner = open_runner(store, options)
     [candidates] = run_work(store, pool, runner, Stage)
@@ -126,7 +126,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
     return artifact
 
 
-def plan(store: Store, options: MineNegatives, pool: PoolCandidates) -> None:
+def print_plan(store: Store, options: MineNegatives, pool: PoolCandidates) -> None:
     """Prints the size of the pool, of the scores and of the negatives."""
     shape, draw, num_queries = options.pool, options.negatives, len(pool.mined.ids)
     pairs = num_queries * shape.depth * len(shape.sources)
@@ -134,7 +134,7 @@ def plan(store: Store, options: MineNegatives, pool: PoolCandidates) -> None:
     say(f"pool     {num_queries:,} queries x {sources}: up to {pairs:,} pairs")
     say(f"         in {len(pool.parts()):,} parts of {store.url}/candidates/{pool.name}")
     say_stages(pool)
-    every = draw.needs["score_all"]
+    every = draw.scoring_settings["score_all"]
     per_query = max(draw.denoised_negatives, draw.pool_negatives if draw.teacher_scores else 0)
     minimum = 0 if options.reranker is None else pairs if every else num_queries * per_query
     say(f"scores   {minimum:,} pairs at least")
@@ -149,7 +149,7 @@ def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     total = num_copies = 0
     dropped: Counter[str] = Counter()
     for table in negatives.tables():
-        few += short(table, *requested)
+        few += queries_with_too_few(table, *requested)
         total += len(table["negatives"].combine_chunks().flatten())
         num_copies += len(table["copies"].combine_chunks().flatten())
         dropped.update(table["dropped_by"].combine_chunks().flatten().to_pylist())
@@ -178,7 +178,7 @@ def columns_of_export(negatives: SampleNegatives) -> int:
     smallest = pool_negatives + denoised_negatives
     if min(requested):
         for table in negatives.tables():
-            few = set(short(table, *requested))
+            few = set(queries_with_too_few(table, *requested))
             lengths = pc.list_value_length(table["negatives"]).to_pylist()
             complete = (n for id, n in zip(table["query_id"].to_pylist(), lengths, strict=True) if id not in few)
             smallest = min([smallest, *complete])

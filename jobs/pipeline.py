@@ -54,16 +54,16 @@ class Pipeline(Common):
 
 def main(options: Pipeline) -> None:
     steps = read_steps(options.config, options.store, options.limit)
-    for done, step in enumerate(choose(steps, options.only, options.until)):
+    for done, step in enumerate(choose_steps(steps, options.only, options.until)):
         say(f"== {step.place}")
         if options.plan:
-            plan(step, steps)
+            print_plan(step, steps)
             continue
         with resumable() if done else contextlib.nullcontext():  # earlier steps are complete
-            perform(step)
+            run_step(step)
 
 
-def choose(steps: Sequence[Step], only: str | None, until: str | None) -> Sequence[Step]:
+def choose_steps(steps: Sequence[Step], only: str | None, until: str | None) -> Sequence[Step]:
     """Returns the steps to run. Raises InputError if --only or --until names no step, or several."""
     if only is not None and until is not None:
         raise InputError("--only and --until: expected one of them")
@@ -72,7 +72,7 @@ def choose(steps: Sequence[Step], only: str | None, until: str | None) -> Sequen
     return steps if until is None else steps[: find_step(steps, until).number]
 
 
-def perform(step: Step) -> None:
+def run_step(step: Step) -> None:
     """Runs the job of a step. Raises InputError with the place of the step and the job's own message."""
     try:
         with full_disk(Path(step.options.store)):
@@ -88,11 +88,11 @@ def perform(step: Step) -> None:
         raise InputError(f"step {step.place}: {cause}") from error
 
 
-def plan(step: Step, steps: Sequence[Step]) -> None:
+def print_plan(step: Step, steps: Sequence[Step]) -> None:
     """Prints a step as a command, and what its job would do; or which step has to run first, and why."""
     say(f"$ {step.command}")
     try:
-        perform(dataclasses.replace(step, options=dataclasses.replace(step.options, plan=True)))
+        run_step(dataclasses.replace(step, options=dataclasses.replace(step.options, plan=True)))
     except InputError as error:
         if step.number == 1:
             raise

@@ -21,7 +21,7 @@ from jobs.common.workers import GpuWorkers
 import numpy as np
 
 from indexing.hit_sources.grammar import check_used
-from indexing.hit_sources.modes import default_source, resolve, source_of
+from indexing.hit_sources.modes import default_source, resolve, source_of_mode
 from indexing.hit_sources.options import By, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
 from indexing.search.few_queries import LocalSearch
@@ -194,7 +194,7 @@ def choose_source(store: Store, options: Search) -> str:
     if options.source is not None:
         return resolve(options.source, store)
     if options.mode is not None:
-        return source_of(options.mode, store, options.embeddings, options.index)
+        return source_of_mode(options.mode, store, options.embeddings, options.index)
     source = default_source(store, options.embeddings, options.index)
     say(f"no --mode given: searching {source}")
     return source

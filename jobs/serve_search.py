@@ -39,19 +39,19 @@ from indexing.store.models import find_task, stored_model
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
-from retriever.options.declaring import check_least
+from retriever.options.declaring import check_minimums
 from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from serve.release.live import current, discard, last_release, live_release, make_current
-from serve.release.planning import plan
+from serve.release.live import discard_release, last_release, live_release, live_release_id, make_current
+from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.renewal import (
     coverage_of,
     describe_generations,
     incomplete_generations,
     newer_artifacts,
-    renewed,
+    renew_release,
     replaced_artifacts,
 )
 from serve.service.examples import read_examples
@@ -129,7 +129,7 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
         """Raises InputError for a value out of range, and for options that exclude each other."""
         for base in (Common, ServiceOptions, HttpLimits):
             base.__post_init__(self)
-        check_least(self, replicas=0, row_ranges=0)
+        check_minimums(self, replicas=0, row_ranges=0)
         if not 0 <= self.port <= MAX_PORT:
             raise InputError(f"--port {self.port}: expected 0 to {MAX_PORT}")
         if self.keep_release and self.renew:
@@ -171,7 +171,7 @@ def main(options: ServeSearch) -> None:
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
     read_examples(store, options.examples)  # a bad file ends the job before it makes a release
-    choice = choose(store, options)
+    choice = choose_release(store, options)
     say_release(store, choice)
     if options.row_ranges:
         check_row_ranges(ReleaseArtifacts(store, choice.release), options.row_ranges)
@@ -195,7 +195,7 @@ def end_with_stdin() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def choose(store: Store, options: ServeSearch) -> Choice:
+def choose_release(store: Store, options: ServeSearch) -> Choice:
     """Returns the release to serve: the live one, one of its tasks with newer artifacts, or one as the options say.
 
     Raises:
@@ -257,7 +257,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
             raise InputError(
                 f"{error}; the live release re-ranks with it: name another one with --rerank, or --rerank none"
             ) from error
-    release, excluded = plan(
+    release, excluded = plan_release(
         store,
         embeddings=options.embeddings,
         index=options.index,
@@ -298,7 +298,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
             raise InputError("--keep-release is given")
         if not changes:
             raise InputError(f"{'; '.join(incomplete)}: run the command that makes it again")
-        release = renewed(store, live)
+        release = renew_release(store, live)
     except InputError as error:
         if replaced:
             raise InputError(
@@ -349,11 +349,11 @@ def make_live(store: Store, choice: Choice, open_release: Callable[[], object]) 
             return fallback.id
         if make_current(store, release, choice.tag):
             live_id = release.id
-        elif live := current(store):  # it has the same id if another server has made the same release
+        elif live := live_release_id(store):  # it has the same id if another server has made the same release
             live_id = live[0]
     finally:
         if live_id != release.id:
-            discard(store, release.id)
+            discard_release(store, release.id)
     if live_id == release.id:
         return live_id
     reason = "another release has just become live, or an artifact of this one was removed"

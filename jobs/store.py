@@ -74,53 +74,53 @@ def main(options: StoreJob) -> None:
     if options.with_dependents and options.action != "remove":
         raise InputError(f"{options.action} --with-dependents: only remove takes the artifacts that need another one")
     key = (options.key or "").strip("/")
-    check_query_options(options, key)
+    check_query_id_options(options, key)
     if options.action == "list":
         list_artifacts(store, options.limit)
     elif options.action == "show" and options.query_id is not None:
         show_query(store, key, options.query_id, options.k or SHOWN_HITS)
     elif options.action == "show":
-        show(store, newest(store, key), options.limit)
+        print_artifact(store, newest_key(store, key), options.limit)
     elif options.action == "remove":
-        remove(store, key, options)
+        remove_artifact(store, key, options)
     elif options.action == "export":
-        export(store, newest(store, key), options)
+        export(store, newest_key(store, key), options)
     else:
         collect_garbage(store, options)
 
 
-def newest(store: Store, key: str) -> str:
+def newest_key(store: Store, key: str) -> str:
     """Returns the key of an artifact, or of its newest generation: the newest complete one, if there is one."""
     keys = store.find(key)
     return max(set(keys).intersection(store.keys(key)), default=keys[-1])
 
 
-def remove(store: Store, key: str, options: StoreJob) -> None:
+def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
     """Removes an artifact with its checkpoints, or prints with --plan what would be removed."""
     freed: list[tuple[str, int]] = []
     artifacts = store.removable(key, with_dependents=options.with_dependents)
     for each, files in artifacts.items():
         files = files + own_checkpoints(store, *Key.parse(each))
-        delete(store, files, options)
-        report(each, files, options)
+        delete_files(store, files, options)
+        print_removal(each, files, options)
         freed += files
     if len(artifacts) > 1:
-        say(f"{verb(options)} {len(artifacts)} artifacts, {amount(freed)}")
+        say(f"{removal_verb(options)} {len(artifacts)} artifacts, {count_and_bytes(freed)}")
 
 
-def delete(store: Store, files: list[tuple[str, int]], options: StoreJob) -> None:
+def delete_files(store: Store, files: list[tuple[str, int]], options: StoreJob) -> None:
     """Deletes files in their order, unless --plan is set."""
     for file, _ in files:
         if not options.plan:
             store.storage.delete(file)
 
 
-def verb(options: StoreJob) -> str:
+def removal_verb(options: StoreJob) -> str:
     """Returns the verb of a line about a removal, which depends on --plan."""
     return "would remove" if options.plan else "removed"
 
 
-def amount(files: list[tuple[str, int]]) -> str:
+def count_and_bytes(files: list[tuple[str, int]]) -> str:
     """Returns the number and the bytes of files: `3 files, 1.2 MB`."""
     return f"{len(files):,} {'file' if len(files) == 1 else 'files'}, {human(sum(size for _, size in files))}"
 
@@ -132,8 +132,8 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
     """
     freed = [*store.garbage(), *abandoned_checkpoints(store)][: options.limit]
     for file in freed:
-        delete(store, [file], options)
-        report(file[0], [file], options)
+        delete_files(store, [file], options)
+        print_removal(file[0], [file], options)
     rest = None if options.limit is None else options.limit - len(freed)
     problems = store.damaged()
     try:
@@ -141,19 +141,19 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
         prompts = expired_prompts(store, releases)[: None if rest is None else rest - len(releases)]
         for key, take in [*((key, remove_release) for key in releases), *((key, remove_prompt) for key in prompts)]:
             files = store.removal(key) if options.plan else take(store, key)
-            report(key, files, options)
+            print_removal(key, files, options)
             freed += files
     except CorruptError as error:
         problems.append(str(error))
     if freed or not problems:
-        say(f"{verb(options)} {amount(freed)} in total" if freed else "nothing to remove")
+        say(f"{removal_verb(options)} {count_and_bytes(freed)} in total" if freed else "nothing to remove")
     end_with(problems, "nothing that these documents may name was removed")
 
 
-def report(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
+def print_removal(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
     """Prints a line on what is removed; prints nothing without files, which means that another process needs it now."""
     if files:
-        say(f"{verb(options)} {key}, {human(sum(size for _, size in files))}")
+        say(f"{removal_verb(options)} {key}, {human(sum(size for _, size in files))}")
 
 
 def end_with(problems: list[str], note: str) -> None:
@@ -190,7 +190,7 @@ def list_artifacts(store: Store, limit: int | None) -> None:
     for key, state in unfinished.items():
         say(f"{key:{widths[0]}}  {state}")
     shown = f"{len(table) - 1} of {len(keys)}" if len(table) - 1 < len(keys) else f"{len(keys)}"
-    say(f"{shown} artifacts, {human(total)}; all files of the store: {amount(list(store.storage.list('')))}")
+    say(f"{shown} artifacts, {human(total)}; all files of the store: {count_and_bytes(list(store.storage.list('')))}")
     end_with(problems, "restore them, or remove their artifacts and make them again")
 
 
@@ -244,7 +244,7 @@ def copy_whole(folder: Path, target: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def show(store: Store, key: str, limit: int | None) -> None:
+def print_artifact(store: Store, key: str, limit: int | None) -> None:
     """Prints an artifact's lineage, configuration, notes and parts."""
     artifact = store.open(*Key.parse(key))
     file = f"{key}/{PROVENANCE}"
@@ -266,7 +266,7 @@ def show(store: Store, key: str, limit: int | None) -> None:
         say(f"part         {part.file:44} {part.rows:>12,} rows {human(part.bytes):>10}  {part.sha256[:12]}")
 
 
-def check_query_options(options: StoreJob, key: str) -> None:
+def check_query_id_options(options: StoreJob, key: str) -> None:
     """Raises InputError if --query-id or --k does not fit the other options."""
     if options.query_id is None:
         if options.k is not None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 SPLIT = "split long documents into passages, as riptide import-corpus --split-words does"
 NOUNS = ("queries", "passages", "sentences", "pairs")  # kinds of texts that training counts
-MOST_CUT = 0.05  # of the texts, or of their tokens; more is worth a warning
+MAX_CUT_SHARE = 0.05  # of the texts, or of their tokens; more is worth a warning
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Cuts:
     uncounted: int = 0
 
     @classmethod
-    def of(cls, lengths: np.ndarray, num_cut: np.ndarray, limit: int = 0) -> Cuts:
+    def from_lengths(cls, lengths: np.ndarray, num_cut: np.ndarray, limit: int = 0) -> Cuts:
         """Returns the counts of texts.
 
         Args:
@@ -57,8 +57,8 @@ class Cuts:
 
     @property
     def are_many(self) -> bool:
-        """Whether more than MOST_CUT of the texts, or of their tokens, were cut."""
-        return self.cut_texts > MOST_CUT * self.texts or self.cut_tokens > MOST_CUT * self.tokens
+        """Whether more than MAX_CUT_SHARE of the texts, or of their tokens, were cut."""
+        return self.cut_texts > MAX_CUT_SHARE * self.texts or self.cut_tokens > MAX_CUT_SHARE * self.tokens
 
     def stored(self) -> dict[str, int]:
         """Returns the counts for a record, JSON-able; `Cuts(**stored)` restores them."""
@@ -72,25 +72,25 @@ class Cuts:
         counts = f"{self.cut_texts:,} of {self.texts:,} {noun} were cut to {self.limit:,} tokens{rest}"
         return f"{counts}; {_percentage(self.kept_tokens, self.tokens)} of all tokens were kept"
 
-    def line(self, noun: str, step: str, most: int | None = None, split: str = SPLIT) -> str:
+    def line(self, noun: str, step: str, max_length: int | None = None, split: str = SPLIT) -> str:
         """Returns the counts in words, with a warning and a remedy if many texts were cut.
 
         Args:
             noun: Plural noun for the texts.
             step: How to set a larger limit, for example "give a larger --passage-length".
-            most: The largest limit that the model allows; None: any, or it is unknown.
+            max_length: The largest limit that the model allows; None: any, or it is unknown.
             split: The remedy that needs no larger limit.
         """
         sentence = self.sentence(noun)
         if not self.are_many:
             return sentence
-        if most is not None and self.limit >= most:
+        if max_length is not None and self.limit >= max_length:
             return f"warning: {sentence}; {split}, because the model allows no more tokens"
-        allowed = "" if most is None else f" (the model allows at most {most:,})"
+        allowed = "" if max_length is None else f" (the model allows at most {max_length:,})"
         return f"warning: {sentence}; {step}{allowed}, or {split}"
 
 
-def total(cuts: Iterable[Cuts]) -> Cuts:
+def sum_of_cuts(cuts: Iterable[Cuts]) -> Cuts:
     """Returns the sum of counts."""
     return sum(cuts, Cuts())
 

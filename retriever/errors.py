@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Collection, Mapping
 
-MOST_MESSAGE = 2_000  # characters of a message, also if it repeats long values of its input
+MAX_MESSAGE = 2_000  # characters of a message, also if it repeats long values of its input
 
 
 def printable(text: str) -> str:
@@ -11,20 +11,20 @@ def printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def shortened(text: str, most: int = MOST_MESSAGE) -> str:
-    """Returns a printable text of at most `most` characters: of a longer one, "…" replaces the middle."""
-    return _cut(printable(_cut(text, most)), most)
+def shortened(text: str, max_characters: int = MAX_MESSAGE) -> str:
+    """Returns a printable text of at most `max_characters` characters: of a longer one, "…" replaces the middle."""
+    return _cut(printable(_cut(text, max_characters)), max_characters)
 
 
-def listed(names: Collection[str], most: int = 3, characters: int = 120) -> str:
+def listed(names: Collection[str], max_names: int = 3, max_characters: int = 120) -> str:
     """Returns the first names, each cut to a number of characters, and how many more there are."""
-    shown = [shortened(name, characters) for name in itertools.islice(names, most)]
-    return ", ".join(shown) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+    shown = [shortened(name, max_characters) for name in itertools.islice(names, max_names)]
+    return ", ".join(shown) + (f" and {len(names) - max_names:,} more" if len(names) > max_names else "")
 
 
-def _cut(text: str, most: int) -> str:
-    end = (most - 1) // 3
-    return text if len(text) <= most else f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
+def _cut(text: str, max_characters: int) -> str:
+    end = (max_characters - 1) // 3
+    return text if len(text) <= max_characters else f"{text[: max_characters - 1 - end]}…{text[len(text) - end :]}"
 
 
 class InputError(ValueError):

@@ -18,7 +18,7 @@ import numpy as np
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
-MOST_MARKS = 30  # marks in a row
+MAX_MARKS = 30  # marks in a row
 PIECE = 4096  # characters that are normalised in one call, about
 _JOINER = "\u034f"  # COMBINING GRAPHEME JOINER: it shows nothing, and no mark is moved over it
 _PLAIN, _ATTACHED, _MARK = range(3)
@@ -34,7 +34,7 @@ def normalize(form: Form, text: str) -> str:
     """
     if text.isascii():
         return text
-    if len(text) <= MOST_MARKS:
+    if len(text) <= MAX_MARKS:
         return unicodedata.normalize(form, text)
     return "".join(unicodedata.normalize(form, piece) for piece in _pieces(text))
 
@@ -65,10 +65,10 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def _joints(marks: np.ndarray) -> np.ndarray:
-    """Returns the places in runs of marks at which a joiner is inserted, int64: after each MOST_MARKS of a run."""
+    """Returns the places in runs of marks at which a joiner is inserted, int64: after each MAX_MARKS of a run."""
     positions = np.arange(len(marks))
     before = np.maximum.accumulate(np.where(marks, -1, positions))  # the last character that is no mark
-    return np.flatnonzero(marks & (positions - before > 1) & ((positions - before - 1) % MOST_MARKS == 0))
+    return np.flatnonzero(marks & (positions - before > 1) & ((positions - before - 1) % MAX_MARKS == 0))
 
 
 def _kinds_of(text: str) -> np.ndarray:

@@ -35,7 +35,7 @@ from serve.local import address_of, favour_event_loop, open_local
 from serve.parts.states import PASSAGES
 from serve.protocol import MAX_MS
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from serve.release.live import current
+from serve.release.live import live_release_id
 from serve.release.release import Release
 from serve.remote import PREPARE_S, LeafReplica, RemotePart, as_raised, send_to_leaves
 from serve.service.changes import Changes
@@ -183,7 +183,7 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
     """
     args = arguments if isinstance(arguments, Application) else Application(**arguments)
     store = Store(args.store).require()
-    live = current(store)
+    live = live_release_id(store)
     if live is None:
         raise InputError(f"{store.url} has no live release: make one with riptide serve-search --store {store.url}")
     check_row_ranges(ReleaseArtifacts(store, Release.load(store, live[0])), args.row_ranges)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from indexing.store.cache import CorruptError
-from retriever.errors import MOST_MESSAGE, InputError
+from retriever.errors import MAX_MESSAGE, InputError
 
 STORE = "store"  # the name under which failures of the store itself are reported
 _FOREIGN = ("botocore", "boto3", "urllib3", "jnius")  # packages whose exceptions are failures of the store or of Lucene
@@ -123,7 +123,7 @@ def without_places(message: str, *places: str) -> str:
         message: Message of an exception.
         *places: Folders and URLs of the service, which become "the store".
     """
-    message = message[: 4 * MOST_MESSAGE]  # the cost does not grow with a client's input
+    message = message[: 4 * MAX_MESSAGE]  # the cost does not grow with a client's input
     for place in sorted(filter(None, places), key=len, reverse=True):
         message = message.replace(place, "the store")
     return _DIGEST.sub(r"\1…", _PATH.sub("…", message))

@@ -21,7 +21,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from indexing.store.store import Store
 from serve.errors import LostError, OverloadedError
 from serve.parts.leaf import HitsRequest, Leaf, Passage, PassagesRequest, Reply, SourceHits
-from serve.release.live import current
+from serve.release.live import live_release_id
 
 Result = TypeVar("Result")
 PREPARE_S = 600.0  # seconds for all replicas to open a release
@@ -42,7 +42,7 @@ class LeafReplica:
     def __init__(self, store: str, number: int, of: int, threads: int):
         self.leaf = Leaf(Store(store), number, of, threads=threads)
         self._searches, self._admin = ThreadPoolExecutor(TOGETHER), ThreadPoolExecutor(1)
-        if live := current(self.leaf.store):
+        if live := live_release_id(self.leaf.store):
             for part in self.leaf.parts.values():
                 part.prepare(live[0])
 

@@ -1,6 +1,6 @@
 """A cloud on this machine: Ray's autoscaler starts nodes that take a settable time to boot, and ends idle ones.
 
-    with growing_cluster({"worker": NodeType(cpus=2, most=4)}, boot_s=20) as cloud:
+    with growing_cluster({"worker": NodeType(cpus=2, max_nodes=4)}, boot_s=20) as cloud:
         submit(cloud.cluster, REPOSITORY, "encode_corpus", …)
         cloud.launches()
 
@@ -56,13 +56,13 @@ class NodeType:
 
     Attributes:
         cpus: CPUs of a node.
-        most: The largest number of such nodes.
+        max_nodes: The largest number of such nodes.
         gpus: GPUs that a node pretends to have.
         labels: Labels of a node.
     """
 
     cpus: int
-    most: int
+    max_nodes: int
     gpus: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class NodeType:
             "labels": dict(self.labels),
             "node_config": {},
             "min_workers": 0,
-            "max_workers": self.most,
+            "max_workers": self.max_nodes,
         }
 
 
@@ -244,7 +244,7 @@ def growing_cluster(
         folder = cluster.folder
         config = {
             "cluster_name": "riptide-test",
-            "max_workers": sum(one.most for one in types.values()),
+            "max_workers": sum(one.max_nodes for one in types.values()),
             "idle_timeout_minutes": IDLE_S / 60,
             "upscaling_speed": 100,
             "provider": {
@@ -262,7 +262,7 @@ def growing_cluster(
             "auth": {"ssh_user": "none"},
             "head_node_type": "ray.head.default",
             "available_node_types": {
-                "ray.head.default": NodeType(cpus=0, most=0).document(),
+                "ray.head.default": NodeType(cpus=0, max_nodes=0).document(),
                 **{name: one.document() for name, one in types.items()},
             },
             "file_mounts": {},

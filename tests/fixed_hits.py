@@ -14,7 +14,7 @@ from indexing.corpus.filters import Filter
 from indexing.exact import Hits
 from indexing.hit_sources import registry
 from indexing.hit_sources.kind import SearchContext, SourceKind
-from indexing.hit_sources.online import OnlinePlace, OnlineSearch, PinnedArtifacts, Target
+from indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, SearcherScope, Target
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
@@ -59,8 +59,8 @@ class OnlineFixed(OnlineSearch):
         [artifact] = pinned.generations("fixed", str(target[0]))
         return artifact
 
-    def open(self, readers: Artifact, corpus: Corpus, place: OnlinePlace) -> FixedSearcher:
-        return FixedSearcher(readers, corpus, place)
+    def open(self, readers: Artifact, corpus: Corpus, scope: SearcherScope) -> FixedSearcher:
+        return FixedSearcher(readers, corpus, scope)
 
     def probe(self, searcher: FixedSearcher) -> None:
         searcher.search(["x"], 1)
@@ -70,11 +70,11 @@ class OnlineFixed(OnlineSearch):
 class FixedSearcher:
     artifact: Artifact
     corpus: Corpus
-    place: OnlinePlace
+    scope: SearcherScope
 
     def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
         scores, rows = fixed_hits(self.artifact, self.corpus, len(queries), k)
-        is_own = (rows >= self.place.rows.first) & (rows < self.place.rows.end)
+        is_own = (rows >= self.scope.rows.first) & (rows < self.scope.rows.end)
         return Hits(np.where(is_own, scores, -np.inf), np.where(is_own, rows, -1))
 
 
@@ -104,5 +104,5 @@ def save_fixed(store: Store, name: str, rows: Sequence[int]) -> Artifact:
     """Makes fixed/NAME."""
     with store.create("fixed", name, config={"rows": list(rows)}) as draft:
         if not draft.complete:
-            draft.note(rows=len(rows))
+            draft.add_notes(rows=len(rows))
     return store.open("fixed", name)

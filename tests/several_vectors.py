@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from indexing.corpus.corpus import save_array
-from indexing.dense.searching import folded
+from indexing.dense.searching import merge_results
 from indexing.embeddings.kind import PartTexts, VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import Hits
@@ -169,7 +169,7 @@ class SeveralSource(VectorSource[SeveralEmbeddings, SeveralIndex]):
 
     def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
         task = SearchTask(self.encoder.encode(texts, runner), k, self.corpus.deleted, allowed)
-        return folded((hits for _, hits in runner.run(task, self.index.shards)), k)
+        return merge_results((hits for _, hits in runner.run(task, self.index.shards)), k)
 
 
 class NotServed(OnlineSearch):

@@ -60,6 +60,6 @@ def store_topic_task(
         tempfile.TemporaryDirectory() as folder,
     ):
         prompt.save(Path(folder))
-        draft.note(backbone=backbone, options=options.stored())
+        draft.add_notes(backbone=backbone, options=options.stored())
         commit_files(draft, Path(folder))
     return prompt

@@ -28,4 +28,4 @@ def random_synthesis(seed: int = 0, shape: PromptShape = SHAPE, width: int = 32,
     module = Synthesiser(shape, width, SynthesisOptions(**{**SIZES, **options}))
     with torch.no_grad():
         module.basic.mul_(4)  # so that the prompts of different queries differ
-    return SavedSynthesis.of(module)
+    return SavedSynthesis.from_module(module)

@@ -110,7 +110,7 @@ class CategoryRelevance:
         for query, row in zip(qrels["query_id"].to_pylist(), rows.tolist(), strict=True):
             names = by_query.setdefault(query, set())
             if row >= 0:
-                names.update(self.table.names[number] for number in self.table.of(row))
+                names.update(self.table.names[number] for number in self.table.of_row(row))
         return {query: frozenset(names) for query, names in by_query.items()}
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from indexing.corpus.ids import candidates, hash_ids
+from indexing.corpus.ids import hash_ids, rows_with_hashes
 from indexing.store.artifact import Artifact
 from indexing.store.chain import RowPart, row_parts, split_rows
 from indexing.store.documents import Part
@@ -103,7 +103,7 @@ class Corpus:
     @functools.cached_property
     def deleted(self) -> np.ndarray:
         """The deleted rows: int64, ascending."""
-        files = [artifact.local(part) for artifact in self.generations for part in deletions(artifact)]
+        files = [artifact.local(part) for artifact in self.generations for part in deletion_parts(artifact)]
         return np.unique(np.concatenate([np.load(file) for file in files])) if files else np.empty(0, np.int64)
 
     def table(self, part: RowPart) -> pa.Table:
@@ -208,7 +208,7 @@ class Corpus:
         hashes = hash_ids(ids)
         for artifact in self.generations:
             files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
-            positions, rows = candidates(files, hashes)
+            positions, rows = rows_with_hashes(files, hashes)
             if not with_deleted:
                 alive = ~np.isin(rows, self.deleted)
                 positions, rows = positions[alive], rows[alive]
@@ -295,7 +295,7 @@ def open_table(part: RowPart) -> pa.Table:
     return table
 
 
-def deletions(generation: Artifact) -> list[Part]:
+def deletion_parts(generation: Artifact) -> list[Part]:
     """Returns the files of a generation with rows that it deletes, or that it drops because an earlier one is equal."""
     return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
 

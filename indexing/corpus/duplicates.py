@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from indexing.corpus.corpus import Corpus, document_starts, open_table, save_array
-from indexing.corpus.ids import candidates, merge_bucket, repeated
+from indexing.corpus.ids import merge_bucket, repeated_hashes, rows_with_hashes
 from indexing.files.delimited import line_of_row
 from indexing.files.raw import clip
 from indexing.store.artifact import Artifact, Draft
@@ -53,11 +53,11 @@ def merge_ids(
     dropped = []
     for one, other, is_equal in _repeated_in_import(new, ids):
         if not (drop_duplicates and is_equal):
-            raise _duplicate(new, one, other, drop_duplicates)
+            raise _duplicate_error(new, one, other, drop_duplicates)
         dropped.append(other)
     for row, known, is_equal in _known_before(new, ids, before, committed):
         if not (drop_duplicates and is_equal):
-            raise _known(new, row, known, drop_duplicates)
+            raise _known_id_error(new, row, known, drop_duplicates)
         dropped.append(row)
     draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
     if drop_duplicates:
@@ -147,7 +147,7 @@ def _known_contents(before: Corpus, rows: np.ndarray) -> list[Content]:
 
 def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, int, bool]]:
     """Yields pairs of new rows with the same id, the earlier one first, and whether title and text are equal too."""
-    pairs = repeated(ids)
+    pairs = repeated_hashes(ids)
     for start in range(0, len(pairs), PAIRS_AT_ONCE):
         block = pairs[start : start + PAIRS_AT_ONCE]
         contents = zip(new.contents(block[:, 0]), new.contents(block[:, 1]), strict=True)
@@ -169,7 +169,7 @@ def _known_before(
         deleted = np.union1d(deleted, np.load(new.draft.local(committed["deleted"])))
     for artifact in before.generations:
         files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
-        positions, known = candidates(files, ids[0])
+        positions, known = rows_with_hashes(files, ids[0])
         alive = ~np.isin(known, deleted)
         rows, known = ids[1][positions[alive]].astype(np.int64), known[alive]
         for start in range(0, len(rows), PAIRS_AT_ONCE):
@@ -180,8 +180,8 @@ def _known_before(
                     yield row, earlier, one == other
 
 
-def _duplicate(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
-    """Returns the error for two rows with the same id. drops: whether equal rows are dropped, so these two differ."""
+def _duplicate_error(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
+    """Returns the error for two new rows with the same id. `drops`: equal rows are dropped, so these differ."""
     columns = new.draft.config.get("columns")
     if columns and columns["id"] is None:
         return InputError(
@@ -196,8 +196,8 @@ def _duplicate(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
     )
 
 
-def _known(new: _NewRows, row: int, known: int, drops: bool) -> InputError:
-    """Returns the error for a row whose id the corpus has already. drops: whether equal rows are dropped."""
+def _known_id_error(new: _NewRows, row: int, known: int, drops: bool) -> InputError:
+    """Returns the error for a row whose id the corpus already has. `drops`: equal rows are dropped, so these differ."""
     difference = " with another title or text" if drops else ""
     return InputError(
         f"{new.place(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known}; "

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from retriever.errors import InputError
 
-MOST_CHARACTERS = 1 << 16
-MOST_NESTED = 20  # levels of parentheses and of `not`
+MAX_CHARACTERS = 1 << 16
+MAX_NESTED = 20  # levels of parentheses and of `not`
 _TOKEN = re.compile(
     r"""\s*+(?:(?P<quoted>"(?:[^"\\]++|\\.)*+"|'(?:[^'\\]++|\\.)*+')"""
     r"""|(?P<sign>[<>!]=|[=<>(),])|(?P<word>[^\s"'=<>!(),]++)|(?P<end>\Z)|(?P<bad>.))""",
@@ -43,8 +43,8 @@ def parse_filter_text(text: str, columns: Mapping[str, pa.DataType]) -> dict[str
     Raises:
         InputError: With the number of the first wrong character, from 1.
     """
-    if len(text) > MOST_CHARACTERS:
-        raise InputError(f"filter: expected up to {MOST_CHARACTERS:,} characters, found {len(text):,}")
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(f"filter: expected up to {MAX_CHARACTERS:,} characters, found {len(text):,}")
     parser = _Parser(text, columns)
     document = parser.filter()
     if parser.kind != "end":
@@ -71,8 +71,8 @@ class _Parser:
         if not is_negated and not self.accept("("):
             return self.condition()
         self.nested += 1
-        if self.nested > MOST_NESTED:
-            raise self.error(f"up to {MOST_NESTED} levels of parentheses and not")
+        if self.nested > MAX_NESTED:
+            raise self.error(f"up to {MAX_NESTED} levels of parentheses and not")
         document = {"not": self.term()} if is_negated else self.filter()
         if not is_negated:
             self.expect(")")

@@ -29,14 +29,14 @@ import pyarrow.compute as pc
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filter_text import parse_filter_text
-from indexing.store.documents import canonical
+from indexing.store.documents import canonical_json
 from retriever.errors import InputError
 
 GROUPS = ("and", "or", "not")  # names that no field can have
 _ORDER = {"gt": pc.greater, "gte": pc.greater_equal, "lt": pc.less, "lte": pc.less_equal}
-_LARGEST = 1_000  # conditions of a filter, and values of a condition
-_MOST_CHARACTERS = 1 << 20  # of all names and texts of a filter together
-_MOST_LEVELS = 100  # of lists and objects
+_MAX_CONDITIONS = 1_000  # conditions of a filter, and values of a condition
+_MAX_CHARACTERS = 1 << 20  # of all names and texts of a filter together
+_MAX_LEVELS = 100  # of lists and objects
 
 Test = Callable[[pa.Table], np.ndarray]  # returns which rows of a table match: bool [rows]
 
@@ -65,7 +65,7 @@ class Filter:
             document = _parse_json(document) if is_json else parse_filter_text(document, columns)
         _check_size(document)
         _Compiler(columns).test_of(document)
-        return cls(canonical(document).decode())
+        return cls(canonical_json(document).decode())
 
     def rows(self, corpus: Corpus, first_row: int = 0, end: int | None = None) -> np.ndarray:
         """Returns the matching rows in [first_row, end), int64 ascending; deleted rows are excluded."""
@@ -124,8 +124,8 @@ def _check_size(document: Mapping[str, Any]) -> None:
     """Raises InputError for a JSON value with too many characters of texts, or too many levels."""
     characters, num_levels, level = 0, 0, [document]
     while level:
-        if (num_levels := num_levels + 1) > _MOST_LEVELS:
-            raise InputError(f"filter: expected up to {_MOST_LEVELS} levels of lists and objects, found more")
+        if (num_levels := num_levels + 1) > _MAX_LEVELS:
+            raise InputError(f"filter: expected up to {_MAX_LEVELS} levels of lists and objects, found more")
         below: list[Any] = []
         for value in level:
             if isinstance(value, str):
@@ -136,8 +136,8 @@ def _check_size(document: Mapping[str, Any]) -> None:
             elif isinstance(value, list):
                 below += value
         level = below
-    if characters > _MOST_CHARACTERS:
-        raise InputError(f"filter: expected up to {_MOST_CHARACTERS:,} characters of texts, found {characters:,}")
+    if characters > _MAX_CHARACTERS:
+        raise InputError(f"filter: expected up to {_MAX_CHARACTERS:,} characters of texts, found {characters:,}")
 
 
 class _Compiler:
@@ -149,8 +149,8 @@ class _Compiler:
     def test_of(self, document: Mapping[str, Any]) -> Test:
         """Returns the test of a filter. Raises InputError for a bad one."""
         self.num_conditions += max(1, len(document))
-        if self.num_conditions > _LARGEST:
-            raise InputError(f"filter: expected up to {_LARGEST} conditions, found more")
+        if self.num_conditions > _MAX_CONDITIONS:
+            raise InputError(f"filter: expected up to {_MAX_CONDITIONS} conditions, found more")
         tests = [
             self._group(name, condition) if name in GROUPS else self._condition(name, condition)
             for name, condition in document.items()
@@ -186,8 +186,8 @@ class _Compiler:
 def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str, Any]]:
     """Returns the conditions on a field: (operator, Arrow value). Raises InputError for a bad condition."""
     if isinstance(condition, list):
-        if not 1 <= len(condition) <= _LARGEST:
-            raise InputError(f"filter: {name}: expected 1 to {_LARGEST} values, found {len(condition)}")
+        if not 1 <= len(condition) <= _MAX_CONDITIONS:
+            raise InputError(f"filter: {name}: expected 1 to {_MAX_CONDITIONS} values, found {len(condition)}")
         return [("in", pa.array([_value(name, value, kind) for value in condition], kind))]
     if not isinstance(condition, dict):
         return [("in", pa.array([_value(name, condition, kind)], kind))]

@@ -56,13 +56,13 @@ def merge_bucket(files: Sequence[tuple[Path, int]], bucket: int, buckets: int) -
     return np.ascontiguousarray(merged[:, np.argsort(merged[0], kind="stable")])
 
 
-def repeated(ids: np.ndarray) -> np.ndarray:
+def repeated_hashes(ids: np.ndarray) -> np.ndarray:
     """Returns the rows of neighbours with the same hash, int64 [n, 2]: the same id, or (rarely) a collision."""
     same = np.flatnonzero(ids[0][1:] == ids[0][:-1])
     return np.stack([ids[1][same], ids[1][same + 1]], axis=1).astype(np.int64)
 
 
-def candidates(files: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def rows_with_hashes(files: Sequence[np.ndarray], hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows that have one of some hashes.
 
     Args:

@@ -21,7 +21,7 @@ from indexing.corpus.duplicates import merge_ids
 from indexing.corpus.filters import check_field_names
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.listing import file_identity
-from indexing.files.raw import Lines, Piece, clip, no_rows
+from indexing.files.raw import Lines, Piece, clip, no_rows_error
 from indexing.files.rows import text_lines
 from indexing.files.splitting import Split
 from indexing.files.titles import title_facts
@@ -192,7 +192,7 @@ class ParseStage(StageDefaults):
         """Raises InputError if the raw lines have changed since the part was made from them."""
         pieces, part = unit.payload.pieces, parts[0]
         expected = {} if unit.payload.titles is None else title_facts(unit.payload.titles)
-        if [piece[1:] for piece in part.facts["source"]] != [[p.first_line, p.rows, digest(p)] for p in pieces] or (
+        if [piece[1:] for piece in part.facts["source"]] != [[p.first_line, p.rows, hash_lines(p)] for p in pieces] or (
             any(part.facts.get(name) != value for name, value in expected.items())
         ):
             raise InputError(
@@ -278,7 +278,7 @@ def import_part(
 ) -> int:
     """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages."""
     table = parse_corpus(format, chunk, filters, split)
-    pieces = [[piece.file, piece.first_line, piece.rows, digest(piece)] for piece in chunk.pieces]
+    pieces = [[piece.file, piece.first_line, piece.rows, hash_lines(piece)] for piece in chunk.pieces]
     facts: dict[str, Any] = {"source": pieces, **filter_facts(table, filters)}
     if chunk.titles is not None:
         facts |= title_facts(chunk.titles)
@@ -347,7 +347,7 @@ def _same_split(first: Artifact, split: Split | None) -> Split | None:
     return existing
 
 
-def digest(piece: Piece) -> str:
+def hash_lines(piece: Piece) -> str:
     """Returns a hash of the raw lines of a piece; "" for Parquet, whose rows only the worker reads."""
     return xxhash.xxh3_128_hexdigest(piece.data) if piece.data is not None else ""
 
@@ -372,7 +372,7 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
         num_unknown += len(unknown)
         deleted.append(np.concatenate(list(map(np.arange, firsts, ends))))
     if not deleted:
-        raise no_rows(delete)
+        raise no_rows_error(delete)
     if num_unknown:
         more = f", nor are {num_unknown - 1} more" if num_unknown > 1 else ""
         raise InputError(f"{first} is not in the corpus (or deleted already){more}; remove the line")

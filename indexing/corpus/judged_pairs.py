@@ -106,25 +106,25 @@ def choose_passages(corpus: Corpus, queries: Sequence[str], documents: np.ndarra
         Rows, int64 [n].
     """
     sample = np.linspace(0, corpus.num_rows - 1, min(SAMPLE, corpus.num_rows)).astype(np.int64)
-    counts = [_count_words(passage.text) for passage in corpus.passages(sample)]
+    counts = [_word_counts(passage.text) for passage in corpus.passages(sample)]
     frequencies = Counter(word for each in counts for word in each)
     mean_length = sum(each.total() for each in counts) / len(counts)
     rows = documents[:, 0].copy()
     order = np.argsort(documents[:, 0], kind="stable")
     for numbers in np.split(order, np.flatnonzero(np.diff(documents[order, 0])) + 1) if len(order) else []:
         first, end = documents[numbers[0]]
-        counts = [_count_words(passage.text) for passage in corpus.passages(np.arange(first, end))]
+        counts = [_word_counts(passage.text) for passage in corpus.passages(np.arange(first, end))]
         norms = [K1 * (1 - B + B * each.total() / mean_length) for each in counts]
         for number in numbers:
             scores = np.zeros(len(counts))
-            for word in _count_words(queries[number]):
+            for word in _word_counts(queries[number]):
                 weight = math.log((len(sample) + 1) / (frequencies[word] + 0.5))
                 scores += [weight * each[word] / (each[word] + norm) for each, norm in zip(counts, norms, strict=True)]
             rows[number] = first + int(scores.argmax())
     return rows
 
 
-def _count_words(text: str) -> Counter[str]:
+def _word_counts(text: str) -> Counter[str]:
     return Counter(_WORD.findall(text.casefold()))
 
 

@@ -134,9 +134,9 @@ def columns_of_metadata(part: RowPart, passages: pa.Table, filters: Mapping[str,
         fields = orjson.loads(metadata) if metadata else {}
         for name, kind in filters.items():
             value = typed_field(value_at(fields, name), kind) if is_text else value_at(fields, name)
-            columns[name].append(filter_value(partial(_refused, id), name, kind, value))
+            columns[name].append(filter_value(partial(_refused_value_error, id), name, kind, value))
     return {f"filter.{name}": pa.array(columns[name], FILTER_TYPES[kind]) for name, kind in filters.items()}
 
 
-def _refused(id: str, actual: str, expected: str, remedy: str) -> InputError:
+def _refused_value_error(id: str, actual: str, expected: str, remedy: str) -> InputError:
     return InputError(f"passage {id!r}: found {actual}, expected {expected}; {remedy}")

@@ -20,7 +20,7 @@ from indexing.dense.faiss_index import (
     write_index,
 )
 from indexing.dense.index import Index, Shard
-from indexing.dense.searching import folded, search_exact
+from indexing.dense.searching import merge_results, search_exact
 from indexing.dense.shard import OpenShard, OpenShards
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.kind import IndexOptions
@@ -119,7 +119,7 @@ class BuildIndex(GrowingWork):
             setting = self._choose_search_setting(draft, runner)
             counter.count(queries)
         recall = {str(k): round(value, 6) for k, value in setting.recall.items()}
-        draft.note(nprobe=setting.nprobe, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
+        draft.add_notes(nprobe=setting.nprobe, depth=setting.depth, recall=recall, reaches_recall=setting.reached)
 
     def _choose_search_setting(self, draft: Draft, runner: Runner) -> SearchSetting:
         """Chooses nprobe and depth by their recall of exact search; vectors of the corpus are the queries."""
@@ -133,10 +133,12 @@ class BuildIndex(GrowingWork):
         exact = search_exact(OpenShards(self.embeddings), queries, width, runner, end=self.end)
 
         def search(nprobe: int) -> dict[int, np.ndarray]:
-            rows_by_depth = probe(shards, self.embeddings, queries, width, nprobe, runner)
-            return {depth: without(rows, own_rows) for depth, rows in rows_by_depth.items()}
+            rows_by_depth = candidates_by_depth(shards, self.embeddings, queries, width, nprobe, runner)
+            return {depth: without_own_row(rows, own_rows) for depth, rows in rows_by_depth.items()}
 
-        return choose_setting(search, without(exact.rows, own_rows), max(1, num_lists(self.factory)), self.recall)
+        return choose_setting(
+            search, without_own_row(exact.rows, own_rows), max(1, num_lists(self.factory)), self.recall
+        )
 
 
 def _chosen_factory(embeddings: Embeddings, options: IndexOptions) -> str:
@@ -171,7 +173,7 @@ def choose_setting(
     return best
 
 
-def without(rows: np.ndarray, own_rows: np.ndarray) -> np.ndarray:
+def without_own_row(rows: np.ndarray, own_rows: np.ndarray) -> np.ndarray:
     """Removes each query's own row [q] from rows, int64 [q, k]; returns int64 [q, k - 1]."""
     own = rows == own_rows[:, None]
     return np.take_along_axis(rows, np.argsort(own, axis=1, kind="stable"), axis=1)[:, : max(1, rows.shape[1] - 1)]
@@ -232,13 +234,13 @@ class FillTask:
         first, end = unit.payload
         owner, part = self.quantizer
         vectors = (piece for _, piece in self.embeddings.between(first, end))
-        filled = fill_shard(read_index(owner.local(part)), counted(vectors, report), first, threads=1)
+        filled = fill_shard(read_index(owner.local(part)), report_rows(vectors, report), first, threads=1)
         self.draft.commit(
             name, ".faiss", lambda path: write_index(filled, path), rows=end - first, first_row=first, end=end
         )
 
 
-def counted(pieces: Iterable[np.ndarray], report: Report) -> Iterator[np.ndarray]:
+def report_rows(pieces: Iterable[np.ndarray], report: Report) -> Iterator[np.ndarray]:
     """Yields the pieces and reports the number of their rows."""
     rows = 0
     for piece in pieces:
@@ -247,7 +249,7 @@ def counted(pieces: Iterable[np.ndarray], report: Report) -> Iterator[np.ndarray
         rows += len(piece)
 
 
-def probe(
+def candidates_by_depth(
     shards: Sequence[Shard], embeddings: Embeddings, queries: np.ndarray, k: int, nprobe: int, runner: Runner
 ) -> dict[int, np.ndarray]:
     """Returns the rows of the best k over all shards, int64 [q, k], for each of DEPTHS.
@@ -255,7 +257,7 @@ def probe(
     The hits of only one shard are in memory at a time.
     """
     task = SearchDepthsTask(embeddings, queries, k, nprobe, DEPTHS)
-    best = folded((hits for _, hits in runner.run(task, shards)), k)
+    best = merge_results((hits for _, hits in runner.run(task, shards)), k)
     return dict(zip(DEPTHS, np.split(best.rows, len(DEPTHS)), strict=True))
 
 

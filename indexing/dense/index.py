@@ -47,7 +47,7 @@ class Index:
 
     @staticmethod
     def is_index(config: Mapping[str, Any]) -> bool:
-        """Whether index/NAME is a FAISS index. config: of its artifact."""
+        """Whether an index with this configuration is a FAISS index."""
         return "factory" in config
 
     @classmethod

@@ -17,7 +17,7 @@ from indexing.corpus.row_ranges import Matches
 from indexing.dense.index import Index, Shard
 from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, OpenPart, available_threads, merge, nothing, search_open
+from indexing.exact import Hits, OpenPart, available_threads, merge_hits, no_hits, search_open
 from indexing.exact import kernel as kernels
 from indexing.store.chain import RowRange
 
@@ -59,11 +59,11 @@ class DenseShard:
         if index is None:
             self._shards = [OpenShard(embeddings, first, end, corpus.deleted) for first, end in stretches]
         else:
-            self._shards = [OpenShard.of(shard, embeddings, corpus.deleted) for shard in index_share(index, rows)]
+            self._shards = [OpenShard.open(shard, embeddings, corpus.deleted) for shard in index_share(index, rows)]
         cores = threads or available_threads()
         together = min(cores, len(self._shards))
         self._has_exact = any(shard.index is None for shard in self._shards)
-        if self._has_exact and kernels.load() is None:
+        if self._has_exact and kernels.load_kernel() is None:
             together = 1  # torch uses its own threads, whose number is a setting of the process
         self.threads = max(1, cores // max(1, together))  # of each file
         self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
@@ -96,7 +96,7 @@ class DenseShard:
         is_parallel = len(queries) >= PARALLEL_QUERIES or self._has_exact
         run = self._pool.map if self._pool and is_parallel else map
         hits = list(run(search, range(len(self._shards))))
-        return merge(hits, k) if hits else nothing(len(queries), k)
+        return merge_hits(hits, k) if hits else no_hits(len(queries), k)
 
     def _search(
         self, shard: OpenShard, matches: Matches, queries: np.ndarray, k: int, filter: Filter | None, *, exact: bool

@@ -9,7 +9,7 @@ import numpy as np
 
 from indexing.dense.index import Index, Shard
 from indexing.dense.shard import OpenShards
-from indexing.exact import Hits, merge
+from indexing.exact import Hits, merge_hits
 from indexing.store.chain import split_range
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
 
@@ -37,7 +37,7 @@ def search_exact(
     """
     task = SearchExactTask(shards, queries, k, allowed)
     stretches = _stretches(shards.embeddings.num_rows if end is None else end)
-    return folded((hits for _, hits in runner.run(task, stretches)), k)
+    return merge_results((hits for _, hits in runner.run(task, stretches)), k)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def search_dense(
     """
     nprobe, depth = nprobe or index.nprobe, max(k, depth or index.depth)
     task = SearchShardTask(shards, queries, k, allowed, nprobe, depth)
-    return folded((hits for _, hits in runner.run(task, index.shards)), k)
+    return merge_results((hits for _, hits in runner.run(task, index.shards)), k)
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ class SearchShardTask:
         return search
 
 
-def folded(hits: Iterable[Hits], k: int) -> Hits:
+def merge_results(hits: Iterable[Hits], k: int) -> Hits:
     """Returns the best k of all hits. They are merged as they arrive, and any order gives the same bytes."""
     best: Hits | None = None
     for each in hits:
-        best = merge([each] if best is None else [best, each], k)
+        best = merge_hits([each] if best is None else [best, each], k)
     assert best is not None
     return best
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from indexing.dense.index import Shard
 from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, exact_search, nothing, rescore_pieces
+from indexing.exact import Hits, exact_search, no_hits, rescore_pieces
 
 NONE_DELETED = np.empty(0, np.int64)
 EXACT_ROWS = 100_000  # allowed rows of a shard up to which all of them are scored
@@ -33,7 +33,7 @@ class OpenShard:
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
 
     @classmethod
-    def of(cls, shard: Shard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
+    def open(cls, shard: Shard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
         """Opens a shard of an index. The rows of a Flat index are scored in the embeddings, with the faster kernel."""
         index = None
         if shard.artifact.config["factory"] != "Flat":
@@ -79,7 +79,7 @@ class OpenShard:
         if allowed is None:
             return exact_search(queries, self.pieces, k, deleted=self.deleted, threads=threads)
         if not len(allowed):
-            return nothing(len(queries), k)
+            return no_hits(len(queries), k)
         if len(allowed) <= EXACT_ROWS:
             hits = exact_search(queries, [(0, self.embeddings.take(allowed))], k, threads=threads)
             return Hits(hits.scores, np.where(hits.rows >= 0, allowed[hits.rows], -1))
@@ -136,9 +136,9 @@ class OpenShards:
     def shard(self, shard: Shard) -> OpenShard:
         """Returns a shard of an index."""
         if self._open is None:
-            return OpenShard.of(shard, self.embeddings, self.deleted)
+            return OpenShard.open(shard, self.embeddings, self.deleted)
         key = shard.first_row, shard.end, True
         with self._opening:
             if key not in self._open:
-                self._open[key] = OpenShard.of(shard, self.embeddings, self.deleted)
+                self._open[key] = OpenShard.open(shard, self.embeddings, self.deleted)
             return self._open[key]

@@ -12,7 +12,7 @@ import numpy as np
 from indexing.corpus.corpus import save_array
 from indexing.embeddings.kind import PartTexts, VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
-from indexing.store.chain import RowPart, spans, split_rows
+from indexing.store.chain import RowPart, parts_of_range, split_rows
 from retriever.errors import InputError
 from retriever.memory import human
 
@@ -77,15 +77,16 @@ class Embeddings(EmbeddingsReader):
 
         return lambda rows: self._take(rows, vectors)
 
-    def _take(self, rows: np.ndarray, of: Callable[[RowPart], np.ndarray]) -> np.ndarray:
-        """Returns the vectors of some rows, float16 [n, dim]. of: returns those of a part."""
+    def _take(self, rows: np.ndarray, vectors_of: Callable[[RowPart], np.ndarray]) -> np.ndarray:
+        """Returns the vectors of some rows, float16 [n, dim]; `vectors_of` returns all vectors of a part."""
         vectors = np.empty((len(rows), self.dim), np.float16)
         for part, positions, local in split_rows(self.parts, rows):
-            vectors[positions] = of(part)[local]
+            vectors[positions] = vectors_of(part)[local]
         return vectors
 
     def between(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
         """Returns (first row, float16 [n, dim]) of each piece of the rows [first_row, end), memory-mapped."""
         return [
-            (part.first_row + rows.start, self.vectors(part)[rows]) for part, rows in spans(self.parts, first_row, end)
+            (part.first_row + rows.start, self.vectors(part)[rows])
+            for part, rows in parts_of_range(self.parts, first_row, end)
         ]

@@ -153,7 +153,7 @@ class EncoderSpec:
     def _check_backbone(self, settings: Mapping[str, Any]) -> None:
         """Raises InputError if the encoder of queries was trained over another backbone than the one that is opened."""
         trained = self.inputs()["query_model"].config["backbone"]
-        if differ := differences({**trained, "dtype": settings["dtype"]}, settings, passages=True):
+        if differ := describe_differences({**trained, "dtype": settings["dtype"]}, settings, passages=True):
             raise InputError(
                 f"{self.query_model}: was trained over another backbone than {self.name} is now "
                 f"({differ}): train it again over this one"
@@ -211,7 +211,7 @@ def _with_free_settings(task_options: EncoderOptions, options: EncoderOptions) -
     return replace(task_options, dtype=options.dtype, compile=options.compile, **terms)
 
 
-def differing(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passages: bool = False) -> list[str]:
+def differing_settings(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passages: bool = False) -> list[str]:
     """Returns the names of the settings in which two encoders differ.
 
     Args:
@@ -226,8 +226,8 @@ def differing(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passage
     return [key for key in {**expected, **actual} if key not in ignored and expected.get(key) != actual.get(key)]
 
 
-def differences(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passages: bool = False) -> str:
-    """Returns the differences that `differing` finds, in words: `passage_length 128 instead of 256, another prompt`."""
+def describe_differences(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passages: bool = False) -> str:
+    """Returns what `differing_settings` finds in words: `passage_length 128 instead of 256, another prompt`."""
 
     def describe_difference(key: str) -> str:
         if key in _HASHED_SETTINGS:
@@ -235,7 +235,7 @@ def differences(expected: Mapping[str, Any], actual: Mapping[str, Any], *, passa
             return f"{'other' if is_plural else 'another'} {key}"
         return f"{key} {_format_value(actual.get(key))} instead of {_format_value(expected.get(key))}"
 
-    return ", ".join(map(describe_difference, differing(expected, actual, passages=passages)))
+    return ", ".join(map(describe_difference, differing_settings(expected, actual, passages=passages)))
 
 
 def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
@@ -258,7 +258,7 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
     check_backbone(prompt, described)
     check_offsets(read_recipe(resolve(folder), spec.options), {side: prompt.offset(side) for side in SIDES})
     prompt_settings = describe(folder, _with_free_settings(prompt.options, spec.options))
-    if differ := differences(described, prompt_settings):
+    if differ := describe_differences(described, prompt_settings):
         raise InputError(
             f"its prompt was trained with other settings than the encoder has: {differ}; serve embeddings "
             "with the prompt's settings, or tune the task again with the encoder's"

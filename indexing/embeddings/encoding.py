@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from indexing.corpus.corpus import Corpus, open_table, save_array
-from indexing.embeddings.encoders import EncoderSpec, differing
+from indexing.embeddings.encoders import EncoderSpec, differing_settings
 from indexing.embeddings.kind import PartTexts, VectorKind
 from indexing.embeddings.reader import TOPICS
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
 from indexing.store.store import Store, artifact_key, generation
-from indexing.topics.passages import PassageTopics, passage_topics
+from indexing.topics.passages import PassageTopics, open_passage_topics
 from indexing.work.tasks import Place, Report, Resources, Runner
 from indexing.work.work import Progress, Target, TaskStage, Unit
 from retriever.errors import InputError
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from retriever.forward.batching import Tokens
 
 CALLS = 2  # parts per encoder: one is read, tokenised or written while the other is on the device
-MOST_UNKNOWN = 0.5  # of a part's tokens; with more the tokenizer is damaged, or made for other languages
+MAX_UNKNOWN = 0.5  # of a part's tokens; with more the tokenizer is damaged, or made for other languages
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class EncodeCorpus:
         self.num_rows = min(limit or self.corpus.num_rows, self.corpus.num_rows)
         prompt = spec.prompt()
         has_topics = prompt is not None and prompt.topics is not None
-        self.topics = passage_topics(store, spec.task) if spec.task is not None and has_topics else None
+        self.topics = open_passage_topics(store, spec.task) if spec.task is not None and has_topics else None
 
     @property
     def targets(self) -> list[Target]:
@@ -136,7 +136,7 @@ class EncodeCorpus:
         """Notes what readers of the embeddings need to open the encoder."""
         spec = self.spec
         for draft in drafts:
-            draft.note(
+            draft.add_notes(
                 encoder=spec.name,
                 options=spec.options.stored(),
                 task=spec.task,
@@ -238,7 +238,7 @@ def topics_name(part: RowPart) -> str:
 
 def check_encoder(config: Mapping[str, Any], pinned: Mapping[str, Any]) -> None:
     """Raises InputError unless this worker's encoder is the pinned one: another node may have other weights."""
-    if differ := differing(pinned, config):
+    if differ := differing_settings(pinned, config):
         names = ", ".join(differ)
         raise InputError(
             f"the encoder on {platform.node()} is not the pinned one ({names} differ): give all nodes the same"
@@ -275,8 +275,8 @@ def tokenize_part(
 
 
 def check_known(unknown: int, total: int, part: str) -> None:
-    """Raises InputError if more than MOST_UNKNOWN of a part's tokens are unknown to the tokenizer."""
-    if unknown > MOST_UNKNOWN * total:
+    """Raises InputError if more than MAX_UNKNOWN of a part's tokens are unknown to the tokenizer."""
+    if unknown > MAX_UNKNOWN * total:
         raise InputError(
             f"{part}: the tokenizer does not know {unknown:,} of {total:,} tokens ({unknown / total:.0%}), so the "
             "vectors say little about the texts: use another encoder, or set parameter allow_unknown_tokens"
@@ -284,7 +284,7 @@ def check_known(unknown: int, total: int, part: str) -> None:
 
 
 @dataclass(frozen=True)
-class EncoderNumerics:
+class EncoderNumericsTask:
     """Returns the numerics class of a worker's encoder, without loading weights.
 
     model_type: of the backbone; None if its batches are neither packed nor compiled (`VectorKind.batched_type`).
@@ -310,11 +310,11 @@ def numerics_of(
     Args:
         runner: The runner.
         options: The options of the encoder.
-        model_type: As of `EncoderNumerics`.
+        model_type: As of `EncoderNumericsTask`.
         resources: The resources of an encoder.
         count: The number of encoders that can work at the same time: of pending parts.
     """
-    numerics: str = runner.first(EncoderNumerics(options, model_type, resources), None, count)
+    numerics: str = runner.first(EncoderNumericsTask(options, model_type, resources), None, count)
     return numerics
 
 

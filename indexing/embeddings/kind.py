@@ -63,7 +63,7 @@ class VectorKind(ABC):
         return vectors_of(described) == self.name
 
     def holds(self, config: Mapping[str, Any]) -> bool:
-        """Whether embeddings hold such vectors. config: of their artifact."""
+        """Whether embeddings with this configuration hold such vectors."""
         return self.makes(config["encoder"])
 
     @abstractmethod

@@ -12,7 +12,7 @@ Importing this package loads no torch: `torch_pass` is imported by the functions
 
 from indexing.exact.candidates import rescore_pieces
 from indexing.exact.checks import available_threads, check_queries, check_vectors
-from indexing.exact.hits import Hits, merge, nothing
+from indexing.exact.hits import Hits, merge_hits, no_hits
 from indexing.exact.search import ExactSearch, OpenPart, exact_search, search_open
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "check_queries",
     "check_vectors",
     "exact_search",
-    "merge",
-    "nothing",
+    "merge_hits",
+    "no_hits",
     "rescore_pieces",
     "search_open",
 ]

@@ -8,7 +8,7 @@ import numpy as np
 
 from indexing.exact import kernel as kernels
 from indexing.exact.checks import available_threads, check_queries, check_vectors
-from indexing.exact.hits import Hits, padded
+from indexing.exact.hits import Hits, pad_hits
 from retriever.errors import InputError
 
 CANDIDATES = 1 << 20  # candidates that are scored in one call: 8 MiB of rows, and a few arrays of that size
@@ -67,13 +67,14 @@ def rescore_pieces(
     if not np.isfinite(scores[rows >= 0]).all():
         raise InputError("a candidate's vector has NaN or Inf: encode it again")
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]  # stable: equal scores stay ordered by row
-    return padded(Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)), k)
+    return pad_hits(Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)), k)
 
 
 def _similar_counts(low: np.ndarray, high: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields (query ids, low, high) in groups of queries whose counts high - low share a power of two.
+    """Yields groups of queries with similar numbers of candidates, as (query ids, low, high).
 
-    A padded array of a group is then less than twice its candidates. Queries without candidates are left out, and large
+    The numbers high - low of a group are between two powers of two, so a padded array has less than twice as many cells
+    as candidates. Queries without candidates are left out, and large
     groups are cut.
     """
     _, size = np.frexp(high - low)
@@ -89,7 +90,7 @@ def _pair_scorer(
     queries: np.ndarray, threads: int, use_kernel: bool
 ) -> Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]:
     """Returns score(query ids [n], local rows int64 [n, c], vectors): float32 [n, c], -inf where a row is -1."""
-    library = kernels.load() if use_kernel else None
+    library = kernels.load_kernel() if use_kernel else None
     if library is not None:
         return lambda query_ids, local, vectors: kernels.score_pairs(
             library, queries[query_ids], local, vectors, max(1, min(threads, len(local), local.size // _PAIRS))

@@ -8,7 +8,7 @@ import numpy as np
 
 from retriever.errors import InputError
 
-LARGEST = 1e15  # maximum norm of a vector: products of two, and sums of them, stay finite in float32
+MAX_NORM = 1e15  # maximum norm of a vector: products of two, and sums of them, stay finite in float32
 
 
 def available_threads() -> int:
@@ -26,9 +26,9 @@ def check_queries(queries: np.ndarray) -> np.ndarray:
     if queries.ndim != 2 or queries.shape[1] < 1:
         raise InputError(f"queries have shape {queries.shape}, expected [q, dim]")
     norms = np.linalg.norm(queries.astype(np.float64), axis=1)
-    bad = np.flatnonzero(~(norms <= LARGEST))
+    bad = np.flatnonzero(~(norms <= MAX_NORM))
     if len(bad):
-        raise InputError(f"query {bad[0]} has norm {norms[bad[0]]}, expected a finite one of at most {LARGEST:g}")
+        raise InputError(f"query {bad[0]} has norm {norms[bad[0]]}, expected a finite one of at most {MAX_NORM:g}")
     return queries
 
 

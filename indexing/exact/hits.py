@@ -20,12 +20,12 @@ class Hits(NamedTuple):
     rows: np.ndarray
 
 
-def nothing(queries: int, k: int) -> Hits:
+def no_hits(queries: int, k: int) -> Hits:
     """Returns hits [queries, k] that are all padding."""
     return Hits(np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int64))
 
 
-def merge(hits: Sequence[Hits], k: int) -> Hits:
+def merge_hits(hits: Sequence[Hits], k: int) -> Hits:
     """Returns the best k of several hits for the same queries: score descending, then row ascending.
 
     Args:
@@ -35,7 +35,7 @@ def merge(hits: Sequence[Hits], k: int) -> Hits:
     if not hits:
         raise ValueError("nothing to merge")
     if len(hits) == 1:
-        return padded(Hits(hits[0].scores[:, :k], hits[0].rows[:, :k]), k)
+        return pad_hits(Hits(hits[0].scores[:, :k], hits[0].rows[:, :k]), k)
     scores = np.concatenate([h.scores for h in hits], axis=1)
     rows = np.concatenate([h.rows for h in hits], axis=1)
     order = np.argsort(-scores, axis=1, kind="stable")
@@ -48,10 +48,10 @@ def merge(hits: Sequence[Hits], k: int) -> Hits:
         order = np.lexsort((rows[mixed], -scores[mixed]), axis=1)
         sorted_scores[mixed] = np.take_along_axis(scores[mixed], order, 1)
         sorted_rows[mixed] = np.take_along_axis(rows[mixed], order, 1)
-    return padded(Hits(sorted_scores[:, :k], sorted_rows[:, :k]), k)
+    return pad_hits(Hits(sorted_scores[:, :k], sorted_rows[:, :k]), k)
 
 
-def padded(hits: Hits, k: int) -> Hits:
+def pad_hits(hits: Hits, k: int) -> Hits:
     """Returns contiguous hits of at least k columns; the added ones are -inf and -1."""
     missing = k - hits.scores.shape[1]
     if missing <= 0:

@@ -20,17 +20,17 @@ from retriever.forward import native
 SOURCE = Path(__file__).with_name("exact_kernel.cpp")
 NEEDED = frozenset(("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "f16c", "fma"))
 GROUP = 32  # queries that a thread handles together
-LONGEST = 1 << 30  # rows per call: the kernel counts a part's rows in 32 bits
+MAX_ROWS = 1 << 30  # rows per call: the kernel counts a part's rows in 32 bits
 MIN_VECTORS = 8_192  # vectors per thread; fewer are searched sooner by one thread
 
 log = logging.getLogger(__name__)
 
 
 @functools.cache
-def load() -> ctypes.CDLL | None:
+def load_kernel() -> ctypes.CDLL | None:
     """Returns the kernel, which is compiled on first use; None if it cannot run (the reason is logged once)."""
     try:
-        return _declare_types(native.load(SOURCE, NEEDED))
+        return _declare_types(native.load_library(SOURCE, NEEDED))
     except (OSError, AttributeError) as error:
         log.warning("exact search runs in torch, which takes longer: %s", error)
         return None
@@ -58,7 +58,7 @@ class KernelSearch:
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
         """Searches vectors, C-contiguous float16 or float32 [n, dim], without their rows `deleted` (sorted int64)."""
-        step = min(LONGEST, max(MIN_VECTORS, -(-len(vectors) // len(self._searches))))
+        step = min(MAX_ROWS, max(MIN_VECTORS, -(-len(vectors) // len(self._searches))))
         starts = range(0, len(vectors), step)
         if len(starts) == 1:
             self._add(0, vectors, first_row, deleted)

@@ -18,7 +18,7 @@ import numpy as np
 
 from indexing.exact import kernel as kernels
 from indexing.exact.checks import available_threads, check_queries, check_vectors
-from indexing.exact.hits import Hits, merge
+from indexing.exact.hits import Hits, merge_hits
 from retriever.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class OpenPart:
             raise InputError(f"vectors from row {first_row} have shape {vectors.shape}, expected [n, dim]")
         self.vectors, self.first_row = check_vectors(vectors, vectors.shape[1], first_row), first_row
         self.deleted = _local_rows(deleted, first_row, len(vectors))
-        library = kernels.load() if len(vectors) else None
+        library = kernels.load_kernel() if len(vectors) else None
         self.converted = None if library is None else kernels.Converted(library, self.vectors, first_row, self.deleted)
         self.blocks: list[Block] = []
         if library is None and len(vectors):
@@ -73,7 +73,7 @@ class ExactSearch:
             raise InputError(f"k is {k}, expected 1 or more")
         self.dim, self.k = queries.shape[1], k
         threads = threads or available_threads()
-        library = kernels.load() if use_kernel and device == "cpu" and len(queries) else None
+        library = kernels.load_kernel() if use_kernel and device == "cpu" and len(queries) else None
         self._kernel: kernels.KernelSearch | None = None
         self._torch: TorchSearch | None = None
         if library is not None:
@@ -117,7 +117,7 @@ class ExactSearch:
 
     def result(self) -> Hits:
         """Returns the top k of all parts that were added so far; more may be added afterwards."""
-        return merge([Hits(*hits) for hits in self._engine.result()], self.k)
+        return merge_hits([Hits(*hits) for hits in self._engine.result()], self.k)
 
 
 def exact_search(

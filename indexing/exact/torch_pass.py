@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from indexing.exact.checks import LARGEST
+from indexing.exact.checks import MAX_NORM
 from retriever.errors import InputError
 
 TINY = 1e-30  # covers products that underflow, which no relative bound does
@@ -137,7 +137,7 @@ def blocks_of(
         block = torch.from_numpy(np.array(read)).to(device)
         wide = block.float()
         norms = torch.linalg.vector_norm(wide, dim=1).double()
-        if (bad := torch.nonzero(~(norms <= LARGEST))).numel():
+        if (bad := torch.nonzero(~(norms <= MAX_NORM))).numel():
             raise InputError(
                 f"the vector of row {first_row + live[int(bad[0])]} has NaN, Inf or a norm above 1e15: encode it again"
             )

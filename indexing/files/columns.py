@@ -252,7 +252,7 @@ def remove_values(row: dict[str, Any], names: Iterable[str]) -> None:
 def refuse_repeated(place: str, names: Sequence[str]) -> None:
     """Raises InputError if there are too many columns, or two of the same name."""
     if len(names) > limits.MAX_COLUMNS:
-        raise limits.too_many_columns(place, len(names))
+        raise limits.too_many_columns_error(place, len(names))
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -17,7 +17,7 @@ import pyarrow.csv as pa_csv
 
 from indexing.files import limits
 from indexing.files.columns import Table, refuse_repeated, shown_columns
-from indexing.files.raw import Lines, Piece, allow_long_fields, clip, no_rows
+from indexing.files.raw import Lines, Piece, allow_long_fields, clip, no_rows_error
 from retriever.errors import InputError
 
 DELIMITERS = ",;\t|"  # of CSV, in the order of preference
@@ -72,7 +72,7 @@ class DelimitedRows(Lines):
             self._row_bytes += len(block)
         if self._row_bytes > limits.MAX_ROW_BYTES:
             quote = f" (the quote in line {self._quote_line} opens a field and is not closed)"
-            raise limits.too_long(f"{self.file}:{self._row_line}", note=quote if self._is_quoted else "")
+            raise limits.too_long_error(f"{self.file}:{self._row_line}", note=quote if self._is_quoted else "")
         self._last_byte = int(data[-1])
         self._block_line += len(newlines)
         return ends
@@ -119,12 +119,12 @@ def read_header(file: str, delimiter: str = "") -> Table:
     if not delimiter:
         line = Lines(file).take(1, limits.MAX_ROW_BYTES)
         if line is None:
-            raise no_rows(file)
+            raise no_rows_error(file)
         data = line.data or b""
         delimiter = max(DELIMITERS, key=lambda character: limits.count_outside_quotes(data, character.encode()))
     piece = DelimitedRows(file, delimiter).take(1)
     if piece is None:
-        raise no_rows(file)
+        raise no_rows_error(file)
     names = [name.strip() for name in next(_python_rows(piece, delimiter))[1]]
     if "" in names:
         raise InputError(
@@ -191,7 +191,7 @@ def read_fields(piece: Piece, table: Table, wanted: Sequence[int]) -> tuple[Sequ
         lines, rows = [], []
         for line, fields in _python_rows(piece, table.delimiter):
             if len(fields) != len(names):
-                raise _wrong_fields(piece, table, line, fields)
+                raise _wrong_fields_error(piece, table, line, fields)
             lines.append(line)
             rows.append(fields)
         return lines, [[fields[number] for fields in rows] for number in wanted]
@@ -271,7 +271,7 @@ def _python_rows(piece: Piece, delimiter: str) -> Iterator[tuple[int, list[str]]
         ) from None
 
 
-def _wrong_fields(piece: Piece, table: Table, line: int, fields: list[str]) -> InputError:
+def _wrong_fields_error(piece: Piece, table: Table, line: int, fields: list[str]) -> InputError:
     quoting = "quote a field that contains the delimiter" if len(fields) > len(table.names) else "add what is missing"
     return InputError(
         f"{piece.file}:{line}: found {len(fields)} field{'s' if len(fields) != 1 else ''} ({clip(fields[0])} first), "

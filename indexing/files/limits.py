@@ -48,10 +48,10 @@ def check_columns(place: str, row: bytes | str, delimiter: str) -> None:
         return
     data = row if isinstance(row, bytes) else row.encode()
     if (fields := count_outside_quotes(data, mark) + 1) > MAX_COLUMNS:
-        raise too_many_columns(place, fields)
+        raise too_many_columns_error(place, fields)
 
 
-def too_many_columns(place: str, count: int | None = None) -> InputError:
+def too_many_columns_error(place: str, count: int | None = None) -> InputError:
     """Returns the error for a row or a table with more than MAX_COLUMNS columns. count: None if it is not known."""
     actual = f"{count:,}" if count is not None else "too many"
     return InputError(
@@ -60,7 +60,7 @@ def too_many_columns(place: str, count: int | None = None) -> InputError:
     )
 
 
-def too_long(place: str, actual_bytes: int | None = None, note: str = "") -> InputError:
+def too_long_error(place: str, actual_bytes: int | None = None, note: str = "") -> InputError:
     """Returns the error for a row of more than MAX_ROW_BYTES.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from indexing.files.raw import check_path, filesystem_of, open_input, refuse_irregular, unreadable
+from indexing.files.raw import check_path, filesystem_of, open_input, refuse_irregular, unreadable_error
 from retriever.errors import InputError
 
 
@@ -44,7 +44,7 @@ def list_files(path: str) -> tuple[str, list[str] | None]:
         below = filesystem.get_file_info(pafs.FileSelector(key))
         below += filesystem.get_file_info(pafs.FileSelector(f"{key}/qrels", allow_not_found=True))
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable_error(path, error) from None
     return path, sorted(entry.path[len(key) :].lstrip("/") for entry in below if entry.type == pafs.FileType.File)
 
 
@@ -68,7 +68,7 @@ def walk_files(folder: str) -> list[tuple[str, int]]:
             return sorted(_walk_local(folder, ""))
         below = filesystem.get_file_info(pafs.FileSelector(key, recursive=True))
     except OSError as error:
-        raise unreadable(folder, error) from None
+        raise unreadable_error(folder, error) from None
     return sorted(
         (entry.path[len(key) :].lstrip("/"), entry.size) for entry in below if entry.type == pafs.FileType.File
     )

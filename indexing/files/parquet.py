@@ -16,7 +16,7 @@ from indexing.files import limits
 from indexing.files.columns import Table, refuse_repeated
 from indexing.files.parquet_pages import check_footer, group_sizes, has_dictionary
 from indexing.files.raw import Piece, one_line, open_input
-from indexing.files.rows import bad, metadata_text
+from indexing.files.rows import metadata_text, row_error
 from retriever.errors import InputError
 
 BATCH_ROWS = 16_384
@@ -59,10 +59,10 @@ def read_footer(file: str) -> Any:
         try:
             return pq.read_metadata(opened)
         except (pa.ArrowException, OSError) as error:
-            raise _no_parquet(file, error) from None
+            raise _no_parquet_error(file, error) from None
 
 
-def _no_parquet(file: str, error: Exception) -> InputError:
+def _no_parquet_error(file: str, error: Exception) -> InputError:
     return InputError(f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again")
 
 
@@ -72,7 +72,7 @@ def parquet_table(file: str) -> Table:
         schema = read_footer(file).schema.to_arrow_schema()
         names = schema.names
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise _no_parquet(file, error) from None
+        raise _no_parquet_error(file, error) from None
     refuse_repeated(file, names)
     return Table(tuple(names), nested=tuple(path for field in schema for path in _nested_paths(field)))
 
@@ -168,7 +168,9 @@ def _python_rows(block: Piece) -> list[dict[str, Any]]:
                     value.as_py()
                 except (OverflowError, ValueError) as error:
                     actual = f"a value of column {name!r} ({column.type}) that is out of range ({one_line(error)})"
-                    raise bad(block, line, actual, "a time in the years 1 to 9999", "correct or drop it") from None
+                    raise row_error(
+                        block, line, actual, "a time in the years 1 to 9999", "correct or drop it"
+                    ) from None
         raise
 
 
@@ -205,7 +207,7 @@ def _cut(piece: Piece, first: int, batch: Any) -> Iterator[Piece]:
     """Yields a record batch as blocks of about BLOCK_BYTES. Raises InputError for a row of more than MAX_ROW_BYTES."""
     sizes = sum((_bytes_of(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     if len(long_rows := np.flatnonzero(sizes > limits.MAX_ROW_BYTES)):
-        raise limits.too_long(f"{piece.file} row {first + long_rows[0]}", int(sizes[long_rows[0]]))
+        raise limits.too_long_error(f"{piece.file} row {first + long_rows[0]}", int(sizes[long_rows[0]]))
     values = sum((_values_of(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     ends = np.cumsum(sizes + VALUE_BYTES * values)
     start = 0

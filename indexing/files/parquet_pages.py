@@ -105,12 +105,12 @@ def _check_schema(file: str, thrift: Thrift) -> int:
                 "nested column as JSON text"
             )
         if columns > limits.MAX_COLUMNS:
-            raise limits.too_many_columns(file)
+            raise limits.too_many_columns_error(file)
     return columns
 
 
 class GroupSizes(NamedTuple):
-    """The sizes of the columns that are read, by the pages of a row group.
+    """The sizes of a row group, computed from the headers of its pages; only columns that are read count.
 
     Attributes:
         row: A bound of the bytes of a row, as Arrow decodes it; where texts are stored one by one, an average.
@@ -228,7 +228,7 @@ class _ColumnPages:
                     coded = max(coded, page.size // max(page.num_values, 1))
             widest = max(widest, coded)
             if widest > limits.MAX_ROW_BYTES:
-                raise limits.too_long(self.place, widest)
+                raise limits.too_long_error(self.place, widest)
         return widest, coded
 
     def _pages(self) -> Iterator[Page]:
@@ -253,15 +253,15 @@ class _ColumnPages:
                 return _parse_header(data, offset)
             except Malformed:
                 if len(data) < length or length >= MAX_HEADER_BYTES:
-                    raise self._damaged(offset) from None
+                    raise self._damaged_error(offset) from None
                 length *= 16
 
-    def _damaged(self, offset: int) -> InputError:
+    def _damaged_error(self, offset: int) -> InputError:
         return InputError(f"{self.place}: found damaged Parquet (no page at byte {offset}); fetch the file again")
 
     def _check(self, page: Page) -> None:
         if page.size > limits.MAX_ROW_BYTES and page.num_values == 1:
-            raise limits.too_long(self.place, page.size)
+            raise limits.too_long_error(self.place, page.size)
         if page.size > max(limits.MAX_PAGE_BYTES, limits.MAX_PAGE_GROWTH * page.compressed_size):
             raise InputError(
                 f"{self.place}: found a page of {page.size:,} bytes, more than {limits.MAX_PAGE_GROWTH} times its "
@@ -308,7 +308,7 @@ class _ColumnPages:
                 self.opened.seek(page.offset)
                 levels = self.opened.read(page.levels_size)
             elif (data := self._read(page)) is None:
-                raise self._damaged(page.offset)
+                raise self._damaged_error(page.offset)
             else:
                 levels = data[4 : 4 + int.from_bytes(data[:4], "little")]
             try:
@@ -316,7 +316,7 @@ class _ColumnPages:
                     longest = max(longest, current + run.before, run.longest)
                     current = run.after if run.longest else current + run.before
             except Malformed:
-                raise self._damaged(page.offset) from None
+                raise self._damaged_error(page.offset) from None
         return max(longest, current)
 
 

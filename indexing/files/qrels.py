@@ -7,8 +7,8 @@ import re
 import pyarrow as pa
 
 from indexing.files import limits
-from indexing.files.raw import Lines, clip, no_rows, tsv_fields
-from indexing.files.rows import bad, place, text_lines
+from indexing.files.raw import Lines, clip, no_rows_error, tsv_fields
+from indexing.files.rows import file_and_line, row_error, text_lines
 
 QRELS_SCHEMA = pa.schema(
     [("query_id", pa.string()), ("corpus_id", pa.string()), ("score", pa.int32()), ("line", pa.int64())]
@@ -34,27 +34,27 @@ def read_qrels(file: str) -> pa.Table:
         for line, row in text_lines(piece):
             delimiter = "\t" if "\t" in row else " "
             if len(row) > limits.MAX_COLUMNS:
-                limits.check_columns(place(piece, line), row, delimiter)
+                limits.check_columns(file_and_line(piece, line), row, delimiter)
             if delimiter == " ":
                 fields = [field for field in row.split(" ") if field]
             else:
-                fields = tsv_fields(place(piece, line), row) if '"' in row else row.split("\t")
+                fields = tsv_fields(file_and_line(piece, line), row) if '"' in row else row.split("\t")
             if line == 1:
                 num_fields = len(fields)
                 if fields == HEADER:
                     continue
             if len(fields) != num_fields or num_fields not in (3, 4):
                 expected = str(num_fields) if num_fields in (3, 4) else "3 (BEIR) or 4 (TREC)"
-                raise bad(piece, line, f"{len(fields)} columns ({clip(row)})", expected, "fix the line")
+                raise row_error(piece, line, f"{len(fields)} columns ({clip(row)})", expected, "fix the line")
             if not fields[0] or not fields[-2]:
-                raise bad(piece, line, f"an empty id ({clip(row)})", "a query and a passage id", "fix the line")
+                raise row_error(piece, line, f"an empty id ({clip(row)})", "a query and a passage id", "fix the line")
             if not re.fullmatch(r"-?[0-9]{1,9}", fields[-1]):
                 expected = "an integer" if line > 1 else "an integer, or the header query-id<TAB>corpus-id<TAB>score"
-                raise bad(piece, line, f"score {clip(fields[-1])}", expected, "fix the line")
+                raise row_error(piece, line, f"score {clip(fields[-1])}", expected, "fix the line")
             query_ids.append(fields[0])
             corpus_ids.append(fields[-2])
             scores.append(int(fields[-1]))
             numbers.append(line)
     if not query_ids:
-        raise no_rows(file)
+        raise no_rows_error(file)
     return pa.table([query_ids, corpus_ids, scores, numbers], schema=QRELS_SCHEMA)

@@ -67,7 +67,7 @@ class Lines:
             has_end = len(self.ends) > self.used
             length = len(self.block) - int(self.ends[-1]) - 1 if has_end else length + len(parts[-1])
             if length > limits.MAX_ROW_BYTES:
-                raise limits.too_long(f"{self.file}:{self.line + rows + len(self.ends) - self.used}")
+                raise limits.too_long_error(f"{self.file}:{self.line + rows + len(self.ends) - self.used}")
             rows, size = rows + len(self.ends) - self.used, size + len(parts[-1])
             self.block, self.start, self.used = self._next_block(self.line + rows), 0, 0
             self.ends = self._row_ends(self.block)
@@ -119,7 +119,7 @@ def open_input(file: str) -> Any:
             refuse_irregular(file)
         return filesystem.open_input_file(key)
     except OSError as error:
-        raise unreadable(file, error) from None
+        raise unreadable_error(file, error) from None
 
 
 def refuse_irregular(path: str) -> None:
@@ -183,7 +183,7 @@ def _read(stream: BinaryIO, file: str) -> bytes:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{file}: found damaged gzip data ({error}), expected a .gz file; fetch it again") from None
     except OSError as error:
-        raise unreadable(file, error) from None
+        raise unreadable_error(file, error) from None
 
 
 def filesystem_of(path: str) -> tuple[Any, str]:
@@ -220,13 +220,13 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def unreadable(path: str, error: OSError) -> InputError:
+def unreadable_error(path: str, error: OSError) -> InputError:
     """Returns the error for a file that cannot be read."""
     return StorageError(
         f"{path}: found nothing readable ({one_line(error)}), expected a file; check the path and its permissions"
     )
 
 
-def no_rows(*files: str) -> InputError:
+def no_rows_error(*files: str) -> InputError:
     """Returns the error for files without rows."""
     return InputError(f"{' and '.join(files)}: found no rows, expected at least one; check that the file is complete")

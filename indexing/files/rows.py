@@ -54,10 +54,10 @@ def read_document(piece: Piece, line: int, doc: dict[str, Any], id_name: str, *,
     if type(id) is not str or not id:
         id = integer_id(piece, line, id, id_name)
     if type(text) is not str:
-        raise wrong_text(piece, line, "text", text)
+        raise wrong_text_error(piece, line, "text", text)
     if type(title) is not str:
         if title is not None:
-            raise wrong_text(piece, line, "title", title)
+            raise wrong_text_error(piece, line, "title", title)
         title = ""
     return line, id, title, text, flatten(piece, line, doc) if doc else doc
 
@@ -68,12 +68,14 @@ def flatten(piece: Piece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
     if nested is None:
         return doc
     if type(nested) is not dict:
-        raise bad(piece, line, f"metadata {clip(nested)}", "an object", "put it into one, or rename the field")
+        raise row_error(piece, line, f"metadata {clip(nested)}", "an object", "put it into one, or rename the field")
     if len(nested) + len(doc) > limits.MAX_COLUMNS:
-        raise limits.too_many_columns(place(piece, line), len(nested) + len(doc))
+        raise limits.too_many_columns_error(file_and_line(piece, line), len(nested) + len(doc))
     for name in nested.keys() & doc.keys():
         if nested[name] != doc[name]:
-            raise bad(piece, line, f"field {name!r} inside and outside of metadata", "one of them", "rename the other")
+            raise row_error(
+                piece, line, f"field {name!r} inside and outside of metadata", "one of them", "rename the other"
+            )
     return nested | doc
 
 
@@ -81,47 +83,49 @@ def metadata_text(piece: Piece, line: int, text: str) -> Any:
     """Returns the metadata in a string column: a JSON object, or None if the string is empty."""
     try:
         if len(text) > limits.MAX_VALUES:
-            limits.check_values(place(piece, line), text)
+            limits.check_values(file_and_line(piece, line), text)
         return orjson.loads(text) if text else None
     except orjson.JSONDecodeError as error:
-        raise bad(piece, line, f"metadata {clip(text)} ({error.msg})", "a JSON object", "rename the column") from None
+        raise row_error(
+            piece, line, f"metadata {clip(text)} ({error.msg})", "a JSON object", "rename the column"
+        ) from None
 
 
-def objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the lines of a piece as JSON objects, each with its line number. Raises InputError for other lines."""
     most = limits.MAX_COLUMNS
     for line, data in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
         try:
             doc = orjson.loads(data) if len(data) <= most else _long_object(piece, line, data)
         except orjson.JSONDecodeError as error:
-            raise _not_json(piece, line, data, error) from None
+            raise _not_json_error(piece, line, data, error) from None
         if type(doc) is not dict:
-            raise bad(piece, line, f"JSON {clip(data.rstrip())}", "a JSON object", "write one document per line")
+            raise row_error(piece, line, f"JSON {clip(data.rstrip())}", "a JSON object", "write one document per line")
         yield line, doc
 
 
 def _long_object(piece: Piece, line: int, data: bytes) -> Any:
     """Returns the JSON value of a long line. Raises InputError if it has too many values or keys."""
-    limits.check_values(place(piece, line), data)
+    limits.check_values(file_and_line(piece, line), data)
     doc = orjson.loads(data)
     if type(doc) is dict and len(doc) > limits.MAX_COLUMNS:
-        raise limits.too_many_columns(place(piece, line), len(doc))
+        raise limits.too_many_columns_error(file_and_line(piece, line), len(doc))
     return doc
 
 
-def _not_json(piece: Piece, line: int, data: bytes, error: orjson.JSONDecodeError) -> InputError:
+def _not_json_error(piece: Piece, line: int, data: bytes, error: orjson.JSONDecodeError) -> InputError:
     data = data.rstrip()
     if not data:
-        return _empty_line(piece, line)
+        return _empty_line_error(piece, line)
     try:
         data.decode()
     except UnicodeDecodeError as wrong:
-        return _bad_byte(piece, line, data, wrong.start)
+        return _bad_byte_error(piece, line, data, wrong.start)
     if "surrogate" in error.msg:
         actual = f"an unpaired surrogate escape at column {error.colno} ({error.msg})"
-        return bad(piece, line, actual, "Unicode text", "fix or remove the escape")
+        return row_error(piece, line, actual, "Unicode text", "fix or remove the escape")
     actual = f"no valid JSON ({error.msg} at column {error.colno} of {len(data.decode())}: {clip(data)})"
-    return bad(piece, line, actual, "one JSON object per line", "fix or remove the line")
+    return row_error(piece, line, actual, "one JSON object per line", "fix or remove the line")
 
 
 def text_lines(piece: Piece) -> Iterable[tuple[int, str]]:
@@ -132,11 +136,11 @@ def text_lines(piece: Piece) -> Iterable[tuple[int, str]]:
     except UnicodeDecodeError as wrong:
         start = data.rfind(b"\n", 0, wrong.start) + 1
         line = piece.first_line + data.count(b"\n", 0, wrong.start)
-        raise _bad_byte(piece, line, data[start:], wrong.start - start) from None
+        raise _bad_byte_error(piece, line, data[start:], wrong.start - start) from None
     if b"\r" in data:
         lines = [line.removesuffix("\r") for line in lines]
     if "" in lines:
-        raise _empty_line(piece, piece.first_line + lines.index(""))
+        raise _empty_line_error(piece, piece.first_line + lines.index(""))
     return enumerate(lines, piece.first_line)
 
 
@@ -147,16 +151,18 @@ def quoted_rows(piece: Piece, expected: str, num_columns: int) -> Iterator[tuple
     rows = csv.reader([*lines, ""], delimiter="\t")  # the empty line reveals an unclosed quote in the last line
     for number, line in enumerate(lines, piece.first_line):
         if len(line) > limits.MAX_COLUMNS:
-            limits.check_columns(place(piece, number), line, "\t")
+            limits.check_columns(file_and_line(piece, number), line, "\t")
         try:
             fields = next(rows)
         except csv.Error as error:
-            raise bad(piece, number, f"a bad field ({error})", "a CR within quotes only", "remove it") from None
+            raise row_error(piece, number, f"a bad field ({error})", "a CR within quotes only", "remove it") from None
         if rows.line_num != number - piece.first_line + 1:
             problem = f"a quoted field that does not end in its line ({clip(line)})"
-            raise bad(piece, number, problem, "one row per line, a quote in a quoted field doubled", "fix the line")
+            raise row_error(
+                piece, number, problem, "one row per line, a quote in a quoted field doubled", "fix the line"
+            )
         if len(fields) != num_columns:
-            raise wrong_columns(piece, number, line, len(fields), expected)
+            raise wrong_columns_error(piece, number, line, len(fields), expected)
         yield number, fields
 
 
@@ -165,38 +171,38 @@ def integer_id(piece: Piece, line: int, id: Any, name: str) -> str:
     if type(id) is int:
         return str(id)
     actual = f"no {name}" if id is None else f"{name} {clip(id)}"
-    raise bad(piece, line, actual, "a string that is not empty, or an integer", "give each row its id")
+    raise row_error(piece, line, actual, "a string that is not empty, or an integer", "give each row its id")
 
 
-def bad(piece: Piece, line: int, actual: str, expected: str, remedy: str) -> InputError:
+def row_error(piece: Piece, line: int, actual: str, expected: str, remedy: str) -> InputError:
     """Returns the error for a bad row."""
-    return InputError(f"{place(piece, line)}: found {actual}, expected {expected}; {remedy}")
+    return InputError(f"{file_and_line(piece, line)}: found {actual}, expected {expected}; {remedy}")
 
 
-def place(piece: Piece, line: int) -> str:
+def file_and_line(piece: Piece, line: int) -> str:
     """Returns the file and line of a row; for Parquet, the file and row."""
     return f"{piece.file} row {line}" if piece.data is None else f"{piece.file}:{line}"
 
 
-def wrong_text(piece: Piece, line: int, name: str, value: Any) -> InputError:
+def wrong_text_error(piece: Piece, line: int, name: str, value: Any) -> InputError:
     """Returns the error for a field that is missing or not a string."""
     actual = f"no {name}" if value is None else f"{name} {clip(value)}"
-    return bad(piece, line, actual, f"{name} to be a string", "add it, or name another format")
+    return row_error(piece, line, actual, f"{name} to be a string", "add it, or name another format")
 
 
-def wrong_columns(piece: Piece, line: int, row: str, count: int, expected: str) -> InputError:
+def wrong_columns_error(piece: Piece, line: int, row: str, count: int, expected: str) -> InputError:
     """Returns the error for a line with a wrong number of columns."""
     remedy = "fix the line, or add a header line that names other columns"
-    return bad(piece, line, f"{count} columns ({clip(row)})", expected, remedy)
+    return row_error(piece, line, f"{count} columns ({clip(row)})", expected, remedy)
 
 
-def _empty_line(piece: Piece, line: int) -> InputError:
-    return bad(piece, line, "an empty line", "empty lines at the end of the file only", "remove it")
+def _empty_line_error(piece: Piece, line: int) -> InputError:
+    return row_error(piece, line, "an empty line", "empty lines at the end of the file only", "remove it")
 
 
-def _bad_byte(piece: Piece, line: int, data: bytes, offset: int) -> InputError:
+def _bad_byte_error(piece: Piece, line: int, data: bytes, offset: int) -> InputError:
     actual = f"invalid UTF-8 (byte 0x{data[offset]:02x} at byte offset {offset} of the line)"
-    return bad(piece, line, actual, "UTF-8", "convert the file")
+    return row_error(piece, line, actual, "UTF-8", "convert the file")
 
 
 def dump_metadata(piece: Piece, line: int, fields: dict[str, Any]) -> str:
@@ -204,7 +210,9 @@ def dump_metadata(piece: Piece, line: int, fields: dict[str, Any]) -> str:
     try:
         return orjson.dumps(fields, default=_plain).decode()
     except orjson.JSONEncodeError as error:
-        raise bad(piece, line, f"metadata that JSON cannot hold ({error})", "text or numbers", "drop it") from None
+        raise row_error(
+            piece, line, f"metadata that JSON cannot hold ({error})", "text or numbers", "drop it"
+        ) from None
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from indexing.files import limits
-from indexing.files.raw import Lines, no_rows, read_blocks, tsv_fields
+from indexing.files.raw import Lines, no_rows_error, read_blocks, tsv_fields
 from retriever.errors import InputError
 
 # Endings of files that no format reads, and the conversion that makes them readable.
@@ -41,7 +41,7 @@ class FileStart:
         """The first line. Raises InputError if the file has none."""
         first = Lines(self.path).take(1)
         if first is None:
-            raise no_rows(self.path)
+            raise no_rows_error(self.path)
         return first.data or b""
 
     @functools.cached_property

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from indexing.files.columns import PassageColumns
 from indexing.files.raw import Piece
-from indexing.files.rows import Row, objects, read_document
+from indexing.files.rows import Row, json_objects, read_document
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
 from indexing.formats.jsonl import ENDINGS, read_json_table
@@ -99,11 +99,11 @@ Judgements of `test`:
         return PassageColumns(table, "text", "_id", "title" if "title" in table.names else None)
 
     def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
-        for line, document in objects(block):
+        for line, document in json_objects(block):
             yield read_document(block, line, document, "_id")
 
     def read_queries(self, block: Piece) -> Iterator[Row]:
-        for line, document in objects(block):
+        for line, document in json_objects(block):
             yield read_document(block, line, document, "_id", has_title=False)
 
 

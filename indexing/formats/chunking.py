@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from indexing.files.columns import PassageColumns
-from indexing.files.raw import Piece, no_rows
+from indexing.files.raw import Piece, no_rows_error
 from indexing.files.splitting import BYTES_PER_WORD, Split
 from indexing.files.titles import Titles
 from indexing.formats.sources import Source
@@ -93,17 +93,17 @@ def chunks(
     if pieces:
         yield chunk()
     elif first == 0:
-        raise no_rows(*source.corpus)
+        raise no_rows_error(*source.corpus)
     if titles is not None and limit is None:
         titles.check_end()
 
 
-def chunk_rows(index: int, most: int) -> int:
-    """Returns the rows of a chunk: 512 in each of the first 16, twice as many in each of the next 16, up to `most`.
+def chunk_rows(index: int, max_rows: int) -> int:
+    """Returns the rows of a chunk: 512 in each of the first 16, twice as many in each of the next 16, up to `max_rows`.
 
     So a small corpus has several parts, and an interrupted job keeps those that are complete; a large one has few.
     """
-    return min(most, FIRST_CHUNK_ROWS << min(index // CHUNKS_PER_SIZE, 30))
+    return min(max_rows, FIRST_CHUNK_ROWS << min(index // CHUNKS_PER_SIZE, 30))
 
 
 def _chunk_bytes(rows: int, split: Split | None) -> int:

@@ -11,7 +11,7 @@ from indexing.files import limits
 from indexing.files.columns import PassageColumns, QueryColumns, Table
 from indexing.files.delimited import DelimitedRows, delimited_blocks, read_fields, read_header
 from indexing.files.raw import Piece, clip
-from indexing.files.rows import Row, RowReader, bad, flatten, integer_id, metadata_text, place
+from indexing.files.rows import Row, RowReader, file_and_line, flatten, integer_id, metadata_text, row_error
 from indexing.formats.tables import QueryRow, TableFormat, hash_id
 
 
@@ -294,10 +294,12 @@ def _split_ids(piece: Piece, line: int, text: str, name: str) -> list[Any]:
         ids = text.split(maxsplit=limits.MAX_VALUES)
         if len(ids) > limits.MAX_VALUES:
             actual = f"more than {limits.MAX_VALUES:,} ids in {name}"
-            raise bad(piece, line, actual, "fewer", "write a row per judgement")
+            raise row_error(piece, line, actual, "fewer", "write a row per judgement")
         return ids
-    limits.check_values(place(piece, line), text)
+    limits.check_values(file_and_line(piece, line), text)
     try:
         return list(orjson.loads(text))
     except orjson.JSONDecodeError:
-        raise bad(piece, line, f"{name} {clip(text)}", "ids separated by spaces, or a JSON list", "fix it") from None
+        raise row_error(
+            piece, line, f"{name} {clip(text)}", "ids separated by spaces, or a JSON list", "fix it"
+        ) from None

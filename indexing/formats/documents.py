@@ -14,7 +14,7 @@ from indexing.files import limits
 from indexing.files.columns import PassageColumns, Table
 from indexing.files.listing import file_identity, walk_files
 from indexing.files.markup import read_html, read_markdown, read_plain
-from indexing.files.raw import BOM, Piece, check_path, open_input, unreadable
+from indexing.files.raw import BOM, Piece, check_path, open_input, unreadable_error
 from indexing.files.rows import Row, RowReader
 from indexing.formats.format import CorpusFormat
 from retriever.errors import InputError, listed
@@ -229,7 +229,7 @@ def _read(file: str) -> bytes:
         try:
             return opened.read()
         except OSError as error:
-            raise unreadable(file, error) from None
+            raise unreadable_error(file, error) from None
 
 
 def _parse(file: str, data: bytes) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from indexing.files import limits
 from indexing.files.columns import PassageColumns, Table, is_query_header
 from indexing.files.raw import Lines, Piece, clip, tsv_fields
-from indexing.files.rows import Row, RowReader, bad, integer_id, quoted_rows
+from indexing.files.rows import Row, RowReader, integer_id, quoted_rows, row_error
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
 from retriever.errors import InputError
@@ -99,7 +99,7 @@ Queries:
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 answers = None
             if type(answers) is not list or not all(type(answer) is str for answer in answers):
-                raise bad(block, line, f"answers {clip(literal)}", "a Python list of strings", "fix the line")
+                raise row_error(block, line, f"answers {clip(literal)}", "a Python list of strings", "fix the line")
             yield (line, f"q{line - 1}", "", query, {"answers": answers})
 
 

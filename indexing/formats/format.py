@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, QueryNames, Table
 from indexing.files.listing import file_identity
-from indexing.files.raw import Lines, Piece, clip, no_rows
-from indexing.files.rows import Row, RowReader, bad, dump_metadata, line_blocks
+from indexing.files.raw import Lines, Piece, clip, no_rows_error
+from indexing.files.rows import Row, RowReader, dump_metadata, line_blocks, row_error
 from indexing.files.start import FileStart
 from retriever.errors import InputError
 
@@ -187,7 +187,7 @@ class CorpusFormat(ABC):
                         if id in earlier:
                             if earlier[id] != text:
                                 problem = f"query {clip(id)} with another text"
-                                raise bad(block, line, problem, "an earlier file's", "rename it")
+                                raise row_error(block, line, problem, "an earlier file's", "rename it")
                             continue
                         ids.append(id)
                         texts.append(text)
@@ -196,5 +196,5 @@ class CorpusFormat(ABC):
                         seen.update(zip(ids, texts, strict=True))
                     yield pa.table([ids, texts, metadata], schema=QUERIES_SCHEMA)
             if lines.line == 1:
-                raise no_rows(file)
+                raise no_rows_error(file)
             earlier.update(seen)

@@ -9,8 +9,8 @@ import orjson
 
 from indexing.files import limits
 from indexing.files.columns import PassageColumns, QueryColumns, Table
-from indexing.files.raw import Lines, Piece, clip, no_rows
-from indexing.files.rows import Row, objects
+from indexing.files.raw import Lines, Piece, clip, no_rows_error
+from indexing.files.rows import Row, json_objects
 from indexing.files.start import refuse_json_array
 from indexing.formats.tables import QueryRow, TableFormat, named_passages
 from retriever.errors import InputError
@@ -123,10 +123,10 @@ Judgements of `test`:
 
     def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
         assert columns is not None
-        return named_passages(block, objects(block), columns)
+        return named_passages(block, json_objects(block), columns)
 
     def query_rows(self, block: Piece, table: Table, columns: QueryColumns) -> Iterator[QueryRow]:
-        for line, row in objects(block):
+        for line, row in json_objects(block):
             yield line, {name: value for name, value in row.items() if value is not None}
 
 
@@ -142,7 +142,7 @@ def read_json_table(file: str) -> Table:
     refuse_json_array(file)
     sample = Lines(file).take(SAMPLE_LINES, SAMPLE_BYTES)
     if sample is None:
-        raise no_rows(file)
+        raise no_rows_error(file)
     names: dict[str, None] = {}
     paths: dict[str, None] = {}
     has_nested = False

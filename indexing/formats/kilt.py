@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from indexing.files import limits
 from indexing.files.columns import PassageColumns
 from indexing.files.raw import Piece, clip
-from indexing.files.rows import Row, bad, integer_id, objects, wrong_text
+from indexing.files.rows import Row, integer_id, json_objects, row_error, wrong_text_error
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
 from indexing.formats.jsonl import ENDINGS
@@ -97,7 +97,7 @@ Queries:
             repeated = (len(title) + len(page_id) + max(headings, default=0)) * len(paragraphs)
             if repeated > limits.MAX_ROW_BYTES:
                 actual = f"a title, id and heading that take {repeated:,} characters in {len(paragraphs):,} paragraphs"
-                raise bad(block, line, actual, f"at most {limits.MAX_ROW_BYTES:,}", "shorten them")
+                raise row_error(block, line, actual, f"at most {limits.MAX_ROW_BYTES:,}", "shorten them")
             for index, section, text in _texts(paragraphs):
                 fields = {"wikipedia_id": page_id, "paragraph": index}
                 yield line, f"{page_id}-{index}", title, text, fields | {"section": section} if section else fields
@@ -114,12 +114,12 @@ Queries:
 
         Their metadata are the answers, the page ids of each output with provenance, and the other fields of the task.
         """
-        for line, doc in objects(block):
+        for line, doc in json_objects(block):
             id, text, outputs = doc.pop("id", None), doc.pop("input", None), doc.pop("output", None) or []
             if type(id) is not str or not id:
                 id = integer_id(block, line, id, "id")
             if type(text) is not str:
-                raise wrong_text(block, line, "input", text)
+                raise wrong_text_error(block, line, "input", text)
             try:
                 answers = list(dict.fromkeys(entry["answer"] for entry in outputs if entry.get("answer") is not None))
                 pages = [[str(page["wikipedia_id"]) for page in entry.get("provenance") or []] for entry in outputs]
@@ -128,22 +128,22 @@ Queries:
                 known = False
             if not known:
                 expected = "a list of {answer, provenance: [{wikipedia_id}]}"
-                raise bad(block, line, f"output {clip(outputs)}", expected, "fix the line")
+                raise row_error(block, line, f"output {clip(outputs)}", expected, "fix the line")
             outcome = {"answers": answers, "provenance": [list(dict.fromkeys(page)) for page in pages if page]}
             yield (line, id, "", text, {name: value for name, value in outcome.items() if value} | doc)
 
 
 def _pages(block: Piece) -> Iterator[tuple[int, str, str, list[str]]]:
     """Yields the line, the id, the title and the paragraphs of each page of a block."""
-    for line, page in objects(block):
+    for line, page in json_objects(block):
         page_id = page.get("wikipedia_id", page.get("_id"))
         if type(page_id) is not str or not page_id:
             page_id = integer_id(block, line, page_id, "wikipedia_id")
         title, paragraphs = page.get("wikipedia_title"), page.get("text")
         if type(title) is not str:
-            raise wrong_text(block, line, "wikipedia_title", title)
+            raise wrong_text_error(block, line, "wikipedia_title", title)
         if type(paragraphs) is not list or not all(type(paragraph) is str for paragraph in paragraphs):
-            raise bad(block, line, f"text {clip(paragraphs)}", "a list of strings", "use KILT's knowledge source")
+            raise row_error(block, line, f"text {clip(paragraphs)}", "a list of strings", "use KILT's knowledge source")
         yield line, page_id, title, paragraphs
 
 

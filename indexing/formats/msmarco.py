@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from indexing.files.columns import PassageColumns, is_passage_header, is_query_header
 from indexing.files.raw import Piece
-from indexing.files.rows import Row, integer_id, text_lines, wrong_columns
+from indexing.files.rows import Row, integer_id, text_lines, wrong_columns_error
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
 
@@ -96,7 +96,7 @@ Judgements of `dev`:
         for line, row in text_lines(block):
             id, _, text = row.partition("\t")
             if row.count("\t") != 1:
-                raise wrong_columns(block, line, row, row.count("\t") + 1, "2: id<TAB>text")
+                raise wrong_columns_error(block, line, row, row.count("\t") + 1, "2: id<TAB>text")
             yield (line, id or integer_id(block, line, "", "id"), "", text, {})
 
     def read_queries(self, block: Piece) -> Iterator[Row]:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from indexing.files import limits
 from indexing.files.columns import value_at
 from indexing.files.raw import Piece, clip
-from indexing.files.rows import Row, bad, dump_metadata, place
+from indexing.files.rows import Row, dump_metadata, file_and_line, row_error
 from indexing.files.splitting import Split, document_spans, passages_size, take_passages
 from indexing.formats.chunking import Chunk
 from indexing.formats.format import CorpusFormat
@@ -92,7 +92,7 @@ def _with_text(block: Piece, rows: Iterable[Row]) -> Iterator[Row]:
         line, id, title, text, _ = row
         if not title.strip() and not text.strip():
             actual = f"document {clip(id)} without text"
-            raise bad(block, line, actual, "a text to split, or a title", "add it or leave the document out")
+            raise row_error(block, line, actual, "a text to split, or a title", "add it or leave the document out")
         yield row
 
 
@@ -108,7 +108,7 @@ def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, 
         texts.append(text)
         metadata.append(dump_metadata(block, line, fields) if fields else "")
         for name, kind in filters.items():
-            typed[name].append(filter_value(partial(bad, block, line), name, kind, value_at(fields, name)))
+            typed[name].append(filter_value(partial(row_error, block, line), name, kind, value_at(fields, name)))
     table = pa.table([ids, titles, texts, metadata], schema=CORPUS_SCHEMA)
     for name, kind in filters.items():
         table = table.append_column(f"filter.{name}", pa.array(typed[name], FILTER_TYPES[kind]))
@@ -131,8 +131,8 @@ def _check_growth(format: CorpusFormat, chunk: Chunk, block: Piece, size: int, r
     if size > limits.MAX_PART_GROWTH * source:
         first = chunk.pieces[0]
         raise InputError(
-            f"{place(block, block.first_line)}: found {size:,} bytes of text and metadata in the part that begins in "
-            f"{place(first, first.first_line)}, read from {source:,} bytes, expected at most "
+            f"{file_and_line(block, block.first_line)}: found {size:,} bytes of text and metadata in the part that "
+            f"begins in {file_and_line(first, first.first_line)}, read from {source:,} bytes, expected at most "
             f"{limits.MAX_PART_BYTES >> 20} MiB or {limits.MAX_PART_GROWTH} times as many; {remedy}, "
             "or leave out columns by parameter metadata"
         )

@@ -201,21 +201,21 @@ def _refuse_names(format: CorpusFormat, names: PassageNames | QueryNames) -> Non
 
 
 def _detect_corpus(path: str, has_columns: bool) -> CorpusFormat:
-    """Returns the format of a corpus file. has_columns: Whether only formats with columns count."""
+    """Returns the format of a corpus file; with `has_columns`, among the formats with columns only."""
     start, candidates = FileStart(path), _candidates(has_columns)
     for format in reversed(candidates):
         if format.detects_corpus(start):
             return format
-    raise _unknown_ending(start, candidates)
+    raise _unknown_ending_error(start, candidates)
 
 
 def _detect_queries(path: str, has_columns: bool) -> CorpusFormat:
-    """Returns the format of a query file. has_columns: Whether only formats with columns count."""
+    """Returns the format of a query file; with `has_columns`, among the formats with columns only."""
     start, candidates = FileStart(path), _candidates(has_columns)
     for format in reversed(candidates):
         if format.detects_queries(start):
             return format
-    raise _unknown_ending(start, candidates)
+    raise _unknown_ending_error(start, candidates)
 
 
 def _candidates(has_columns: bool) -> list[CorpusFormat]:
@@ -223,7 +223,7 @@ def _candidates(has_columns: bool) -> list[CorpusFormat]:
     return [format for format in FORMATS if not format.is_folder and (format.has_columns or not has_columns)]
 
 
-def _unknown_ending(start: FileStart, candidates: Sequence[CorpusFormat]) -> InputError:
+def _unknown_ending_error(start: FileStart, candidates: Sequence[CorpusFormat]) -> InputError:
     """Returns the error for a file that no format detects."""
     expected = known_endings(candidates)
     refuse_unreadable(start.path, expected)
@@ -244,7 +244,7 @@ def _corpus_files(
     if not matches:
         if requested is None and (format := _folder_format(path, listing)):
             return format, (path,)
-        raise _no_corpus(path, listing, requested)
+        raise _no_corpus_error(path, listing, requested)
     if len(matches) > 1:
         raise InputError(
             f"{path}: found several corpora ({', '.join(f'{each.name}: {_some(files)}' for each, files in matches)})"
@@ -271,7 +271,7 @@ def _possible_files(listing: list[str]) -> list[str]:
     return [name for name in files if any(each.has_ending(FileStart(name)) for each in _candidates(False))]
 
 
-def _no_corpus(path: str, listing: list[str], requested: CorpusFormat | None) -> InputError:
+def _no_corpus_error(path: str, listing: list[str], requested: CorpusFormat | None) -> InputError:
     """Returns the error for a folder without a corpus."""
     if requested is not None:
         expected = requested.describe_files(requested.corpus_files)

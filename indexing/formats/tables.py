@@ -25,8 +25,17 @@ from indexing.files.columns import (
     value_at,
 )
 from indexing.files.qrels import QRELS_SCHEMA
-from indexing.files.raw import Piece, clip, no_rows
-from indexing.files.rows import Row, bad, dump_metadata, flatten, integer_id, line_blocks, place, wrong_text
+from indexing.files.raw import Piece, clip, no_rows_error
+from indexing.files.rows import (
+    Row,
+    dump_metadata,
+    file_and_line,
+    flatten,
+    integer_id,
+    line_blocks,
+    row_error,
+    wrong_text_error,
+)
 from indexing.formats.format import QUERIES_AT_ONCE, QUERIES_SCHEMA, CorpusFormat
 from retriever.errors import InputError
 
@@ -93,7 +102,7 @@ class TableFormat(CorpusFormat):
             for piece, line, row in self._rows(file, columns, files[0]):
                 is_empty = False
                 id, text, metadata = _query(piece, line, row, columns)
-                here = place(piece, line)
+                here = file_and_line(piece, line)
                 first_place, known_text, known_metadata = known.setdefault(id, (here, text, metadata))
                 if first_place != here:
                     _check_repeated(
@@ -102,19 +111,19 @@ class TableFormat(CorpusFormat):
                 score = _score(piece, line, row, columns)
                 passages = _passages(piece, line, row, columns)
                 if score is not None and not passages:
-                    raise bad(piece, line, f"{columns.score} {score} without a passage", "a passage id", "add it")
+                    raise row_error(piece, line, f"{columns.score} {score} without a passage", "a passage id", "add it")
                 for passage in passages:
                     pair, grade = (id, passage), 1 if score is None else score
                     if columns.score and score is None:
-                        raise bad(piece, line, f"no {columns.score}", "an integer", "add it to the row")
+                        raise row_error(piece, line, f"no {columns.score}", "an integer", "add it to the row")
                     earlier, first = judged.setdefault(pair, (grade, line))
                     if earlier != grade:
                         problem = f"the score {grade} of passage {clip(passage)} for query {clip(id)}"
-                        raise bad(
+                        raise row_error(
                             piece, line, problem, f"{earlier}, its score in line {first}", "remove one of the lines"
                         )
             if is_empty:
-                raise no_rows(file)
+                raise no_rows_error(file)
             if columns.relevant:
                 pairs, grades = list(judged), list(judged.values())
                 judgements[split_of[file]] = pa.table(
@@ -160,14 +169,16 @@ def named_passages(
     for line, document in documents:
         if expects_no_id and any(name.lower() in ID_NAMES for name in document):
             name = next(name for name in document if name.lower() in ID_NAMES)
-            raise bad(block, line, f"a field {name!r}", "none, as in the first lines", "name the id by parameter id")
+            raise row_error(
+                block, line, f"a field {name!r}", "none, as in the first lines", "name the id by parameter id"
+            )
         text = get(document, columns.text)
         if type(text) is not str:
-            raise wrong_text(block, line, columns.text, text)
+            raise wrong_text_error(block, line, columns.text, text)
         title = get(document, columns.title) if columns.title else ""
         if type(title) is not str:
             if title is not None:
-                raise wrong_text(block, line, columns.title or "title", title)
+                raise wrong_text_error(block, line, columns.title or "title", title)
             title = ""
         if columns.id:
             id = get(document, columns.id)
@@ -198,7 +209,7 @@ def _query(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) 
     """Returns the id, the text and the metadata (JSON text) of the query of a row."""
     text = value_at(row, columns.text)
     if type(text) is not str:
-        raise wrong_text(piece, line, columns.text, text)
+        raise wrong_text_error(piece, line, columns.text, text)
     if columns.id:
         id = value_at(row, columns.id)
         if type(id) is not str:
@@ -236,14 +247,14 @@ def _check_repeated(
     """
     if not columns.relevant:
         what = f"query id {clip(id)}" if columns.id else f"the query {clip(actual[0])}"
-        raise bad(piece, line, f"{what} a second time", f"it once (first in {first})", "remove or rename one")
+        raise row_error(piece, line, f"{what} a second time", f"it once (first in {first})", "remove or rename one")
     if actual[0] != expected[0]:
         problem = f"query {clip(id)} with the text {clip(actual[0])}"
-        raise bad(piece, line, problem, f"the text of {first}", "rename one of the queries")
+        raise row_error(piece, line, problem, f"the text of {first}", "rename one of the queries")
     if actual[1] != expected[1]:
         problem = f"query {clip(id)} with the metadata {clip(actual[1])}"
         remedy = "name the columns that belong to the query by parameter metadata"
-        raise bad(piece, line, problem, f"{clip(expected[1])} as in {first}", remedy)
+        raise row_error(piece, line, problem, f"{clip(expected[1])} as in {first}", remedy)
 
 
 def _passages(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:
@@ -261,5 +272,5 @@ def _score(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) 
     if type(score) is str and re.fullmatch(r"-?[0-9]{1,9}", score):
         score = int(score)
     if score is not None and (type(score) is not int or abs(score) >= 10**9):
-        raise bad(piece, line, f"{columns.score} {clip(score)}", "an integer", "fix the row")
+        raise row_error(piece, line, f"{columns.score} {clip(score)}", "an integer", "fix the row")
     return score

@@ -11,7 +11,7 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.exact import Hits
 from indexing.hit_sources.kind import SearchContext, SourceKind
-from indexing.hit_sources.online import PROBE, Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
+from indexing.hit_sources.online import PROBE, Files, OnlineSearch, PinnedArtifacts, SearcherScope, Target
 from indexing.lucene.bm25 import DEFAULT, Bm25, search_bm25
 from indexing.lucene.searching import OpenSegments, segment_share
 from indexing.store.artifact import Artifact
@@ -52,11 +52,11 @@ class OnlineBm25(OnlineSearch):
         check_lineage(bm25.generations, pinned.corpus.generations)
         return bm25
 
-    def open(self, readers: Bm25, corpus: Corpus, place: OnlinePlace) -> OpenSegments:
-        return OpenSegments(readers, corpus, place.rows, place.threads or 1)
+    def open(self, readers: Bm25, corpus: Corpus, scope: SearcherScope) -> OpenSegments:
+        return OpenSegments(readers, corpus, scope.rows, scope.threads or 1)
 
-    def files(self, readers: Bm25, place: OnlinePlace) -> list[Files]:
-        return [readers.shards[segment_share(readers, place.rows)[0]]]
+    def files(self, readers: Bm25, scope: SearcherScope) -> list[Files]:
+        return [readers.shards[segment_share(readers, scope.rows)[0]]]
 
     def probe(self, searcher: OpenSegments) -> None:
         searcher.search([PROBE], 1)

@@ -15,7 +15,7 @@ from indexing.dense.shard import OpenShards
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.hit_sources.kind import VectorSource
-from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
+from indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, Target
 from indexing.store.artifact import Artifact
 from indexing.work.tasks import Runner
 
@@ -74,15 +74,15 @@ class OnlineDense(OnlineSearch):
         index = [Index(name, pinned.generations(kind, name)) for kind, name in indexes]
         return Space(Embeddings(embeddings, pinned.generations("embeddings", embeddings)), index[0] if index else None)
 
-    def open(self, readers: Space, corpus: Corpus, place: OnlinePlace) -> DenseShard:
-        return DenseShard(corpus, readers.embeddings, readers.index, place.rows, place.threads)
+    def open(self, readers: Space, corpus: Corpus, scope: SearcherScope) -> DenseShard:
+        return DenseShard(corpus, readers.embeddings, readers.index, scope.rows, scope.threads)
 
-    def files(self, readers: Space, place: OnlinePlace) -> list[Files]:
+    def files(self, readers: Space, scope: SearcherScope) -> list[Files]:
         """Returns the shards of the index, and the vectors of their rows, with which candidates are scored."""
         vectors, index = readers.embeddings, readers.index
-        ranges = dense_stretches(vectors, index, place.rows)
+        ranges = dense_stretches(vectors, index, scope.rows)
         # The shards of a Flat index are not read.
-        shards = [] if index is None or index.factory == "Flat" else index_share(index, place.rows)
+        shards = [] if index is None or index.factory == "Flat" else index_share(index, scope.rows)
         parts = [
             part for part in vectors.parts if any(first < part.end and part.first_row < end for first, end in ranges)
         ]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from indexing.exact import Hits
-from indexing.exact.hits import padded
+from indexing.exact.hits import pad_hits
 from indexing.hit_sources.grammar import fusion_text
 from indexing.hit_sources.kind import HitSource
 from indexing.store.artifact import Artifact
@@ -127,7 +127,7 @@ def _top_sums(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.n
     best = np.argsort(-total, axis=1, kind="stable")[:, :k]  # stable: rows ascend
     scores, top = np.take_along_axis(total, best, axis=1), np.take_along_axis(rows, best, axis=1)
     top = np.where(np.isfinite(scores), top, -1)
-    return padded(Hits(scores.astype(np.float32), top), k)
+    return pad_hits(Hits(scores.astype(np.float32), top), k)
 
 
 def source_depth(k: int, num_sources: int) -> int:

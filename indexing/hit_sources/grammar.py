@@ -101,7 +101,7 @@ def fusion_text(sources: Sequence[str], weights: Sequence[float] | None) -> str:
     return "+".join(f"{number}*{source}" for number, source in zip(numbers, sources, strict=True))
 
 
-def label(source: str) -> str:
+def source_label(source: str) -> str:
     """Returns a source as a piece of a name: `index:minilm` becomes dense-minilm."""
     for kind in KINDS:
         if kind.label != kind.name:

@@ -226,7 +226,7 @@ class IndexKind(SourceKind):
 
     @abstractmethod
     def is_index(self, config: Mapping[str, Any]) -> bool:
-        """Whether the kind searches an index. config: of its artifact."""
+        """Whether the kind searches an index with this configuration."""
 
     @abstractmethod
     def build(self, store: Store, embeddings: Any, name: str, options: IndexOptions) -> IndexBuild:

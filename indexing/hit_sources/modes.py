@@ -23,7 +23,7 @@ HYBRID = 0.5  # weight of BM25; of 0.3, 0.5, 0.7 and reciprocal ranks the best o
 _DEFAULTS: tuple[Mode, ...] = ("hybrid", "dense", "bm25")  # a search without a mode takes the first one that there is
 
 
-def hybrid(bm25: str, dense: str) -> str:
+def hybrid_source(bm25: str, dense: str) -> str:
     """Returns the fusion that the mode hybrid stands for: of a lexical and a dense source."""
     return fusion_text([bm25, dense], [HYBRID, 1 - HYBRID])
 
@@ -43,7 +43,7 @@ def mode_sources(embeddings: str | None, index: str | None, bm25: str | None) ->
     if bm25 is not None:
         sources["bm25"] = BM25.text(bm25)
     if embeddings is not None and bm25 is not None:
-        sources["hybrid"] = hybrid(sources["bm25"], sources["dense"])
+        sources["hybrid"] = hybrid_source(sources["bm25"], sources["dense"])
     return sources
 
 
@@ -135,10 +135,10 @@ def find_mode(source: str) -> Mode | None:
 def resolve(source: str, store: Store) -> str:
     """Returns the source that a mode stands for if `source` is one of the modes, otherwise `source`."""
     mode = find_mode(source)
-    return source if mode is None else source_of(mode, store, by_name=True)
+    return source if mode is None else source_of_mode(mode, store, by_name=True)
 
 
-def source_of(
+def source_of_mode(
     mode: Mode, store: Store, embeddings: str | None = None, index: str | None = None, *, by_name: bool = False
 ) -> str:
     """Returns the source that a mode stands for.
@@ -160,7 +160,9 @@ def source_of(
         return "bm25"
     if mode == "hybrid":
         probed = index is not None or (embeddings is None and _has_index(store, INDEX.is_index))
-        return hybrid("bm25", source_of("dense" if probed else "exact", store, embeddings, index, by_name=by_name))
+        return hybrid_source(
+            "bm25", source_of_mode("dense" if probed else "exact", store, embeddings, index, by_name=by_name)
+        )
     if mode == "exact":
         choice = EXACT.text("NAME") if by_name else None
         return EXACT.text(store.only("embeddings", embeddings, DENSE.holds, choice=choice))

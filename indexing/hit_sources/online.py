@@ -37,8 +37,8 @@ class PinnedArtifacts:
 
 
 @dataclass(frozen=True)
-class OnlinePlace:
-    """What a searcher may use.
+class SearcherScope:
+    """The rows that a searcher searches, and its threads.
 
     Attributes:
         rows: The rows whose shards and segments it searches.
@@ -76,16 +76,16 @@ class OnlineSearch(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def open(self, readers: Any, corpus: Corpus, place: OnlinePlace) -> Any:
+    def open(self, readers: Any, corpus: Corpus, scope: SearcherScope) -> Any:
         """Returns a searcher of a target, for `SourceKind.search_online`.
 
         Args:
             readers: What `read` returned.
             corpus: The corpus.
-            place: What the searcher may use.
+            scope: Its rows and threads.
         """
 
-    def files(self, readers: Any, place: OnlinePlace) -> Sequence[Files]:
+    def files(self, readers: Any, scope: SearcherScope) -> Sequence[Files]:
         """Returns the files that searches of a target read, in groups; the most important group is first."""
         return []
 

@@ -40,7 +40,7 @@ class SelectedTexts(list[str]):
         self.whole, self.numbers = whole, numbers
 
 
-def select(queries: Any, numbers: np.ndarray) -> Any:
+def select_queries(queries: Any, numbers: np.ndarray) -> Any:
     """Returns some of the queries: a list of texts, vectors [q, dim], or sparse vectors. numbers: int64 [n]."""
     if isinstance(queries, list):
         return [queries[number] for number in numbers.tolist()]
@@ -67,7 +67,7 @@ class QueryEncoder(Generic[Vectors]):
     def encode(self, texts: Sequence[str], runner: Runner) -> Vectors:
         """Returns the vectors of queries. Raises InputError for another numerics class."""
         if isinstance(texts, SelectedTexts):
-            selected: Vectors = select(self.encode(texts.whole, runner), texts.numbers)
+            selected: Vectors = select_queries(self.encode(texts.whole, runner), texts.numbers)
             return selected
         for recent_texts, vectors in self._recent:
             if recent_texts is texts:

@@ -12,7 +12,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.embeddings.kind import IndexOptions
 from indexing.exact import Hits
 from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
-from indexing.hit_sources.online import Files, OnlinePlace, OnlineSearch, PinnedArtifacts, Target
+from indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, Target
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.lucene.java import FILL_MEMORY
@@ -71,11 +71,11 @@ class OnlineSplade(OnlineSearch):
     def encoder(self, readers: Readers) -> QueryEncoder[SparseVectors]:
         return readers.encoder
 
-    def open(self, readers: Readers, corpus: Corpus, place: OnlinePlace) -> OpenSegments:
-        return OpenSegments(readers.index, corpus, place.rows, place.threads or 1)
+    def open(self, readers: Readers, corpus: Corpus, scope: SearcherScope) -> OpenSegments:
+        return OpenSegments(readers.index, corpus, scope.rows, scope.threads or 1)
 
-    def files(self, readers: Readers, place: OnlinePlace) -> list[Files]:
-        return [readers.index.shards[segment_share(readers.index, place.rows)[0]]]
+    def files(self, readers: Readers, scope: SearcherScope) -> list[Files]:
+        return [readers.index.shards[segment_share(readers.index, scope.rows)[0]]]
 
     def probe(self, searcher: OpenSegments) -> None:
         index: Any = searcher.index

@@ -175,12 +175,12 @@ class FillLuceneTask:
         if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
             return
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
-            texts = counted(contents(self.parts, first, end), report)
+            texts = report_texts(contents(self.parts, first, end), report)
             segment = write_shard(texts, Path(folder), language=self.language)
             commit_segment(self.draft, name, segment, Path(folder), first, end)
 
 
-def counted(texts: Iterable[str], report: Report) -> Iterator[str]:
+def report_texts(texts: Iterable[str], report: Report) -> Iterator[str]:
     """Yields the texts and reports their number, every _REPORT_EVERY of them."""
     for number, text in enumerate(texts):
         if number % _REPORT_EVERY == 0:

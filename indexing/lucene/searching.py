@@ -11,7 +11,7 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.corpus.row_ranges import Matches
-from indexing.exact import Hits, nothing
+from indexing.exact import Hits, no_hits
 from indexing.lucene.lucene import SegmentSearch
 from indexing.lucene.segments import segment_rows
 from indexing.store.artifact import Artifact
@@ -19,7 +19,7 @@ from indexing.store.chain import RowRange
 from indexing.store.documents import Part
 from indexing.work.tasks import Runner, Task
 
-MOST_HITS = 1 << 24  # hits that are in memory at once; a filter that few passages match needs deep searches
+MAX_LUCENE_HITS = 1 << 24  # hits that are in memory at once; a filter that few passages match needs deep searches
 BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start
 
 
@@ -85,7 +85,7 @@ class OpenSegments:
     def search(self, queries: Any, k: int, filter: Filter | None = None) -> Hits:
         """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
         if self._searcher is None:
-            return nothing(len(queries), k)
+            return no_hits(len(queries), k)
         among = None if filter is None else self._matches.rows(filter)
         deleted: np.ndarray = self.corpus.deleted
         return self.index.search(queries, k, deleted, threads=self.threads, among=among, searcher=self._searcher)
@@ -127,9 +127,9 @@ def search_alive(searcher: SegmentSearch, queries: Sequence[str], k: int, delete
 def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
     """Returns the top k of each query among some rows, int64, ascending. Searches deeper until there are k."""
     if not len(rows):
-        return nothing(len(queries), k)
+        return no_hits(len(queries), k)
     depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
-    return _search_deeper(searcher, queries, k, depth, lambda numbers: np.isin(numbers, rows), threads, most=len(rows))
+    return _search_deeper(searcher, queries, k, depth, lambda numbers: np.isin(numbers, rows), threads, len(rows))
 
 
 def _search_deeper(
@@ -139,14 +139,15 @@ def _search_deeper(
     depth: int,
     accepts: Callable[[np.ndarray], np.ndarray],
     threads: int,
-    most: int | None = None,
+    num_allowed: int | None = None,
 ) -> Hits:
     """Returns the top k of each query among the rows that `accepts` accepts (int64 -> bool).
 
-    Searches to `depth`, and doubles it until there are k hits, or `most`, the number of rows that can be accepted.
+    Searches to `depth`, and doubles it until there are k hits, or `num_allowed`: the number of rows that can be
+    accepted.
     """
-    expected = k if most is None else min(k, most)
-    scores, rows = nothing(len(queries), k)
+    expected = k if num_allowed is None else min(k, num_allowed)
+    scores, rows = no_hits(len(queries), k)
 
     def search(numbers: np.ndarray) -> np.ndarray:
         """Searches some queries; returns which of them have all of their hits."""
@@ -162,7 +163,7 @@ def _search_deeper(
 
     pending = np.arange(len(queries))
     while len(pending):
-        blocks = np.array_split(pending, -(-len(pending) * depth // MOST_HITS))
+        blocks = np.array_split(pending, -(-len(pending) * depth // MAX_LUCENE_HITS))
         is_done = np.concatenate([search(numbers) for numbers in blocks if len(numbers)])
         pending, depth = pending[~is_done], min(2 * depth, searcher.num_documents)
     return Hits(scores, rows)

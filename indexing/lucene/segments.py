@@ -60,7 +60,7 @@ def find_versions(runner: Runner, previous: Sequence[Artifact], language: str, c
     Raises:
         InputError: If Java does not work there, or if the existing generations were built with other versions.
     """
-    reported: dict[str, str] = runner.first(LuceneVersions(language), None, count)
+    reported: dict[str, str] = runner.first(LuceneVersionsTask(language), None, count)
     before = {key: previous[0].config[key] for key in reported} if previous else reported
     if before != reported:
         raise InputError(
@@ -71,7 +71,7 @@ def find_versions(runner: Runner, previous: Sequence[Artifact], language: str, c
 
 
 @dataclass(frozen=True)
-class LuceneVersions:
+class LuceneVersionsTask:
     """Returns the versions of Lucene and Anserini of a worker, and checks that its Java knows the language."""
 
     language: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from indexing.measures.vectors import unit
+from indexing.measures.vectors import unit_vectors
 
 
 def cosines(distributions: np.ndarray) -> np.ndarray:
@@ -13,7 +13,7 @@ def cosines(distributions: np.ndarray) -> np.ndarray:
     Args:
         distributions: float [n, N], rows of sum 1.
     """
-    rows = unit(distributions)
+    rows = unit_vectors(distributions)
     return np.clip(rows @ rows.T, -1.0, 1.0)
 
 

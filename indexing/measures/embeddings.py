@@ -14,7 +14,7 @@ from indexing.corpus.queries import ALL, Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.measures.vectors import alignment, mean_cosine, uniformity, unit
+from indexing.measures.vectors import alignment, mean_cosine, uniformity, unit_vectors
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from retriever.errors import InputError
@@ -211,7 +211,7 @@ class MeasureEmbeddings:
 
 def forms_of(embeddings: Embeddings) -> dict[str, Form]:
     """Returns the forms in which vectors are measured; "raw" is left out if the encoder normalises them."""
-    return {"unit": unit} if embeddings.similarity == "cosine" else {"unit": unit, "raw": _unchanged}
+    return {"unit": unit_vectors} if embeddings.similarity == "cosine" else {"unit": unit_vectors, "raw": _unchanged}
 
 
 def check_sample(sample: int, seed: int) -> None:

@@ -22,7 +22,7 @@ from indexing.measures.embeddings import (
     draw_sample,
     forms_of,
 )
-from indexing.measures.vectors import uniformity, unit
+from indexing.measures.vectors import uniformity, unit_vectors
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
 from retriever.errors import InputError
@@ -149,7 +149,7 @@ def measures_by_category(
     num_pairs, distances = 0, dict.fromkeys(forms, 0.0)
     relevant_sum = other_sum = 0.0
     in_forms = {name: (form(queries).astype(float), form(passages).astype(float)) for name, form in forms.items()}
-    directions = unit(queries), unit(passages)
+    directions = unit_vectors(queries), unit_vectors(passages)
     for start in range(0, len(queries), _BLOCK):
         rows = slice(start, start + _BLOCK)
         is_relevant = relevant(start, start + _BLOCK)

@@ -44,7 +44,7 @@ def median_length(ranked: Mapping[str, Sequence[str]], corpus: Corpus, depth: in
         InputError: If there are no passages, or if the corpus has none of them.
     """
     first = [id for ids in ranked.values() for id in ids[:depth]]
-    words = _count_words(sorted(set(first)), corpus)
+    words = _words_of_passages(sorted(set(first)), corpus)
     counts = [words[id] for id in first if id in words]
     if not counts:
         example = f" (such as {first[0]!r})" if first else ""
@@ -55,7 +55,7 @@ def median_length(ranked: Mapping[str, Sequence[str]], corpus: Corpus, depth: in
     return PassageLength(depth, float(np.median(counts)), len(counts), len(first) - len(counts))
 
 
-def _count_words(ids: Sequence[str], corpus: Corpus) -> dict[str, int]:
+def _words_of_passages(ids: Sequence[str], corpus: Corpus) -> dict[str, int]:
     """Returns the number of words of each passage that the corpus has."""
     rows = corpus.rows_of(ids)
     rows = np.sort(rows[rows >= 0])

@@ -1,6 +1,6 @@
 """Alignment and uniformity of vectors (Wang and Isola 2020, as DPTDR's Table 8 and Topic-DPR's Eq. 8 and 9 use them).
 
-Lower values of both are better. Topic-DPR measures vectors of length 1, see `unit`; DPTDR's figures are of raw vectors.
+Lower values of both are better. Topic-DPR measures vectors of length 1 (`unit_vectors`), DPTDR raw vectors.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 _BLOCK = 1_024  # rows whose distances to all vectors are in memory at once
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
+def unit_vectors(vectors: np.ndarray) -> np.ndarray:
     """Returns vectors scaled to length 1, float64 [n, dim]; a vector of zeros stays as it is."""
     exact = vectors.astype(np.float64)
     lengths = np.linalg.norm(exact, axis=1, keepdims=True)
@@ -56,4 +56,4 @@ def uniformity(vectors: np.ndarray) -> float:
 
 def mean_cosine(one: np.ndarray, other: np.ndarray) -> float:
     """Returns the mean cosine of the rows of two arrays, float [n, dim] both (Topic-DPR, Table 3)."""
-    return float((unit(one) * unit(other)).sum(axis=1).mean())
+    return float((unit_vectors(one) * unit_vectors(other)).sum(axis=1).mean())

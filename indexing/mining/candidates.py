@@ -19,7 +19,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.judged_pairs import judged_pairs
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
-from indexing.hit_sources.grammar import label
+from indexing.hit_sources.grammar import source_label
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import SearchOptions
 from indexing.measures.answers import AnswerMatcher, answers_of
@@ -53,7 +53,7 @@ class MiningQueries(NamedTuple):
     positives: list[np.ndarray]
     others: list[np.ndarray] | None = None
 
-    def part(self, start: int, count: int) -> MiningQueries:
+    def slice(self, start: int, count: int) -> MiningQueries:
         """Returns `count` queries from `start` on."""
         piece = slice(start, start + count)
         others = None if self.others is None else self.others[piece]
@@ -64,7 +64,7 @@ class MiningQueries(NamedTuple):
 
         They are the passages with the text of a positive, and the other passages of the documents of positives.
         """
-        same = copies.of(self.positives)
+        same = copies.other_rows(self.positives)
         return same if self.others is None else [*map(np.union1d, same, self.others)]
 
 
@@ -126,7 +126,7 @@ class PoolCandidates(WorkDefaults):
         sources = [each.source for each in self.hit_sources]
         if len(set(sources)) < len(sources) or not sources:
             raise InputError(f"parameter sources {' '.join(options.sources)}: expected at least one, and each once")
-        self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{label('+'.join(sources))}"
+        self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{source_label('+'.join(sources))}"
         self.config = {
             "sources": sources,
             "search_parameters": {each.source: each.search_parameters for each in self.hit_sources},
@@ -142,7 +142,7 @@ class PoolCandidates(WorkDefaults):
         """Returns the name and the queries of each part."""
         size = self.options.part_queries
         starts = range(0, len(self.mined.ids), size)
-        return [(f"part-{number:05d}", self.mined.part(start, size)) for number, start in enumerate(starts)]
+        return [(f"part-{number:05d}", self.mined.slice(start, size)) for number, start in enumerate(starts)]
 
     @property
     def targets(self) -> list[Target]:
@@ -207,7 +207,7 @@ class PoolStage(StageDefaults):
         """Searches a block and commits its missing parts."""
         work, block = self.work, unit.payload
         texts = [text for _, queries in block for text in queries.texts]
-        # Positives are dropped from a list of `depth`: the first hits of each source, as they were found.
+        # Positives are dropped later, so a source may leave fewer than `depth` candidates.
         hits = {each.source: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
         items: list[PoolItem] = []
         start = 0
@@ -254,7 +254,7 @@ class PoolTask:
 
     def _pool(self, item: PoolItem, report: Report) -> None:
         name, queries, hits, facts = item
-        table = mining.pool(queries.ids, hits, queries.positives, self.depth, queries.copies(self.copies))
+        table = mining.pool_hits(queries.ids, hits, queries.positives, self.depth, queries.copies(self.copies))
         if self.corpus is not None:
             table = without_answers(table, queries.answers, self.corpus)
         self.draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **facts)

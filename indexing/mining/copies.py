@@ -36,7 +36,7 @@ class Copies:
     hashes: np.ndarray
     rows: np.ndarray
 
-    def of(self, lists: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def other_rows(self, lists: Sequence[np.ndarray]) -> list[np.ndarray]:
         """Returns, for each list of rows, the other rows of their groups: int64, ascending, without duplicates."""
         order = np.argsort(self.rows)
         rows, hashes = self.rows[order], self.hashes[order]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from indexing.mining.candidates import PoolCandidates
 from indexing.mining.copies import read_copies
-from indexing.mining.sampling import NegativeOptions, sample
+from indexing.mining.sampling import NegativeOptions, sample_negatives
 from indexing.mining.scoring import ScoreCandidates, positive_scores, probabilities
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.store import Store
@@ -110,7 +110,7 @@ class SampleTask:
         table = pq.read_table(self.candidates.local(name))
         of_positives = positive_scores(queries, name, self.scores)
         lowest = [scores.min() if len(scores) else np.nan for scores in of_positives]
-        samples = sample(
+        samples = sample_negatives(
             table,
             probabilities(table, name, self.scores) if self.scores else None,
             self.options,

@@ -92,7 +92,7 @@ class Margins:
 NO_MARGINS = Margins()
 
 
-def pool(
+def pool_hits(
     query_ids: Sequence[str],
     hits_by_source: Mapping[str, Hits],
     positives: Sequence[np.ndarray],
@@ -194,7 +194,7 @@ def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarra
     return state ^ (state >> np.uint64(31))
 
 
-def exceeding(
+def find_exceeding(
     table: pa.Table, known: np.ndarray | None, positives: np.ndarray | None, margins: Margins
 ) -> tuple[list[str], np.ndarray]:
     """Finds the candidates that exceed a limit.

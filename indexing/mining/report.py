@@ -25,12 +25,12 @@ from retriever.errors import InputError
 THRESHOLDS = (0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 10)))
 PROBABILITY_BINS = 50
 PROBABILITY_EDGES = [number / PROBABILITY_BINS for number in range(PROBABILITY_BINS + 1)]
-_MOST_BINS = 64  # maximum number of bins of a histogram whose range is unknown in advance
+_MAX_BINS = 64  # maximum number of bins of a histogram whose range is unknown in advance
 _COMBINATIONS = 12  # combinations of sources in the chart; the table has all
 
 
 @dataclass(frozen=True)
-class Negative:
+class ShownNegative:
     """A mined negative as the report shows it."""
 
     title: str
@@ -41,23 +41,23 @@ class Negative:
 
 
 @dataclass(frozen=True)
-class Example:
+class ShownQuery:
     """A query with the texts of its positives, and its negatives."""
 
     question: str
     positives: Sequence[str]
-    negatives: Sequence[Negative]
+    negatives: Sequence[ShownNegative]
 
 
 class Histogram:
-    """Counts of numbers whose range is unknown in advance, in at most _MOST_BINS bins of equal width.
+    """Counts of numbers whose range is unknown in advance, in at most _MAX_BINS bins of equal width.
 
-    The width is the smallest power of two, at least `least`, that covers the values so far; edges are multiples of it.
-    So the result does not depend on the order of the values.
+    The width is the smallest power of two, at least `min_width`, that covers the values so far; edges are multiples of
+    it. So the result does not depend on the order of the values.
     """
 
-    def __init__(self, least: float = 2.0**-20):
-        self.width = least
+    def __init__(self, min_width: float = 2.0**-20):
+        self.width = min_width
         self._counts: Counter[int] = Counter()
 
     def add(self, values: np.ndarray) -> None:
@@ -74,7 +74,7 @@ class Histogram:
             low, high = min(low, min(self._counts) * self.width), max(high, max(self._counts) * self.width)
         width = self.width
         # Numbers far from 0 get wider bins, in which a float64 still counts exactly.
-        while (last := math.floor(high / width)) - (first := math.floor(low / width)) >= _MOST_BINS or (
+        while (last := math.floor(high / width)) - (first := math.floor(low / width)) >= _MAX_BINS or (
             max(-first, last) > 2**50
         ):
             width *= 2
@@ -174,13 +174,13 @@ def _bins(histogram: Histogram, shift: int) -> dict[str, list]:
     return {"edges": [edge + shift for edge in edges], "counts": counts}
 
 
-def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus, count: int) -> list[Example]:
+def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus, count: int) -> list[ShownQuery]:
     """Returns the first `count` queries with negatives from a table of negatives (sampling.sample)."""
     sources = sources_of(table)
     examples = []
     for fields in table.filter(pc.list_value_length(pc.field("negatives")) > 0).slice(0, count).to_pylist():
         negatives = [
-            Negative(
+            ShownNegative(
                 passage.title,
                 passage.text,
                 {source: fields[f"rank:{source}"][place] for source in sources},
@@ -190,12 +190,12 @@ def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus,
             for place, passage in enumerate(corpus.passages(fields["negatives"]))
         ]
         positives = [f"{p.title} {p.text}" if p.title else p.text for p in corpus.passages(fields["positives"])]
-        examples.append(Example(questions[fields["query_id"]], positives, negatives))
+        examples.append(ShownQuery(questions[fields["query_id"]], positives, negatives))
     return examples
 
 
 def write_report(
-    folder: str, statistics: Statistics, examples: Sequence[Example], *, title: str, overwrite: bool = False
+    folder: str, statistics: Statistics, examples: Sequence[ShownQuery], *, title: str, overwrite: bool = False
 ) -> Path:
     """Writes report.html, one page that includes its charts, and report.json with its numbers; returns the page.
 
@@ -213,7 +213,7 @@ table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; 
 border-bottom: 1px solid #ccc } img { max-width: 100% } .positive { border-left: 4px solid #2a2; padding-left: 1em }"""
 
 
-def _render(numbers: dict[str, Any], examples: Sequence[Example], title: str) -> str:
+def _render(numbers: dict[str, Any], examples: Sequence[ShownQuery], title: str) -> str:
     candidates, scored = numbers["candidates"], numbers["scored"]
     sources = [(name, f"{found['found']:,}", f"{found['found_alone']:,}") for name, found in numbers["sources"].items()]
     overlap = [
@@ -262,7 +262,7 @@ def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "<table>" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
-def _render_example(example: Example) -> str:
+def _render_example(example: ShownQuery) -> str:
     sources = list(dict.fromkeys(source for negative in example.negatives for source in negative.ranks))
     rows = []
     for negative in example.negatives:

@@ -17,7 +17,7 @@ from indexing.mining.pools import (
     NO_MARGINS,
     SCORING,
     Margins,
-    exceeding,
+    find_exceeding,
     query_ranges,
     seeded_order,
     sources_of,
@@ -53,7 +53,7 @@ class NegativeOptions:
         return bool(self.margins) or self.teacher_scores
 
     @property
-    def needs(self) -> dict[str, Any]:
+    def scoring_settings(self) -> dict[str, Any]:
         """Returns what decides which pairs a re-ranker scores."""
         return {
             "denoised_negatives": self.denoised_negatives,
@@ -83,13 +83,13 @@ def check_scales(options: NegativeOptions, num_sources: int) -> None:
             )
 
 
-def to_score(table: pa.Table, known: np.ndarray, options: NegativeOptions) -> np.ndarray:
+def pairs_to_score(table: pa.Table, known: np.ndarray, options: NegativeOptions) -> np.ndarray:
     """Returns the pairs that a re-ranker scores next: positions int64, empty when it is done.
 
     The pairs of each query are scored in its seeded order, as many at a time as are certain to be needed, until enough
-    of them are below the threshold or all are scored. So the result of `sample` is the same regardless of earlier
-    scores, also those for another seed or threshold. If the options need scores of the negatives from the whole pool
-    (`teacher_scores`), the pairs that `sample` draws first are scored too.
+    of them are below the threshold or all are scored. So the result of `sample_negatives` is the same regardless of
+    earlier scores, also those for another seed or threshold. If the options need scores of the negatives from the whole
+    pool (`teacher_scores`), the pairs that `sample_negatives` draws first are scored too.
 
     Args:
         table: The pool.
@@ -97,7 +97,7 @@ def to_score(table: pa.Table, known: np.ndarray, options: NegativeOptions) -> np
         options: The options of the negatives.
     """
     is_unknown = np.isnan(known)
-    if options.needs["score_all"]:
+    if options.scoring_settings["score_all"]:
         return np.flatnonzero(is_unknown)
     may_be_negative = is_unknown | (known < options.denoise_threshold)
     ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
@@ -125,7 +125,7 @@ class Samples(NamedTuple):
     dropped: list[np.ndarray]
 
 
-def sample(
+def sample_negatives(
     table: pa.Table,
     known: np.ndarray | None,
     options: NegativeOptions,
@@ -165,7 +165,7 @@ def sample(
     """
     rows = table["row"].to_numpy()
     scored = np.full(len(table), np.nan, np.float32) if known is None else known
-    reasons, reason = exceeding(table, known, reranked_positives, options.margins)
+    reasons, reason = find_exceeding(table, known, reranked_positives, options.margins)
     samples = _draw(table, scored, reason >= 0, len(query_ids), options)
     none = np.empty(0, np.int64)
     every, left_out = np.concatenate([*samples.chosen, none]), np.concatenate([*samples.dropped, none])
@@ -195,7 +195,7 @@ def sample(
 def _draw(
     table: pa.Table, scored: np.ndarray, is_dropped: np.ndarray, num_queries: int, options: NegativeOptions
 ) -> Samples:
-    """Draws negatives as `sample` does, among the candidates that are not dropped."""
+    """Draws negatives as `sample_negatives` does, among the candidates that are not dropped."""
     ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
     scoring, drawing = (seeded_order(options.seed, ids, rows, stream) for stream in (SCORING, DRAWING))
     positions, flags = np.empty(0, np.int64), np.empty(0, bool)  # of a query without candidates
@@ -215,8 +215,8 @@ def _draw(
     return samples
 
 
-def short(table: pa.Table, pool_negatives: int, denoised_negatives: int) -> list[str]:
-    """Returns the ids of the queries for which `sample` drew fewer negatives of either group than requested."""
+def queries_with_too_few(table: pa.Table, pool_negatives: int, denoised_negatives: int) -> list[str]:
+    """Returns the ids of the queries that have fewer negatives of either group than requested."""
     ids = table["query_id"].to_pylist()
     pooled, denoised = _counts(table, "is_from_pool"), _counts(table, "is_denoised")
     few = (pooled < pool_negatives) | (denoised < denoised_negatives)

@@ -20,10 +20,10 @@ import pyarrow.parquet as pq
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.hit_sources.grammar import label
+from indexing.hit_sources.grammar import source_label
 from indexing.mining.candidates import MiningQueries
 from indexing.mining.pools import list_keys, pair_keys
-from indexing.mining.sampling import NegativeOptions, to_score
+from indexing.mining.sampling import NegativeOptions, pairs_to_score
 from indexing.search.rescoring import (
     PairScorer,
     RerankerSpec,
@@ -77,7 +77,7 @@ class ScoreCandidates(WorkDefaults):
         reranker_options, config = open_reranker(store, reranker)
         self.spec = RerankerSpec(store, reranker, reranker_options, config, numerics)
         self._inputs = {"candidates": candidates, **reranker_inputs(store, reranker)}
-        pool, model = candidates.name, label(reranker.rstrip("/").rpartition("/")[2])
+        pool, model = candidates.name, source_label(reranker.rstrip("/").rpartition("/")[2])
         self.name = f"{pool}-{model}-{fingerprint_of(config)[:DIGITS]}"  # a/model and b/model end alike
         self.previous = store.generations("scores", self.name)
         for artifact in self.previous:
@@ -94,7 +94,7 @@ class ScoreCandidates(WorkDefaults):
     def _suffice(self, generations: Sequence[Artifact]) -> bool:
         """Whether each part was once scored for options that need as much as these."""
         parts = [part for artifact in generations for part in artifact.group("part")]
-        sufficient = {part.name for part in parts if satisfies(part.facts["scored_for"], self.options)}
+        sufficient = {part.name for part in parts if has_needed_pairs(part.facts["scored_for"], self.options)}
         return bool(generations) and sufficient == {part.name for part in self.candidates.group("part")}
 
     @property
@@ -109,7 +109,7 @@ class ScoreCandidates(WorkDefaults):
 
     @property
     def targets(self) -> list[Target]:
-        """Returns the next generation. Its fingerprint depends on the parts, each of which decides its pairs."""
+        """Returns the next generation. Its fingerprint depends on the content of its parts, not on the options."""
         inputs = dict(self._inputs) | ({"previous": self.previous[-1]} if self.previous else {})
         config = {"reranker": self.spec.config, "numerics": self.spec.numerics}
         return [Target("scores", self._next, inputs, config, by_content=True)]
@@ -255,7 +255,7 @@ class ScoreTask:
         known = probabilities(table, name, self.previous)
         is_new = np.zeros(len(table), bool)
         texts, cuts = self._texts(table), Cuts()
-        while len(chosen := to_score(table, known, self.options)):
+        while len(chosen := pairs_to_score(table, known, self.options)):
             pairs = [texts[id] for id in table["query_id"].take(chosen).to_pylist()]
             known[chosen], cut = scorer.score(pairs, self.corpus, table["row"].to_numpy()[chosen])
             cuts += cut
@@ -275,7 +275,7 @@ class ScoreTask:
             ".parquet",
             lambda path: pq.write_table(scored, path, compression="zstd"),
             rows=len(scored),
-            scored_for=self.options.needs,
+            scored_for=self.options.scoring_settings,
             cuts=cuts.stored(),
         )
         return len(scored)
@@ -294,9 +294,9 @@ class ScoreTask:
         return dict(zip(texts["id"].to_pylist(), texts["text"].to_pylist(), strict=True))
 
 
-def satisfies(scored_for: Mapping[str, Any], options: NegativeOptions) -> bool:
+def has_needed_pairs(scored_for: Mapping[str, Any], options: NegativeOptions) -> bool:
     """Whether a part has all pairs that the options need; scored_for: what an earlier command needed."""
-    needs = options.needs
+    needs = options.scoring_settings
     if "positives" in needs and not scored_for.get("positives"):
         return False
     return scored_for["score_all"] or (

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from indexing.corpus.corpus import Corpus, Documents
-from indexing.exact import Hits, nothing
-from indexing.exact.hits import padded
+from indexing.exact import Hits, no_hits
+from indexing.exact.hits import pad_hits
 from indexing.hit_sources.fusion import Fusion, source_depth
 from indexing.hit_sources.kind import HitSource
 from indexing.hit_sources.options import By
@@ -45,7 +45,7 @@ def best_passages(hits: Hits, documents: np.ndarray, k: int) -> Hits:
     order = np.argsort(~is_best, axis=1, kind="stable")[:, :k]
     is_kept = np.take_along_axis(is_best, order, axis=1)
     scores, rows = (np.take_along_axis(column, order, axis=1) for column in hits)
-    return padded(Hits(np.where(is_kept, scores, np.float32(-np.inf)), np.where(is_kept, rows, -1)), k)
+    return pad_hits(Hits(np.where(is_kept, scores, np.float32(-np.inf)), np.where(is_kept, rows, -1)), k)
 
 
 def has_documents(hits: Hits, documents: np.ndarray, k: int, rerank_depth: int = 0) -> np.ndarray:
@@ -132,7 +132,7 @@ def search_documents(
     Returns:
         Scores and rows, [q, k]: those of the best passages.
     """
-    scores, rows = nothing(len(texts), k)
+    scores, rows = no_hits(len(texts), k)
     most = max(1, documents.num_rows)
     num_sources = len(source.parts) if isinstance(source, Fusion) else 1
     pending, depth = np.arange(len(texts)), min(first_depth(k, rerank_depth, num_sources), most)

@@ -11,7 +11,7 @@ from typing import TextIO
 from indexing.search.snippets import BOLD, PLAIN, Marks, QueryWords, display_width, one_line, shorten, snippet
 
 PIPED_WIDTH = 100  # columns, if the output is not a terminal
-_SHORTEST = 20  # minimum columns of a title or a snippet, regardless of the length of the ids
+_MIN_COLUMNS = 20  # minimum columns of a title or a snippet, regardless of the length of the ids
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def hit_table(hits: Sequence[ShownHit], query: str, style: Style, *, judged: boo
     indent = widths[0] + 2
     for hit, row in zip(hits, rows, strict=True):
         start = _aligned(row, widths)
-        room = max(_SHORTEST, style.width - display_width(start) - 2)
+        room = max(_MIN_COLUMNS, style.width - display_width(start) - 2)
         lines.append(f"{start}  {_or_dash(hit.title, room)}".rstrip())
         if hit.text is not None and (text := snippet(hit.text, words, style.width - indent, style.marks)):
             lines.append(f"{' ' * indent}{text}")

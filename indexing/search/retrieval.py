@@ -13,7 +13,7 @@ from indexing.corpus.corpus import Corpus, Documents
 from indexing.corpus.filters import Filter, filter_columns
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
-from indexing.hit_sources.grammar import label, parse
+from indexing.hit_sources.grammar import parse, source_label
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import By, SearchOptions
 from indexing.search.documents import is_by_document, search_documents
@@ -96,9 +96,9 @@ class SearchQueries:
         # Embeddings that were made for a task often have its name.
         is_named = any(term.name == task for term in parse(self.source).terms)
         self.name = name or default_name(
-            *(self.queries.artifact.name, split, label(self.source)),
-            *([label(task)] if task and not is_named else []),
-            *([label(reranker.rstrip("/").rpartition("/")[2])] if reranker else []),
+            *(self.queries.artifact.name, split, source_label(self.source)),
+            *([source_label(task)] if task and not is_named else []),
+            *([source_label(reranker.rstrip("/").rpartition("/")[2])] if reranker else []),
             *([f"filter-{fingerprint_of(parsed.text)[:8]}"] if parsed else []),
             *(["passages"] if self.corpus.is_split and self.documents is None else []),
         )
@@ -134,7 +134,7 @@ class SearchQueries:
         [draft] = drafts
         parts = draft.committed().values()
         numerics = {part.facts["numerics"] for part in parts if "numerics" in part.facts}
-        draft.note(hits=sum(part.rows for part in parts), **({"numerics": numerics.pop()} if numerics else {}))
+        draft.add_notes(hits=sum(part.rows for part in parts), **({"numerics": numerics.pop()} if numerics else {}))
 
     def unanswered(self) -> list[str]:
         """Returns the ids of the queries without hits in the complete run, in order: none of their terms is indexed."""

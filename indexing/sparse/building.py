@@ -11,7 +11,7 @@ from pathlib import Path
 from indexing.lucene.segments import check_versions, commit_segment, find_versions
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.files import blocks
-from indexing.sparse.impacts import SCALE, document_texts, quantised
+from indexing.sparse.impacts import SCALE, document_texts, quantise
 from indexing.sparse.lucene_search import write_impacts
 from indexing.store.artifact import Draft
 from indexing.store.store import Store
@@ -89,7 +89,7 @@ class FillImpactsTask:
                 for start, stop in blocks(vectors.offsets):
                     row = first_row + start
                     report(row - first)
-                    impacts = quantised(vectors.between(start, stop), partial(self._label, row))
+                    impacts = quantise(vectors.between(start, stop), partial(self._label, row))
                     largest = max(largest, int(impacts.impacts.max(initial=0)))
                     postings += len(impacts.words)
                     yield from document_texts(impacts)

@@ -11,7 +11,7 @@ import numpy as np
 from indexing.embeddings.kind import PartTexts, VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.sparse.files import NUMBER_BYTES, SUFFIX, map_vectors, open_spool, read_vectors
-from indexing.store.chain import RowPart, spans, split_rows
+from indexing.store.chain import RowPart, parts_of_range, split_rows
 from retriever.encoding.sparse_vectors import SparseVectors, concatenate
 from retriever.memory import human
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from retriever.encoding.encoder import Encoder
     from retriever.encoding.sparse_encoder import SparseEncoder
 
-MOST_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hundred
+MAX_WORDS = 1_000  # words of a passage on average; SPLADE models give a few hundred
 
 
 class SparseKind(VectorKind):
@@ -67,7 +67,7 @@ class SparseKind(VectorKind):
     def warning(self, rows: int, size_bytes: int) -> str | None:
         """Returns a warning if the vectors have too many words for a useful index."""
         words = size_bytes / max(1, rows) / NUMBER_BYTES
-        if words <= MOST_WORDS:
+        if words <= MAX_WORDS:
             return None
         return (
             f"the vectors of the first part have {words:,.0f} words on average, {human(size_bytes)} in all: give "
@@ -117,5 +117,5 @@ class SparseEmbeddings(EmbeddingsReader):
 
     def between(self, first_row: int, end: int) -> Iterator[tuple[int, SparseVectors]]:
         """Yields (first row, vectors) of each piece of the rows [first_row, end)."""
-        for part, rows in spans(self.parts, first_row, end):
+        for part, rows in parts_of_range(self.parts, first_row, end):
             yield part.first_row + rows.start, self.vectors(part).between(rows.start, rows.stop)

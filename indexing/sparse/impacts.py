@@ -13,7 +13,7 @@ from retriever.errors import InputError
 SCALE = 100  # impacts per unit of a weight, as in Anserini's SPLADE indexes
 EMPTY = "empty"  # the reserved word of a text without a word; the others are numbers
 EXACT = 1 << 24  # scores below it are exact in Lucene's float32
-_MOST = (1 << 31) - 1  # of an impact, and of the impacts of a text together: Lucene counts them in an int
+_MAX_IMPACT = (1 << 31) - 1  # of an impact, and of the impacts of a text together: Lucene counts them in an int
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Impacts:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def of(self, text: int) -> tuple[np.ndarray, np.ndarray]:
+    def of_text(self, text: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns words and impacts of a text."""
         place = slice(self.offsets[text], self.offsets[text + 1])
         return self.words[place], self.impacts[place]
 
 
-def quantised(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
+def quantise(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
     """Returns rint(100 v) of all weights, computed in float64.
 
     Args:
@@ -49,7 +49,7 @@ def quantised(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
     Raises:
         InputError: If a weight is not finite or below 0, or if the impacts of a vector sum to more than 2^31 - 1.
     """
-    for number, reason in misfits(vectors).items():
+    for number, reason in unquantisable_vectors(vectors).items():
         raise InputError(f"{label(number)}: {reason}")
     scaled, rows = _scaled(vectors)
     is_kept = scaled > 0
@@ -57,18 +57,20 @@ def quantised(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
     return Impacts(vectors.indices[is_kept], scaled[is_kept].astype(np.int64), offsets.astype(np.int64))
 
 
-def misfits(vectors: SparseVectors) -> dict[int, str]:
+def unquantisable_vectors(vectors: SparseVectors) -> dict[int, str]:
     """Returns the numbers of the vectors that cannot be quantised, each with the reason."""
     scaled, rows = _scaled(vectors)
     reasons: dict[int, str] = {}
-    for number in np.flatnonzero(~((scaled >= 0) & (scaled <= _MOST))):
+    for number in np.flatnonzero(~((scaled >= 0) & (scaled <= _MAX_IMPACT))):
         word, weight = vectors.indices[number], vectors.values[number]
-        reason = f"the weight {weight:g} of word {word} does not fit an impact: expected 0 to {_MOST / SCALE:,.0f}"
+        reason = (
+            f"the weight {weight:g} of word {word} does not fit an impact: expected 0 to {_MAX_IMPACT / SCALE:,.0f}"
+        )
         reasons.setdefault(int(rows[number]), reason)
     totals = np.bincount(rows, scaled, len(vectors))
-    for row in np.flatnonzero(totals > _MOST):
+    for row in np.flatnonzero(totals > _MAX_IMPACT):
         reason = (
-            f"its weights sum to {totals[row] / SCALE:,.0f}, expected at most {_MOST / SCALE:,.0f}: "
+            f"its weights sum to {totals[row] / SCALE:,.0f}, expected at most {_MAX_IMPACT / SCALE:,.0f}: "
             "Lucene counts the impacts of a text in 31 bits"
         )
         reasons.setdefault(int(row), reason)
@@ -84,22 +86,22 @@ def _scaled(vectors: SparseVectors) -> tuple[np.ndarray, np.ndarray]:
 def document_texts(impacts: Impacts) -> Iterator[str]:
     """Yields the text of each passage for Lucene's analyzer: `word|frequency ...`, or one reserved word."""
     for number in range(len(impacts)):
-        words, counts = impacts.of(number)
+        words, counts = impacts.of_text(number)
         yield " ".join(map("%d|%d".__mod__, zip(words.tolist(), counts.tolist(), strict=True))) or EMPTY
 
 
 def query_texts(impacts: Impacts) -> list[str]:
     """Returns each query in the syntax of Lucene's parser: `word^weight ...`; "" for a query without a word."""
     return [
-        " ".join(map("%d^%d".__mod__, zip(*(part.tolist() for part in impacts.of(number)), strict=True)))
+        " ".join(map("%d^%d".__mod__, zip(*(part.tolist() for part in impacts.of_text(number)), strict=True)))
         for number in range(len(impacts))
     ]
 
 
-def products(queries: Impacts, number: int, passages: Impacts, width: int) -> np.ndarray:
-    """Returns the exact scores of passages for one query, int64 [passages]. width: of the vocabulary."""
+def exact_scores(queries: Impacts, number: int, passages: Impacts, width: int) -> np.ndarray:
+    """Returns the exact scores of passages for query `number`, int64 [passages]. `width`: size of the vocabulary."""
     weights = np.zeros(width, np.int64)
-    words, impacts = queries.of(number)
+    words, impacts = queries.of_text(number)
     weights[words] = impacts
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(weights[passages.words] * passages.impacts)])
     scores: np.ndarray = sums[passages.offsets[1:]] - sums[passages.offsets[:-1]]

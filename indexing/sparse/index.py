@@ -14,7 +14,7 @@ from indexing.lucene.lucene import OPENING
 from indexing.lucene.searching import search_blocks, search_segments
 from indexing.lucene.segments import SegmentFiles, check_versions, segment_files, segment_rows, segments_of
 from indexing.sparse.embeddings import SparseEmbeddings
-from indexing.sparse.impacts import EXACT, Impacts, misfits, products, quantised, query_texts
+from indexing.sparse.impacts import EXACT, Impacts, exact_scores, quantise, query_texts, unquantisable_vectors
 from indexing.sparse.lucene_search import ImpactSearch
 from indexing.store.artifact import Artifact
 from indexing.store.chain import open_chain
@@ -43,7 +43,7 @@ class ImpactIndex:
 
     @staticmethod
     def is_index(config: Mapping[str, Any]) -> bool:
-        """Whether index/NAME holds impacts. config: of its artifact."""
+        """Whether an index with this configuration holds impacts."""
         return "impacts" in config
 
     @classmethod
@@ -107,8 +107,8 @@ class ImpactIndex:
         hits = find(texts, k)
         for number in np.flatnonzero(hits.scores[:, 0] >= EXACT) if k else ():
             candidates = _candidates(find, texts[number], k, open_searcher.num_documents)
-            passages = quantised(self.embeddings.take(candidates), lambda row: f"candidate {row}")
-            scores = products(impacts, int(number), passages, self.embeddings.dim)
+            passages = quantise(self.embeddings.take(candidates), lambda row: f"candidate {row}")
+            scores = exact_scores(impacts, int(number), passages, self.embeddings.dim)
             best = np.lexsort((candidates, -scores))[:k]
             hits.scores[number, : len(best)] = scores[best]
             hits.rows[number, : len(best)] = candidates[best]
@@ -116,9 +116,9 @@ class ImpactIndex:
 
     def _impacts(self, queries: SparseVectors, first_query: int) -> Impacts:
         """Returns the impacts of queries. Raises TextsError if some of them cannot be searched exactly."""
-        reasons = misfits(queries)
+        reasons = unquantisable_vectors(queries)
         good = np.array([number for number in range(len(queries)) if number not in reasons], np.int64)
-        impacts = quantised(queries.take(good), str)
+        impacts = quantise(queries.take(good), str)
         most = np.zeros(len(good), np.int64)
         np.maximum.at(most, np.repeat(np.arange(len(good)), np.diff(impacts.offsets)), impacts.impacts)
         for number in np.flatnonzero(most * self.largest >= EXACT):

@@ -349,7 +349,7 @@ class Draft:
     def local(self, part: Part) -> Path:
         return self._cache.local(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
 
-    def note(self, **notes: Any) -> None:
+    def add_notes(self, **notes: Any) -> None:
         """Adds measured values (recall, statistics) to the manifest, outside the fingerprint."""
         self._notes |= notes
 

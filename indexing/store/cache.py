@@ -63,7 +63,7 @@ class NodeCache:
             try:
                 self._verify(file, name, size, sha256, in_store=True)
             except FileNotFoundError as error:
-                raise _missing_file(name) from error
+                raise _missing_file_error(name) from error
             return file
         path = self.folder / "parts" / sha256[:2] / f"{sha256}{Path(key).suffix}"
         try:
@@ -90,7 +90,7 @@ class NodeCache:
                 _check_hash(temporary, name, sha256)
             os.replace(temporary, path)
         except FileNotFoundError as error:
-            raise _missing_file(name) from error
+            raise _missing_file_error(name) from error
         finally:
             temporary.unlink(missing_ok=True)
         if self.check != "size":
@@ -148,7 +148,7 @@ def node_cache() -> NodeCache:
 _RESTORE = "riptide verify names every such file; restore it, or remove the artifact and make it again"
 
 
-def _missing_file(name: str) -> InputError:
+def _missing_file_error(name: str) -> InputError:
     return InputError(f"{name}: the file is missing; {_RESTORE}")
 
 

@@ -73,7 +73,7 @@ def split_rows(parts: Sequence[RowPart], rows: np.ndarray) -> Iterator[tuple[Row
         yield parts[index], positions, rows[positions] - starts[index]
 
 
-def spans(parts: Sequence[RowPart], first_row: int, end: int) -> Iterator[tuple[RowPart, slice]]:
+def parts_of_range(parts: Sequence[RowPart], first_row: int, end: int) -> Iterator[tuple[RowPart, slice]]:
     """Yields each part that holds some of the rows [first_row, end), with these rows counted within the part."""
     for part in parts:
         start, stop = max(first_row, part.first_row), min(end, part.end)

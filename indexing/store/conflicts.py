@@ -51,7 +51,7 @@ def describe_conflict(pinned: Mapping[str, Any], requested: Mapping[str, Any]) -
         differences.append(f"format {pinned.get('format')}, now {requested.get('format')}")
     more = f" and {len(differences) - MAX_SHOWN} more" if len(differences) > MAX_SHOWN else ""
     known = [(name, old) for name, old, _ in settings if name.startswith("parameter ") and old is not None]
-    options = [f"{name} {show(old)}" for name, old in known if not isinstance(old, bool)]
+    options = [f"{name} {shown_value(old)}" for name, old in known if not isinstance(old, bool)]
     remedies = [_OTHER_NAMES.get(pinned["kind"], "another name (parameter name)")]
     if settings:
         remedies.insert(0, " ".join(options) if len(options) == len(differences) else "the same options")
@@ -68,9 +68,9 @@ def describe_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 def _describe_change(name: str, old: Any, new: Any) -> str:
     """Returns a difference in words; a hash means nothing to a reader."""
-    if _is_hash(old, new) or show(old) == show(new):
+    if _has_hash(old, new) or shown_value(old) == shown_value(new):
         return f"another {name}"
-    return f"{name} {show(old)}, now {show(new)}"
+    return f"{name} {shown_value(old)}, now {shown_value(new)}"
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
@@ -86,7 +86,7 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator
 
 
 def changed_inputs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns a description of each input that differs, without fingerprints."""
+    """Returns a line for each input that differs between two documents; lines have no fingerprints."""
     differences = []
     for role in {**old, **new}:
         before, now = (inputs.get(role, {}).get("artifact") for inputs in (old, new))
@@ -107,7 +107,7 @@ def _is_renamed(old: Mapping[str, Any], new: Mapping[str, Any], role: str) -> bo
     return bool(before["artifact"] != now["artifact"] and before["fingerprint"] == now["fingerprint"])
 
 
-def show(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """Returns a value as messages show it."""
     if value is None:
         return "unset"
@@ -129,5 +129,5 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _is_hash(*values: Any) -> bool:
+def _has_hash(*values: Any) -> bool:
     return any(isinstance(value, str) and _HASH.fullmatch(value) for value in values)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from indexing.store.cache import CorruptError
 from indexing.store.storage import Storage
-from retriever.cuts import Cuts, total
+from retriever.cuts import Cuts, sum_of_cuts
 from retriever.errors import printable
 
 FORMAT = 2
@@ -39,17 +39,17 @@ class Part:
 def sum_cuts(parts: Iterable[Part]) -> Cuts:
     """Returns how many texts of parts were cut to a length limit; parts of earlier releases have no counts."""
     stored = ((part.rows, part.facts.get("cuts")) for part in parts)
-    return total(Cuts(uncounted=rows) if counts is None else Cuts(**counts) for rows, counts in stored)
+    return sum_of_cuts(Cuts(uncounted=rows) if counts is None else Cuts(**counts) for rows, counts in stored)
 
 
-def canonical(value: Any) -> bytes:
+def canonical_json(value: Any) -> bytes:
     """Returns a value as JSON in canonical form, for hashing."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def fingerprint_of(value: Any) -> str:
     """Returns the sha256 (hex) of a JSON-able value."""
-    return hashlib.sha256(canonical(value)).hexdigest()
+    return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
 def seal(document: dict[str, Any]) -> bytes:
@@ -98,7 +98,7 @@ def begun_document(
     """Returns the document of `manifest.begun.json`, in plain JSON types, so that it compares equal after reading."""
     lineage = {role: {"artifact": a.key, "fingerprint": a.fingerprint} for role, a in inputs.items()}
     document = {"format": FORMAT, "kind": kind, "inputs": lineage, "config": config, "by_content": by_content}
-    return json.loads(canonical(document))
+    return json.loads(canonical_json(document))
 
 
 def read_begun(storage: Storage, key: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _REMEDY = "make a new release of what the store holds: the option renew of ripti
 
 
 @dataclass(frozen=True)
-class Current:
+class LiveRecord:
     """The content of `serving/current.json`: ids of the live release and of those before it, newest first."""
 
     release: str
@@ -37,21 +37,21 @@ class Current:
         return seal({"release": self.release, "before": list(self.before)})
 
 
-def read_current(storage: Storage) -> Current | None:
+def read_live_record(storage: Storage) -> LiveRecord | None:
     """Returns the content of the object, None if no release was ever live. Raises CorruptError."""
     tagged = storage.read_tagged(CURRENT)
-    return None if tagged is None else parse_current(storage, tagged[0])
+    return None if tagged is None else parse_live_record(storage, tagged[0])
 
 
-def parse_current(storage: Storage, data: bytes) -> Current:
+def parse_live_record(storage: Storage, data: bytes) -> LiveRecord:
     """Returns the content of the object. Raises CorruptError, in one line with a remedy, for any damage."""
     document = _document(data)
     if document is None:
         raise CorruptError(f"{storage.url}/{CURRENT}: {_damage(data)}, so the live release is unknown; {_REMEDY}")
-    return Current(document["release"], tuple(document["before"]))
+    return LiveRecord(document["release"], tuple(document["before"]))
 
 
-def unreadable_release(storage: Storage, id: str, error: CorruptError) -> CorruptError:
+def unreadable_release_error(storage: Storage, id: str, error: CorruptError) -> CorruptError:
     """Returns the error for a live release that is missing or damaged."""
     return CorruptError(f"{storage.url}/{CURRENT} names releases/{id} as the live release: {error}; {_REMEDY}")
 

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from indexing.store.documents import MANIFEST
-from indexing.store.live_release import read_current
+from indexing.store.live_release import read_live_record
 from indexing.store.store import Store
 
 GRACE_S = 6 * 3600.0
@@ -38,7 +38,7 @@ def expired_releases(store: Store) -> list[str]:
     Raises:
         CorruptError: If `serving/current.json` is damaged, as any release may be the live one.
     """
-    current = read_current(store.storage)
+    current = read_live_record(store.storage)
     if current is None:
         return []
     saved = _last_written(store, "releases")
@@ -107,7 +107,7 @@ def _came_over_http(manifest: dict[str, Any] | None) -> bool:
 
 def _may_be_live(store: Store, key: str) -> bool:
     """Whether a release is the live one or a previous one. True if `serving/current.json` is missing."""
-    current = read_current(store.storage)
+    current = read_live_record(store.storage)
     return current is None or key in current.named
 
 

@@ -111,7 +111,7 @@ class S3Storage:
         skip = len(self.path(""))
         yield from ((info.path[skip:], info) for info in infos if info.is_file)
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         with self._explained(""):
             return not self.s3.list_objects_v2(Bucket=self.bucket, Prefix=self.key(""), MaxKeys=1)["KeyCount"]
 

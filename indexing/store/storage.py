@@ -61,7 +61,7 @@ class Storage(Protocol):
     def times(self, prefix: str) -> dict[str, float]:
         """Returns when each object under the folder `prefix` was written, in seconds since 1970."""
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Returns whether the storage holds no object."""
 
     def delete(self, key: str) -> None:
@@ -152,7 +152,7 @@ class LocalStorage:
     def times(self, prefix: str) -> dict[str, float]:
         return {key: status.st_mtime for key, status in self._files(prefix)}
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         try:
             return all(name == TEMPORARY for name in os.listdir(self.root))
         except FileNotFoundError:

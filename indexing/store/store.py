@@ -25,7 +25,7 @@ from indexing.store.documents import (
     unseal,
 )
 from indexing.store.keys import MAX_NAME, Key, without_generation
-from indexing.store.live_release import CURRENT, read_current
+from indexing.store.live_release import CURRENT, read_live_record
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import TEMPORARY, LocalStorage, Storage, is_text
 from retriever.errors import InputError
@@ -181,7 +181,7 @@ class Store:
 
     def require(self) -> Store:
         """Returns the store. Raises InputError if it holds nothing: a mistyped path is not an empty store."""
-        if self.storage.empty():
+        if self.storage.is_empty():
             raise InputError(f"{self.url}: there is no store here; {MADE_BY['corpus']} makes one")
         return self
 
@@ -195,7 +195,7 @@ class Store:
 
     def _is_live(self, key: str) -> bool:
         """Whether an artifact is the live release. Raises CorruptError for a release if CURRENT is damaged."""
-        current = read_current(self.storage) if key.startswith("releases/") else None
+        current = read_live_record(self.storage) if key.startswith("releases/") else None
         return current is not None and key == f"releases/{current.release}"
 
     def _dependents(self) -> dict[str, list[str]]:

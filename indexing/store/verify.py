@@ -10,7 +10,7 @@ from typing import Any
 
 from indexing.store.cache import CorruptError
 from indexing.store.documents import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, read_record, unseal
-from indexing.store.live_release import CURRENT, read_current
+from indexing.store.live_release import CURRENT, read_live_record
 from indexing.store.store import Store
 
 ATTEMPTS = 5  # to check an artifact that other processes write or remove at the same time
@@ -80,7 +80,7 @@ class _ArtifactCheck:
         return {part["name"]: Part(**part) for part in self.manifest["parts"]}
 
     def findings(self, limit: int | None) -> Iterator[Finding]:
-        """Yields all results for the artifact, of which at most `limit` parts are hashed."""
+        """Yields all results for the artifact; hashes at most `limit` of its parts."""
         yield from self.documents()
         yield from self.agreement()
         for part in list(self.parts.values())[:limit]:
@@ -166,7 +166,7 @@ def _lineage_problem(
 def _check_live_release(store: Store) -> Iterator[Finding]:
     """Checks the object that names the live release, and that this release is complete."""
     try:
-        current = read_current(store.storage)
+        current = read_live_record(store.storage)
     except CorruptError as error:
         yield Finding(CURRENT, str(error))
         return

@@ -146,7 +146,7 @@ def _read_tree(
         passages = np.array([model.num_docs_of_topic(topic) for topic in live], np.int64)
     else:
         tree = FittedTree(vocabulary, places, words, nodes, num_documents, parents, levels, parents)
-        topics = tree_topics(tree)
+        topics = main_topics(tree)
         passages = np.bincount(topics[topics >= 0], minlength=len(live))
     return FittedTree(vocabulary, places, words, nodes, num_documents, parents, levels, passages)
 
@@ -162,7 +162,7 @@ def top_nodes(tree: FittedTree) -> np.ndarray:
     return tops
 
 
-def tree_topics(tree: FittedTree) -> np.ndarray:
+def main_topics(tree: FittedTree) -> np.ndarray:
     """Returns the node of level 1 of each passage: that of most of its words.
 
     In a tree of hierarchical LDA, all words of a passage that are below the root have the same one: that of its path.

@@ -8,7 +8,7 @@ import numpy as np
 
 from indexing.corpus.corpus import contents
 from indexing.store.artifact import Artifact
-from indexing.store.chain import RowPart, row_parts, spans
+from indexing.store.chain import RowPart, parts_of_range, row_parts
 from indexing.store.keys import Key
 from indexing.store.store import Store
 from indexing.topics.work import KIND
@@ -51,7 +51,7 @@ class PassageTopics:
         first, end = part.first_row, part.first_row + rows
         is_known = np.zeros(rows, bool)
         fitted = row_parts([self.fitted]) if self.fitted is not None and self.covers(part.artifact) else []
-        for piece, own in spans(fitted, first, end):
+        for piece, own in parts_of_range(fitted, first, end):
             start = piece.first_row + own.start - first
             here = slice(start, start + own.stop - own.start)
             topics[here] = np.load(piece.artifact.local(piece.part), mmap_mode="r")[own]
@@ -62,7 +62,7 @@ class PassageTopics:
         return with_default(topics, model)
 
 
-def passage_topics(store: Store, task: str) -> PassageTopics:
+def open_passage_topics(store: Store, task: str) -> PassageTopics:
     """Returns the topics by which the passages of the store are encoded for a task.
 
     The fitted topics are those that the task was trained with, if the store has them and they are of its corpus;

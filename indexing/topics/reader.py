@@ -65,7 +65,7 @@ class Topics:
         """The topic model."""
         return self.tree.model
 
-    def of_rows(self) -> np.ndarray:
+    def topic_per_row(self) -> np.ndarray:
         """Returns the topic of each passage.
 
         Returns:
@@ -79,7 +79,7 @@ class Topics:
 
     def sizes(self) -> np.ndarray:
         """Returns the number of passages of each topic: int64 [K]."""
-        topics = self.of_rows()
+        topics = self.topic_per_row()
         return np.bincount(topics[topics >= 0], minlength=self.model.num_topics)
 
     def _topics(self, part: RowPart) -> np.ndarray:

@@ -104,7 +104,7 @@ class FitTopics(GrowingWork):
         }
         if not self.previous:
             notes["fitted"] = committed[FITTED].rows
-        draft.note(**notes)
+        draft.add_notes(**notes)
 
 
 def _is_part(name: str) -> bool:

@@ -207,7 +207,9 @@ def run_worker(
     world: int,
     stop_requests: StopRequests = no_stop_requests,
 ) -> None:
-    """Trains on one worker and sends its messages, from Started to Finished; none at the end of a run that is stopped.
+    """Trains on one worker, and sends its messages from Started to Finished.
+
+    A run that is stopped sends no message at its end.
 
     Bad input is sent and not raised, because Ray Train would start the worker again. Other workers that fail because
     this one is missing are started again, and end at once.

@@ -119,7 +119,7 @@ def training_rows(corpus: Corpus, options: RipOptions, limit: int | None, runner
     rows = np.concatenate([np.empty(0, np.int64), *(rows_of_parts[first] for first in sorted(rows_of_parts))])
     rows = np.setdiff1d(rows[rows < (limit or corpus.num_rows)], corpus.deleted)
     if not len(rows):
-        raise no_pairs(options)
+        raise no_pairs_error(options)
     return rows
 
 
@@ -168,7 +168,7 @@ def count_eligible(
     return Eligible(round(num_eligible * total / max(1, examined)), examined, total)
 
 
-def no_pairs(options: RipOptions) -> InputError:
+def no_pairs_error(options: RipOptions) -> InputError:
     """Returns the error of a corpus without a passage to train on."""
     if not options.has_pairs:
         return InputError("no passage has a text to mask")

@@ -19,7 +19,7 @@ from indexing.store.documents import Reference
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.training.mixture_schedule import Batches
-from retriever.training.mixture_sets import TrainingSet, draw, mix
+from retriever.training.mixture_sets import TrainingSet, draw_queries, join_training_sets
 from retriever.training.reranker_data import TrainingData
 
 NO_NEGATIVES = "none"  # the name that stands for training on judged pairs alone
@@ -225,12 +225,12 @@ def open_sets(
                 f"training set {name.task or name.queries}: embeddings {name.embeddings}, and the first set of the "
                 f"same corpus has {known.embeddings or 'none named'}: name the same"
             )
-        data = draw(data, name.size)
+        data = draw_queries(data, name.size)
         if categories_field is not None:
             data = with_categories(data, corpus, categories_field)
         sets.append(TrainingSet(name.task or name.queries, data, name.weight, corpus=state))
         places.append(list(by_state).index(state))
-    return OpenSets(tuple(by_state.values()), mix(sets, batches), inputs, tuple(places))
+    return OpenSets(tuple(by_state.values()), join_training_sets(sets, batches), inputs, tuple(places))
 
 
 def _set_data(

@@ -35,7 +35,7 @@ def training_topics(
         InputError: If the topics are of another corpus or of a part of it, or if a query has no word that they know.
     """
     topics = Topics.open(store, name, num_passages)
-    passages = topics.of_rows()
+    passages = topics.topic_per_row()
     if len(passages) < num_passages:
         raise InputError(
             f"{topics.generations[0].url} covers {len(passages):,} of the {num_passages:,} passages: fit topics "

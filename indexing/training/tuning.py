@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.embeddings.encoders import EncoderSpec, differences
+from indexing.embeddings.encoders import EncoderSpec, describe_differences
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import ExactSearch
 from indexing.hit_sources.registry import find_vectors
@@ -326,7 +326,9 @@ def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name
                 raise
             continue  # damaged, so the encoder of these embeddings is unknown
         free = [name for name in ("dtype", "passage_terms") if name in described]
-        reasons[each] = differences(encoder, described | {name: encoder.get(name) for name in free}, passages=True)
+        reasons[each] = describe_differences(
+            encoder, described | {name: encoder.get(name) for name in free}, passages=True
+        )
     fitting = [each for each, reason in reasons.items() if not reason]
     if len(fitting) > 1:
         raise InputError(

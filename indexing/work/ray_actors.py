@@ -78,7 +78,7 @@ class RayActors(RayTasks):
                     num_gpus=place.gpus,
                     label_selector=self.nodes.selector,
                     max_restarts=RESTARTS,
-                    max_task_retries=-1,  # a lost actor that waits for resources uses them up; restarts bound it
+                    max_task_retries=-1,  # waiting for a new actor takes retries too; the restarts are the limit
                 )
             with contextlib.closing(iter(dataset.iter_rows())) as rows:
                 for row in rows:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.common.command_line import as_arguments, known_names, remedy_of, setting_expectation, setting_value
-from jobs.common.options import Option, build, choices, described, flatten
+from jobs.common.options import Option, build_options, choices_of, describe_type, flatten
 
 from retriever.errors import InputError
 
@@ -80,7 +80,7 @@ class Parameters:
         """Returns the options of the job; arguments and errors as of `values`, and if values contradict each other."""
         values = self.values(url, given)
         with self.named(given):
-            return build(self.job, values)
+            return build_options(self.job, values)
 
     def arguments(self, url: str, given: Mapping[str, Any]) -> list[str]:
         """Returns the command line of the job; arguments and errors as of `read`."""
@@ -178,15 +178,15 @@ class Parameters:
         value, word = given.get(name), re.split(r"[\s,;:()]", text, maxsplit=1)[0]
         if value is not None and value != "" and text.startswith((str(value), repr(value))):
             return True
-        if (option := self.options.get(name)) is not None and word in (*choices(option.type), str(option.default)):
+        if (option := self.options.get(name)) is not None and word in (*choices_of(option.type), str(option.default)):
             return True
         return bool(re.fullmatch(r"-?[\d.]+|[A-Z_]{2,}|N", word))
 
-    def described(self) -> str:
+    def describe_type(self) -> str:
         """Returns a line for each parameter: its name, values, default and help."""
         lines = [f"store.{self.method}: parameters", ""]
         for name, option in self.options.items():
-            values = " | ".join(choices(option.type)) or described(option.type)
+            values = " | ".join(choices_of(option.type)) or describe_type(option.type)
             default = "required" if option.is_required else f"default {option.default!r}"
             lines.append(f"{name}: {values}; {default}\n    {self.in_words(option.help)}")
         return "\n".join(lines)

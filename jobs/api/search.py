@@ -14,7 +14,7 @@ import numpy as np
 from indexing.corpus.corpus import Passage
 from indexing.exact import Hits
 from indexing.hit_sources.grammar import check_used
-from indexing.hit_sources.modes import default_source, find_mode, resolve, source_of
+from indexing.hit_sources.modes import default_source, find_mode, resolve, source_of_mode
 from indexing.hit_sources.options import By, SearchOptions
 from indexing.search.few_queries import LocalSearch
 from indexing.search.retrieval import RERANK_DEPTH
@@ -200,7 +200,7 @@ def choose_source(store: Store, source: str | None, embeddings: str | None = Non
         return default_source(store, embeddings, index)
     mode = find_mode(source)
     if mode is not None and (embeddings is not None or index is not None):
-        return source_of(mode, store, embeddings, index)
+        return source_of_mode(mode, store, embeddings, index)
     if embeddings is not None or index is not None:
         name, value = ("index", index) if embeddings is None else ("embeddings", embeddings)
         raise InputError(f"parameter {name} {value}: the source {source!r} names what it searches; leave one out")

@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from jobs.common.options import Option, build, choices, convert, described, flatten, metavar
-from jobs.common.starting import command, is_job, job_name, with_commands
+from jobs.common.options import Option, build_options, choices_of, describe_type, flatten, metavar_of, parse_words
+from jobs.common.starting import command_of, is_job, job_name, with_commands
 
 from retriever.errors import InputError
 
@@ -67,9 +67,9 @@ def parse(options: type[Options], arguments: Sequence[str], module: str = "") ->
     for name, words in words_of.items():
         values[name] = _value(flat[name], words)
     if missing := [option for option in flat.values() if option.is_required and option.name not in values]:
-        explanation = expectation(missing[0], ()) if choices(missing[0].type) else missing[0].help
+        explanation = expectation(missing[0], ()) if choices_of(missing[0].type) else missing[0].help
         raise UsageError(f"{missing[0].flag} is required: {explanation}")
-    return build(options, values)
+    return build_options(options, values)
 
 
 def refuse_argument(argument: str, known: Mapping[str, Option]) -> NoReturn:
@@ -101,15 +101,15 @@ def _value(option: Option, words: Any) -> Any:
         return words
     words = words if isinstance(words, list) else [words]
     try:
-        return convert(option.type, words)
+        return parse_words(option.type, words)
     except (ValueError, KeyError):
         raise UsageError(f"{option.flag} {' '.join(words)}: {expectation(option, words)}") from None
 
 
 def expectation(option: Option, words: Sequence[str]) -> str:
     """Returns what an option expects, with the choice that is most similar to the words_of words."""
-    close = difflib.get_close_matches(words[-1] if words else "", choices(option.type), 1)
-    return f"expected {described(option.type)}" + (f"; did you mean {close[0]}?" if close else "")
+    close = difflib.get_close_matches(words[-1] if words else "", choices_of(option.type), 1)
+    return f"expected {describe_type(option.type)}" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def read_options_file(path: str, options: type) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def setting_value(value: Any, option: Option) -> Any:
     """Returns the value of an option from one of YAML or Python. Raises ValueError or KeyError if it does not fit."""
     if option.type is bool and not isinstance(value, bool):
         raise ValueError(value)
-    return convert(option.type, [_word(each, option) for each in _words(value, option)])
+    return parse_words(option.type, [_word(each, option) for each in _words(value, option)])
 
 
 def setting_expectation(value: Any, option: Option) -> str:
@@ -237,9 +237,9 @@ def make_parser(options: type, module: str, complete: Complete | None = None) ->
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     required = [option for option in flat.values() if option.is_required]
     required.sort(key=lambda option: (not option.is_positional, option.name != "store"))
-    usage = [f"{'' if option.is_positional else option.flag + FIXED_SPACE}{metavar(option)}" for option in required]
+    usage = [f"{'' if option.is_positional else option.flag + FIXED_SPACE}{metavar_of(option)}" for option in required]
     job = job_name() if module == "__main__" else module.rpartition(".")[2]
-    program = command(job) if is_job(job) else f"python {sys.argv[0]}"
+    program = command_of(job) if is_job(job) else f"python {sys.argv[0]}"
     parser = _Parser(
         prog=program,
         usage="\n    ".join(_wrap(" ".join([program, *usage, "[OPTIONS]"]), width - len("usage: "))),
@@ -277,7 +277,7 @@ def _add(group: argparse._ArgumentGroup, option: Option, complete: Complete | No
     if option.type is bool:
         group.add_argument(option.flag, action="store_true", **settings)
         return
-    settings["metavar"] = metavar(option)
+    settings["metavar"] = metavar_of(option)
     if option.type == bool | None:
         settings |= {"nargs": "?", "const": "True"}
     elif option.metadata.get("repeated"):

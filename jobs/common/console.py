@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from jobs.common.starting import JOBS, command
+from jobs.common.starting import JOBS, command_of
 
 # Every job, in the order in which a user needs them.
 GROUPS = {
@@ -61,7 +61,7 @@ def _run(arguments: Sequence[str], version: str) -> None:
     """See run_command."""
     name, *others = arguments or ["--help"]
     if name in ("-h", "--help"):
-        print(overview())
+        print(overview_of_jobs())
     elif name == "--version":
         print(f"riptide {version}")
     elif name == COMPLETION:
@@ -75,9 +75,9 @@ def _run(arguments: Sequence[str], version: str) -> None:
         _refuse(name)
 
 
-def overview() -> str:
+def overview_of_jobs() -> str:
     """Returns the list of the jobs, each with the first line of its docstring."""
-    program = command("").strip()
+    program = command_of("").strip()
     width = max(map(len, command_names()))
     lines = [f"usage: {program} COMMAND --store STORE [OPTIONS]", "", f"`{program} COMMAND --help` lists the options."]
     for title, names in GROUPS.items():
@@ -102,14 +102,14 @@ def print_completion(arguments: Sequence[str]) -> None:
     import argparse
 
     from jobs.common.command_line import make_parser
-    from jobs.common.options import Option, choices, metavar
+    from jobs.common.options import Option, choices_of, metavar_of
 
     import shtab
 
     def complete(action: argparse.Action, option: Option) -> None:
         """Offers the choices of an option, or files."""
-        action.choices = choices(option.type) or None
-        if metavar(option) in FILES:
+        action.choices = choices_of(option.type) or None
+        if metavar_of(option) in FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
 
     parser = argparse.ArgumentParser("riptide", description="Dense retrieval on one machine or a Ray cluster.")

@@ -114,7 +114,7 @@ def _flatten(options: type) -> Mapping[str, Option]:
         if (other := flat.get(each.name)) is not None:
             places = " and ".join(".".join(option.path) for option in (other, each))
             raise TypeError(f"{options.__name__}: the option {each.flag} is declared twice: {places}")
-        described(each.type)
+        describe_type(each.type)
         flat[each.name] = each
     return types.MappingProxyType(flat)
 
@@ -166,12 +166,12 @@ def _default(field: dataclasses.Field) -> Any:
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
-def build(options: type[Options], values: Mapping[str, Any]) -> Options:
+def build_options(options: type[Options], values: Mapping[str, Any]) -> Options:
     """Returns the options of a job from values by name; the others have their defaults."""
     return _build(options, MISSING, _by_path(options, values))
 
 
-def replace(options: Options, values: Mapping[str, Any]) -> Options:
+def replace_options(options: Options, values: Mapping[str, Any]) -> Options:
     """Returns options with other values, by name."""
     return _build(type(options), options, _by_path(type(options), values))
 
@@ -217,13 +217,13 @@ def _classes(module: str) -> list[ast.ClassDef]:
     return [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
 
 
-def convert(hint: Any, words: Sequence[str]) -> Any:
+def parse_words(hint: Any, words: Sequence[str]) -> Any:
     """Returns the value of a type from words of the command line. Raises ValueError or KeyError if they do not fit."""
     if (inner := _without_none(hint)) is not hint:
-        return None if list(words) == ["None"] else convert(inner, words)
+        return None if list(words) == ["None"] else parse_words(inner, words)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (tuple, list):
-        return origin(convert(arguments[0], [word]) for word in words)
+        return origin(parse_words(arguments[0], [word]) for word in words)
     if origin is dict:
         if len(words) % 2:
             raise ValueError(words)
@@ -236,14 +236,14 @@ def convert(hint: Any, words: Sequence[str]) -> Any:
     return hint(word)
 
 
-def described(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """Returns the values of a type in words: `a number`; `adamw or adafactor`."""
     if (inner := _without_none(hint)) is not hint:
-        return described(inner)
-    if names := choices(hint):
+        return describe_type(inner)
+    if names := choices_of(hint):
         return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     if typing.get_origin(hint) in (tuple, list):
-        return f"values, each {described(typing.get_args(hint)[0])}"
+        return f"values, each {describe_type(typing.get_args(hint)[0])}"
     if hint == dict[str, str]:
         return "pairs of a name and a value"
     if hint in SCALARS:
@@ -251,15 +251,15 @@ def described(hint: Any) -> str:
     raise TypeError(f"{hint}: a type that the command line cannot express")
 
 
-def choices(hint: Any) -> tuple[str, ...]:
+def choices_of(hint: Any) -> tuple[str, ...]:
     """Returns the words for all values of a type; empty if the type has no fixed values."""
     hint = _without_none(hint)
     return tuple(map(str, typing.get_args(hint))) if typing.get_origin(hint) is typing.Literal else ()
 
 
-def metavar(option: Option) -> str:
+def metavar_of(option: Option) -> str:
     """Returns what stands for a value of an option in --help."""
-    if names := choices(option.type):
+    if names := choices_of(option.type):
         return "{" + ",".join(names) + "}"
     hint = _without_none(option.type)
     scalar = typing.get_args(hint)[0] if typing.get_origin(hint) in (tuple, list) else hint

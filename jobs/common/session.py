@@ -186,7 +186,7 @@ def check_visible(store: Store) -> None:
         return
     store.storage.put_new(key, b"riptide")
     try:
-        probe = ray.remote(num_cpus=0)(sees)
+        probe = ray.remote(num_cpus=0)(sees_file)
         for node in nodes:
             strategy = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             try:
@@ -203,6 +203,6 @@ def check_visible(store: Store) -> None:
         store.storage.delete(key)
 
 
-def sees(path: str) -> bool:
+def sees_file(path: str) -> bool:
     """Returns whether this machine sees a file."""
     return Path(path).is_file()

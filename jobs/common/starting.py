@@ -16,14 +16,14 @@ RIPTIDE = os.path.join(os.path.dirname(JOBS), "riptide.py")  # runs a job: pytho
 _COMMAND = re.compile(r"(?<!python -m )\briptide\s+([a-z0-9]+(?:-[a-z0-9]+)*)\b(?!/)")
 
 
-def command(job: str = "") -> str:
+def command_of(job: str = "") -> str:
     """Returns how a job is started, in the form in which this process was: `riptide build-index`.
 
     A program that calls jobs gets the form of the console script.
     """
-    if _form() == "file":
+    if _start_form() == "file":
         return f"python jobs/{job.replace('-', '_')}.py"
-    return f"{'python -m riptide' if _form() == 'module' else 'riptide'} {job.replace('_', '-')}".rstrip()
+    return f"{'python -m riptide' if _start_form() == 'module' else 'riptide'} {job.replace('_', '-')}".rstrip()
 
 
 def with_commands(text: str) -> str:
@@ -33,7 +33,7 @@ def with_commands(text: str) -> str:
     """
 
     def in_form(match: re.Match[str]) -> str:
-        return command(match[1]) if is_job(match[1]) else match[0]
+        return command_of(match[1]) if is_job(match[1]) else match[0]
 
     return _COMMAND.sub(in_form, text)
 
@@ -45,16 +45,16 @@ def is_job(name: str) -> bool:
 
 def job_name() -> str:
     """Returns the name of the job that this process runs, or of the program that calls jobs."""
-    is_command = _form() in ("module", "script") and len(sys.argv) > 1
+    is_command = _start_form() in ("module", "script") and len(sys.argv) > 1
     return sys.argv[1].replace("-", "_") if is_command else os.path.splitext(os.path.basename(sys.argv[0]))[0]
 
 
 def is_program() -> bool:
     """Whether this process runs one job, and is not a program that calls jobs."""
-    return _form() != ""
+    return _start_form() != ""
 
 
-def _form() -> str:
+def _start_form() -> str:
     """Returns how a job was started: file, script or module; empty for a program that calls jobs."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     if file is None:

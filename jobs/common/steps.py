@@ -15,8 +15,8 @@ from typing import Any
 
 import jobs
 from jobs.common.command_line import as_arguments, recipe_values
-from jobs.common.options import build, flatten
-from jobs.common.starting import command
+from jobs.common.options import build_options, flatten
+from jobs.common.starting import command_of
 from jobs.common.yaml_files import read_yaml
 
 from indexing.hit_sources.grammar import parse
@@ -58,7 +58,7 @@ class Step:
     @property
     def command(self) -> str:
         """The command that runs this step alone, in the form in which this process was started."""
-        return f"{command(self.job)} {shlex.join(self.arguments)}"
+        return f"{command_of(self.job)} {shlex.join(self.arguments)}"
 
     @property
     def record_key(self) -> str:
@@ -193,7 +193,7 @@ def make_step(where: str, job: str, settings: dict[str, Any], store: str, number
     if missing := [name for name in required if name not in values]:
         raise InputError(f"{where}: missing key {missing[0]!r}")
     try:
-        return Step(number, count, job, main, build(options, values), as_arguments(options, values))
+        return Step(number, count, job, main, build_options(options, values), as_arguments(options, values))
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

@@ -19,7 +19,7 @@ from jobs.experiments.arms import Experiment, Settings, read_experiment, replace
 from jobs.experiments.choosing import choose
 from jobs.experiments.measuring import Control, Measurement
 from jobs.experiments.performing import Performer
-from jobs.experiments.results import Results, Values, summarise, tables
+from jobs.experiments.results import Results, Values, markdown_tables, summarise
 from jobs.experiments.subsets import seen_queries
 from jobs.experiments.trials import Trial, make_trial, with_models
 
@@ -75,7 +75,7 @@ def main(options: RunExperiment, controls: Mapping[str, Control] | None = None) 
         return
     document = summarise(run.results, experiment.pairs, run.subsets())
     _write(path, {"sets": document, "arms": run.notes, "seconds": performer.seconds})
-    text = tables(document)
+    text = markdown_tables(document)
     with whole_file(str(path.with_suffix(".md")), overwrite=True) as file:
         file.write_text(text)
     say(f"{text}\nfigures in {path}")

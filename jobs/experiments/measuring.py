@@ -18,7 +18,7 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.hit_sources.modes import hybrid
+from indexing.hit_sources.modes import hybrid_source
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.measures.sparsity import sparsity
@@ -124,7 +124,9 @@ class Measurement:
         values = {"": self._search(source, measured, split)}
         if other := self.experiment.hybrid:
             name = f"{other}-{trial.name}".replace(":", "-")
-            values[other] = self._search(Source(name, hybrid(other, source.source), source.task), measured, split)
+            values[other] = self._search(
+                Source(name, hybrid_source(other, source.source), source.task), measured, split
+            )
         return values
 
     def of_control(

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from jobs.common.steps import Step
-from jobs.pipeline import perform
+from jobs.pipeline import run_step
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Performer:
             self.planned[step.record_key] = step
             return
         started = time.perf_counter()
-        perform(step)
+        run_step(step)
         seconds = time.perf_counter() - started
         self.seconds[step.record_key] = round(max(seconds, self.seconds.get(step.record_key, 0.0)), 1)
 

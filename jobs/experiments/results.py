@@ -70,7 +70,7 @@ def summarise(
     document: dict[str, Any] = {}
     for data, arms in results.values.items():
         metrics = list(next(iter(next(iter(arms.values())).values())).metrics)
-        document[data] = {"by_seed": _by_seed(arms), "figures": _figures(arms), "subsets": {}}
+        document[data] = {"by_seed": _by_seed(arms), "figures": _mean_figures(arms), "subsets": {}}
         for subset, mask in subsets[data].items():
             document[data]["subsets"][subset] = {
                 "queries": int(mask.sum()),
@@ -94,7 +94,7 @@ def _by_seed(arms: Mapping[str, Mapping[int, Values]]) -> dict[str, list[dict[st
     }
 
 
-def _figures(arms: Mapping[str, Mapping[int, Values]]) -> dict[str, dict[str, float]]:
+def _mean_figures(arms: Mapping[str, Mapping[int, Values]]) -> dict[str, dict[str, float]]:
     """Returns the other figures of each arm, means over the seeds."""
     return {
         arm: {name: float(np.mean([v.figures[name] for v in by_seed.values()])) for name in runs[0].figures}
@@ -124,7 +124,7 @@ def _differences(
     return document
 
 
-def tables(document: Mapping[str, Any]) -> str:
+def markdown_tables(document: Mapping[str, Any]) -> str:
     """Returns the figures of `summarise` as tables in Markdown."""
     lines: list[str] = []
     for data, of_set in document.items():

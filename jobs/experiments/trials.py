@@ -141,5 +141,5 @@ def copy_prompt(source: str, target: str, name: str) -> None:
     config = {"copy": {"store": source, "fingerprint": artifact.fingerprint}}
     with Store(target).create("prompts", name, inputs={}, config=config) as draft:
         if not draft.complete:
-            draft.note(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
+            draft.add_notes(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
             commit_files(draft, model_folder(artifact))

@@ -35,9 +35,9 @@ def png_bytes(figure: Figure) -> bytes:
 
 def legend_label(text: str) -> str:
     """Returns text as a label of a legend, which leaves out labels that begin with an underscore."""
-    return plain(f" {text}" if text.startswith("_") else text)
+    return escape_math(f" {text}" if text.startswith("_") else text)
 
 
-def plain(text: str) -> str:
+def escape_math(text: str) -> str:
     """Escapes text so that matplotlib does not read it as a formula."""
     return text.replace("$", r"\$")

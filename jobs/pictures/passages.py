@@ -73,7 +73,7 @@ def group_by_topic(store: Store, name: str, rows: np.ndarray) -> Panel:
     opened = Topics.open(store, name)
     labels = [f"{n}: {' '.join(words[:WORDS_SHOWN])}" for n, words in enumerate(opened.model.words)]
     topics = np.full(max(int(rows.max(initial=-1)) + 1, opened.num_rows), -1, np.int64)
-    topics[: opened.num_rows] = opened.of_rows()
+    topics[: opened.num_rows] = opened.topic_per_row()
     return Panel("by topic", ["" if topic < 0 else labels[topic] for topic in topics[rows].tolist()])
 
 
@@ -81,5 +81,5 @@ def group_by_category(corpus: Corpus, field: str, rows: np.ndarray) -> Panel:
     """Groups passages by their category; of several, the one that most of these passages have."""
     table = categories_of_rows(corpus, field, rows)
     counts = np.bincount(table.values, minlength=len(table.names))
-    chosen = [min(table.of(row).tolist(), key=lambda number: (-counts[number], number)) for row in rows.tolist()]
+    chosen = [min(table.of_row(row).tolist(), key=lambda number: (-counts[number], number)) for row in rows.tolist()]
     return Panel("by category", [table.names[number] for number in chosen])

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.pictures.canvas import COLOURS, FONT, legend_label, new_figure, plain, png_bytes
+from jobs.pictures.canvas import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
 
 import numpy as np
 
-from indexing.measures.vectors import unit
+from indexing.measures.vectors import unit_vectors
 from retriever.errors import InputError
 
 OTHER = "other"  # the group of points whose group is not one of the largest
@@ -34,7 +34,7 @@ class Panel:
     groups: Sequence[str]
 
 
-def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> np.ndarray:
+def tsne_positions(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> np.ndarray:
     """Returns positions of vectors in the plane by t-SNE (van der Maaten and Hinton 2008) of their directions.
 
     The start is the first two principal components, and one thread computes, so that the same vectors have the same
@@ -62,7 +62,7 @@ def project(vectors: np.ndarray, *, perplexity: float = 30.0, seed: int = 0) -> 
     except ImportError as error:
         raise InputError("t-SNE needs scikit-learn, which is not installed: pip install 'riptide[pictures]'") from error
     with threadpool_limits(1):
-        positions = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(unit(vectors))
+        positions = TSNE(2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(unit_vectors(vectors))
     return np.asarray(positions, np.float64)
 
 
@@ -79,7 +79,7 @@ def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -
     width, height = len(panels) * (_SIDE + _GAP) - _GAP, _SIDE + 0.7
     figure = new_figure(width, height)
     figure.set_layout_engine("none")  # the panels have a fixed size, regardless of the legends
-    figure.suptitle(plain(title), fontsize=FONT + 2)
+    figure.suptitle(escape_math(title), fontsize=FONT + 2)
     middle, reach = (positions.max(0) + positions.min(0)) / 2, np.ptp(positions, axis=0).max() / (2 - 4 * _EDGE)
     for number, panel in enumerate(panels):
         axes = figure.add_axes((number * (_SIDE + _GAP) / width, 0, _SIDE / width, _SIDE / height))
@@ -95,7 +95,7 @@ def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -
             )
         (left, bottom), (right, top) = middle - reach, middle + reach
         axes.set(xticks=[], yticks=[], xlim=(left, right), ylim=(bottom, top))
-        axes.set_title(plain(panel.title), fontsize=FONT + 1)
+        axes.set_title(escape_math(panel.title), fontsize=FONT + 1)
         handles, labels = axes.get_legend_handles_labels()
         first = len(layers) - len(largest)  # grey is drawn first, and is last in the legend
         order = [*range(first, len(layers)), *range(first)]

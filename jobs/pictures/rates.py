@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.pictures.canvas import COLOURS, FONT, legend_label, new_figure, plain, png_bytes
+from jobs.pictures.canvas import COLOURS, FONT, escape_math, legend_label, new_figure, png_bytes
 
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _WIDE = 3  # ratio of the largest to the smallest rate from which the axis is logarithmic
@@ -66,7 +66,7 @@ def draw_rates(points: Sequence[RatePoint], *, metric: str, title: str) -> bytes
     axes.grid(visible=True, alpha=0.3)
     axes.tick_params(labelsize=FONT)
     axes.set_xlabel("queries per second", fontsize=FONT)
-    axes.set_ylabel(plain(metric), fontsize=FONT)
-    axes.set_title(plain(title), fontsize=FONT + 2)
+    axes.set_ylabel(escape_math(metric), fontsize=FONT)
+    axes.set_title(escape_math(title), fontsize=FONT + 2)
     figure.legend(loc="outside right upper", fontsize=FONT, labelspacing=0.9, frameon=False)
     return png_bytes(figure)

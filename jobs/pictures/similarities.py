@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jobs.pictures.canvas import FONT, new_figure, plain, png_bytes
+from jobs.pictures.canvas import FONT, escape_math, new_figure, png_bytes
 
 import numpy as np
 
 _COLOUR_MAP = "viridis"
 _DARK = 0.6  # fraction of the colour range up to which white digits are readable
-_MOST_DIGITS = 4
+_MAX_DIGITS = 4
 
 
 def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title: str, measure: str) -> bytes:
@@ -30,16 +30,16 @@ def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title:
     figure = new_figure(side + 2.0 + 0.09 * longest, side + 0.9 + 0.06 * longest)
     axes = figure.add_subplot()
     low, high = float(similarities.min()), float(similarities.max())
-    low = min(low, high - 10.0**-_MOST_DIGITS)  # differences that the digits do not show have one colour
+    low = min(low, high - 10.0**-_MAX_DIGITS)  # differences that the digits do not show have one colour
     image = axes.imshow(similarities, cmap=_COLOUR_MAP, vmin=low, vmax=high)
-    names = [plain(label) for label in labels]
+    names = [escape_math(label) for label in labels]
     axes.set_xticks(range(num), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=FONT)
     axes.set_yticks(range(num), names, fontsize=FONT)
     digits = _digits(high - low)
     for (row, column), value in np.ndenumerate(similarities):
         colour = "white" if value < low + _DARK * (high - low) else "black"
         axes.text(column, row, f"{value:.{digits}f}", ha="center", va="center", color=colour, fontsize=FONT)
-    axes.set_title(plain(title), fontsize=FONT + 2)
+    axes.set_title(escape_math(title), fontsize=FONT + 2)
     bar = figure.colorbar(image, ax=axes, shrink=0.85)
     bar.ax.tick_params(labelsize=FONT)
     bar.ax.ticklabel_format(useOffset=False)
@@ -49,4 +49,4 @@ def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title:
 
 def _digits(spread: float) -> int:
     """Returns the digits after the point with which numbers of such a spread differ."""
-    return int(np.clip(np.ceil(-np.log10(spread)) + 1, 2, _MOST_DIGITS))
+    return int(np.clip(np.ceil(-np.log10(spread)) + 1, 2, _MAX_DIGITS))

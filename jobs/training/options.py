@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from jobs.common.options import flatten
-from jobs.common.options import replace as replace_options
+from jobs.common.options import replace_options as replace_options
 from jobs.training.run_options import Training
 
 from retriever.errors import InputError
@@ -112,7 +112,7 @@ class TrainRetriever(Training, MethodOptions):
     split of this set: quality is then the mean over it and --dev-split. Queries of several stores in one batch have
     each other's passages as negatives, equal texts too, unless --batches is one-task. To resume a run, leave its stores
     where they are."""
-    task_size: int | None = option(None, least=1)
+    task_size: int | None = option(None, minimum=1)
     """Use at most N queries of each training set, drawn at random, the same ones with every --seed, so that a large set
     does not outweigh the others. Unlike --limit, which takes the first ones. Default: all."""
     batches: Literal["mixed", "one-task"] = "mixed"
@@ -121,7 +121,7 @@ class TrainRetriever(Training, MethodOptions):
     refresh_epochs: float | None = option(None, positive=True)
     """Mine negatives again with the current model every N epochs (ANCE); the mined ones are used until then. Passages
     that contain a known answer are not excluded."""
-    refresh_depth: int = option(100, least=1)
+    refresh_depth: int = option(100, minimum=1)
     """Negatives per query in each of these minings."""
     batch: BatchOptions = field(default_factory=BatchOptions)
     losses: LossOptions = field(default_factory=LossOptions)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.common.workers import say_line
 from jobs.training.options import PretrainRip
-from jobs.training.runs import describe_best, dev_split_of, draw_curves, make, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, plan_complete
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from indexing.store.documents import Reference
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store, check_name
 from indexing.training.dev import DevSplit
-from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs, training_rows
+from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs_error, training_rows
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks
 from indexing.work.work import Target
@@ -35,7 +35,7 @@ from retriever.options.loop import LoopOptions
 from retriever.options.pretraining import RipOptions
 from retriever.systems.condenser import describe_head
 from retriever.systems.cross import check_length
-from retriever.systems.rip import encoder_options, fit_batch
+from retriever.systems.rip import encoder_options, limit_batch
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class PretrainingSetup:
         folder: The folder of the backbone.
         described: The description of the backbone.
         rip: The options of the objective.
-        loop: The options of the loop; the number of steps is that without ineligible passages, which `prepare` counts.
+        loop: The options of the loop. Its number of steps is that of all passages; `find_eligible` counts it again.
         head: The files of the head in the backbone's folder; None if training has or finds none.
         dev: The dev split; None: quality is not measured.
         target: The prompts or the model to make.
@@ -71,14 +71,14 @@ def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
     if options.plan:
         if not plan_complete(options, store, setup.target):
             weights = sum(file.stat().st_size for file in weight_files(setup.folder))
-            plan(options, setup.rip, count_eligible(corpus, setup.rip, options.limit, LocalRunner()), weights)
+            print_plan(options, setup.rip, count_eligible(corpus, setup.rip, options.limit, LocalRunner()), weights)
             say_head(options, setup.head)
         return None
-    artifact = make(
+    artifact = make_artifact(
         options,
         store,
         setup.target,
-        prepare=partial(prepare, store, options, setup),
+        prepare=partial(find_eligible, store, options, setup),
         longest=positions_of(load_config(setup.folder)),
     )
     notes = artifact.notes
@@ -106,7 +106,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     folder = resolve(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
     check_length(folder, options.pretraining.max_length)
-    # The number of eligible passages is not known yet; `prepare` counts the steps again.
+    # The number of eligible passages is not known yet; `find_eligible` counts the steps again.
     steps = options.count_steps(num_passages(options, corpus), options.pretraining.batch)
     loop = options.loop_options(steps, lr=1e-4)
     chosen = {name: value for name, value in vars(options.pretraining).items() if value is not None}
@@ -151,7 +151,7 @@ def configuration(
     return config
 
 
-def prepare(
+def find_eligible(
     store: Store, options: PretrainRip, setup: PretrainingSetup, on_ray: bool
 ) -> tuple[RipMaker, LoopOptions, dict[str, Any]]:
     """Finds the passages to train on, which decide the number of steps.
@@ -168,13 +168,13 @@ def prepare(
     rip, head = setup.rip, setup.head
     runner = RayTasks(options.worker_request(), say_line) if on_ray else LocalRunner()
     rows = training_rows(setup.corpus, rip, options.limit, runner)
-    fitted = fit(options, rip, len(rows))
+    fitted = limit_batch_to_corpus(options, rip, len(rows))
     say_head(options, head)
     maker = RipMaker(
         store=store,
         backbone=options.backbone,
         described=setup.described,
-        rows=share(rows) if on_ray else rows,
+        rows=put_in_ray(rows) if on_ray else rows,
         options=fitted,
         checkpointing=options.checkpointing,
         head=head,
@@ -196,20 +196,20 @@ def prepare(
     return maker, replace(setup.loop, steps=options.count_steps(len(rows), fitted.batch)), facts
 
 
-def share(rows: np.ndarray) -> Any:
+def put_in_ray(rows: np.ndarray) -> Any:
     """Returns Ray's reference to an array in the object store."""
     import ray
 
     return ray.put(rows)
 
 
-def fit(options: PretrainRip, rip: RipOptions, num_eligible: int) -> RipOptions:
+def limit_batch_to_corpus(options: PretrainRip, rip: RipOptions, num_eligible: int) -> RipOptions:
     """Returns the options with a batch that fits the eligible passages, and prints a line if it is smaller.
 
     Raises:
         InputError: If a worker would have no passage.
     """
-    fitted = fit_batch(rip, num_eligible)
+    fitted = limit_batch(rip, num_eligible)
     if fitted.batch < options.workers:
         raise InputError(
             f"--workers {options.workers}: only {num_eligible} passages are eligible, and each worker needs one"
@@ -225,14 +225,14 @@ def say_head(options: PretrainRip, head: dict[str, str] | None) -> None:
         say(f"head      new: {options.backbone} has none; --objective condenser trains a backbone with its head first")
 
 
-def plan(options: PretrainRip, rip: RipOptions, eligible: Eligible, weights: int) -> None:
+def print_plan(options: PretrainRip, rip: RipOptions, eligible: Eligible, weights: int) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
     if not eligible.passages:
-        raise no_pairs(rip)
+        raise no_pairs_error(rip)
     about = "" if eligible.examined == eligible.total else f"about (from {eligible.examined:,} passages) "
     units = f", with two {rip.unit}s of at least {rip.min_words} words" if rip.has_pairs else ""
     say(f"passages  {about}{eligible.passages:,} eligible of {eligible.total:,}{units}")
-    fitted = fit(options, rip, eligible.passages)
+    fitted = limit_batch_to_corpus(options, rip, eligible.passages)
     steps = options.count_steps(eligible.passages, fitted.batch)
     texts = 2 * fitted.batch if rip.has_pairs else fitted.batch
     say(f"steps     {steps:,} of {texts:,} texts, on {options.workers} workers")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jobs.training.options import TrainReranker
-from jobs.training.runs import describe_best, dev_split_of, draw_curves, make, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, plan_complete
 
 from indexing.corpus.queries import Queries
 from indexing.mining.negatives import mined_corpus, training_data
@@ -56,7 +56,7 @@ def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
     setup = open_all(store, options)
     if options.plan:
         if not plan_complete(options, store, setup.target):
-            plan(options, setup)
+            print_plan(options, setup)
         return None
     counts = {"queries": setup.queries, "asked": setup.split_queries}
 
@@ -67,7 +67,7 @@ def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
         lists = read_lists(store, negatives, queries, options.split, options.limit, count_lists(pairs))
         return replace(setup.maker, lists=lists), setup.loop, counts
 
-    model = make(options, store, setup.target, prepare=prepare, longest=setup.longest)
+    model = make_artifact(options, store, setup.target, prepare=prepare, longest=setup.longest)
     notes = model.notes
     say(
         f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
@@ -159,7 +159,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     return RerankerSetup(num_queries, len(data.queries), weights, longest, maker, loop, target)
 
 
-def plan(options: TrainReranker, setup: RerankerSetup) -> None:
+def print_plan(options: TrainReranker, setup: RerankerSetup) -> None:
     """Prints what the training will read and write. The time it takes is unknown before a first run."""
     steps, weights = setup.loop.steps, setup.weights
     pairs = steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)

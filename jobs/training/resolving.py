@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jobs.common.options import described, flatten
+from jobs.common.options import describe_type, flatten
 from jobs.training.options import Train, TrainRetriever
 
 from indexing.training.training_sets import NO_NEGATIVES, parse_set
@@ -75,7 +75,7 @@ def check_prompt(options: TrainRetriever) -> None:
     trains_both = (train, sides, prompt) in [("all", "untied", "synthesised"), ("all", "tied", "topics")]
     if (train == "prompts") != (prompt != "none") and not trains_both:
         expected = (
-            described(Literal["matrix", NetworkPrompt])
+            describe_type(Literal["matrix", NetworkPrompt])
             if train == "prompts"
             else f"none: {trains_none}, except --train all --sides untied --prompt synthesised, or --train all "
             "--sides tied --prompt topics"
@@ -159,15 +159,17 @@ def refuse_unused(options: TrainRetriever) -> None:
     """Raises InputError if an option is set that no chosen method uses."""
     for method in _methods(options):
         if not method.is_used:
-            refuse(options, method.options, f"is for {method.what}: give {method.switch}, or leave it out")
+            refuse_options(options, method.options, f"is for {method.what}: give {method.switch}, or leave it out")
     no_loss = "--no-topic-loss" if not options.topic_prompts.loss else "--category-weight 0"
     if not options.topic_prompts.loss or not options.categories.weight:
-        refuse(options, ("topic_sample", "topic_margin"), f"there is no loss of topics with {no_loss}: leave it out")
+        refuse_options(
+            options, ("topic_sample", "topic_margin"), f"there is no loss of topics with {no_loss}: leave it out"
+        )
     if options.positives == "categories":
         mined = ("negatives_per_query", "refresh_epochs") + (
             ("negatives",) if options.negatives != NO_NEGATIVES else ()
         )
-        refuse(
+        refuse_options(
             options,
             [name for name in mined if flatten(TrainRetriever)[name].value(options)],
             "is for mined negatives, and with --positives categories the negatives are the passages of the batch "
@@ -175,7 +177,7 @@ def refuse_unused(options: TrainRetriever) -> None:
         )
 
 
-def refuse(options: TrainRetriever, names: Iterable[str], reason: str) -> None:
+def refuse_options(options: TrainRetriever, names: Iterable[str], reason: str) -> None:
     """Raises InputError if one of some options has another value than its default."""
     for name in names:
         declared = flatten(type(options))[name]
@@ -244,7 +246,7 @@ def divergence_options(options: TrainRetriever, attention: str, tasks: int) -> D
         reason = (
             "the prompt regulariser has weight 0 here, so nothing changes: give --divergence-weight, or leave it out"
         )
-        refuse(options, ("alignment", "uniformity"), reason)
+        refuse_options(options, ("alignment", "uniformity"), reason)
         return None
     if attention == "uniform":
         raise InputError(
@@ -272,12 +274,12 @@ def flops_options(options: TrainRetriever, pooling: str, steps: int) -> FlopsOpt
     """
     if pooling != SPLADE:
         reason = f"regularises sparse vectors, and --pooling is {pooling}: give --pooling splade, or leave it out"
-        refuse(options, _group("flops"), reason)
+        refuse_options(options, _group("flops"), reason)
         return None
     has_passages = options.weights.sides != "query"
     if not has_passages:
         reason = "with --sides query, vectors of passages are stored, and no regulariser changes them: leave it out"
-        refuse(options, ("flops_passages",), reason)
+        refuse_options(options, ("flops_passages",), reason)
     return options.flops.resolve(steps, options.losses.loss, has_passages=has_passages)
 
 

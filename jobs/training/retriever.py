@@ -11,11 +11,11 @@ from typing import Any
 
 from jobs.training.opening import RetrieverSetup, open_all
 from jobs.training.options import TrainRetriever
-from jobs.training.runs import QUALITY, describe_best, draw_curves, make, plan_complete
+from jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, plan_complete
 from jobs.training.serving import serving_warnings
 from jobs.training.sweep_grid import Run, parse_grid
-from jobs.training.sweep_report import chosen_line, draw_sweep, table
-from jobs.training.sweep_work import SweepWork, choose, read_outcomes
+from jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
+from jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
 
 import torch
 
@@ -74,7 +74,7 @@ def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
     if options.plan:
         if not plan_complete(options, store, setup.target):
             check_derived_names(store, options, setup)
-            plan(options, setup)
+            print_plan(options, setup)
         return None
     artifact = train(store, options, setup)
     print_summary(options, artifact)
@@ -111,12 +111,12 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
         for run in runs:
             say(f"run      {run.options.kind}/{run.options.task}")
         say("the first run:")
-        plan(runs[0].options, first)
+        print_plan(runs[0].options, first)
         return None
     [artifact] = run_work(store, work, LocalRunner(), Stage)
     outcomes = read_outcomes(artifact)
-    choice = choose(outcomes)
-    for line in table(outcomes, QUALITY):
+    choice = choose_run(outcomes)
+    for line in table_lines(outcomes, QUALITY):
         say(line)
     say(f"{artifact.url}: {chosen_line(choice, QUALITY)}")
     if options.curves:
@@ -173,7 +173,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
     }
     if setup.topic_agreement is not None:
         notes["topic_agreement"] = setup.topic_agreement
-    artifact = make(
+    artifact = make_artifact(
         options,
         store,
         setup.target,
@@ -204,7 +204,7 @@ def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOpti
         inputs["topics"] = Reference(topics["artifact"], topics["fingerprint"])
     with store.create("prompts", name, inputs=inputs, config=config) as draft:
         if not draft.complete:
-            draft.note(backbone=artifact.key, options=artifact.notes["options"])
+            draft.add_notes(backbone=artifact.key, options=artifact.notes["options"])
             commit_files(draft, model_folder(artifact) / PROMPT)
     return store.open("prompts", name)
 
@@ -217,7 +217,7 @@ def commit_task_prompts(store: Store, artifact: Artifact) -> list[Artifact]:
         config = {"backbone": artifact.config["backbone"], "task": folder.name}
         with store.create("prompts", name, inputs={"tasks": artifact}, config=config) as draft:
             if not draft.complete:
-                draft.note(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
+                draft.add_notes(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
                 commit_files(draft, folder)
         result.append(store.open("prompts", name))
     return result
@@ -243,7 +243,7 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
     draw_curves(options, artifact)
 
 
-def plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
+def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
     weights = sum(file.stat().st_size for file in weight_files(resolve(setup.spec.folder)))
     loop, passages = setup.loop, options.rows_per_step * (1 + setup.maker.tuning.negatives_per_query)

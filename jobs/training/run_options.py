@@ -24,26 +24,26 @@ class Training(ClusterJob):
 
     epochs: float = option(1.0, positive=True)
     """Number of passes over the queries or passages."""
-    steps: int | None = option(None, least=1)
+    steps: int | None = option(None, minimum=1)
     """Number of steps; overrides --epochs."""
     loop: OptimisationOptions = field(default_factory=OptimisationOptions)
     dev_split: str | None = option(None, group="quality during training")
     """Measure MRR@10 on this split of the query set during training, and keep the best weights."""
-    dev_limit: int | None = option(500, group="quality during training", least=1)
+    dev_limit: int | None = option(500, group="quality during training", minimum=1)
     """Use the first N queries of the dev split."""
-    dev_passages: int = option(2000, group="quality during training", least=1)
+    dev_passages: int = option(2000, group="quality during training", minimum=1)
     """Number of passages in which the queries of the dev split are searched: their relevant ones, and random others."""
     curves: str | None = option(None, group="quality during training")
     """Write TensorBoard events to this folder during training, and a picture at the end."""
-    workers: int = option(1, group="workers", least=1)
+    workers: int = option(1, group="workers", minimum=1)
     """Number of workers. One worker trains in this process unless there is a Ray cluster; several run on Ray, which is
     started on this machine if there is no cluster."""
-    cpus: int = option(2, group="workers", least=1)
+    cpus: int = option(2, group="workers", minimum=1)
     """CPU cores per worker. The numbers of workers and of cores decide how sums are rounded, so both shape the
     result."""
     gpus: Literal[0, 1] | None = option(None, group="workers")
     """GPUs per worker. Default: 1 if there is one for each worker, or for --min-workers; otherwise 0."""
-    min_workers: int | None = option(None, group="workers", least=1)
+    min_workers: int | None = option(None, group="workers", minimum=1)
     """Continue with at least N workers, on the same batches, if the cluster loses nodes. Default: --workers."""
     dtype: Precision = option("auto", group="memory and precision")
     """Precision of the forward and backward pass; auto: bfloat16 if the device computes with it, otherwise float32."""

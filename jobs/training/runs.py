@@ -47,7 +47,7 @@ def dev_split_of(options: Training, queries: Queries) -> DevSplit | None:
     return DevSplit(queries.artifact.name, options.dev_split, options.dev_limit, options.dev_passages)
 
 
-def make(
+def make_artifact(
     options: Training,
     store: Store,
     target: Target,
@@ -85,7 +85,7 @@ def make(
             )
             result = run_task(options, task, on_ray, longest)
             draft.begin()  # joins the draft that the first worker has begun
-            draft.note(**notes, **result.notes())
+            draft.add_notes(**notes, **result.notes())
             if not draft.complete:
                 draft.finish()
     last.clear()
@@ -120,7 +120,7 @@ def plan_group(options: Training, on_ray: bool) -> WorkerGroup:
 def cut_lines(
     options: Training, cuts: Mapping[str, Mapping[str, int]], longest: int | None
 ) -> dict[str, tuple[Cuts, str]]:
-    """Returns the counts and the line for each kind of texts of which some were cut; longest: as of `make`."""
+    """Returns the counts and the line for each kind of texts of which some were cut; longest: as of `make_artifact`."""
     lines = {}
     for noun, counts in cuts.items():
         if (counted := Cuts(**counts)).cut_texts:
@@ -133,7 +133,7 @@ def cut_lines(
 def run_task(options: Training, task: TrainingTask, on_ray: bool, longest: int | None) -> TrainingResult:
     """Trains with progress on stderr and, if --curves is set, with curves; prints how many texts were cut.
 
-    longest: as of `make`.
+    longest: as of `make_artifact`.
     """
     curves = open_curves(options, task.draft.key)
     warned: set[str] = set()

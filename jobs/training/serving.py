@@ -10,7 +10,7 @@ from jobs.common.options import flatten
 from jobs.training.opening import RetrieverSetup
 from jobs.training.options import TrainRetriever
 
-from indexing.embeddings.encoders import differences, differing
+from indexing.embeddings.encoders import describe_differences, differing_settings
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -39,25 +39,27 @@ def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetu
 
     encoders = others("embeddings", "encoder")
     embeddings = {name: settings for name, settings in encoders.items() if "prompt" not in settings}
-    same = [name for name, settings in embeddings.items() if not differing(settings, described)]
+    same = [name for name, settings in embeddings.items() if not differing_settings(settings, described)]
     if embeddings and not same:
         name, settings = next(iter(embeddings.items()))
+        changes = describe_differences(settings, described)
         return [
-            f"the prompt cannot be served with embeddings/{name}: it would have {differences(settings, described)}; "
+            f"the prompt cannot be served with embeddings/{name}: it would have {changes}; "
             f"{_remedy(settings, described)}, or encode the corpus with the prompt's settings under another name"
         ]
     return [
-        f"one server cannot serve the prompt and prompts/{name}: it would have {differences(settings, described)}; "
+        f"one server cannot serve the prompt and prompts/{name}: "
+        f"it would have {describe_differences(settings, described)}; "
         f"{_remedy(settings, described)} to serve both"
         for name, settings in others("prompts", "backbone").items()
-        if name != options.task and differing(settings, described)
+        if name != options.task and differing_settings(settings, described)
     ]
 
 
 def _remedy(settings: Mapping[str, Any], described: Mapping[str, Any]) -> str:
     """Returns a remedy for the user: the options with which a prompt would have the settings of an artifact."""
     flags = []
-    for name in differing(settings, described):
+    for name in differing_settings(settings, described):
         if name == "head":
             flags.append(f"--normalize {'normalize' in settings[name]}")
         elif name == "append_eos":

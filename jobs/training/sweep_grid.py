@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jobs.common.options import convert, described, flatten, replace
+from jobs.common.options import describe_type, flatten, parse_words, replace_options
 
 from indexing.corpus.named_values import parse_named_value
 from retriever.errors import InputError
@@ -73,15 +73,15 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
     if count > MAX_RUNS:
         raise InputError(f"--sweep {' '.join(texts)}: {count:,} runs; expected at most {MAX_RUNS:,}")
     combinations = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
-    return [Run(settings, replace(options, settings)) for settings in combinations]
+    return [Run(settings, replace_options(options, settings)) for settings in combinations]
 
 
 def _parse(value: str, hint: Any, text: str) -> Any:
     """Returns a value of the type of its option, as the command line reads it."""
     try:
-        return convert(hint, [value])
+        return parse_words(hint, [value])
     except (ValueError, KeyError):
-        raise InputError(f"--sweep {text}: expected {described(hint)}, got {value!r}") from None
+        raise InputError(f"--sweep {text}: expected {describe_type(hint)}, got {value!r}") from None
 
 
 def _written(value: Any) -> str:

@@ -11,7 +11,7 @@ from jobs.training.sweep_work import SEED, Choice, Outcome
 from indexing.store.storage import full_disk
 
 
-def table(outcomes: Sequence[Outcome], quality: str) -> list[str]:
+def table_lines(outcomes: Sequence[Outcome], quality: str) -> list[str]:
     """Returns the lines of a table: the settings of each run, its quality on the dev split, and its step."""
     names = list(outcomes[0].settings)
     rows = [[*names, quality, "step", "artifact"]]

@@ -79,8 +79,8 @@ class SweepWork:
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Notes the run that is chosen. Raises InputError if every run has diverged."""
         [draft] = drafts
-        choice = choose(read_outcomes(draft))
-        draft.note(
+        choice = choose_run(read_outcomes(draft))
+        draft.add_notes(
             chosen=choice.outcome.artifact,
             quality=choice.outcome.quality,
             settings=choice.outcome.settings,
@@ -129,7 +129,7 @@ def read_outcomes(artifact: Artifact | Draft) -> list[Outcome]:
     return [Outcome(**json.loads(artifact.local(part).read_text(encoding="utf-8"))) for part in ordered]
 
 
-def choose(outcomes: Sequence[Outcome]) -> Choice:
+def choose_run(outcomes: Sequence[Outcome]) -> Choice:
     """Returns the run that the dev split chooses.
 
     Settings are compared by their mean over the seeds; settings with a run that diverged are out. Of the best ones,

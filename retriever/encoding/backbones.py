@@ -79,7 +79,7 @@ POOLINGS: dict[str, BackboneLoader] = {"splade": _MASKED}
 """The kind of backbone of each pooling that is not over a plain one."""
 
 
-def backbone_kind(recipe: Recipe) -> BackboneLoader:
+def backbone_loader(recipe: Recipe) -> BackboneLoader:
     """Returns how the backbone of a recipe's pooling is opened."""
     return POOLINGS.get(recipe.pooling, _PLAIN)
 
@@ -89,7 +89,7 @@ def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = Fa
 
     With pooling "splade" the backbone has its masked-language-model head; InputError if there is none.
     """
-    kind = backbone_kind(recipe)
+    kind = backbone_loader(recipe)
     return kind.pool(kind.load(recipe, dtype, trust_remote_code, **config), recipe)
 
 
@@ -99,7 +99,7 @@ def encoder_bytes(recipe: Recipe) -> int:
     Loads no weights; the recipe is as in `load_backbone`.
     """
     with torch.device("meta"):
-        model = backbone_kind(recipe).empty(recipe)
+        model = backbone_loader(recipe).empty(recipe)
     numbers = sum(parameter.numel() for parameter in model.parameters())
     size = recipe.pooled_dim
     for step in recipe.head:

@@ -13,23 +13,23 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
-from retriever.encoding.backbones import backbone_kind, open_pooled
+from retriever.encoding.backbones import backbone_loader, open_pooled
 from retriever.encoding.sparse_model import keep_largest
 from retriever.errors import InputError
-from retriever.forward.attention import reach
+from retriever.forward.attention import enable_prompts
 from retriever.forward.batching import (
     BATCH_TOKENS,
     COLUMN_STEP,
     TextTokenizer,
     Tokens,
-    packed,
-    padded,
-    plan,
+    packed_batch,
+    padded_batches,
     plan_packed,
+    plan_padded,
 )
 from retriever.forward.compiling import compile_model, warm_up, warm_up_batch
 from retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
-from retriever.forward.packing import SETTING, Packed, Team, packs
+from retriever.forward.packing import SETTING, Packed, Team, will_pack
 from retriever.forward.pooling import Head, Pooled
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.memory import free_memory
@@ -37,7 +37,7 @@ from retriever.model.files import resolve
 from retriever.model.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.prompts.prompts import TaskPrompt, check_backbone, check_offsets
-from retriever.prompts.query_words import NO_WORDS, WordPooling, unusable_texts
+from retriever.prompts.query_words import NO_WORDS, WordPooling, unusable_texts_error
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.synthesiser import KeptSynthesiser
 from retriever.prompts.table import Prompts, PromptTable, warm_up_rows
@@ -49,7 +49,7 @@ __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
 log = logging.getLogger(__name__)
 
 # Tokens of the smallest packed batch that is worth a thread: float32 products take about eight times as long.
-_LEAST = {torch.float32: 32, torch.bfloat16: 192}
+_MIN_PACKED_TOKENS = {torch.float32: 32, torch.bfloat16: 192}
 # Bytes of the prompts of a batch in which some are computed; larger batches are cut. Each row's prompt takes as many as
 # the longest. (On the CPU, blocks above 32 MiB are mapped again for each batch.)
 _COMPUTED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
@@ -157,8 +157,8 @@ class Encoder:
         self._lock = threading.Lock()
         self._shape: PromptShape | None = None
         self._served: _Served | None = None
-        is_eager = backbone_kind(recipe).is_eager
-        is_packed = packs(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
+        is_eager = backbone_loader(recipe).is_eager
+        is_packed = will_pack(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
         if is_packed and backbone.config.is_decoder:
             raise InputError(
                 f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
@@ -166,7 +166,7 @@ class Encoder:
             )
         self._team = Team(self._threads) if is_packed else None
         if tasks is not None:
-            self._shape = reach(backbone)
+            self._shape = enable_prompts(backbone)
             self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in SIDES}
             self._serve(frozenset(), {})
         compiling = time.perf_counter()
@@ -252,7 +252,7 @@ class Encoder:
         """Removes a task; forward passes in progress keep its prompt. Raises InputError for an unknown task."""
         with self._lock:
             if self._served is None or name not in self._served.names:
-                raise _unknown(name, self.tasks)
+                raise _unknown_task_error(name, self.tasks)
             for table in self._tables.values():
                 table.drop(name)
             topics = {other: own for other, own in self._served.topics.items() if other != name}
@@ -367,7 +367,7 @@ class Encoder:
             InputError: If the task is unknown, or if its prompt is the same for all queries.
         """
         if self._served is None or task not in self._served.names:
-            raise _unknown(task, self.tasks)
+            raise _unknown_task_error(task, self.tasks)
         synthesiser = self._served.sides["query"].synthesisers.get(task)
         if synthesiser is None:
             raise InputError(
@@ -401,7 +401,7 @@ class Encoder:
         """
         prompts = self._prompts_of(task, side, tokens, topics)
         if check and (reasons := prompts.reasons()):
-            raise unusable_texts(reasons, len(tokens))
+            raise unusable_texts_error(reasons, len(tokens))
         done = _Done(report)
         vectors = (
             self._padded(tokens, prompts, side, done)
@@ -420,14 +420,14 @@ class Encoder:
         vectors = np.empty((len(tokens), self.dim), np.float32)
 
         def fill(rows: np.ndarray) -> None:
-            inputs: tuple[object, ...] = packed(tokens, rows)
+            inputs: tuple[object, ...] = packed_batch(tokens, rows)
             with torch.inference_mode():
                 if prompt := self._prompt_rows(tokens, prompts, rows):
                     inputs = (*inputs, prompt)
                 vectors[rows] = self._head(self._run(*inputs)).numpy()
             done.add(len(rows))
 
-        batches = plan_packed(tokens.lengths, least=_LEAST[self.dtype])
+        batches = plan_packed(tokens.lengths, min_tokens=_MIN_PACKED_TOKENS[self.dtype])
         team.run(fill, [some for rows in batches for some in self._cut(rows, prompts)])
         vectors[prompts.wordless] = np.nan
         return vectors
@@ -461,9 +461,11 @@ class Encoder:
             torch.set_num_threads(self._threads)
         recipe = self._recipe
         terms = recipe.query_terms if side == "query" else recipe.passage_terms
-        planned = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, recipe.positions)
+        planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, recipe.positions)
         batches = [(some, width) for rows, width in planned for some in self._cut(rows, prompts)]
-        for rows, ids, lengths in padded(tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id):
+        for rows, ids, lengths in padded_batches(
+            tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id
+        ):
             inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
             with torch.no_grad():
                 if prompt := self._prompt_rows(tokens, prompts, np.resize(rows, len(ids))):  # a single text is repeated
@@ -530,9 +532,9 @@ class Encoder:
         if prompt.position_offset:
             self._eager.check_offsets()
             check_offsets(self._recipe, {side: prompt.offset(side) for side in SIDES})
-        current = _shaping(self._recipe, self.options)
+        current = _vector_settings(self._recipe, self.options)
         recipe = read_recipe(self._recipe.folder, prompt.options, trust_remote_code=self._trust_remote_code)
-        other = _shaping(recipe, prompt.options)
+        other = _vector_settings(recipe, prompt.options)
         if differ := [f"{key}={other[key]!r} (here {current[key]!r})" for key in current if current[key] != other[key]]:
             raise InputError(
                 f"task {name!r}: its prompt was trained with other settings than the encoder's: "
@@ -556,7 +558,7 @@ class Encoder:
         names = {task} if isinstance(task, str) else {name for name in tasks if name is not None}
         for name in names:
             if name not in served.names:
-                raise _unknown(name, served.names)
+                raise _unknown_task_error(name, served.names)
         if by_topic := names & served.topics.keys():
             topicless = _check_topics({name: served.topics[name] for name in by_topic}, tasks, topics)
         prompts = served.sides[side]
@@ -608,7 +610,7 @@ class _Done:
             self._report(self._texts)
 
 
-def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
+def _vector_settings(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
     """Returns the resolved settings that shape vectors in training: not dtype, compile and the pruning of words."""
     resolved = (
         "pooling",
@@ -625,5 +627,5 @@ def _shaping(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
     }
 
 
-def _unknown(name: str | None, names: Collection[str]) -> InputError:
+def _unknown_task_error(name: str | None, names: Collection[str]) -> InputError:
     return InputError(f"task={name!r}: no such task; there are: {', '.join(sorted(names)) or 'none'}")

@@ -86,11 +86,11 @@ def head_over_states(whole: Any) -> nn.Module:
 
     It is the model itself, with any structure, over a stand-in for its backbone, and shares all parameters with it.
     """
-    head: nn.Module = replaced(whole, whole.base_model, _Given())
+    head: nn.Module = with_replacement(whole, whole.base_model, _PassThrough())
     return head
 
 
-def replaced(module: Any, old: Any, new: nn.Module) -> Any:
+def with_replacement(module: Any, old: Any, new: nn.Module) -> Any:
     """Returns a module with one of its parts replaced: copies the modules on the path to it, and shares all others.
 
     This function alone uses `_modules`: a shallow copy of a module shares its table of parts, and torch has no public
@@ -98,7 +98,7 @@ def replaced(module: Any, old: Any, new: nn.Module) -> Any:
     """
     if module is old:
         return new
-    parts = {name: None if part is None else replaced(part, old, new) for name, part in module._modules.items()}
+    parts = {name: None if part is None else with_replacement(part, old, new) for name, part in module._modules.items()}
     if all(parts[name] is part for name, part in module._modules.items()):
         return module
     copied = copy.copy(module)
@@ -106,7 +106,7 @@ def replaced(module: Any, old: Any, new: nn.Module) -> Any:
     return copied
 
 
-class _Given(nn.Module):
+class _PassThrough(nn.Module):
     """A backbone that returns its input embeddings as the last hidden state."""
 
     def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:

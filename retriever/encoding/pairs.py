@@ -12,10 +12,10 @@ import numpy as np
 from tokenizers import Encoding
 
 from retriever.errors import InputError
-from retriever.forward.batching import Tokens, excess, with_titles
+from retriever.forward.batching import Tokens, tokens_to_cut, with_titles
 from retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from retriever.model.configuration import load_config
-from retriever.model.documents import count, read_document, read_object
+from retriever.model.documents import read_count, read_document, read_object
 from retriever.model.files import sha256_of, tokenizer_files, weight_files
 from retriever.model.recipe import positions_of, vocabulary_of
 from retriever.model.vocabulary import check_ids, load_tokenizer
@@ -87,7 +87,7 @@ class PairTokenizer:
         ids, types = encoding.ids, encoding.type_ids
         if not ids:  # a tokenizer without special tokens gives no token for two empty texts
             return [self.pad_id], [0], 1
-        for tail in excess(encoding, self._limit):
+        for tail in tokens_to_cut(encoding, self._limit):
             del ids[tail], types[tail]
         return ids, types, len(encoding)
 
@@ -158,8 +158,8 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
             f"parameter max_length {options.max_length}: more than the {positions} positions of {folder.name}"
         )
     tokenizer_file = folder / "tokenizer_config.json"
-    limit = count(settings, "max_seq_length", file)
-    limit = limit or count(read_object(tokenizer_file), "model_max_length", tokenizer_file) or 512
+    limit = read_count(settings, "max_seq_length", file)
+    limit = limit or read_count(read_object(tokenizer_file), "model_max_length", tokenizer_file) or 512
     limit = 512 if limit > 1_000_000 and positions is None else min(limit, positions or limit)
     return PairRecipe(
         folder=folder,

@@ -21,7 +21,7 @@ from retriever.encoding.pairs import (
     read_pair_recipe,
 )
 from retriever.errors import InputError
-from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded, plan
+from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded_batches, plan_padded
 from retriever.forward.compiling import compile_model, warm_up_batch
 from retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
 from retriever.model.files import resolve
@@ -85,7 +85,7 @@ class Reranker:
         model = _load_classifier(folder, self.dtype, trust_remote_code).to(self.device)
         if model.config.pad_token_id is None:  # decoders read the last token before the padding
             model.config.pad_token_id = self._tokenizer.pad_id
-        scored = Scored(model, self._tokenizer.types).eval().requires_grad_(False)
+        scored = PairClassifier(model, self._tokenizer.types).eval().requires_grad_(False)
         compiling = time.perf_counter()
         ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
         warm_ups = [(ids, torch.zeros_like(ids), lengths)]
@@ -117,9 +117,9 @@ class Reranker:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         logits = torch.empty(len(tokens), self._recipe.labels, dtype=torch.float32)
-        batches = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self._recipe.positions)
-        pairs = padded(tokens, batches, side="right", pad_id=self._tokenizer.pad_id)
-        kinds = padded(types, batches, side="right", pad_id=0)
+        batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self._recipe.positions)
+        pairs = padded_batches(tokens, batches, side="right", pad_id=self._tokenizer.pad_id)
+        kinds = padded_batches(types, batches, side="right", pad_id=0)
         with torch.no_grad():
             for (rows, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True):
                 outputs = self._run(ids.to(self.device), type_ids.to(self.device), lengths.to(self.device))
@@ -144,7 +144,7 @@ def expected_reranker_numerics(options: RerankerOptions, device: str | None) -> 
     return expected_numerics(EncoderOptions(dtype=options.dtype, compile=options.compile), device)
 
 
-class Scored(nn.Module):
+class PairClassifier(nn.Module):
     """A classifier over padded pairs: (ids, types int64 [b, n], lengths int64 [b]) -> logits float32 [b, labels]."""
 
     def __init__(self, model: nn.Module, types: bool):

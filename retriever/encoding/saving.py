@@ -124,7 +124,7 @@ def _layout(recipe: Recipe) -> _Layout:
 
 
 @contextlib.contextmanager
-def restored(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
+def with_original_values(config: Any, values: Mapping[str, Any]) -> Iterator[None]:
     """Gives a configuration its values from before training for the duration of the context."""
     trained_with = {name: getattr(config, name) for name in values}
     try:

@@ -15,7 +15,7 @@ from retriever.forward.batching import Tokens
 from retriever.model.modules import SPLADE
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Side
 from retriever.prompts.prompts import TaskPrompt
-from retriever.prompts.query_words import unusable_texts
+from retriever.prompts.query_words import unusable_texts_error
 
 
 class SparseEncoder:
@@ -111,7 +111,7 @@ class SparseEncoder:
         Arguments and errors as of `Encoder.forward`.
         """
         if reasons := self.dense.unusable_texts(tokens, side=side, task=task, topics=topics):
-            raise unusable_texts(reasons, len(tokens))
+            raise unusable_texts_error(reasons, len(tokens))
         done = 0
         for rows, weights in self.dense.pooled_batches(tokens, side=side, task=task, topics=topics):
             finite = torch.isfinite(weights).all(1)

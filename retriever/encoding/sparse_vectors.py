@@ -53,14 +53,14 @@ class SparseVectors:
 
 
 def from_dense(matrix: np.ndarray) -> SparseVectors:
-    """Returns the numbers of a matrix that are not 0: float [vectors, width]."""
+    """Returns the rows of a matrix, float [vectors, width], as sparse vectors."""
     rows, words = np.nonzero(matrix)
     offsets = np.searchsorted(rows, np.arange(len(matrix) + 1)).astype(np.int64)
     return SparseVectors(words.astype(np.int32), matrix[rows, words].astype(np.float32), offsets, matrix.shape[1])
 
 
 def concatenate(pieces: Sequence[SparseVectors], width: int) -> SparseVectors:
-    """Returns the vectors of several pieces, one after the other. width: of the vocabulary, also without pieces."""
+    """Returns the vectors of all pieces, in order. `width` is the size of the vocabulary."""
     counts = [np.zeros(1, np.int64), *(piece.counts for piece in pieces)]
     indices = [np.empty(0, np.int32), *(piece.indices for piece in pieces)]
     values = [np.empty(0, np.float32), *(piece.values for piece in pieces)]

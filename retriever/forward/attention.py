@@ -1,10 +1,10 @@
 """The attention function that puts a prompt's keys and values in front of a layer's own.
 
 transformers looks the attention function of most models up in a table, and passes unknown arguments of `model(...)` on
-to it. `reach` registers `attend` there for one backbone; then `backbone(ids, ..., prompt=PromptRows(...))` makes every
-layer attend to the prompt as well. Masks, windows and causality of the model apply among the tokens of the text; the
-prompt is always attended to. The prompt itself has no positions: in T5 its columns have a relative bias of 0. The text
-starts at its usual position; a caller that wants it to start after the prompt passes `position_ids`, see
+to it. `enable_prompts` registers `attend` there for one backbone. Then `backbone(ids, ..., prompt=PromptRows(...))`
+makes every layer attend to the prompt as well. Masks, windows and causality of the model apply among the tokens of the
+text; the prompt is always attended to. The prompt itself has no positions: in T5 its columns have a relative bias of 0.
+The text starts at its usual position; a caller that wants it to start after the prompt passes `position_ids`, see
 `PromptRows.offsets`.
 """
 
@@ -32,7 +32,7 @@ class _Probe:
         self.shapes: list[tuple[int, int]] = []
 
 
-def reach(backbone: Any) -> PromptShape:
+def enable_prompts(backbone: Any) -> PromptShape:
     """Makes a transformers model use `attend`, which computes the same as sdpa without a prompt.
 
     Returns:
@@ -104,12 +104,12 @@ def attend(
         prompt.shapes.append((key.shape[1], key.shape[3]))
     elif prompt is not None:
         batch, tokens = key.shape[0], key.shape[2]
-        own_key, own_value = prompt.of(getattr(module, _LAYER), batch, key.dtype)
+        own_key, own_value = prompt.keys_and_values(getattr(module, _LAYER), batch, key.dtype)
         key = torch.cat([own_key, key], dim=2)
         value = torch.cat([own_value, value], dim=2)
         length = own_key.shape[2]
         if attention_mask is not None or prompt.inside is not None:
-            attention_mask = _beside(prompt.seen(batch), attention_mask, batch, tokens)
+            attention_mask = _mask_with_prompt(prompt.seen(batch), attention_mask, batch, tokens)
         if position_bias is not None:
             position_bias = nn.functional.pad(position_bias, (length, 0))
     if position_bias is not None:
@@ -124,7 +124,7 @@ def attend(
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
-def _beside(seen: torch.Tensor, mask: torch.Tensor | None, batch: int, tokens: int) -> torch.Tensor:
+def _mask_with_prompt(seen: torch.Tensor, mask: torch.Tensor | None, batch: int, tokens: int) -> torch.Tensor:
     """Returns the mask over prompt and text, from `seen`, bool [b, 1, 1, l], and a mask [.., tokens], bool or float."""
     if mask is None:
         mask = seen.new_ones((1, 1, 1, tokens))

@@ -57,7 +57,7 @@ class Tokens:
 
     def cuts(self, texts: np.ndarray | slice = slice(None)) -> Cuts:
         """Returns the counts of the texts that were cut; texts: numbers of the texts to count, by default all."""
-        return Cuts.of(self.lengths[texts], self.num_cut[texts], self.limit)
+        return Cuts.from_lengths(self.lengths[texts], self.num_cut[texts], self.limit)
 
     @classmethod
     def joined(cls, pieces: Sequence[Tokens]) -> Tokens:
@@ -93,7 +93,7 @@ def text_pieces(lengths: Iterable[int]) -> Iterator[slice]:
         yield slice(start, end)
 
 
-def excess(encoding: Encoding, limit: int) -> list[slice]:
+def tokens_to_cut(encoding: Encoding, limit: int) -> list[slice]:
     """Returns the tokens to delete so that a text, or a pair of texts, has at most `limit` tokens.
 
     These are the last tokens of a text before its closing special tokens, which count too. Of a pair, the longer text
@@ -191,7 +191,7 @@ class TextTokenizer:
         words = np.full(len(tokens.ids), -1, np.int64)
         for start, encoding in zip(tokens.starts, encodings, strict=True):
             numbers = [-1 if word is None else word for word in encoding.word_ids]
-            for tail in excess(encoding, limit):
+            for tail in tokens_to_cut(encoding, limit):
                 del numbers[tail]
             words[start : start + len(numbers)] = numbers
         return tokens, words
@@ -245,7 +245,7 @@ def with_titles(titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy
 def _row(encoding: Encoding, limit: int) -> tuple[list[int], int]:
     """Returns the token ids of a text, cut to a limit, and how many there were."""
     ids = encoding.ids
-    for tail in excess(encoding, limit):
+    for tail in tokens_to_cut(encoding, limit):
         del ids[tail]
     return ids, len(encoding)
 
@@ -264,7 +264,7 @@ def _named_text(texts: Sequence[str]) -> Iterator[None]:
         raise
 
 
-def plan(lengths: np.ndarray, budget: int, step: int, limit: int | None) -> list[tuple[np.ndarray, int]]:
+def plan_padded(lengths: np.ndarray, budget: int, step: int, limit: int | None) -> list[tuple[np.ndarray, int]]:
     """Cuts texts into padded batches, sorted by length (ties by position), longest first.
 
     Args:
@@ -288,7 +288,7 @@ def plan(lengths: np.ndarray, budget: int, step: int, limit: int | None) -> list
     return batches
 
 
-def padded(
+def padded_batches(
     tokens: Tokens, batches: list[tuple[np.ndarray, int]], *, side: str, pad_id: int
 ) -> Iterator[tuple[np.ndarray, torch.Tensor, torch.Tensor]]:
     """Yields the batches of a plan as (rows, ids int64 [batch, width], lengths int64 [batch]), padded on `side`.
@@ -308,24 +308,24 @@ def padded(
         yield rows, torch.from_numpy(ids), torch.from_numpy(lengths)
 
 
-def plan_packed(lengths: np.ndarray, most: int = 1024, *, least: int) -> list[np.ndarray]:
+def plan_packed(lengths: np.ndarray, max_tokens: int = 1024, *, min_tokens: int) -> list[np.ndarray]:
     """Cuts texts into packed batches, sorted by length (ties by position), longest first.
 
     Args:
         lengths: Tokens of each text, int64 [n].
-        most: Tokens of a batch, about; half of all tokens if that is less, so that two threads have work.
-        least: Tokens of a batch at least.
+        max_tokens: Tokens of a batch, about; half of all tokens if that is less, so that two threads have work.
+        min_tokens: Tokens of a batch at least.
 
     Returns:
         The row numbers of each batch, int64. A function of the arguments alone.
     """
     order = np.argsort(-lengths, kind="stable")
     before = np.cumsum(lengths[order]) - lengths[order]
-    size = min(most, max(least, -(-int(lengths.sum()) // 2)))
+    size = min(max_tokens, max(min_tokens, -(-int(lengths.sum()) // 2)))
     return [rows for rows in np.split(order, np.flatnonzero(np.diff(before // size)) + 1) if len(rows)]
 
 
-def packed(tokens: Tokens, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+def packed_batch(tokens: Tokens, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns some texts concatenated, without padding: ids int64 [total], lengths int64 [rows]."""
     starts = tokens.starts
     ids = np.concatenate([tokens.ids[starts[row] : starts[row] + tokens.lengths[row]] for row in rows])

@@ -16,7 +16,7 @@ from pathlib import Path
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
 
 
-def load(source: Path, needed: Collection[str] = ()) -> ctypes.CDLL:
+def load_library(source: Path, needed: Collection[str] = ()) -> ctypes.CDLL:
     """Returns the shared library of a source, compiled unless the cache has it for this compiler and CPU.
 
     Args:

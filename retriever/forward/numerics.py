@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from retriever.forward.packing import in_tiles, packs, reorders
+from retriever.forward.packing import takes_reordered, uses_tiles, will_pack
 from retriever.options import EncoderOptions
 
 Mode = Literal["packed", "compiled", "eager"]
@@ -68,14 +68,14 @@ def describe_numerics(device: torch.device, dtype: torch.dtype, mode: Mode = "ea
         unit = f"{vendor} {torch.backends.cpu.get_cpu_capability().lower()}"
     name = str(dtype).removeprefix("torch.")
     order = ""  # of the sums
-    if mode == "packed" and dtype == torch.bfloat16 and in_tiles():
+    if mode == "packed" and dtype == torch.bfloat16 and uses_tiles():
         order = " tiles"
-    elif mode == "packed" and dtype == torch.float32 and reorders(dtype):
+    elif mode == "packed" and dtype == torch.float32 and takes_reordered(dtype):
         order = " reordered"
     return f"{unit} {name} {mode}{order} torch-{torch.__version__}"
 
 
-def compiles(options: EncoderOptions, device: torch.device, dtype: torch.dtype) -> bool:
+def will_compile(options: EncoderOptions, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether an encoder with these options compiles; "auto": if that makes it faster and there is a compiler."""
     if options.compile != "auto":
         return options.compile == "always"
@@ -92,6 +92,6 @@ def expected_numerics(options: EncoderOptions, device: str | None, kind: str | N
     """
     chosen = choose_device(device)
     dtype = choose_dtype(options.dtype, chosen)
-    if packs(kind, options, chosen):
+    if will_pack(kind, options, chosen):
         return describe_numerics(chosen, dtype, "packed")
-    return describe_numerics(chosen, dtype, "compiled" if compiles(options, chosen, dtype) else "eager")
+    return describe_numerics(chosen, dtype, "compiled" if will_compile(options, chosen, dtype) else "eager")

@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 
 
 @functools.cache
-def kernel() -> ctypes.CDLL | None:
+def load_kernel() -> ctypes.CDLL | None:
     """Returns the kernels, compiled on first use; None if they cannot be (the reason is logged once per process)."""
     try:
-        library = native.load(SOURCE)
+        library = native.load_library(SOURCE)
     except OSError as error:
         log.warning("texts are encoded with padding, which takes longer: %s", error)
         return None
@@ -73,18 +73,18 @@ def kernel() -> ctypes.CDLL | None:
     return library
 
 
-def in_tiles() -> bool:
+def uses_tiles() -> bool:
     """Whether bfloat16 attention uses the CPU's tiles, which sum in another order."""
-    library = kernel()
+    library = load_kernel()
     return library is not None and library.riptide_tiles() == 1
 
 
-def packs(kind: str | None, options: EncoderOptions, device: torch.device) -> bool:
+def will_pack(kind: str | None, options: EncoderOptions, device: torch.device) -> bool:
     """Whether batches are packed: on a CPU with the kernel, for a supported backbone, unless compile is "always"."""
-    return device.type == "cpu" and options.compile != "always" and kind in PACKABLE and kernel() is not None
+    return device.type == "cpu" and options.compile != "always" and kind in PACKABLE and load_kernel() is not None
 
 
-def rounded(total: int) -> int:
+def round_rows(total: int) -> int:
     """Returns the rows of a product for a number of tokens: a multiple of 16, the rows of a tile of the CPU, or of 32.
 
     oneDNN compiles a product for each number of rows, which takes as long as several products, and keeps 1,024 of them.
@@ -118,8 +118,8 @@ class Packed(nn.Module):
         offsets = None if prompt is None else prompt.offsets
         hidden = self._embedded(ids, self._positions(ids, lengths, starts, offsets))
         total = len(hidden)
-        hidden = functional.pad(hidden, (0, 0, 0, rounded(total) - total))
-        seen = _Prompts.of(prompt, len(lengths))
+        hidden = functional.pad(hidden, (0, 0, 0, round_rows(total) - total))
+        seen = _Prompts.from_rows(prompt, len(lengths))
         for number, layer in enumerate(self.layers):
             hidden = layer(hidden, lengths, total, seen.at(number))
         hidden = hidden[:total]
@@ -163,7 +163,7 @@ class _Prompts(NamedTuple):
     lengths: torch.Tensor
 
     @classmethod
-    def of(cls, prompt: PromptRows | None, batch: int) -> _Prompts:
+    def from_rows(cls, prompt: PromptRows | None, batch: int) -> _Prompts:
         nothing = torch.zeros(batch, dtype=torch.int64)
         if prompt is None:
             return cls(None, nothing, nothing)
@@ -215,7 +215,7 @@ class _Layer:
         inward = self.inward(hidden)
         seen = torch.empty_like(hidden)
         seen[total:] = 0
-        library = kernel()
+        library = load_kernel()
         assert library is not None
         library.riptide_attend(
             inward.data_ptr(),
@@ -240,7 +240,7 @@ class _Norm:
         self.weight, self.bias = norm.weight.detach().contiguous(), norm.bias.detach().contiguous()
 
     def __call__(self, values: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        library = kernel()
+        library = load_kernel()
         assert library is not None
         if values.shape[-1] % _LANES or self.weight.dtype != values.dtype:
             return self.norm(values + added)
@@ -256,7 +256,7 @@ class _Norm:
         return values
 
 
-def reorders(dtype: torch.dtype) -> bool:
+def takes_reordered(dtype: torch.dtype) -> bool:
     """Whether the CPU's products take reordered weights."""
     mkldnn = torch.backends.mkldnn
     return bool(
@@ -268,13 +268,13 @@ def reorders(dtype: torch.dtype) -> bool:
 class _Linear:
     """x W^T + b, then GELU if requested; the weights are stored in the order of the CPU's products.
 
-    This class and `reorders` are the only users of torch's private operators for oneDNN, those of its own compiler.
+    Only this class and `takes_reordered` use torch's private operators for oneDNN, which its own compiler uses.
     On one core of an AMD CPU with AVX-512 BF16, at widths from 384 to 3,072, products of 16 and 224 rows are 2.2 to
     2.8 times as fast as `functional.linear` in float32, and 1.05 to 1.44 times in bfloat16.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, gelu: bool = False):
-        self.reordered = reorders(weight.dtype)
+        self.reordered = takes_reordered(weight.dtype)
         weight = weight.detach()
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS) if self.reordered else weight
         self.bias = bias.detach()

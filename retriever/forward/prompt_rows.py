@@ -39,7 +39,9 @@ class PromptRows(NamedTuple):
     offsets: torch.Tensor | None = None
     dropout: float = 0.0
 
-    def of(self, layer: int, batch: int, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def keys_and_values(
+        self, layer: int, batch: int, dtype: torch.dtype | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the keys and the values of a layer: each [batch, heads, l, head_dim].
 
         Args:

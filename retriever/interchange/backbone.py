@@ -12,7 +12,7 @@ import torch
 
 from retriever.encoding.backbones import is_pooler, load_backbone
 from retriever.errors import InputError
-from retriever.forward.attention import reach
+from retriever.forward.attention import enable_prompts
 from retriever.forward.prompt_rows import PromptShape
 from retriever.model.recipe import Recipe
 
@@ -99,7 +99,7 @@ def open_backbone(name: str, recipe: Recipe) -> Backbone:
         InputError: If the weights are damaged, or if no prompts can be put into the model.
     """
     model = load_backbone(recipe, torch.float32).eval()
-    return Backbone(name, model, reach(model))
+    return Backbone(name, model, enable_prompts(model))
 
 
 def describe_shape(layers: int, heads: int, head_dim: int) -> str:

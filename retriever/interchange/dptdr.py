@@ -25,7 +25,7 @@ from retriever.errors import InputError
 from retriever.interchange.backbone import REMEDY, Backbone
 from retriever.interchange.rows import check_numbers, check_rows
 from retriever.interchange.states import read_state
-from retriever.model.documents import count, read_object
+from retriever.model.documents import read_count, read_object
 from retriever.model.files import weight_files
 from retriever.options import SIDES, Side
 
@@ -93,7 +93,7 @@ def _read_model(path: Path, backbone: Backbone) -> Checkpoint:
         )
     compared = backbone.compare_weights(state, files[0])
     rows = {side: _rows_of(tensors, files[0], backbone) for side, tensors in encoders.items()}
-    length = count(config, "pre_seq_len", config_file)
+    length = read_count(config, "pre_seq_len", config_file)
     for tensor in rows.values():
         if length is not None and length != len(tensor):
             raise InputError(

@@ -19,7 +19,7 @@ from retriever.errors import InputError
 from retriever.interchange.backbone import REMEDY, Backbone, describe_shape
 from retriever.interchange.rows import check_rows, to_rows
 from retriever.interchange.states import read_state
-from retriever.model.documents import count, field, read_object, shown
+from retriever.model.documents import read_count, read_field, read_object, shown
 
 CONFIG = "adapter_config.json"
 _WEIGHTS, _OLD_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
@@ -39,20 +39,22 @@ def read_prefix_tuning(folder: Path, backbone: Backbone) -> torch.Tensor:
     """
     file = folder / CONFIG
     content = read_object(file, required=True)
-    kind = field(content, "peft_type", str, file)
+    kind = read_field(content, "peft_type", str, file)
     if kind != "PREFIX_TUNING":
         raise InputError(
             f"{file}: peft_type: expected PREFIX_TUNING, got {shown(kind)}: only prefix tuning puts keys and values "
             "before each layer; merge a LoRA adapter into its model, and use that as a backbone"
         )
     _check_model_type(content, file, backbone)
-    if (count(content, "num_transformer_submodules", file) or 1) != 1:
+    if (read_count(content, "num_transformer_submodules", file) or 1) != 1:
         raise InputError(
             f"{file}: num_transformer_submodules is {content['num_transformer_submodules']}, as for an "
             "encoder-decoder model: expected 1"
         )
-    length = count(content, "num_virtual_tokens", file)
-    layers, heads, size = (count(content, name, file) for name in ("num_layers", "num_attention_heads", "token_dim"))
+    length = read_count(content, "num_virtual_tokens", file)
+    layers, heads, size = (
+        read_count(content, name, file) for name in ("num_layers", "num_attention_heads", "token_dim")
+    )
     if layers and heads and size and (layers, heads, size / heads) != tuple(backbone.shape):
         raise InputError(
             f"{file}: the prompt is for {describe_shape(layers, heads, size // heads)}, and {backbone}: {REMEDY}"
@@ -115,8 +117,8 @@ def write_prefix_tuning(folder: Path, matrix: torch.Tensor, base_model: str | No
 
 def _check_model_type(content: dict[str, Any], file: Path, backbone: Backbone) -> None:
     """Raises InputError if auto_mapping names a module of another architecture of transformers than the backbone's."""
-    mapping = field(content, "auto_mapping", dict, file, {})
-    module = field(mapping, "parent_library", str, file, "")
+    mapping = read_field(content, "auto_mapping", dict, file, {})
+    module = read_field(mapping, "parent_library", str, file, "")
     actual = type(backbone.model).__module__
     if module.startswith("transformers.models.") and module.split(".")[2] != actual.split(".")[2]:
         raise InputError(

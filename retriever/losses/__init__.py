@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from retriever.losses.category import category_loss, overlap, topic_loss, weighted_positives_loss
-from retriever.losses.contrastive import contrastive_loss, own_loss, symmetric_loss, symmetric_sum_loss
+from retriever.losses.contrastive import both_directions_loss, contrastive_loss, own_passages_loss, symmetric_loss
 from retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
 from retriever.losses.temperature import LearnedTemperature
 from retriever.options.losses import Loss
@@ -33,7 +33,7 @@ __all__ = [
     "kl_loss",
     "margin_mse_loss",
     "overlap",
-    "own_loss",
+    "own_passages_loss",
     "symmetric_loss",
     "teacher_logits",
     "topic_loss",
@@ -44,7 +44,7 @@ __all__ = [
 CONTRASTIVE: dict[str, Callable[..., torch.Tensor]] = {
     "contrastive": contrastive_loss,
     "symmetric": symmetric_loss,
-    "symmetric-sum": symmetric_sum_loss,
+    "symmetric-sum": both_directions_loss,
 }
 """Losses over the positives of queries: arguments of `contrastive_loss`."""
 DISTILLATION: dict[str, Callable[..., torch.Tensor]] = {"kl": kl_loss, "margin-mse": margin_mse_loss}
@@ -92,8 +92,8 @@ def batch_loss(
         labels: The labels of the batch; distillation losses need the teacher's.
         temperature: Similarities are divided by it.
         contrastive_weight: A distillation loss is increased by this times the contrastive loss.
-        negatives_from: "batch": the contrastive loss is `contrastive_loss`, over all passages; "own": it is `own_loss`,
-            over the passages that were drawn for a query, which needs the groups of the labels.
+        negatives_from: "batch": the contrastive loss is `contrastive_loss`, over all passages; "own": it is
+            `own_passages_loss`, over the passages that were drawn for a query, which needs the groups of the labels.
 
     Returns:
         The loss, a scalar.
@@ -103,7 +103,7 @@ def batch_loss(
         if negatives_from == "batch":
             return CONTRASTIVE[name](queries, passages, labels.positives, temperature, labels.ignored)
         assert labels.groups is not None, "own negatives need the groups of the labels"
-        return own_loss(queries, passages, labels.groups, temperature, labels.ignored)
+        return own_passages_loss(queries, passages, labels.groups, temperature, labels.ignored)
 
     if loss in CONTRASTIVE:
         return contrast(loss)

@@ -65,7 +65,7 @@ def symmetric_loss(
     return (contrastive_loss(queries, passages, positives, temperature, ignored) + by_passage) / 2
 
 
-def symmetric_sum_loss(
+def both_directions_loss(
     queries: torch.Tensor,
     passages: torch.Tensor,
     positives: torch.Tensor,
@@ -76,7 +76,7 @@ def symmetric_sum_loss(
     return 2 * symmetric_loss(queries, passages, positives, temperature, ignored)
 
 
-def own_loss(
+def own_passages_loss(
     queries: torch.Tensor,
     passages: torch.Tensor,
     groups: torch.Tensor,

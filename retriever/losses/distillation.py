@@ -12,7 +12,7 @@ import torch
 
 # Half the distance between 1 and the float32 below it. Sigmoids of logits above 16.6 are 1 in float32, so logits are
 # cut off there, and at -16.6, so that neither direction counts more.
-_SMALLEST = 2.0**-24
+_MIN_PROBABILITY = 2.0**-24
 
 
 def teacher_logits(probabilities: torch.Tensor) -> torch.Tensor:
@@ -24,7 +24,7 @@ def teacher_logits(probabilities: torch.Tensor) -> torch.Tensor:
     Returns:
         float32 of the same shape.
     """
-    return torch.logit(probabilities.double(), eps=_SMALLEST).float()
+    return torch.logit(probabilities.double(), eps=_MIN_PROBABILITY).float()
 
 
 def kl_loss(

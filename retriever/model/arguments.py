@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retriever.errors import InputError
-from retriever.model.documents import field, has_type, shown
+from retriever.model.documents import has_type, read_field, shown
 
 ATTENTION = ("eager", "sdpa")  # the implementations that come with torch
 # Plain names that transformers knows; any other may name a kernel to download.
@@ -108,7 +108,7 @@ def _checked(
     for other in names:
         if other != name and settings.get(other):
             raise InputError(f"{file}: both {name} and {other} are given; keep one")
-    arguments: dict[str, Any] = field(settings, name, dict, file, {})
+    arguments: dict[str, Any] = read_field(settings, name, dict, file, {})
     for key, value in arguments.items():
         if key not in known:
             raise InputError(

@@ -8,7 +8,7 @@ from typing import Any
 
 from retriever.errors import InputError
 from retriever.model.arguments import ATTENTION
-from retriever.model.documents import count, field, read_object, shown
+from retriever.model.documents import read_count, read_field, read_object, shown
 from retriever.model.failures import readable_errors
 
 # transformers loads other files, packages or kernels for these fields.
@@ -50,7 +50,7 @@ _SIZES = (
     "vocab_size",
     "d_kv",
 )
-_MOST_LAYERS = 1000
+_MAX_LAYERS = 1000
 
 
 def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: Any) -> Any:
@@ -87,19 +87,19 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: A
                 f"{file}: {name}: expected an integer of at least 1, got {shown(value)}: not the "
                 "configuration of a text encoder"
             )
-    if config.num_hidden_layers > _MOST_LAYERS:
-        raise InputError(f"{file}: {config.num_hidden_layers} layers, expected at most {_MOST_LAYERS}")
+    if config.num_hidden_layers > _MAX_LAYERS:
+        raise InputError(f"{file}: {config.num_hidden_layers} layers, expected at most {_MAX_LAYERS}")
     return config
 
 
 def check_fields(content: Mapping[str, Any], file: Path) -> None:
     """Raises InputError for a field of config.json that is refused, at any depth, or has a wrong type."""
-    field(content, "model_type", str, file)
-    architectures = field(content, "architectures", list, file, [])
+    read_field(content, "model_type", str, file)
+    architectures = read_field(content, "architectures", list, file, [])
     if not all(isinstance(name, str) for name in architectures):
         raise InputError(f"{file}: architectures: expected a list of names, got {shown(architectures)}")
     for name in _SIZES:
-        if name in content and count(content, name, file) is None:
+        if name in content and read_count(content, name, file) is None:
             raise InputError(f"{file}: {name}: expected an integer of at least 1, got null")
     for name, value in _fields(content):
         if name in _REFUSED and value not in (None, False):

@@ -11,10 +11,10 @@ from typing import Any
 
 from retriever.errors import InputError, shortened
 
-MOST_BYTES = 16 << 20  # of a JSON file
-MOST_DIGITS = 308  # of an integer: more cannot be converted to a float
-_MOST_SHOWN = 60  # characters of a value in a message
-_LONG_NUMBER = re.compile(rf"(?:^|[\[:,\s])-?[0-9]{{{MOST_DIGITS + 1}}}")
+MAX_BYTES = 16 << 20  # of a JSON file
+MAX_DIGITS = 308  # of an integer: more cannot be converted to a float
+_MAX_SHOWN = 60  # characters of a value in a message
+_LONG_NUMBER = re.compile(rf"(?:^|[\[:,\s])-?[0-9]{{{MAX_DIGITS + 1}}}")
 
 _NAMES = {
     dict: "an object",
@@ -40,8 +40,8 @@ def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any
             `parse_json` reads it), or of another type.
     """
     try:
-        if (size := file.stat().st_size) > MOST_BYTES:
-            raise InputError(f"{file}: {size:,} bytes, expected a JSON file of up to {MOST_BYTES:,}")
+        if (size := file.stat().st_size) > MAX_BYTES:
+            raise InputError(f"{file}: {size:,} bytes, expected a JSON file of up to {MAX_BYTES:,}")
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         if required or file.is_symlink():
@@ -72,11 +72,11 @@ def parse_json(text: str, *, has_unique_fields: bool = False) -> Any:
         has_unique_fields: Whether no object may have a field twice; otherwise the last one counts.
 
     Raises:
-        json.JSONDecodeError: If the text is not JSON, is nested too deeply, or has an integer of more than MOST_DIGITS
+        json.JSONDecodeError: If the text is not JSON, is nested too deeply, or has an integer of more than MAX_DIGITS
             digits or a string with an unpaired surrogate.
     """
     if _LONG_NUMBER.search(text):
-        raise json.JSONDecodeError(f"an integer of more than {MOST_DIGITS} digits", text, 0)
+        raise json.JSONDecodeError(f"an integer of more than {MAX_DIGITS} digits", text, 0)
     try:
         pairs_hook = _unique_fields if has_unique_fields else None
         value = json.loads(text, object_pairs_hook=pairs_hook)
@@ -110,7 +110,7 @@ def read_object(file: Path, *, required: bool = False) -> dict[str, Any]:
     return content
 
 
-def field(document: Mapping[str, Any], name: str, kind: type[Any], file: Path, default: Any = None) -> Any:
+def read_field(document: Mapping[str, Any], name: str, kind: type[Any], file: Path, default: Any = None) -> Any:
     """Returns a field of a JSON object; `default` if it is absent or null.
 
     `kind` int excludes booleans; float includes integers. Raises InputError for another type.
@@ -123,8 +123,8 @@ def field(document: Mapping[str, Any], name: str, kind: type[Any], file: Path, d
     return value
 
 
-def count(document: Mapping[str, Any], name: str, file: Path, *, least: int = 1) -> int | None:
-    """Returns a field that counts something, None if absent or null. Raises InputError unless it is at least `least`.
+def read_count(document: Mapping[str, Any], name: str, file: Path, *, minimum: int = 1) -> int | None:
+    """Returns a field that counts something, None if absent or null. Raises InputError unless it is at least `minimum`.
 
     A float without a fraction counts as an integer: some tools write `1e30` for "no limit".
     """
@@ -133,8 +133,8 @@ def count(document: Mapping[str, Any], name: str, file: Path, *, least: int = 1)
         return None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not has_type(value, int) or value < least:
-        raise InputError(f"{file}: {name}: expected an integer of at least {least}, got {shown(document[name])}")
+    if not has_type(value, int) or value < minimum:
+        raise InputError(f"{file}: {name}: expected an integer of at least {minimum}, got {shown(document[name])}")
     return int(value)
 
 
@@ -180,10 +180,10 @@ def has_type(value: Any, kind: type[Any]) -> bool:
 def shown(value: Any) -> str:
     """Returns a JSON value for a message, cut to 60 characters. Later items and the rest of a string are not read."""
     if isinstance(value, str):
-        value = value[:_MOST_SHOWN]
+        value = value[:_MAX_SHOWN]
     text = ""
     for piece in json.JSONEncoder(default=str).iterencode(value):
         text += piece
-        if len(text) > _MOST_SHOWN:
-            return f"{text[: _MOST_SHOWN - 1]}…"
+        if len(text) > _MAX_SHOWN:
+            return f"{text[: _MAX_SHOWN - 1]}…"
     return text

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retriever.errors import InputError
-from retriever.model.documents import count, field, inner_path, read_document, read_object, shown
+from retriever.model.documents import inner_path, read_count, read_document, read_field, read_object, shown
 from retriever.model.files import weight_files
 from retriever.options import Pooling
 
@@ -140,10 +140,10 @@ def check_splade(file: Path, vocabulary: int | None) -> None:
     """Raises InputError unless the settings of SpladePooling are those of SPLADE v2."""
     config = read_object(file, required=True)
     for name, expected in (("pooling_strategy", "max"), ("activation_function", "relu")):
-        if (value := field(config, name, str, file, expected)) != expected:
+        if (value := read_field(config, name, str, file, expected)) != expected:
             raise InputError(f"{file}: {name}={value} is not supported ({expected} is)")
     for name in ("embedding_dimension", "word_embedding_dimension"):
-        size = count(config, name, file)
+        size = read_count(config, name, file)
         if size is not None and size != vocabulary:
             raise InputError(f"{file}: {name} is {size}, and the model has {vocabulary} words: copy the folder again")
 
@@ -164,7 +164,7 @@ def _transformer_settings(
     is_masked = is_splade and task == "fill-mask"
     output = "logits" if is_masked else "last_hidden_state"
     default = {"method": "forward", "method_output_name": output}
-    text = field(settings, "modality_config", dict, file, {}).get("text", default)
+    text = read_field(settings, "modality_config", dict, file, {}).get("text", default)
     refused = {
         "transformer_task": is_splade != is_masked or (not is_splade and task != "feature-extraction"),
         "query_expansion": bool(settings.get("query_expansion")),
@@ -181,7 +181,9 @@ def _read_pooling(file: Path) -> Pooling:
     """Returns the pooling that a Pooling module has."""
     config = read_object(file, required=True)
     modes: Any = config.get("pooling_mode")
-    modes = modes or [mode for key, mode in _OLD_POOLING_KEYS.items() if field(config, key, bool, file)] or ["mean"]
+    modes = (
+        modes or [mode for key, mode in _OLD_POOLING_KEYS.items() if read_field(config, key, bool, file)] or ["mean"]
+    )
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not all(isinstance(mode, str) for mode in modes):
         raise InputError(f"{file}: pooling_mode: expected a name or a list of names, got {shown(modes)}")
@@ -193,7 +195,7 @@ def _read_pooling(file: Path) -> Pooling:
     names = {mode: name for name, mode in POOLING_MODES.items()}
     if len(modes) != 1 or modes[0] not in names:
         raise InputError(f"{file}: pooling {' + '.join(modes)} is not supported (cls, mean and lasttoken are)")
-    if field(config, "include_prompt", bool, file) is False:
+    if read_field(config, "include_prompt", bool, file) is False:
         raise InputError(f"{file}: include_prompt=false (pooling that leaves the prefix out) is not supported")
     return names[modes[0]]
 
@@ -202,16 +204,16 @@ def _read_dense(folder: Path, path: str) -> Dense:
     """Returns a Dense module of a model folder."""
     file = folder / path / "config.json"
     config = read_object(file, required=True)
-    name = field(config, "activation_function", str, file, "torch.nn.modules.activation.Tanh")
+    name = read_field(config, "activation_function", str, file, "torch.nn.modules.activation.Tanh")
     package, _, activation = name.rpartition(".")
     if not package.startswith("torch.nn") or activation not in _ACTIVATIONS:
         raise InputError(f"{file}: activation {package}.{activation} is not supported ({', '.join(_ACTIVATIONS)} are)")
-    ends = [field(config, f"module_{end}_name", str, file) or "sentence_embedding" for end in ("input", "output")]
+    ends = [read_field(config, f"module_{end}_name", str, file) or "sentence_embedding" for end in ("input", "output")]
     if set(ends) != {"sentence_embedding"} or config.get("use_residual"):
         raise InputError(f"{file}: only a plain layer over the sentence embedding is supported, got {shown(config)}")
-    size = count(config, "out_features", file)
+    size = read_count(config, "out_features", file)
     if size is None:
         raise InputError(f"{file}: out_features: expected an integer of at least 1, got none")
     if not weight_files(folder / path):
         raise InputError(f"{folder / path}: no model.safetensors and no pytorch_model.bin")
-    return Dense(path, activation, size, field(config, "bias", bool, file, True))
+    return Dense(path, activation, size, read_field(config, "bias", bool, file, True))

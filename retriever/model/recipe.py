@@ -12,7 +12,7 @@ from typing import Any
 from retriever.errors import InputError
 from retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from retriever.model.configuration import load_config
-from retriever.model.documents import count, field, read_object, shown
+from retriever.model.documents import read_count, read_field, read_object, shown
 from retriever.model.files import resolve, sha256_of, tokenizer_files, weight_files
 from retriever.model.modules import ENCODER_CONFIG, SPLADE, Dense, check_splade, read_modules
 from retriever.model.vocabulary import check_vocabulary
@@ -125,14 +125,16 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     pooling = options.pooling or modules.pooling
     head = _head(modules.head, pooling, options)
     dim = _dense_dim(folder, head, hidden, options)
-    most_terms = count(read_object(folder / ENCODER_CONFIG), "max_active_dims", folder / ENCODER_CONFIG)
+    max_terms = read_count(read_object(folder / ENCODER_CONFIG), "max_active_dims", folder / ENCODER_CONFIG)
     query_terms = passage_terms = None
     if pooling == SPLADE:
         if vocabulary is None:
             raise InputError(f"{backbone / 'config.json'}: vocab_size: expected an integer, whose words get weights")
         dim = vocabulary
-        query_terms, passage_terms = options.query_terms or most_terms, options.passage_terms or most_terms
-    query_length, passage_length, padding_side = _lengths(backbone, config, file, settings, tokenizer_args, options)
+        query_terms, passage_terms = options.query_terms or max_terms, options.passage_terms or max_terms
+    query_length, passage_length, padding_side = _length_limits(
+        backbone, config, file, settings, tokenizer_args, options
+    )
     query_prefix, passage_prefix, others = _read_prefixes(folder / ENCODER_CONFIG)
     return Recipe(
         folder=folder,
@@ -145,7 +147,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         unused_prompts=() if query_prefix or options.query_prefix is not None else others,
         query_length=query_length,
         passage_length=passage_length,
-        lower_case=field(settings, "do_lower_case", bool, file, False),
+        lower_case=read_field(settings, "do_lower_case", bool, file, False),
         append_eos=options.append_eos or _adds_eos(backbone, tokenizer_args),
         padding_side=options.padding_side or padding_side,
         hidden=hidden,
@@ -281,15 +283,15 @@ def _read_prefixes(file: Path) -> tuple[str, str, tuple[str, ...]]:
 
     A prompt that the file lacks is empty. The names are those of prompts that are not empty.
     """
-    prompts = field(read_object(file), "prompts", dict, file, {})
-    texts = {name: field(prompts, name, str, file, "") for name in prompts}
+    prompts = read_field(read_object(file), "prompts", dict, file, {})
+    texts = {name: read_field(prompts, name, str, file, "") for name in prompts}
     of_passages = ("document", "passage", "corpus")
     passage = next((texts[name] for name in of_passages if texts.get(name)), "")
     others = tuple(name for name, text in texts.items() if text and name not in ("query", *of_passages))
     return texts.get("query", ""), passage, others
 
 
-def _lengths(
+def _length_limits(
     backbone: Path,
     config: Any,
     file: Path,
@@ -301,18 +303,20 @@ def _lengths(
     tokenizer_file = backbone / "tokenizer_config.json"
     tokenizer = read_object(tokenizer_file) | tokenizer_args
     positions = positions_of(config)
-    limit = count(settings, "max_seq_length", file) or count(tokenizer, "model_max_length", tokenizer_file) or 512
+    limit = (
+        read_count(settings, "max_seq_length", file) or read_count(tokenizer, "model_max_length", tokenizer_file) or 512
+    )
     limit = 512 if limit > 1_000_000 and positions is None else min(limit, positions or limit)
     lengths = []
     for name, key in (("query_length", "query_length"), ("passage_length", "document_length")):
         chosen = getattr(options, name)
         if chosen is not None and positions is not None and chosen > positions:
             raise InputError(f"parameter {name} {chosen}: more than the {positions} positions of {backbone.name}")
-        length = count(settings, key, file)
+        length = read_count(settings, key, file)
         if length is not None and positions is not None and length > positions:
             raise InputError(f"{file}: {key}={length} is more than the {positions} positions of {backbone.name}")
         lengths.append(int(chosen or length or limit))
-    side = field(tokenizer, "padding_side", str, tokenizer_file, "right")
+    side = read_field(tokenizer, "padding_side", str, tokenizer_file, "right")
     if side not in ("right", "left"):
         raise InputError(f"{tokenizer_file}: padding_side: expected right or left, got {shown(side)}")
     return lengths[0], lengths[1], side
@@ -325,7 +329,7 @@ def _adds_eos(backbone: Path, tokenizer_args: dict[str, Any]) -> bool:
     which E5-Mistral's folder leaves without the token that its vectors are taken from.
     """
     file = backbone / "tokenizer_config.json"
-    return field(read_object(file) | tokenizer_args, "add_eos_token", bool, file, False)
+    return read_field(read_object(file) | tokenizer_args, "add_eos_token", bool, file, False)
 
 
 def positions_of(config: Any) -> int | None:

@@ -14,7 +14,7 @@ from retriever.model.documents import parse_json, read_object, shown
 from retriever.model.failures import readable_errors, without_loading_report
 from retriever.model.files import weight_files
 
-MOST_HEADER = 4 << 20  # bytes of the header of a safetensors file
+MAX_HEADER = 4 << 20  # bytes of the header of a safetensors file
 _REMEDY = "copy the model folder again, or save the model again"
 
 Part = Callable[[str], bool]
@@ -60,7 +60,7 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     """Returns the shape of each tensor in a safetensors file, from its header.
 
     Raises:
-        InputError: If the file is damaged, its header exceeds MOST_HEADER bytes, or a name stands twice in the header,
+        InputError: If the file is damaged, its header exceeds MAX_HEADER bytes, or a name stands twice in the header,
             which safetensors does not notice.
     """
     from safetensors import safe_open
@@ -68,8 +68,8 @@ def tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     with readable_errors(file):
         with open(file, "rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            if length > MOST_HEADER:
-                raise InputError(f"{file}: a header of {length:,} bytes, expected up to {MOST_HEADER:,}")
+            if length > MAX_HEADER:
+                raise InputError(f"{file}: a header of {length:,} bytes, expected up to {MAX_HEADER:,}")
             header = stream.read(length)
         with safe_open(file, "pt"):  # checks the header, and that the file is as long as it says
             pass

@@ -23,7 +23,7 @@ def option(
     hidden: bool = False,
     positional: bool = False,
     repeated: bool = False,
-    least: float | None = None,
+    minimum: float | None = None,
     positive: bool = False,
     share: bool = False,
     choices: Collection[Any] | None = None,
@@ -44,7 +44,7 @@ def option(
         hidden: Leave the option out of --help.
         positional: The value is given without a name.
         repeated: The option is given once for each value of a tuple: --query A --query B.
-        least: The smallest allowed number, which must be finite.
+        minimum: The smallest allowed number, which must be finite.
         positive: Only finite numbers above 0 are allowed.
         share: Only numbers from 0 to less than 1 are allowed.
         choices: All allowed values, if the type does not list them.
@@ -58,13 +58,13 @@ def option(
         "hidden": hidden,
         "positional": positional,
         "repeated": repeated,
-        "least": least,
+        "minimum": minimum,
         "positive": positive,
         "share": share,
         "choices": choices,
         "later": later,
     }
-    metadata = {name: value for name, value in settings.items() if value or (name == "least" and value is not None)}
+    metadata = {name: value for name, value in settings.items() if value or (name == "minimum" and value is not None)}
     return field(default=default, default_factory=default_factory, metadata=metadata)
 
 
@@ -92,7 +92,7 @@ class _Rule(NamedTuple):
         option: The name of the option.
         choices: All values; None: any.
         is_optional: Whether None is allowed.
-        bounds: The settings `least`, `positive` and `share` of `option`.
+        bounds: The settings `minimum`, `positive` and `share` of `option`.
     """
 
     option: str
@@ -109,24 +109,24 @@ def check_values(options: object) -> None:
             continue
         if choices is not None and value not in tuple(choices):  # a value of JSON may have no hash
             raise InputError(f"parameter {option} {value!r}: expected one of {', '.join(map(str, choices))}")
-        if "least" in bounds:
-            _check_least(value, bounds["least"], option)
+        if "minimum" in bounds:
+            _check_minimum(value, bounds["minimum"], option)
         if "positive" in bounds and not 0 < value < math.inf:
             raise InputError(f"parameter {option} {value}: expected more than 0{_finite(value)}")
         if "share" in bounds and not 0 <= value < 1:
             raise InputError(f"parameter {option} {value}: expected a share, 0 to less than 1")
 
 
-def check_least(options: object, **least: float) -> None:
+def check_minimums(options: object, **minimums: float) -> None:
     """Raises InputError for a field with a number that is too small, or not finite; None is allowed."""
-    for name, smallest in least.items():
+    for name, minimum in minimums.items():
         if (value := getattr(options, name)) is not None:
-            _check_least(value, smallest, option_name(type(options), name))
+            _check_minimum(value, minimum, option_name(type(options), name))
 
 
-def _check_least(value: float, least: float, option: str) -> None:
-    if not least <= value < math.inf:
-        raise InputError(f"parameter {option} {value}: expected at least {least}{_finite(value)}")
+def _check_minimum(value: float, minimum: float, option: str) -> None:
+    if not minimum <= value < math.inf:
+        raise InputError(f"parameter {option} {value}: expected at least {minimum}{_finite(value)}")
 
 
 @functools.cache
@@ -137,7 +137,7 @@ def _rules(options: Any) -> Mapping[str, _Rule]:
         members = (hints[name],) if get_origin(hints[name]) is Literal else get_args(hints[name])
         literals = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
         settings = _settings(options, name)
-        bounds: dict[str, Any] = {each: settings[each] for each in ("least", "positive", "share") if each in settings}
+        bounds: dict[str, Any] = {each: settings[each] for each in ("minimum", "positive", "share") if each in settings}
         choices = settings.get("choices", literals or None)
         if bounds or choices is not None:
             rules[name] = _Rule(option_name(options, name), choices, NoneType in members, bounds)

@@ -39,14 +39,14 @@ class TextOptions(OptionGroup):
     title: TitlePolicy = "space"
     """Separator between a passage's title and its text: a space, a newline, or the tokenizer's separator token; none:
     leave out the title."""
-    query_length: int | None = option(None, least=1)
+    query_length: int | None = option(None, minimum=1)
     """Maximum number of tokens per query, special tokens included. Longer queries are cut; the job says how many.
     Default: the setting in the backbone's folder, which is at most the number of its positions, or 512; 256 in training
     of sparse vectors (naver/splade) if the folder is no SPLADE model."""
-    passage_length: int | None = option(None, least=1)
+    passage_length: int | None = option(None, minimum=1)
     """Maximum number of tokens per passage, special tokens included; default: as for queries. Longer passages are cut;
     the job says how many."""
-    dimension: int | None = option(None, least=1)
+    dimension: int | None = option(None, minimum=1)
     """Keep this many leading dimensions of each vector, then normalise again, for Matryoshka models. Default: all."""
     append_eos: bool = False
     """End every text with the end-of-sequence token if the tokenizer does not add it. The setting add_eos_token in
@@ -67,10 +67,10 @@ class EncoderOptions(TextOptions):
     compile: Compile = "auto"
     """torch.compile; auto: if bfloat16 is used and a compiler is available, except for BERT-family models on a CPU,
     which are faster without it; always: an error if compiling fails."""
-    query_terms: int | None = option(None, least=1, later=True)
+    query_terms: int | None = option(None, minimum=1, later=True)
     """With sparse vectors: keep this many words of a query, those with the largest weights. Default: the setting
     max_active_dims in the model's folder, or all."""
-    passage_terms: int | None = option(None, least=1, later=True)
+    passage_terms: int | None = option(None, minimum=1, later=True)
     """With sparse vectors: keep this many words of a passage. Default: as for queries."""
 
     def stored(self) -> dict[str, Any]:
@@ -95,8 +95,8 @@ class RerankerOptions(OptionGroup):
         takes about 15 s, so it pays for more than about a thousand pairs.
     """
 
-    max_length: int | None = option(None, least=1)
+    max_length: int | None = option(None, minimum=1)
     title: TitlePolicy = "space"
-    positive_label: int | None = option(None, least=0)
+    positive_label: int | None = option(None, minimum=0)
     dtype: Precision = "auto"
     compile: Compile = "never"

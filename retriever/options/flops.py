@@ -20,10 +20,10 @@ class FlopsWeights(OptionGroup):
 
     GROUP: ClassVar = "sparse vectors"
 
-    queries: float | None = option(None, flag="flops-queries", least=0)
+    queries: float | None = option(None, flag="flops-queries", minimum=0)
     """With sparse vectors: weight of the FLOPS regulariser of queries: larger values leave fewer words in a vector.
     Default: 3e-4, or 0.5 with --loss margin-mse (naver/splade)."""
-    passages: float | None = option(None, flag="flops-passages", least=0)
+    passages: float | None = option(None, flag="flops-passages", minimum=0)
     """With sparse vectors: weight of the FLOPS regulariser of passages. Default: 1e-4, or 0.4 with --loss margin-mse;
     not with --sides query, which does not encode them."""
     warm_up: float | None = option(None, flag="flops-warm-up")

@@ -30,7 +30,7 @@ class OptimisationOptions(OptionGroup):
     warm_up: float | None = option(None, share=True)
     """Fraction of the steps in which the learning rate rises. Default: 0.1, or 0.04 with sparse vectors (naver/splade:
     6,000 of 150,000 steps)."""
-    weight_decay: float | None = option(None, least=0)
+    weight_decay: float | None = option(None, minimum=0)
     """Weight decay. Default: 0.01, or 0 for LoRA, for prompts that are not pretrained, and with --optimizer
     adafactor."""
     clip: float = option(1.0, positive=True)
@@ -38,21 +38,21 @@ class OptimisationOptions(OptionGroup):
     optimizer: OptimizerName = "adamw"
     """adafactor: as T5X has it (T5, GTR): updates are scaled by the size of the weights, and a checkpoint holds little
     more than the weights; not with --zero 1 to 3."""
-    seed: int = option(0, least=0)
+    seed: int = option(0, minimum=0)
     """Seed of the batches, of dropout and of new weights."""
     zero: Literal[0, 1, 2, 3] | None = option(None, group="memory and precision")
     """DeepSpeed's ZeRO stage. Default: plain data parallelism."""
     offload: bool = option(False, group="memory and precision")
     """Keep the optimizer's state in the memory of the CPU (with --zero 1 to 3)."""
-    checkpoint_every: int = option(100, group="checkpoints", least=1)
+    checkpoint_every: int = option(100, group="checkpoints", minimum=1)
     """Steps between two checkpoints. After SIGINT or SIGTERM the job finishes its step, saves a checkpoint and ends;
     `ray job stop` kills a job on Ray before it can."""
-    checkpoint_minutes: float = option(5.0, group="checkpoints", least=0)
+    checkpoint_minutes: float = option(5.0, group="checkpoints", minimum=0)
     """Also write a checkpoint after a step if the last one is at least this many minutes old; 0: only every
     --checkpoint-every steps. Increase it if writing a checkpoint takes long."""
-    evaluate_every: int = option(100, group="quality during training", least=0)
+    evaluate_every: int = option(100, group="quality during training", minimum=0)
     """Steps between two measurements on the dev split; 0: none."""
-    patience: int = option(0, group="quality during training", least=0)
+    patience: int = option(0, group="quality during training", minimum=0)
     """Stop after N measurements without an improvement; 0: never."""
 
     def __post_init__(self) -> None:
@@ -84,13 +84,13 @@ class LoopOptions(ContrastiveOptimisation):
         refresh_every: Steps between two minings of negatives; 0: never.
     """
 
-    steps: int = option(least=1)
+    steps: int = option(minimum=1)
     lr: float = option()
     warm_up: float = 0.1
     weight_decay: float = 0.01
     parameter_scale: bool = True
     evaluate_every: int = 0
-    refresh_every: int = option(0, least=0)
+    refresh_every: int = option(0, minimum=0)
 
     def shaping(self) -> dict[str, Any]:
         """Returns the options that shape the result, for a fingerprint. AdamW, the default, is not among them."""

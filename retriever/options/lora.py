@@ -15,9 +15,9 @@ class LoraOptions(OptionGroup):
 
     GROUP: ClassVar = "LoRA"
 
-    rank: int = option(16, flag="lora-rank", least=1)
+    rank: int = option(16, flag="lora-rank", minimum=1)
     """Rank r of the adapter's changes B A, A [r, in] and B [out, r]: more is closer to fine-tuning, and larger."""
-    alpha: int = option(32, flag="lora-alpha", least=1)
+    alpha: int = option(32, flag="lora-alpha", minimum=1)
     """The adapter's changes are scaled by this, divided by the rank."""
     dropout: float = option(0.05, flag="lora-dropout", share=True)
     """Fraction of the inputs of the adapter's layers that are dropped out before A."""

@@ -29,7 +29,7 @@ class LossOptions(OptionGroup):
     distillation of the re-ranker that scored the negatives (`riptide mine-negatives --teacher-scores`), by the KL
     divergence over a query's positive and mined negatives, or by the squared error of its margins (Hofstätter et al.
     2020)."""
-    contrastive_weight: float = option(0.0, least=0, later=True)
+    contrastive_weight: float = option(0.0, minimum=0, later=True)
     """Add this times the contrastive loss to a distillation loss."""
     temperature: float | None = option(None, positive=True)
     """Similarities are divided by this. Default: 1, or 0.05 for vectors of length 1."""

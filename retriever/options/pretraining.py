@@ -32,18 +32,18 @@ class PretrainingOptions(OptionGroup):
     is masked (a first stage of GTR without queries; use --pooling mean)."""
     train: Trains = "backbone"
     """backbone: train all weights; prompts: train a deep prompt over the frozen backbone and make prompts/NAME."""
-    prompt_length: int | None = option(None, least=1)
+    prompt_length: int | None = option(None, minimum=1)
     """Length of the prompt, in tokens (with --train prompts). Default: 32. `riptide tune-prompts --init` needs
     the same."""
-    batch: int = option(2048, least=1)
+    batch: int = option(2048, minimum=1)
     """Passages per step, summed over all workers (2,048 in DPTDR); at most the number of eligible passages, because
     they are negatives of each other."""
-    max_length: int = option(128, group="texts", least=1)
+    max_length: int = option(128, group="texts", minimum=1)
     """Maximum number of tokens of a sentence (of a passage with --objective condenser and mlm), special tokens
     included. Longer ones are cut; the job says how many of those in its batches."""
     pooling: Literal["cls", "mean"] = option("cls", group="texts")
     """Pooling of token vectors into the vector of a sentence."""
-    min_words: int = option(8, group="texts", least=1)
+    min_words: int = option(8, group="texts", minimum=1)
     """Minimum number of words of a sentence or span. Shorter ones are not drawn; a passage without two is not
     eligible."""
     language: str = option("en", group="texts")
@@ -140,9 +140,9 @@ class RipOptions(PretrainingOptions):
         seed: Seed of all random numbers.
     """
 
-    steps: int = option(least=1)
+    steps: int = option(minimum=1)
     lr: float = option(1e-4, positive=True)
-    seed: int = option(0, least=0)
+    seed: int = option(0, minimum=0)
     unit: Unit = "sentence"
     mask: Mask = "token"
     prompt_length: int = LENGTH

@@ -17,14 +17,14 @@ class PairOptions(OptionGroup):
 
     GROUP: ClassVar = "batches and loss"
 
-    batch: int = option(32, least=1)
+    batch: int = option(32, minimum=1)
     """Queries per step, summed over all workers. Each has one positive."""
-    negatives_per_query: int = option(4, least=1)
+    negatives_per_query: int = option(4, minimum=1)
     """Mined negatives per query and step."""
     loss: PairLoss = "bce"
     """bce: scores are probabilities that a passage answers the query, which denoising needs; listwise: cross-entropy of
     the positive of a query among its negatives, which ranks as well, but its scores are not probabilities."""
-    max_length: int = option(256, group="texts", least=1)
+    max_length: int = option(256, group="texts", minimum=1)
     """Maximum number of tokens of query and passage together, special tokens included. Of a longer pair the longer text
     is cut; the job says how many pairs of its batches were."""
     title: TitlePolicy = option("space", group="texts")
@@ -35,4 +35,4 @@ class PairOptions(OptionGroup):
 class CrossOptions(PairOptions):
     """Options of a cross-encoder; seed: of its batches and of a new head."""
 
-    seed: int = option(0, least=0)
+    seed: int = option(0, minimum=0)

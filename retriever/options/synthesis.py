@@ -12,7 +12,7 @@ from retriever.options.declaring import OptionGroup, option
 Mix = Literal["before", "after"]
 Attention = Literal["learned", "uniform"]
 
-MOST_TEMPERATURE = 1_000_000  # makes all weights equal
+MAX_TEMPERATURE = 1_000_000  # makes all weights equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +21,10 @@ class BasicPromptOptions(OptionGroup):
 
     GROUP: ClassVar = "synthesised prompts"
 
-    prompts: int | None = option(None, flag="basic-prompts", least=1)
+    prompts: int | None = option(None, flag="basic-prompts", minimum=1)
     """With --prompt synthesised: number of basic prompts, which are mixed for each query. Default: 20
     (HYPER)."""
-    bottleneck: int | None = option(None, flag="prompt-bottleneck", least=1)
+    bottleneck: int | None = option(None, flag="prompt-bottleneck", minimum=1)
     """With --prompt synthesised or per-task: size of the hidden layer of the prefix encoder, which makes keys and
     values for all layers. Default: 100 (HYPER)."""
     temperature: float | None = option(None, flag="prompt-temperature", positive=True)
@@ -41,8 +41,8 @@ class BasicPromptOptions(OptionGroup):
     def __post_init__(self) -> None:
         """Raises InputError for a value that no synthesiser can have."""
         super().__post_init__()
-        if (self.temperature or 0) > MOST_TEMPERATURE:
-            raise InputError(f"parameter prompt_temperature {self.temperature}: expected at most {MOST_TEMPERATURE:,}")
+        if (self.temperature or 0) > MAX_TEMPERATURE:
+            raise InputError(f"parameter prompt_temperature {self.temperature}: expected at most {MAX_TEMPERATURE:,}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,8 @@ class SynthesisOptions(BasicPromptOptions):
     temperature: float = math.e
     mix: Mix = "before"
     attention: Attention = "learned"
-    length: int = option(100, least=1)
-    hidden: int = option(400, flag="prompt-hidden", least=1)
+    length: int = option(100, minimum=1)
+    hidden: int = option(400, flag="prompt-hidden", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class DivergenceTerms(OptionGroup):
 
     GROUP: ClassVar = "synthesised prompts"
 
-    weight: float | None = option(None, flag="divergence-weight", least=0)
+    weight: float | None = option(None, flag="divergence-weight", minimum=0)
     """With --prompt synthesised: add this times the prompt regulariser to the loss (HYPER: lambda_c): the mean
     Jensen-Shannon divergence of the weights of two queries of one task, minus that of two queries of different tasks.
     Default: 1 if batches mix several tasks (our choice; HYPER's 0.1 is the weight of sums over all pairs of a batch),

@@ -28,10 +28,10 @@ class TopicLossOptions(OptionGroup):
     """With --prompt topics --positives categories: --no-topic-loss: leave out the loss that keeps passages closer under
     one topic's prompt than under two (Topic-DPR, Eq. 5). Its weight is --category-weight. It encodes the passages of
     each batch once more under every topic."""
-    sample: int | None = option(None, flag="topic-sample", least=2)
+    sample: int | None = option(None, flag="topic-sample", minimum=2)
     """With --prompt topics --positives categories: in each step, encode the passages for that loss under N topics drawn
     at random, at least 2, instead of all, which is faster; the expected loss is the same. Default: all."""
-    margin: float = option(0.1, flag="topic-margin", least=0)
+    margin: float = option(0.1, flag="topic-margin", minimum=0)
     """With --prompt topics --positives categories: the margin of that loss, a difference of cosines (our choice: the
     paper does not print its own)."""
 
@@ -40,4 +40,4 @@ class TopicLossOptions(OptionGroup):
 class TopicOptions(TopicLossOptions):
     """Options of prompts of topics; hidden: size of the hidden layer of the network over a topic's words."""
 
-    hidden: int = option(512, flag="prompt-hidden", least=1)
+    hidden: int = option(512, flag="prompt-hidden", minimum=1)

@@ -37,7 +37,7 @@ class WeightOptions(OptionGroup):
     """tied: queries and passages share what is trained; untied: each side has its own prompt or encoder (DPR; DPTDR on
     NQ); query: only queries do, and passages keep the vectors of the backbone, which are read from --embeddings. An
     index over these serves the task."""
-    projection: int | None = option(None, least=1, later=True)
+    projection: int | None = option(None, minimum=1, later=True)
     """With --train all: add a linear layer that maps the pooled vector to N numbers, without bias and in float32 (GTR:
     768, also where the backbone has as many), for a backbone without such a layer. A backbone that has one trains it
     further without this option."""
@@ -52,7 +52,7 @@ class PromptOptions(OptionGroup):
 
     GROUP: ClassVar = "prompt"
 
-    length: int | None = option(None, least=1)
+    length: int | None = option(None, minimum=1)
     """Length of each prompt, in tokens. Default: 32 (DPTDR; 128 on MS MARCO), or 100 with --prompt synthesised (HYPER)
     or per-task."""
     prompt_dropout: float | None = option(None, share=True)
@@ -69,9 +69,9 @@ class BatchOptions(OptionGroup):
 
     GROUP: ClassVar = "batches"
 
-    batch: int = option(32, least=1)
+    batch: int = option(32, minimum=1)
     """Queries per step, summed over all workers. Each has one positive."""
-    negatives_per_query: int | None = option(None, least=0)
+    negatives_per_query: int | None = option(None, minimum=0)
     """Mined negatives per query and step. A query that has fewer gets random passages. Default: 1, or 0 if no training
     set has mined negatives."""
     negatives_from: NegativesFrom = option("batch", later=True)
@@ -111,7 +111,7 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
     length: int = 32
     prompt_dropout: float = 0.1
     negatives_per_query: int = 1
-    seed: int = option(0, least=0)
+    seed: int = option(0, minimum=0)
     lora: LoraOptions | None = option(None, later=True)
     flops: FlopsOptions | None = option(None, later=True)
     synthesis: SynthesisOptions | None = option(None, later=True)

@@ -30,7 +30,7 @@ from retriever.model.weights import read_tensors
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.prompts.saved_synthesis import PREFIX, SavedSynthesis, read_options, saved_synthesis
 from retriever.topics.saved import PREFIX as TOPICS_PREFIX
-from retriever.topics.saved import SavedTopics, read_topics
+from retriever.topics.saved import SavedTopics, parse_topics
 
 FORMAT = 1
 WEIGHTS, SETTINGS = PROMPT_WEIGHTS, PROMPT_SETTINGS
@@ -74,7 +74,7 @@ class TaskPrompt:
     synthesis: SavedSynthesis | None = None
     topics: SavedTopics | None = None
 
-    def of(self, side: Side) -> torch.Tensor | None:
+    def fixed(self, side: Side) -> torch.Tensor | None:
         """Returns the prompt of a side that is the same for all its texts; None if there is no such prompt."""
         return self.query if side == "query" else self.passage
 
@@ -85,7 +85,7 @@ class TaskPrompt:
         """
         if self.topics is not None:
             return tuple(self.topics.prompts)
-        matrix = self.of(side)
+        matrix = self.fixed(side)
         return () if matrix is None else (matrix,)
 
     def offset(self, side: Side) -> int:
@@ -163,7 +163,7 @@ def load_prompt(folder: Path) -> TaskPrompt:
     if "topics" in settings:
         names_of_topics = [name for name in tensors if name.startswith(TOPICS_PREFIX)]
         of_topics = {name.removeprefix(TOPICS_PREFIX): tensors.pop(name) for name in names_of_topics}
-        topics = read_topics(settings["topics"], of_topics, file, weights)
+        topics = parse_topics(settings["topics"], of_topics, file, weights)
     _check_tensors(tensors, {name for name, _ in places.values()}, weights)
     for side, (name, length) in places.items():
         if tensors[name].shape[3] != length:

@@ -62,7 +62,7 @@ NO_WORDS = (
 )
 
 
-def unusable_texts(reasons: Mapping[int, str], of: int) -> TextsError:
+def unusable_texts_error(reasons: Mapping[int, str], of: int) -> TextsError:
     """Returns the error for texts whose prompts cannot be found.
 
     Args:

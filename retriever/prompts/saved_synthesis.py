@@ -34,8 +34,8 @@ class SavedSynthesis:
     tensors: Mapping[str, torch.Tensor]
 
     @classmethod
-    def of(cls, trained: Synthesiser) -> SavedSynthesis:
-        """Returns the saved form of a trained module, a copy of its weights."""
+    def from_module(cls, trained: Synthesiser) -> SavedSynthesis:
+        """Copies the options and the weights of a trained module."""
         state = trained.state_dict()
         return cls(trained.options, {name: tensor.detach().cpu().float().clone() for name, tensor in state.items()})
 

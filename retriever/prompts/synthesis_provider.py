@@ -13,7 +13,7 @@ from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
 from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.synthesiser import Synthesised, Synthesiser, largest_embedding
+from retriever.prompts.synthesiser import Synthesised, Synthesiser, max_embedding
 
 
 class SynthesisedPrompt(nn.Module):
@@ -66,7 +66,7 @@ class SynthesisedPrompt(nn.Module):
         first = (ids.shape[1] - lengths if self._pads_left else torch.zeros_like(lengths))[:, None]
         inside = (columns >= first) & (columns < first + lengths[:, None])
         are_words: torch.Tensor = self.get_buffer("_are_words")
-        prompts = self.synthesiser(largest_embedding(table[ids], inside & are_words[ids]))
+        prompts = self.synthesiser(max_embedding(table[ids], inside & are_words[ids]))
         return prompts._replace(rows=prompts.rows._replace(dropout=self.dropout if self.training else 0.0))
 
     def continue_from(self, prompt: TaskPrompt) -> None:
@@ -97,4 +97,4 @@ class SynthesisedPrompt(nn.Module):
 
     def saved(self) -> SavedSynthesis:
         """Returns the saved form."""
-        return SavedSynthesis.of(self.synthesiser)
+        return SavedSynthesis.from_module(self.synthesiser)

@@ -59,9 +59,9 @@ class Synthesiser(nn.Module):
         """Returns the prompts of queries and the weights of the basic prompts.
 
         Args:
-            words: The maximum of each query's word embeddings, float32 [b, d]; see `largest_embedding`.
+            words: The maximum of each query's word embeddings, float32 [b, d]; see `max_embedding`.
         """
-        weights = mixture(words, self.keys(), (self.adapter, self.norm), self.options)
+        weights = mixture_weights(words, self.keys(), (self.adapter, self.norm), self.options)
         if self.options.mix == "before":
             numbers = self.up(self.down(_mixed(weights, self.basic)).tanh())
         else:
@@ -111,7 +111,7 @@ class KeptSynthesiser:
             words: As in `Synthesiser.forward`.
         """
         with torch.no_grad():
-            return mixture(words, self._keys, self._network, self.options)
+            return mixture_weights(words, self._keys, self._network, self.options)
 
     def fill(self, words: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         """Writes the prompts of queries, and returns the weights of the basic prompts, float32 [b, N].
@@ -144,7 +144,7 @@ class KeptSynthesiser:
         return Synthesised(rows, weights)
 
 
-def mixture(
+def mixture_weights(
     words: torch.Tensor, keys: torch.Tensor, network: Iterable[Callable[..., torch.Tensor]], options: SynthesisOptions
 ) -> torch.Tensor:
     """Returns the weight of each basic prompt (Eq. 1 and 2), [b, N], rows of sum 1.
@@ -162,7 +162,7 @@ def mixture(
     return torch.softmax(words @ keys.T / options.temperature, 1)
 
 
-def largest_embedding(embeddings: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def max_embedding(embeddings: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """Returns the maximum of each query's word embeddings, number by number: float32 [b, d], without gradients.
 
     Args:

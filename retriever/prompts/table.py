@@ -22,7 +22,7 @@ from retriever.prompts.synthesiser import KeptSynthesiser
 _Item = TypeVar("_Item")
 
 # torch.compile specialises on dimensions of size one.
-_LEAST = 2
+_MIN_SIZE = 2
 
 
 class _Slot:
@@ -87,11 +87,11 @@ class Prompts:
         longest = max(slot.length for slot in used)
         rows = torch.from_numpy(slots).to(self.numbers.device)
         offsets = self.offsets.index_select(0, rows) if any(slot.offset for slot in used) else None
-        if len(present) == 1 and longest >= _LEAST:
+        if len(present) == 1 and longest >= _MIN_SIZE:
             [number] = present
             table = _in_order(self.numbers[:longest, :, :, number : number + 1]).contiguous()
             return PromptRows(table, offsets=offsets)
-        table = _in_order(self.numbers[: max(longest, _LEAST)])
+        table = _in_order(self.numbers[: max(longest, _MIN_SIZE)])
         columns = torch.arange(table.shape[4], device=table.device)
         return PromptRows(table, rows, columns < self.lengths[:, None], offsets)
 
@@ -126,8 +126,8 @@ class Prompts:
             rows[members] = np.arange(len(lengths), len(lengths) + len(members))
             lengths += [synthesiser.options.length] * len(members)
             parts.append((synthesiser, members))
-        device, longest = self.numbers.device, max(_LEAST, *lengths)
-        lengths += [0] * (_LEAST - len(lengths))
+        device, longest = self.numbers.device, max(_MIN_SIZE, *lengths)
+        lengths += [0] * (_MIN_SIZE - len(lengths))
         _, layers, two, _, heads, head_dim = self.numbers.shape
         numbers = self.numbers.new_empty((len(lengths), layers, two, heads, longest, head_dim))
         table, numbers_of_fixed = self.numbers[:longest], torch.from_numpy(fixed).to(device)
@@ -163,7 +163,7 @@ class PromptTable:
         self._lock = threading.Lock()
         self._free: list[int] = [1]
         layers, heads, head_dim = shape
-        numbers = torch.zeros((_LEAST, layers, 2, 2, heads, head_dim), dtype=dtype, device=device)
+        numbers = torch.zeros((_MIN_SIZE, layers, 2, 2, heads, head_dim), dtype=dtype, device=device)
         empty = torch.zeros(2, dtype=torch.int64, device=device)
         self._now = Prompts({}, numbers, empty, empty, {})
 
@@ -292,7 +292,7 @@ def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side
     """
     if prompt is not None and prompt.synthesis is not None and side == "query":
         return {**config, "prompt": prompt.synthesis.digest()}
-    matrix = None if prompt is None else prompt.of(side)
+    matrix = None if prompt is None else prompt.fixed(side)
     if prompt is None or (matrix is None and prompt.topics is None):
         return dict(config)
     offset = {"position_offset": prompt.offset(side)} if prompt.position_offset else {}

@@ -13,11 +13,11 @@ from torch import nn
 
 from retriever.encoding.backbones import is_pooler
 from retriever.encoding.pairs import PairTokenizer
-from retriever.encoding.reranker import Scored
-from retriever.encoding.saving import restored
+from retriever.encoding.reranker import PairClassifier
+from retriever.encoding.saving import with_original_values
 from retriever.errors import InputError
-from retriever.forward.attention import reach
-from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, padded, plan
+from retriever.forward.attention import enable_prompts
+from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, padded_batches, plan_padded
 from retriever.forward.kernels import attention_dropouts, swap_dropout
 from retriever.model.configuration import load_config
 from retriever.model.recipe import positions_of, vocabulary_of
@@ -66,12 +66,12 @@ class CrossSystem:
         self.module = self.model = loaded.to(device)
         swap_dropout(self.model)
         with contextlib.suppress(InputError):  # other architectures train with torch's own attention
-            reach(self.model)
+            enable_prompts(self.model)
         if checkpointing:
             checkpoint_activations(self.model)
         if self.model.config.pad_token_id is None:
             self.model.config.pad_token_id = self.tokenizer.pad_id
-        self.scored = Scored(self.model, self.tokenizer.types)
+        self.scored = PairClassifier(self.model, self.tokenizer.types)
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
         """Returns every world-th query of a step; a query's pairs stay together, as the listwise loss needs."""
@@ -112,10 +112,12 @@ class CrossSystem:
             return []
         tokens, types = self.tokenizer(list(queries), list(passages))
         longest = tokens.lengths.reshape(-1, width).max(axis=1)
-        groups = plan(longest, BATCH_TOKENS[self.device.type] // width, COLUMN_STEP, positions_of(self.model.config))
+        groups = plan_padded(
+            longest, BATCH_TOKENS[self.device.type] // width, COLUMN_STEP, positions_of(self.model.config)
+        )
         batches = [((group[:, None] * width + np.arange(width)).ravel(), columns) for group, columns in groups]
-        pairs = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
-        kinds = padded(types, batches, side="right", pad_id=0)
+        pairs = padded_batches(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
+        kinds = padded_batches(types, batches, side="right", pad_id=0)
         none: dict[str, np.ndarray] = {}
         return [
             Chunk(
@@ -144,7 +146,7 @@ class CrossSystem:
 
     def save(self, folder: Path) -> None:
         """Saves a folder that transformers, sentence-transformers' CrossEncoder and Reranker open."""
-        with restored(self.model.config, self._dropouts):
+        with with_original_values(self.model.config, self._dropouts):
             self.model.save_pretrained(folder)
         tokenizer = load_tokenizer(self.folder, vocabulary=vocabulary_of(self.model.config))
         tokenizer.model_max_length = self.options.max_length

@@ -144,7 +144,7 @@ class DualSystem:
         draft.arguments["positives"] = torch.from_numpy(draft.positives)
         draft.arguments["ignored"] = torch.from_numpy(ignored)
         for term in self.terms:
-            term.add(draft)
+            term.add_to(draft)
         return Batch(draft.outputs, draft.chunks, draft.arguments)
 
     def compose(self, rows: np.ndarray) -> list[str]:
@@ -286,7 +286,7 @@ class DualSystem:
         return self.kind.saved(dict(self.prompts.items()), task)
 
     def task_prompts(self) -> dict[str, TaskPrompt]:
-        """Returns the prompts of the tasks by name, of which `prompt` is the mean; empty unless each task has one."""
+        """Returns the prompts of the tasks by name; empty unless each task has one. `prompt` is their mean."""
         return self.kind.tasks_of(dict(self.prompts.items()), self.prompt())
 
     def _prompt(self, side: Side) -> PromptProvider | None:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from retriever.encoding.backbones import open_pooled
-from retriever.encoding.saving import restored, save_encoder
+from retriever.encoding.saving import save_encoder, with_original_values
 from retriever.errors import InputError
-from retriever.forward.attention import reach
+from retriever.forward.attention import enable_prompts
 from retriever.forward.kernels import attention_dropouts, remove_dropout, swap_dropout
 from retriever.forward.pooling import Head, Pooled
 from retriever.model.configuration import load_config
@@ -77,7 +77,7 @@ class Encoders:
                 merge_adapter(merged.backbone, place / ADAPTER_FOLDER)
                 save_encoder(place, self.recipe, merged.saved)
                 continue
-            with restored(model.saved.config, self._dropouts):
+            with with_original_values(model.saved.config, self._dropouts):
                 save_encoder(place, self.recipe, model.saved, head)
 
     def _open(self) -> tuple[Pooled, Head]:
@@ -95,7 +95,7 @@ class Encoders:
             add_adapter(backbone, self.tuning.lora)
         if self.tuning.method != "prompt":
             with contextlib.suppress(InputError):  # other architectures train with torch's own attention
-                reach(backbone)
+                enable_prompts(backbone)
         return pooled, head
 
 

@@ -13,8 +13,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from retriever.encoding.backbones import load_backbone
-from retriever.encoding.language_model import backbone_prefix, has_head, head_over_states, replaced
-from retriever.encoding.saving import restored
+from retriever.encoding.language_model import backbone_prefix, has_head, head_over_states, with_replacement
+from retriever.encoding.saving import with_original_values
 from retriever.errors import InputError
 from retriever.forward.batching import Tokens
 from retriever.forward.kernels import attention_dropouts, vocabulary_loss
@@ -163,7 +163,7 @@ class MaskedLanguageModel(nn.Module):
             ids: int64 [n, width], padded on the right.
             lengths: int64 [n].
             labels: int64 [n, width], -100 at tokens that are not masked.
-            prompt: PromptRows, for a backbone that `retriever.forward.attention.reach` prepared.
+            prompt: PromptRows, for a backbone that `retriever.forward.attention.enable_prompts` prepared.
         """
         inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
         output = self._run(ids, inside, prompt, **({} if self.condenser is None else {"output_hidden_states": True}))
@@ -206,7 +206,7 @@ class MaskedLanguageModel(nn.Module):
         The masked-language-model head is saved if transformers has a class for it, unless `saves_head` is False.
         """
         saved: Any = self.whole if self.saves_head else self.backbone
-        with restored(saved.config, self._dropouts):
+        with with_original_values(saved.config, self._dropouts):
             saved.save_pretrained(folder)
         if self.condenser is not None:
             self.condenser.save(folder)
@@ -261,7 +261,7 @@ class _TransformersHead(nn.Module):
         super().__init__()
         self.model = head_over_states(whole)
         table = whole.get_output_embeddings()
-        cut = replaced(self.model, table, nn.Identity())
+        cut = with_replacement(self.model, table, nn.Identity())
         self.decoder = None
         if type(table) is nn.Linear and _computes_same(self.model, cut, table):
             self.model, self.decoder = cut, _OutputLayer(table.weight, table.bias)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from retriever.errors import InputError
-from retriever.forward.attention import reach
+from retriever.forward.attention import enable_prompts
 from retriever.forward.batching import TextTokenizer, Tokens
 from retriever.forward.pooling import Pooled
 from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptRows, PromptShape
@@ -78,7 +78,7 @@ class PromptKind:
                 )
             if start.topics is not None:
                 raise InputError("the prompt to begin from is one of several of topics: begin from another prompt")
-            prompt.start(start.of(side))
+            prompt.start(start.fixed(side))
         return prompt
 
     def check_queries(self, texts: Sequence[str], tokens: Tokens) -> None:
@@ -89,7 +89,7 @@ class PromptKind:
         """Whether a query needs a word, so that `check_queries` must see all of them."""
         return False
 
-    def most_texts(self, provider: Any) -> int | None:
+    def max_texts(self, provider: Any) -> int | None:
         """Returns how many texts of a chunk may have prompts at the same time; None: any number."""
         return None
 
@@ -122,7 +122,7 @@ class PromptKind:
         return replace(task, query=query, passage=passage, position_offset=self.tuning.position_offset)
 
     def tasks_of(self, prompts: Mapping[str, Any], task: TaskPrompt) -> dict[str, TaskPrompt]:
-        """Returns the prompts of the tasks by name, of which `task` is the mean; empty unless each task has one."""
+        """Returns the prompts of the tasks by name; empty unless each task has one. `task` is their mean."""
         return {}
 
 
@@ -162,7 +162,7 @@ class SynthesisedKind(PromptKind):
         if not words.all():
             raise InputError(f"the query {texts[int(np.flatnonzero(words == 0)[0])][:80]!r} {NO_WORDS}")
 
-    def most_texts(self, provider: SynthesisedPrompt) -> int | None:
+    def max_texts(self, provider: SynthesisedPrompt) -> int | None:
         """See PromptKind."""
         return max(1, _PROMPT_BYTES // provider.bytes_per_query)
 
@@ -290,7 +290,7 @@ def open_prompts(
     prompts = nn.ModuleDict()
     if not (names := kind.prompted_sides()):
         return prompts
-    shape = reach(pooled.backbone)
+    shape = enable_prompts(pooled.backbone)
     if kind.tuning.position_offset:
         pooled.check_offsets()
         check_offsets(recipe, offsets_of(kind.tuning))

@@ -22,8 +22,8 @@ from torch.nn import functional
 
 from retriever.encoding.saving import save_encoder
 from retriever.errors import InputError
-from retriever.forward.attention import reach
-from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer, Tokens, padded, plan
+from retriever.forward.attention import enable_prompts
+from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer, Tokens, padded_batches, plan_padded
 from retriever.forward.kernels import swap_dropout
 from retriever.forward.prompt_rows import PromptInputs
 from retriever.model.recipe import read_recipe, settings_of
@@ -109,8 +109,8 @@ def eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
     return np.array([len(_units(text, options, np.random.default_rng(0))) > 1 for text in texts], bool)
 
 
-def fit_batch(options: RipOptions, num_eligible: int) -> RipOptions:
-    """Returns the options with a batch of at most the eligible passages, if these are negatives of each other.
+def limit_batch(options: RipOptions, num_eligible: int) -> RipOptions:
+    """Returns the options with a batch of at most `num_eligible`, if the passages are negatives of each other.
 
     Raises:
         InputError: If fewer than two passages can be drawn.
@@ -204,14 +204,14 @@ class RipSystem:
                 parameter.requires_grad_(id(parameter) in shared)
         modules: dict[str, nn.Module] = {"model": self.model}
         if options.train == "prompts":
-            modules["prompt"] = prompt = MatrixPrompt(reach(model.backbone), options.prompt_length).to(device)
+            modules["prompt"] = prompt = MatrixPrompt(enable_prompts(model.backbone), options.prompt_length).to(device)
             self.prompt: MatrixPrompt | None = prompt
             model.head.requires_grad_(model.fresh_head and options.has_masks)
             model.backbone.requires_grad_(False)
         else:
             self.prompt = None
             with contextlib.suppress(InputError):  # other architectures train with torch's own attention
-                reach(model.backbone)
+                enable_prompts(model.backbone)
         if checkpointing:
             checkpoint_activations(model.whole)
         self.module = nn.ModuleDict(modules)
@@ -264,10 +264,10 @@ class RipSystem:
         if world > 1:
             dist.all_reduce(shared)
         total = max(1, int(shared[0]))
-        batches = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
+        batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
         noun = options.whole_texts
-        inputs = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
-        targets = padded(labels, batches, side="right", pad_id=-100)
+        inputs = padded_batches(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
+        targets = padded_batches(labels, batches, side="right", pad_id=-100)
         chunks = []
         for (text_rows, ids, lengths), (_, label_ids, _) in zip(inputs, targets, strict=True):
             unique = slice(len(text_rows))  # a chunk of one text holds the text twice
@@ -308,8 +308,8 @@ class RipSystem:
             if not len(rows):
                 return []
             tokens = self.tokenizer([texts[row] for row in rows], side=side)
-            batches = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
-            filled = padded(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
+            batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
+            filled = padded_batches(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
             return [Chunk({ITEMS: rows[text_rows]}, (ids, lengths), ids.numel()) for text_rows, ids, lengths in filled]
 
         def forward(chunk: Chunk) -> torch.Tensor:

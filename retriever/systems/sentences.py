@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 # A piece with fewer letters is no sentence: a closing bracket, a citation mark, the number of an item.
-_FEWEST_LETTERS = 4
+_MIN_LETTERS = 4
 _LETTER = r"\p{L}"
 # A character of a script without spaces, or a run of other characters; it is a word if it holds a letter or a digit.
 UNSPACED = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
@@ -102,4 +102,4 @@ def _pattern(expression: str) -> Any:
 
 def _is_scrap(piece: str) -> bool:
     letters = _pattern(_LETTER).finditer(piece)
-    return sum(1 for _ in zip(range(_FEWEST_LETTERS), letters, strict=False)) < _FEWEST_LETTERS
+    return sum(1 for _ in zip(range(_MIN_LETTERS), letters, strict=False)) < _MIN_LETTERS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer, Tokens, padded, plan
+from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer, Tokens, padded_batches, plan_padded
 from retriever.model.recipe import Recipe
 from retriever.options import PLURALS, Side
 from retriever.systems.prompt_kinds import PromptKind
@@ -59,11 +59,11 @@ class TextChunks:
         tokens: Tokens = self.tokenizer(texts, side=side)
         if side == "query":
             self.kind.check_queries(texts, tokens)
-        planned = plan(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
-        most = None if provider is None else self.kind.most_texts(provider)
-        batches = [(some, width) for text_rows, width in planned for some in _cut(text_rows, most)]
+        planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
+        max_texts = None if provider is None else self.kind.max_texts(provider)
+        batches = [(some, width) for text_rows, width in planned for some in _cut(text_rows, max_texts)]
         chunks = []
-        for text_rows, ids, lengths in padded(
+        for text_rows, ids, lengths in padded_batches(
             tokens, batches, side=self.recipe.padding_side, pad_id=self.tokenizer.pad_id
         ):
             # A single text is repeated.
@@ -81,6 +81,10 @@ class TextChunks:
                 self.kind.check_queries(some, self.tokenizer(some, side="query"))
 
 
-def _cut(texts: np.ndarray, most: int | None) -> list[np.ndarray]:
-    """Returns the numbers of the texts of a chunk in pieces of at most `most`; None: in one piece."""
-    return [texts] if most is None else [texts[start : start + most] for start in range(0, len(texts), most)]
+def _cut(texts: np.ndarray, max_texts: int | None) -> list[np.ndarray]:
+    """Returns the numbers of the texts of a chunk in pieces of at most `max_texts`; None: in one piece."""
+    return (
+        [texts]
+        if max_texts is None
+        else [texts[start : start + max_texts] for start in range(0, len(texts), max_texts)]
+    )

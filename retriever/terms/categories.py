@@ -20,7 +20,7 @@ class CategoryTerm(Term):
         """See Term."""
         return tuning.categories is not None
 
-    def add(self, step: Step) -> None:
+    def add_to(self, step: Step) -> None:
         """Adds the overlaps of the categories of each query's positive and of each passage, float32 [m, p]."""
         data = self.system.data
         assert data is not None

@@ -23,7 +23,7 @@ class DivergenceTerm(Term):
         """See Term."""
         return tuning.divergence is not None
 
-    def add(self, step: Step) -> None:
+    def add_to(self, step: Step) -> None:
         """Adds the weights of the basic prompts and the task of each query."""
         options, data = self.system.tuning.synthesis, self.system.data
         assert options is not None

@@ -35,7 +35,7 @@ class FlopsTerm(Term):
                 "regulariser for pooling=splade, and none for other vectors"
             )
 
-    def add(self, step: Step) -> None:
+    def add_to(self, step: Step) -> None:
         """Adds the sum of the vectors of each encoded side."""
         step.outputs |= {TOTALS[side]: Output(self.system.dim) for side in self.system.encoded_sides}
         step.arguments["step"] = step.number

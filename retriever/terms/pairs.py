@@ -21,7 +21,7 @@ class PairTerm(Term):
         """See Term."""
         return tuning.categories is None
 
-    def add(self, step: Step) -> None:
+    def add_to(self, step: Step) -> None:
         """Adds the passages that were drawn for each query, and their scores by the teacher, if the loss needs them."""
         options, data = self.system.tuning, self.system.data
         assert data is not None

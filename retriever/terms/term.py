@@ -122,7 +122,7 @@ class Term:
     def check(cls, recipe: Recipe, tuning: TuneOptions) -> None:
         """Raises InputError if the term, or its absence, does not fit the vectors of the backbone."""
 
-    def add(self, step: Step) -> None:
+    def add_to(self, step: Step) -> None:
         """Adds outputs, chunks and arguments of the loss to the batch of a step."""
 
     def row_outputs(self, side: Side) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ class TopicTerm(Term):
         """See Term."""
         return tuning.has_topic_loss
 
-    def add(self, step: Step) -> None:
+    def add_to(self, step: Step) -> None:
         """Adds chunks of the passages under each sampled topic; row k N + i is passage i of N under topic k."""
         system, options, numbers = self.system, self.system.tuning, self.system.numbers
         assert isinstance(numbers, TrainingTopics)

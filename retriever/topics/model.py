@@ -17,7 +17,7 @@ from retriever.model.documents import shown
 from retriever.topics.words import topic_words
 
 NO_TOPIC = -1  # of a text without a known word
-MOST_WORDS = 1 << 20  # words of a vocabulary that is loaded
+MAX_WORDS = 1 << 20  # words of a vocabulary that is loaded
 _TYPES = {"path_topics": np.int64, "log_prior": np.float32, "log_words": np.float32, "vocabulary": np.uint8}
 
 
@@ -168,11 +168,11 @@ def with_default(topics: np.ndarray, model: TopicModel) -> np.ndarray:
 
 
 def _split_words(lines: np.ndarray) -> tuple[str, ...]:
-    """Returns the lines of UTF-8 text, uint8 [n]. Raises InputError for more than MOST_WORDS, UnicodeDecodeError."""
+    """Returns the lines of UTF-8 text, uint8 [n]. Raises InputError for more than MAX_WORDS, UnicodeDecodeError."""
     content = np.ascontiguousarray(lines).reshape(-1)
     ends = np.flatnonzero(content == ord("\n"))
-    if len(ends) >= MOST_WORDS:
-        raise InputError(f"topic model: vocabulary: {len(ends) + 1:,} words, expected up to {MOST_WORDS:,}")
+    if len(ends) >= MAX_WORDS:
+        raise InputError(f"topic model: vocabulary: {len(ends) + 1:,} words, expected up to {MAX_WORDS:,}")
     words: list[str] = []
     begin, view = 0, content.data
     for block in np.array_split(np.append(ends, len(content)), 1 + len(ends) // 4096):

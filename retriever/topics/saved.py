@@ -97,7 +97,7 @@ class SavedTopics:
         return digest.hexdigest()
 
 
-def read_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, weights: Path) -> SavedTopics:
+def parse_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, weights: Path) -> SavedTopics:
     """Returns the prompts of topics of a task's folder.
 
     Args:

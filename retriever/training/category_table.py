@@ -26,7 +26,7 @@ class CategoryTable:
         """The number of rows, those without categories included."""
         return len(self.offsets) - 1
 
-    def of(self, row: int) -> np.ndarray:
+    def of_row(self, row: int) -> np.ndarray:
         """Returns the categories of a row, int32 [any]."""
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
@@ -38,7 +38,7 @@ class CategoryTable:
         Args:
             rows: int64 [n]; a row may come several times.
         """
-        of_rows = [self.of(row) for row in rows.tolist()]
+        of_rows = [self.of_row(row) for row in rows.tolist()]
         places = np.repeat(np.arange(len(rows)), [len(each) for each in of_rows])
         categories, columns = np.unique(np.concatenate([*of_rows, np.empty(0, np.int32)]), return_inverse=True)
         result = np.zeros((len(rows), len(categories)), bool)

@@ -98,7 +98,7 @@ class DevSets:
 def _encode_blocks(
     system: TextSystem, texts: Sequence[str], side: Side, rank: int, world: int, numbers: np.ndarray | None = None
 ) -> Iterator[np.ndarray]:
-    """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers. numbers: as of DevSet."""
+    """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers; `numbers` as in DevSet."""
     step = max(1, _BLOCK // system.dim)
     for first in range(0, len(texts), step):
         block = texts[first : first + step]

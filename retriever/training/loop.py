@@ -35,7 +35,7 @@ from retriever.forward.numerics import describe_numerics
 from retriever.options.loop import LoopOptions, check_sharding
 from retriever.training.hooks import Hooks, SaveCheckpoint, Stopped, TrainingProgress, no_stop_requests
 from retriever.training.parameter_groups import GroupedSystem, describe_optimizers, split_parameters
-from retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained
+from retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained_parameters
 from retriever.training.system import Batch, Chunk, Evaluate, Refresh, System, check_outputs
 
 # Maximum tokens of a worker's chunks for which their graphs are kept, by device; larger batches run forward twice.
@@ -73,7 +73,7 @@ class Trainer:
         self.system, self.options, self.device, self.rank, self.world = system, options, device, rank, world
         declared = system.parameter_groups() if isinstance(system, GroupedSystem) else ()
         groups = split_parameters(
-            trained(system.module),
+            trained_parameters(system.module),
             declared,
             optimizer=options.optimizer,
             lr=options.lr,

@@ -39,7 +39,7 @@ class TrainingSet:
     corpus: str = ""
 
 
-def mix(sets: Sequence[TrainingSet], batches: Batches = "mixed") -> TrainingData:
+def join_training_sets(sets: Sequence[TrainingSet], batches: Batches = "mixed") -> TrainingData:
     """Returns the queries of all sets, one set after the other, with the mixture that decides about batches.
 
     A single set is returned as it is. The rows of several corpora are numbered one corpus after the other, in the order
@@ -104,7 +104,7 @@ def mix(sets: Sequence[TrainingSet], batches: Batches = "mixed") -> TrainingData
     )
 
 
-def draw(data: TrainingData, size: int | None) -> TrainingData:
+def draw_queries(data: TrainingData, size: int | None) -> TrainingData:
     """Returns at most `size` queries of a training set, drawn at random, in their order; None: all queries.
 
     The same queries are drawn in every run, regardless of its seed, so that runs of several seeds train on one set.

@@ -143,10 +143,10 @@ def make_optimizer(
         parts.append(adamw(own, lr=0.0))
     if own := [group for group in groups if group["optimizer"] == "adafactor"]:
         parts.append(Adafactor(own, lr=0.0, parameter_scale=parameter_scale))
-    return parts[0] if len(parts) == 1 else Joined(parts)
+    return parts[0] if len(parts) == 1 else JoinedOptimizer(parts)
 
 
-class Joined(torch.optim.Optimizer):
+class JoinedOptimizer(torch.optim.Optimizer):
     """An optimizer that steps several others; its groups and its state are those of all of them."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]):

@@ -72,7 +72,7 @@ class PlainStepper:
         clip: float,
         world: int,
     ):
-        self.parameters = trained(module)
+        self.parameters = trained_parameters(module)
         self.run, self.clip, self.world = run, clip, world
         self.moments = moments_of(self.parameters, groups)
         adamw = functools.partial(torch.optim.AdamW, fused=True)
@@ -152,7 +152,7 @@ class DeepSpeedStepper:
 
         self.stage, self.world = stage, world
         self.equal = stage >= 2 and world > 1
-        self.named = trained(module)
+        self.named = trained_parameters(module)
         self.moments = moments_of(self.named, groups)
         adamw = DeepSpeedCPUAdam if offload else torch.optim.AdamW
         optimizer = make_optimizer(groups, parameter_scale=parameter_scale, adamw=adamw)
@@ -264,7 +264,7 @@ class _Running(nn.Module):
         return self._run(*inputs)
 
 
-def trained(module: nn.Module) -> dict[str, nn.Parameter]:
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Returns the parameters that are not frozen, by name."""
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 

@@ -54,7 +54,7 @@ class Connections:
 
     Args:
         limits: Bounds on the connections.
-        most: Connections that are served at once; as many more are accepted over the limit.
+        max_served: Connections that are served at once; as many more are accepted over the limit.
         clock: Returns the time in seconds.
 
     Attributes:
@@ -64,8 +64,8 @@ class Connections:
         excess: Connections over the limit.
     """
 
-    def __init__(self, limits: HttpLimits, most: int, clock: Callable[[], float] = time.monotonic):
-        self.limits, self.most, self.clock = limits, most, clock
+    def __init__(self, limits: HttpLimits, max_served: int, clock: Callable[[], float] = time.monotonic):
+        self.limits, self.max_served, self.clock = limits, max_served, clock
         self.on_refusal: Callable[[int], object] = lambda status: None
         self.on_close: Callable[[str], object] = lambda reason: None
         self.served: set[BoundedProtocol] = set()
@@ -89,11 +89,11 @@ class Connections:
 
     def add(self, connection: BoundedProtocol) -> None:
         """Adds a new connection, as a surplus if it is over the limit; if too many are, the oldest is closed."""
-        if len(self.served) < self.most:
+        if len(self.served) < self.max_served:
             self.served.add(connection)
             self.move(connection, State.FRESH)
         else:
-            if len(self.excess) >= self.most:
+            if len(self.excess) >= self.max_served:
                 oldest = next(chain(self._waiting[State.REFUSED], self._waiting[State.SURPLUS]), None)
                 self.close(connection if oldest is None else oldest)
                 if oldest is None:
@@ -115,7 +115,7 @@ class Connections:
         """Returns whether a connection with a complete head is served; another one may be closed for it."""
         self._unread.pop(connection, None)  # a client that sends a new request has read the previous response
         if connection in self.excess:
-            if len(self.served) >= self.most and not self._make_room():
+            if len(self.served) >= self.max_served and not self._make_room():
                 self.move(connection, State.BUSY)
                 return False
             self.excess.discard(connection)
@@ -126,7 +126,7 @@ class Connections:
     def refuse(self, connection: BoundedProtocol) -> None:
         """Releases the place of a connection to which an error has been sent; it is closed soon."""
         self.served.discard(connection)
-        if connection not in self.excess and len(self.excess) >= self.most:
+        if connection not in self.excess and len(self.excess) >= self.max_served:
             self.close(connection)
             return
         self.excess.add(connection)

@@ -25,7 +25,7 @@ from serve.errors import (
     UnknownTaskError,
     without_places,
 )
-from serve.http.routes import as_json, closest
+from serve.http.routes import as_json, closest_error
 
 log = logging.getLogger("riptide.serve")
 
@@ -80,7 +80,7 @@ def response_to(request: Request, error: Exception) -> Response:
             headers = {"Retry-After": str(wait)} if status in (429, 503) else None
             return _error(request, status, name, message_of(error), headers)
     if isinstance(error, RequestValidationError):
-        problem = closest(error.errors())
+        problem = closest_error(error.errors())
         steps = [str(step) for step in problem["loc"]]
         place = ".".join(
             step for step in steps if not step.startswith(("constrained-", "list["))

@@ -135,9 +135,9 @@ class Guard:
             await self.app(scope, receive, send)
             return
         method, path = scope["method"], scope["path"].removeprefix(scope.get("root_path", ""))
-        most = MAX_PROMPT_BYTES if method == "PUT" and path.startswith("/v1/tasks/") else MAX_BYTES
-        refusal = self._refusal(method, path, dict(scope["headers"]), most)
-        exchange = _Exchange(self, receive, send, most, refusal)
+        max_bytes = MAX_PROMPT_BYTES if method == "PUT" and path.startswith("/v1/tasks/") else MAX_BYTES
+        refusal = self._refusal(method, path, dict(scope["headers"]), max_bytes)
+        exchange = _Exchange(self, receive, send, max_bytes, refusal)
         scope.setdefault("state", {})["request_id"] = exchange.id
         try:
             if exchange.refusal is None:
@@ -152,7 +152,7 @@ class Guard:
             route = getattr(scope.get("route"), "path", "other")
             self.on_response(route, exchange.status, time.perf_counter() - exchange.start)
 
-    def _refusal(self, method: str, path: str, headers: dict[bytes, bytes], most: int) -> Refusal | None:
+    def _refusal(self, method: str, path: str, headers: dict[bytes, bytes], max_bytes: int) -> Refusal | None:
         """Returns the reason to refuse a request before its body is read; None if it is accepted."""
         host = _without_port(headers.get(b"host", b"").decode("latin-1"))
         if not self.tokens and not is_loopback(host):
@@ -168,7 +168,7 @@ class Guard:
                     else Refusal(401, "no token, or an unknown one")
                 )
         length = headers.get(b"content-length", b"0")
-        return _too_large(most) if length.isdigit() and int(length) > most else None
+        return _too_large_refusal(max_bytes) if length.isdigit() and int(length) > max_bytes else None
 
 
 class _Exchange:
@@ -178,12 +178,12 @@ class _Exchange:
         guard: The guard, which counts the bytes of all bodies.
         receive: Receives messages from the server.
         send: Sends messages to the server.
-        most: Maximum bytes of the body.
+        max_bytes: Maximum bytes of the body.
         refusal: The reason to refuse the request; None: it is accepted so far.
     """
 
-    def __init__(self, guard: Guard, receive: Any, send: Any, most: int, refusal: Refusal | None):
-        self._guard, self._receive, self._send, self._most, self.refusal = guard, receive, send, most, refusal
+    def __init__(self, guard: Guard, receive: Any, send: Any, max_bytes: int, refusal: Refusal | None):
+        self._guard, self._receive, self._send, self._max_bytes, self.refusal = guard, receive, send, max_bytes, refusal
         self.start = time.perf_counter()
         self.id = f"{_ids.getrandbits(128):032x}"
         self.status = GONE
@@ -205,8 +205,8 @@ class _Exchange:
         size = len(message.get("body", b""))
         self.received += size
         self._guard.received += size
-        if self.received > self._most:
-            self.refusal = _too_large(self._most)
+        if self.received > self._max_bytes:
+            self.refusal = _too_large_refusal(self._max_bytes)
         elif self._guard.received > MAX_RECEIVED:
             self.refusal = Refusal(503, "too many large requests at once; try again in a moment")
         return message if self.refusal is None else {"type": "http.disconnect"}
@@ -237,8 +237,8 @@ class _Exchange:
         await self._send(message)
 
 
-def _too_large(most: int) -> Refusal:
-    return Refusal(413, f"expected up to {most} bytes")
+def _too_large_refusal(max_bytes: int) -> Refusal:
+    return Refusal(413, f"expected up to {max_bytes} bytes")
 
 
 def _without_port(host: str) -> str:

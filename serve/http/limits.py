@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from retriever.errors import InputError
-from retriever.options.declaring import check_least
+from retriever.options.declaring import check_minimums
 
 DEFAULT_CONNECTIONS = 1_024
 RESERVED_FILES = 256  # files for the index, Lucene, the store and the runtime, in addition to those open at the start
@@ -40,8 +40,8 @@ class HttpLimits:
 
     def __post_init__(self) -> None:
         """Raises InputError for a number that is too small."""
-        check_least(self, max_connections=1, max_header_bytes=1_024, max_headers=16, max_url_bytes=256)
-        check_least(self, head_timeout_s=0.1, idle_timeout_s=1, write_timeout_s=1)
+        check_minimums(self, max_connections=1, max_header_bytes=1_024, max_headers=16, max_url_bytes=256)
+        check_minimums(self, head_timeout_s=0.1, idle_timeout_s=1, write_timeout_s=1)
 
 
 def allowed_connections(wanted: int | None) -> int:

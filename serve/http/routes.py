@@ -95,10 +95,10 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     request.state.received_s = time.time()
     _check_type(request, "application/json", "+json")
     if sum(map(len, chunks)) <= SMALL:
-        return _validated(model.model_validate_json, b"".join(chunks).removeprefix(BOM))
+        return _validate(model.model_validate_json, b"".join(chunks).removeprefix(BOM))
     with _parser_queue.place(sum(map(len, chunks))):
         async with cancelled_on_disconnect(request):  # others wait for the thread
-            return await asyncio.get_running_loop().run_in_executor(_PARSER, _parsed, chunks, model)
+            return await asyncio.get_running_loop().run_in_executor(_PARSER, _parse_body, chunks, model)
 
 
 class _ParserQueue:
@@ -132,10 +132,10 @@ def _check_type(request: Request, expected: str, suffix: str | None = None) -> N
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     has_suffix = suffix is not None and content_type.startswith("application/") and content_type.endswith(suffix)
     if content_type != expected and not has_suffix:
-        raise _invalid("content_type", f"expected Content-Type: {expected}")
+        raise _validation_error("content_type", f"expected Content-Type: {expected}")
 
 
-def _parsed(chunks: Sequence[bytes], model: type[Model]) -> Model:
+def _parse_body(chunks: Sequence[bytes], model: type[Model]) -> Model:
     """Returns the parsed body, which comes in chunks. Raises RequestValidationError."""
     body, at = bytearray(sum(map(len, chunks))), 0
     for chunk in chunks:
@@ -143,19 +143,19 @@ def _parsed(chunks: Sequence[bytes], model: type[Model]) -> Model:
         at += len(chunk)
     if body.startswith(BOM):
         del body[: len(BOM)]
-    return _validated(model.model_validate, parse_json(body))
+    return _validate(model.model_validate, parse_json(body))
 
 
-def _validated(validate: Callable[[Any], Model], value: Any) -> Model:
+def _validate(validate: Callable[[Any], Model], value: Any) -> Model:
     """Returns what a method of a model makes of a value. Raises RequestValidationError."""
     try:
         return validate(value)
     except ValidationError as error:
-        problem = closest(error.errors(include_url=False, include_context=False, include_input=False))
+        problem = closest_error(error.errors(include_url=False, include_context=False, include_input=False))
         raise RequestValidationError([{**problem, "loc": ("body", *problem["loc"])}]) from None
 
 
-def closest(problems: Sequence[Any]) -> Any:
+def closest_error(problems: Sequence[Any]) -> Any:
     """Returns the error that comes closest to a match: a field with several types has an error for each of them."""
     return max(problems, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
 
@@ -177,11 +177,13 @@ def parse_json(body: bytearray) -> Any:
             end = len(body) if quote < 0 else quote
             size += end - at
             if size > MAX_STRUCTURE:
-                raise _invalid("structure", f"expected up to {MAX_STRUCTURE:,} bytes of JSON outside of strings")
+                raise _validation_error(
+                    "structure", f"expected up to {MAX_STRUCTURE:,} bytes of JSON outside of strings"
+                )
             outside = body[at:end]
             containers += sum(map(outside.count, b"[{:"))
             if containers > MAX_CONTAINERS:
-                raise _invalid("structure", f"expected up to {MAX_CONTAINERS:,} lists, objects and fields")
+                raise _validation_error("structure", f"expected up to {MAX_CONTAINERS:,} lists, objects and fields")
             rest += outside
             at = end
             if quote >= 0:
@@ -191,7 +193,7 @@ def parse_json(body: bytearray) -> Any:
                 texts.append(_TEXT.validate_python(from_json(body[quote:at])))
         return _with_texts(from_json(rest), texts)
     except ValueError as error:  # its position is that in the rest
-        raise _invalid("json_invalid", f"Invalid JSON: {str(error).partition(' at line ')[0]}") from None
+        raise _validation_error("json_invalid", f"Invalid JSON: {str(error).partition(' at line ')[0]}") from None
 
 
 def _end_of_string(body: bytearray, quote: int) -> int:
@@ -206,7 +208,7 @@ def _end_of_string(body: bytearray, quote: int) -> int:
             break
         at = piece.end()
         if at - quote > MAX_STRING:
-            raise _invalid("structure", f"expected up to {MAX_STRING:,} bytes of a string")
+            raise _validation_error("structure", f"expected up to {MAX_STRING:,} bytes of a string")
     return len(body)
 
 
@@ -221,7 +223,7 @@ def _with_texts(value: Any, texts: Sequence[str]) -> Any:
     return value
 
 
-def _invalid(kind: str, message: str) -> RequestValidationError:
+def _validation_error(kind: str, message: str) -> RequestValidationError:
     return RequestValidationError([{"type": kind, "loc": ("body",), "msg": message}])
 
 

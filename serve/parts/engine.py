@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from indexing.exact import Hits, merge, nothing
+from indexing.exact import Hits, merge_hits, no_hits
 from indexing.hit_sources.fusion import fuse, source_depth
 from indexing.search.documents import DEEPER, first_depth, has_documents, passages_to_rerank, reranked_documents
 from indexing.search.rescoring import reranked
@@ -25,7 +25,7 @@ from retriever.errors import InputError
 from retriever.options import Side
 from serve.errors import ExpiredError, LostError, StoreError
 from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, result_of
-from serve.parts.models import TOGETHER, Encoded, EncoderPart, RerankPart, finite, unusable
+from serve.parts.models import TOGETHER, Encoded, EncoderPart, RerankPart, are_finite, unusable_error
 from serve.parts.part import Usable
 from serve.parts.queries import Answer, Group, Hit, Pairs, Query, QueryState, Texts
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
@@ -33,7 +33,7 @@ from serve.release.release import Release
 
 log = logging.getLogger("riptide.serve")
 
-PLACE = ("document", "start", "end")  # fields of a hit that only split corpora have
+SPAN = ("document", "start", "end")  # fields of a hit that only split corpora have
 MAX_PASSAGES = 16_384  # passages of a query that are searched for documents; fewer documents are returned then
 REST_S = 0.5  # seconds before the deadline at which waiting for leaves ends, if partial answers are allowed
 
@@ -86,11 +86,11 @@ class Engine:
         for request in requests:
             start, end = end, end + len(request.texts)
             vectors = encoded.vectors[start:end]
-            if len(bad := np.flatnonzero(~finite(vectors))):
+            if len(bad := np.flatnonzero(~are_finite(vectors))):
                 first = int(bad[0])
-                results.append(unusable(request.task, encoded.refused.get(start + first), first))
+                results.append(unusable_error(request.task, encoded.refused.get(start + first), first))
             else:
-                results.append((vectors, Cuts.of(encoded.lengths[start:end], encoded.num_cut[start:end])))
+                results.append((vectors, Cuts.from_lengths(encoded.lengths[start:end], encoded.num_cut[start:end])))
         return results
 
     def rerank(self, requests: Sequence[Pairs]) -> list[np.ndarray]:
@@ -124,7 +124,7 @@ class Engine:
 
     def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
         took: dict[str, float] = {}
-        states = [QueryState(_depth(query)) for query in queries]
+        states = [QueryState(_first_depth(query)) for query in queries]
         # Either all queries of a batch allow partial answers, or all require complete ones.
         ends = (min if queries[0].partial else max)(query.deadline for query in queries)
         reserve_s = min(REST_S, max(0.0, ends - time.time()) / 4) if queries[0].partial else 0.0
@@ -180,7 +180,7 @@ class Engine:
                     for number, _ in group.members:
                         states[number].refused = error
                 _refuse(group, used.refused, states)
-                group.queries, group.members = used.result, [group.members[place] for place in used.numbers]
+                group.queries, group.members = used.result, [group.members[position] for position in used.numbers]
         return [group for group in groups if group.members]
 
     def _vectors(
@@ -196,8 +196,8 @@ class Engine:
         vectors = dict(zip(keys, encoded.vectors, strict=True))
         for number, query in queries.items():
             key = query.task.name, query.text
-            if not finite(vectors[key]):
-                states[number].refused = unusable(query.task.name, refused.get(key))
+            if not are_finite(vectors[key]):
+                states[number].refused = unusable_error(query.task.name, refused.get(key))
         return vectors
 
     def _find(self, release: Release, groups: Sequence[Group], states: list[QueryState], deadline: float) -> None:
@@ -225,7 +225,7 @@ class Engine:
                 for number, label in group.members:
                     states[number].lose(leaf, [label], hits)
         for group, merged in zip(groups, hits_of_leaves, strict=True):
-            scores, rows = merge(merged, group.depth) if merged else nothing(len(group.members), group.depth)
+            scores, rows = merge_hits(merged, group.depth) if merged else no_hits(len(group.members), group.depth)
             for row, (number, label) in enumerate(group.members):
                 if label not in states[number].sources:  # otherwise it is searched again, deeper
                     states[number].searchers += len(replies)
@@ -292,7 +292,7 @@ class Engine:
     ) -> dict[int, Passage]:
         """Returns the passages of all hits that are returned or re-ranked, by row; drops the hits of lost leaves."""
         wanted = [
-            hits.rows[0, : _needed(query)] for query, hits in zip(queries, fused, strict=True) if hits is not None
+            hits.rows[0, : _num_needed(query)] for query, hits in zip(queries, fused, strict=True) if hits is not None
         ]
         rows = np.unique(np.concatenate([np.empty(0, np.int64), *wanted]))
         replies, errors = self._ask_passages("fetch", release, rows, deadline)
@@ -300,7 +300,7 @@ class Engine:
         for number, hits in enumerate(fused if errors else ()):
             if hits is None:
                 continue
-            rows = hits.rows[0, : _needed(queries[number])]
+            rows = hits.rows[0, : _num_needed(queries[number])]
             is_kept = np.isin(rows, [-1, *texts])
             if not is_kept.all():
                 fused[number] = Hits(hits.scores[:, : len(rows)][:, is_kept], rows[None, is_kept])
@@ -318,7 +318,7 @@ class Engine:
     ) -> None:
         """Sorts the first hits of queries with `rerank` by probability; lower hits keep their order below them."""
         numbers = [n for n, (query, hits) in enumerate(zip(queries, fused, strict=True)) if query.rerank and hits]
-        pairs = [(n, int(row)) for n in numbers for row, _ in _listed(fused[n], queries[n].rerank)]
+        pairs = [(n, int(row)) for n in numbers for row, _ in _rows_and_scores(fused[n], queries[n].rerank)]
         if not pairs:
             return
         deadline = max(queries[number].deadline for number in numbers)
@@ -359,9 +359,9 @@ class Engine:
 
 
 def _refuse(group: Group, refused: Mapping[int, str], states: list[QueryState]) -> None:
-    """Records why a source cannot use some of a group's queries. refused: by their place in the group."""
-    for place, reason in refused.items():
-        number, label = group.members[place]
+    """Records why a source cannot use some of a group's queries. refused: by their position in the group."""
+    for position, reason in refused.items():
+        number, label = group.members[position]
         states[number].refused = InputError(f"source {label}: {reason}")
 
 
@@ -383,7 +383,7 @@ def _fused(query: Query, state: QueryState) -> Hits | None:
     return fuse([state.sources[label] for label in query.search.labels], state.depth, query.search.weights)
 
 
-def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
+def _rows_and_scores(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
     """Returns (row, score) of the first k hits."""
     if hits is None:
         return []
@@ -393,24 +393,24 @@ def _listed(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
 
 def _hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]) -> list[Hit]:
     """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
-    by_source = {source: dict(_listed(hits, hits.rows.shape[1])) for source, hits in state.sources.items()}
+    by_source = {source: dict(_rows_and_scores(hits, hits.rows.shape[1])) for source, hits in state.sources.items()}
     output = []
-    for row, score in _listed(hits, query.k):
+    for row, score in _rows_and_scores(hits, query.k):
         scores = {"reranker": score} if query.rerank and score >= 0 else {}  # below the re-ranked hits: minus the rank
         scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
-        _, id, title, text, metadata, *place = texts[row]
-        output.append(Hit(row, id, title, text, metadata, score, scores, tuple(place) if place else None))
+        _, id, title, text, metadata, *span = texts[row]
+        output.append(Hit(row, id, title, text, metadata, score, scores, tuple(span) if span else None))
     return output
 
 
-def _depth(query: Query) -> int:
+def _first_depth(query: Query) -> int:
     """Returns the number of passages of the first search."""
     if query.by_document:
         return min(first_depth(query.k, query.rerank, len(query.search.parts)), MAX_PASSAGES)
     return max(query.k, query.rerank)
 
 
-def _needed(query: Query) -> int:
+def _num_needed(query: Query) -> int:
     """Returns the number of hits of a query of which the passages are needed, at most."""
     return query.k + query.rerank if query.by_document else max(query.k, query.rerank)
 
@@ -420,7 +420,7 @@ def _as_json(text: str, answer: Answer) -> bytes:
     hits = [
         {
             "id": hit.id,
-            **(dict(zip(PLACE, hit.place, strict=True)) if hit.place else {}),
+            **(dict(zip(SPAN, hit.span, strict=True)) if hit.span else {}),
             "rank": rank,
             "score": hit.score,
             "title": hit.title,

@@ -20,15 +20,15 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.corpus.row_ranges import OpenPassages, passage_parts
-from indexing.exact import Hits, nothing
-from indexing.hit_sources.online import OnlinePlace, OnlineSearch, Target
+from indexing.exact import Hits, no_hits
+from indexing.hit_sources.online import OnlineSearch, SearcherScope, Target
 from indexing.hit_sources.registry import find_kind, online_searches
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange, split_range
 from indexing.store.documents import Part as FilePart
 from indexing.store.store import Store
 from serve.errors import ExpiredError
-from serve.parts.part import Part, Shared, check_deadline, converted, use_texts
+from serve.parts.part import Part, Shared, check_deadline, raises_store_errors, use_texts
 from serve.parts.states import PASSAGES
 from serve.release.artifacts import ReleaseArtifacts
 
@@ -174,7 +174,7 @@ class SourcePart(Part):
         self.online, self.name, self.threads, self.range_of = online, online.name, threads, range_of
         self._searchers: Shared[Any] = Shared()
 
-    @converted
+    @raises_store_errors
     def search(self, release_id: str, request: SourceQueries) -> SourceHits:
         """Returns the top k passages of each query in the range. A query that cannot be used fails alone."""
         searcher, kind = self._of(release_id)[request.target], find_kind(request.kind)
@@ -184,25 +184,25 @@ class SourcePart(Part):
         if usable.result is not None and not usable.refused:
             return SourceHits(usable.result, {})
         width = request.k if usable.result is None else usable.result.rows.shape[1]
-        hits = nothing(len(request.queries), width)
+        hits = no_hits(len(request.queries), width)
         if usable.result is not None:
             hits.scores[usable.numbers], hits.rows[usable.numbers] = usable.result
         return SourceHits(hits, usable.refused)
 
     def _open(self, artifacts: ReleaseArtifacts) -> dict[Target, Any]:
-        release, place = artifacts.release, self._place(artifacts)
+        release, scope = artifacts.release, self._scope(artifacts)
         searchers = {}
         for target, readers in self._targets(artifacts).items():
-            start = partial(self.online.open, readers, artifacts.corpus, place)
+            start = partial(self.online.open, readers, artifacts.corpus, scope)
             searchers[target] = self._searchers.get(release.contents(self.online, target), release.id, start)
         return searchers
 
-    def _place(self, artifacts: ReleaseArtifacts) -> OnlinePlace:
-        return OnlinePlace(self.range_of(artifacts.corpus), self.threads)
+    def _scope(self, artifacts: ReleaseArtifacts) -> SearcherScope:
+        return SearcherScope(self.range_of(artifacts.corpus), self.threads)
 
     def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
-        place = self._place(artifacts)
-        groups = [self.online.files(readers, place) for readers in self._targets(artifacts).values()]
+        scope = self._scope(artifacts)
+        groups = [self.online.files(readers, scope) for readers in self._targets(artifacts).values()]
         for alike in itertools.zip_longest(*groups, fillvalue=()):
             for files in alike:
                 yield from files
@@ -233,12 +233,12 @@ class PassagesPart(Part):
         super().__init__(store)
         self.range_of = range_of
 
-    @converted
+    @raises_store_errors
     def fetch(self, request: PassagesRequest) -> list[Passage]:
         """Returns those of the passages that are in the range."""
         return self._at(request).fetch(request.rows)
 
-    @converted
+    @raises_store_errors
     def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
         """Returns those of the rows that are in the range, and the numbers of their documents: int64 [n] both."""
         return self._at(request).documents(request.rows)

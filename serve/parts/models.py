@@ -23,7 +23,7 @@ from retriever.options import Side
 from retriever.prompts.prompts import load_prompt
 from retriever.topics.model import NO_TOPIC
 from serve.errors import RefusedPromptError
-from serve.parts.part import Part, Shared, Usable, check_deadline, converted, use_texts
+from serve.parts.part import Part, Shared, Usable, check_deadline, raises_store_errors, use_texts
 from serve.parts.states import ENCODER, RERANKER
 from serve.release.artifacts import ReleaseArtifacts
 
@@ -79,7 +79,7 @@ class EncoderPart(Part):
         self._prompts: Shared[str] = Shared()
         self._sources: Shared[Callable[[Sequence[str]], Any]] = Shared()
 
-    @converted
+    @raises_store_errors
     def encode(
         self, release_id: str, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float | None = None
     ) -> Encoded:
@@ -111,7 +111,7 @@ class EncoderPart(Part):
         vectors, lengths, num_cut = map(np.concatenate, zip(*batches, strict=True))
         return Encoded(vectors, lengths, num_cut, refused)
 
-    @converted
+    @raises_store_errors
     def encode_for(
         self, release_id: str, online: OnlineSearch, target: Target, texts: Sequence[str], deadline: float | None = None
     ) -> Usable[Any]:
@@ -120,7 +120,7 @@ class EncoderPart(Part):
         encoders: _OpenEncoders = self._of(release_id)
         return use_texts(encoders.sources[online, target], texts)
 
-    @converted
+    @raises_store_errors
     def describe(self, release_id: str) -> dict[str, Any]:
         """Returns {"dim", "similarity", "numerics"} of the vectors."""
         encoder = self._of(release_id).sides["query"]
@@ -193,7 +193,7 @@ class RerankPart(Part):
         self.device, self.threads = device, threads
         self._models: Shared[Reranker] = Shared()
 
-    @converted
+    @raises_store_errors
     def score(
         self,
         release_id: str,
@@ -263,13 +263,13 @@ def _read_texts(
     return Tokens.joined(tokens), np.concatenate(topics)
 
 
-def finite(vectors: np.ndarray) -> np.ndarray:
+def are_finite(vectors: np.ndarray) -> np.ndarray:
     """Returns which vectors [..., dim] are finite in all dimensions: bool [...]."""
     result: np.ndarray = np.isfinite(vectors).all(axis=-1)
     return result
 
 
-def unusable(task: str, reason: str | None, number: int | None = None) -> InputError:
+def unusable_error(task: str, reason: str | None, number: int | None = None) -> InputError:
     """Returns the error for a text without a finite vector.
 
     Args:

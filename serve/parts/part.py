@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from indexing.hit_sources.query_encoder import select
+from indexing.hit_sources.query_encoder import select_queries
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError
 from indexing.store.documents import Part as FilePart
@@ -37,7 +37,7 @@ def check_deadline(deadline: float | None) -> None:
         raise ExpiredError
 
 
-def converted(method: Callable[P, Result]) -> Callable[P, Result]:
+def raises_store_errors(method: Callable[P, Result]) -> Callable[P, Result]:
     """Decorates a method of a part: failures to open or read files are raised as StoreError."""
 
     @functools.wraps(method)
@@ -149,7 +149,7 @@ class Part:
                 table.pop(release_id, None)
             self._forget(release_id)
 
-    @converted
+    @raises_store_errors
     def read(self, release_id: str, budget: int | None, seconds: float) -> int:
         """Reads the files of a release that were not read before, so that they are in memory.
 
@@ -165,7 +165,7 @@ class Part:
         files = self._open_release(release_id).files
         return files.read(free_memory() // 2 if budget is None else budget, seconds, self._read)
 
-    @converted
+    @raises_store_errors
     def check(self, release_id: str) -> None:
         """Checks the files of a release, and answers a small request from them.
 
@@ -237,9 +237,9 @@ def use_texts(function: Callable[[Any], T], queries: Any) -> Usable[T]:
     numbers = list(range(len(queries)))
     while numbers:
         try:
-            usable = queries if not refused else select(queries, np.array(numbers))
+            usable = queries if not refused else select_queries(queries, np.array(numbers))
             return Usable(function(usable), numbers, refused)
         except TextsError as error:
-            refused |= {numbers[place]: reason for place, reason in error.reasons.items()}
+            refused |= {numbers[position]: reason for position, reason in error.reasons.items()}
             numbers = [number for number in numbers if number not in refused]
     return Usable(None, [], refused)

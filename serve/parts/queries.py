@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from indexing.exact import Hits
-from indexing.hit_sources.query_encoder import select
+from indexing.hit_sources.query_encoder import select_queries
 from retriever.options import Side
 from serve.errors import ExpiredError, IncompleteError, StoreError
 from serve.release.release import Release
@@ -51,7 +51,7 @@ class Hit(NamedTuple):
     Attributes:
         metadata: JSON text.
         scores: By source that found it, and the re-ranker's score.
-        place: If the corpus is split: the id of the document, and the characters of its text at which the passage
+        span: If the corpus is split: the id of the document, and the characters of its text at which the passage
             starts and ends; None: it is not.
     """
 
@@ -62,7 +62,7 @@ class Hit(NamedTuple):
     metadata: str
     score: float
     scores: dict[str, float]
-    place: tuple[str, int, int] | None = None
+    span: tuple[str, int, int] | None = None
 
 
 class Shards(NamedTuple):
@@ -162,18 +162,18 @@ class Group:
     def deeper(self, states: Mapping[int, QueryState]) -> list[Group]:
         """Returns groups that search some of the members again, as deep as their states say."""
         by_depth: dict[int, list[int]] = {}
-        for place, (number, _) in enumerate(self.members):
+        for position, (number, _) in enumerate(self.members):
             if number in states:
-                by_depth.setdefault(states[number].depth, []).append(place)
+                by_depth.setdefault(states[number].depth, []).append(position)
         return [
             Group(
                 self.source,
                 depth,
                 self.filter,
-                [self.members[place] for place in places],
-                select(self.queries, np.array(places)),
+                [self.members[position] for position in positions],
+                select_queries(self.queries, np.array(positions)),
             )
-            for depth, places in by_depth.items()
+            for depth, positions in by_depth.items()
         ]
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from indexing.store.cache import CorruptError
 from indexing.store.documents import MANIFEST
-from indexing.store.live_release import CURRENT, Current, parse_current, unreadable_release
+from indexing.store.live_release import CURRENT, LiveRecord, parse_live_record, unreadable_release_error
 from indexing.store.retention import (
     expired_prompts,
     expired_releases,
@@ -28,14 +28,14 @@ log = logging.getLogger("riptide.serve")
 KEPT = 10  # previous releases that current.json names, to switch back to
 
 
-def current(store: Store) -> tuple[str, str] | None:
+def live_release_id(store: Store) -> tuple[str, str] | None:
     """Returns the id of the live release and the tag for compare-and-swap; None if no release was ever live.
 
     Raises:
         CorruptError: If `serving/current.json` is damaged; the message says how to make a new release.
     """
     tagged = store.storage.read_tagged(CURRENT)
-    return None if tagged is None else (parse_current(store.storage, tagged[0]).release, tagged[1])
+    return None if tagged is None else (parse_live_record(store.storage, tagged[0]).release, tagged[1])
 
 
 def live_release(store: Store) -> tuple[Release | None, str | None]:
@@ -44,13 +44,13 @@ def live_release(store: Store) -> tuple[Release | None, str | None]:
     Raises:
         CorruptError: If it is missing or damaged; the message says how to make a new release.
     """
-    live = current(store)
+    live = live_release_id(store)
     if live is None:
         return None, None
     try:
         return _load(store, live[0]), live[1]
     except CorruptError as error:
-        raise unreadable_release(store.storage, live[0], error) from error
+        raise unreadable_release_error(store.storage, live[0], error) from error
 
 
 def last_release(store: Store) -> tuple[Release | None, str | None]:
@@ -79,7 +79,7 @@ def make_current(store: Store, release: Release, tag: str | None) -> bool:
     Args:
         store: The store.
         release: The release. Its artifacts are in the store.
-        tag: The tag that `current` returned when the release was made; None if no release was ever live.
+        tag: The tag that `live_release_id` returned when the release was made; None if no release was ever live.
 
     Returns:
         True if the release is live. False if another release became live since, or if an artifact of this one was
@@ -90,7 +90,7 @@ def make_current(store: Store, release: Release, tag: str | None) -> bool:
         return False
     release.save(store)
     history = [id for id in (_history(store, before[0]) if before else ()) if id != release.id]
-    document = Current(release.id, tuple(history[:KEPT])).document()
+    document = LiveRecord(release.id, tuple(history[:KEPT])).document()
     if not store.storage.swap(CURRENT, document, tag):
         return False
     if missing_artifacts(store, [f"releases/{release.id}"]):
@@ -101,20 +101,20 @@ def make_current(store: Store, release: Release, tag: str | None) -> bool:
         if before and now and now[0] == document:
             store.storage.swap(CURRENT, before[0], now[1])
         return False
-    _clear(store)
+    _remove_expired(store)
     return True
 
 
-def discard(store: Store, id: str) -> None:
+def discard_release(store: Store, id: str) -> None:
     """Discards a release that did not become live.
 
     Other servers may be about to make it live, so it is removed only hours after it was saved: by this call if that
     time has passed, otherwise by a later change of the live release or by `gc`.
     """
-    _clear(store, f"releases/{id}")
+    _remove_expired(store, f"releases/{id}")
 
 
-def _clear(store: Store, only: str | None = None) -> None:
+def _remove_expired(store: Store, only: str | None = None) -> None:
     """Removes the expired releases (or only one of them), and those of their prompts over HTTP that nothing uses.
 
     It runs after a change that has already succeeded or failed, so an error is logged and the next call tries again.
@@ -122,7 +122,7 @@ def _clear(store: Store, only: str | None = None) -> None:
     try:
         expired = [key for key in expired_releases(store) if only in (None, key)]
         prompts = {entry["artifact"] for key in expired for entry in store.inputs(key).values()}
-        if live := current(store):
+        if live := live_release_id(store):
             prompts -= {entry["artifact"] for entry in store.inputs(f"releases/{live[0]}").values()}
         for key in expired:
             remove_release(store, key)
@@ -142,7 +142,7 @@ def _load(store: Store, id: str) -> Release:
 def _history(store: Store, data: bytes) -> list[str]:
     """Returns the ids of the live release and the previous ones; of all, newest first, if `current.json` is damaged."""
     try:
-        current = parse_current(store.storage, data)
+        current = parse_live_record(store.storage, data)
     except CorruptError:
         return newest_releases(store)
     return [current.release, *current.before]

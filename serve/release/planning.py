@@ -10,7 +10,7 @@ from typing import Any
 from indexing.corpus.corpus import Corpus
 from indexing.dense.index import Index
 from indexing.embeddings.embeddings import DENSE, Embeddings
-from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings, differences, differing
+from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings, describe_differences, differing_settings
 from indexing.hit_sources.dense import Space
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.kind import SearchContext
@@ -34,7 +34,7 @@ _NO_DENSE = "a prompt is one of an encoder of dense vectors, and the release has
 _PUT_INSTEAD = "remove all but one of them, or put the task over HTTP, naming one"
 
 
-def plan(
+def plan_release(
     store: Store,
     *,
     embeddings: str | None = None,
@@ -130,7 +130,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
 
     Args:
         store: The store.
-        embeddings, index: As of `plan`.
+        embeddings, index: As of `plan_release`.
         has_others: Whether the release has BM25 or other sources.
 
     Raises:
@@ -175,7 +175,7 @@ def _live_sources(store: Store, before: Release | None, corpus: Corpus) -> tuple
 def _prompts_by_origin(store: Store) -> tuple[list[str], list[str]]:
     """Returns the names of the prompts that were trained in this store, and of those that came over HTTP.
 
-    A damaged prompt, whose origin is unknown, is among the first, so that `plan` reports it by name as excluded.
+    A damaged prompt, whose origin is unknown, is among the first, so `plan_release` reports it by name as excluded.
     """
     trained, received = list[str](), list[str]()
     for name in store.names("prompts"):
@@ -205,7 +205,7 @@ def _find_space(
         space = open_space(store, *put.space, corpus)
         check_passages(name, encoder, space.embeddings)
         return space
-    if not differing(main.embeddings.config["encoder"], encoder, passages=True):
+    if not differing_settings(main.embeddings.config["encoder"], encoder, passages=True):
         return main
     candidates, reasons = _embeddings_of(store, encoder, corpus)
     complete = [vectors for vectors in candidates if vectors.num_rows >= main.embeddings.num_rows]
@@ -238,7 +238,7 @@ def _embeddings_of(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -> 
             config = store.generations("embeddings", name)[-1].config
         except InputError:
             continue  # damaged, so the encoder of these embeddings is unknown
-        if differing(config["encoder"], encoder, passages=True):
+        if differing_settings(config["encoder"], encoder, passages=True):
             continue
         try:
             embeddings.append(Embeddings.open(store, name, corpus))
@@ -300,8 +300,8 @@ def _checked_name(task: str) -> str:
 
 
 def check_passages(task: str, encoder: Mapping[str, Any], vectors: Embeddings) -> None:
-    """Raises InputError unless embeddings are those of an encoder of passages, of which this is the configuration."""
-    if differ := differences(vectors.config["encoder"], encoder, passages=True):
+    """Raises InputError if the embeddings were made with other settings than those of the encoder `encoder`."""
+    if differ := describe_differences(vectors.config["encoder"], encoder, passages=True):
         raise InputError(
             f"task {task}: its passages' vectors are not those of embeddings/{vectors.name} ({differ}): "
             "encode the corpus for this task, and name an index over those embeddings"

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
-from indexing.corpus.corpus import Corpus, deletions
+from indexing.corpus.corpus import Corpus, deletion_parts
 from indexing.lucene.bm25 import Bm25
 from indexing.search.rescoring import reranker_inputs
 from indexing.store.artifact import Artifact
@@ -105,7 +105,7 @@ def coverage_of(store: Store, release: Release, corpus: Corpus) -> list[Coverage
     return coverage
 
 
-def renewed(store: Store, release: Release) -> Release:
+def renew_release(store: Store, release: Release) -> Release:
     """Returns a release of the same tasks over the newest artifacts of the same names, for example a grown index.
 
     Raises:
@@ -174,7 +174,7 @@ def _describe(store: Store, whole: str, keys: list[str]) -> str:
     added = _passages(sum(artifact.rows for artifact in generations))
     if whole != "corpus":
         return f"{span}, {added}"
-    deleted = sum(part.rows for artifact in generations for part in deletions(artifact))
+    deleted = sum(part.rows for artifact in generations for part in deletion_parts(artifact))
     filters = ", other filters" if any(artifact.group("filters") for artifact in generations) else ""
     return f"{span}, {added} added, {deleted:,} deleted{filters}"
 

@@ -18,10 +18,10 @@ from serve.errors import (
     store_error,
 )
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from serve.release.live import current, discard, make_current
+from serve.release.live import discard_release, live_release_id, make_current
 from serve.release.planning import BASE
 from serve.release.release import Release
-from serve.release.renewal import renewed
+from serve.release.renewal import renew_release
 from serve.service.prompts import CheckedPrompt, Upload, add_task, check_upload
 from serve.service.service import Service
 from serve.service.uploads import Uploads
@@ -54,11 +54,11 @@ class Changes:
             InputError: If a part cannot use a prompt of it.
         """
         service = self.service
-        tagged = await service.from_store(current, service.store)
+        tagged = await service.from_store(live_release_id, service.store)
         if tagged is None or (service.live is not None and tagged[0] == service.live.release.id):
             return
         async with self._lock:
-            if tagged := await service.from_store(current, service.store):  # may name another release by now
+            if tagged := await service.from_store(live_release_id, service.store):  # may name another release by now
                 await service.adopt(await service.from_store(Release.load, service.store, tagged[0]))
 
     async def put_task(self, upload: Upload) -> None:
@@ -113,7 +113,7 @@ class Changes:
             ConflictError: If other servers kept changing the release at the same time.
         """
         store = self.service.store
-        await self._apply(lambda release: renewed(store, release) if id is None else Release.load(store, id))
+        await self._apply(lambda release: renew_release(store, release) if id is None else Release.load(store, id))
 
     async def _apply(self, change: Callable[[Release], Release]) -> None:
         """Derives a release from the live one, opens it in all parts, and makes it the live one."""
@@ -131,7 +131,7 @@ class Changes:
     async def _make_live(self, change: Callable[[Release], Release]) -> None:
         service, store = self.service, self.service.store
         for _ in range(TRIES):
-            tagged = await service.from_store(current, store)
+            tagged = await service.from_store(live_release_id, store)
             if tagged is None:
                 error = f"{store.url} has no live release any more: start the server again to make one"
                 raise StoreError(STORE, "files are missing", error)
@@ -156,7 +156,7 @@ class Changes:
         finally:
             if not is_live and service.live is not None and release.id != service.live.release.id:
                 service.close_when_unused(release.id)
-                await service.from_store(discard, store, release.id)
+                await service.from_store(discard_release, store, release.id)
         return is_live
 
     @contextlib.contextmanager

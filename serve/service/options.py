@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from retriever.options.declaring import check_least, option
+from retriever.options.declaring import check_minimums, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,4 +32,4 @@ class ServiceOptions:
 
     def __post_init__(self) -> None:
         """Raises InputError for a number that is too small."""
-        check_least(self, threads=1, batch=1, queue=1, warm_up_s=0)
+        check_minimums(self, threads=1, batch=1, queue=1, warm_up_s=0)

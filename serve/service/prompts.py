@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.encoders import EncoderSpec, differences
+from indexing.embeddings.encoders import EncoderSpec, describe_differences
 from indexing.hit_sources.dense import Space
 from indexing.store.artifact import Artifact
 from indexing.store.cache import file_sha256
@@ -215,7 +215,7 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
         check_synthesis(name, prompt.synthesis)
     as_served = replace(prompt.options, dtype=spec.options.dtype, compile=spec.options.compile)
     actual = describe(folder, as_served)
-    if differ := differences(described, actual):
+    if differ := describe_differences(described, actual):
         raise InputError(f"task {name}: its prompt was trained with other settings than the release's: {differ}")
     of_passages = describe(spec.folder_of("passage"), as_served) if spec.is_untied else actual
     check_passages(name, task_config(of_passages, prompt, "passage"), vectors)
@@ -242,11 +242,11 @@ def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: Encode
     prompt = checked.prompt
     with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
         if not draft.complete:
-            draft.note(backbone=spec.name, options=prompt.options.stored())
+            draft.add_notes(backbone=spec.name, options=prompt.options.stored())
             if prompt.synthesis is not None:
-                draft.note(synthesis=prompt.synthesis.settings())
+                draft.add_notes(synthesis=prompt.synthesis.settings())
             if prompt.topics is not None:
-                draft.note(topics=prompt.topics.settings())
+                draft.add_notes(topics=prompt.topics.settings())
             commit_files(draft, checked.folder)
     return store.open("prompts", name)
 

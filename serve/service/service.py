@@ -398,9 +398,9 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._admin, function, *arguments)
 
 
-def _weight(most: int, query: Query) -> int:
-    """Returns a query's weight in the queue: 1 plus its documents to re-rank, up to `most` (so that it can enter)."""
-    return 1 + min(query.rerank, most)
+def _weight(max_rerank: int, query: Query) -> int:
+    """Returns a query's weight in the queue: 1 plus its documents to re-rank, at most `max_rerank` so that it fits."""
+    return 1 + min(query.rerank, max_rerank)
 
 
 def _batch_of(query: Query) -> object:

@@ -98,7 +98,7 @@ def alone(root: Path, call_job: Callable[..., int]) -> Path:
 @pytest.fixture(scope="module")
 def module_cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cloud, WaitingWork]]:
     work = WaitingWork(tmp_path_factory.mktemp("work"))
-    types = {"worker": NodeType(cpus=2, most=NODES)}
+    types = {"worker": NodeType(cpus=2, max_nodes=NODES)}
     with growing_cluster(types, boot_s=BOOT_S, modules=work.folder) as cloud:
         yield cloud, work
 

@@ -315,7 +315,7 @@ def test_a_cluster_grows_by_the_kind_of_node_that_a_job_names(
     root: Path, alone: Path, call_job: Callable[..., int]
 ) -> None:
     """Of two kinds, only the named one is launched; of the excluded nodes, another one of the kind takes the work."""
-    types = {kind: NodeType(cpus=1, most=2, labels={"kind": kind}) for kind in ("cpu", "other")}
+    types = {kind: NodeType(cpus=1, max_nodes=2, labels={"kind": kind}) for kind in ("cpu", "other")}
     with growing_cluster(types, boot_s=1.0) as cloud:
         for step in steps(root, root / "grown"):
             status, said = submit(cloud.cluster, REPOSITORY, *map(str, step), "--node-label", "kind=cpu")

@@ -39,7 +39,7 @@ def add_embeddings(root: Path, parts: Sequence[SparseVectors], name: str = "s", 
     with store.create("embeddings", key, inputs={"corpus": corpus.generations[-1]}, config=config) as draft:
         for number, vectors in enumerate(parts):
             draft.commit(f"part-{number:05d}", SUFFIX, partial(save_vectors, vectors), rows=len(vectors))
-        draft.note(encoder="e", options={}, task=None, dim=WIDTH, similarity="dot")
+        draft.add_notes(encoder="e", options={}, task=None, dim=WIDTH, similarity="dot")
 
 
 def build_index(root: Path, shards: int, name: str | None = None) -> ImpactIndex:

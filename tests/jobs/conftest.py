@@ -99,7 +99,7 @@ def default_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-CHECKS = {"EncoderNumerics", "RerankerNumericsTask", "LuceneVersions"}  # tasks that only look at a worker
+CHECKS = {"EncoderNumericsTask", "RerankerNumericsTask", "LuceneVersionsTask"}  # tasks that only look at a worker
 
 
 @pytest.fixture

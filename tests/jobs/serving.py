@@ -25,7 +25,7 @@ from retriever.encoding.encoder import EncoderOptions, describe
 from retriever.forward.prompt_rows import PromptShape
 from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
 from serve.release.live import make_current
-from serve.release.planning import plan
+from serve.release.planning import plan_release
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPTIONS = EncoderOptions(dtype="float32", compile="never")
@@ -52,7 +52,7 @@ def make_served(folder: Path, model: str, call_job: Callable[..., int]) -> Path:
     for mode in ("exact", "dense", "bm25", "hybrid"):
         assert call_job("search", *at, "--mode", mode, "--k", K, "--name", mode) == 0
     store = Store(str(folder / "store"))
-    release, left = plan(store)
+    release, left = plan_release(store)
     assert not left
     assert make_current(store, release, None)
     (folder / "queries.json").write_text(json.dumps({query["_id"]: query["text"] for query in queries}))

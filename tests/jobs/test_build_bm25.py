@@ -172,7 +172,7 @@ def test_a_signal_ends_the_job_with_one_line_and_without_temporary_files(
     temporary.mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(temporary))
-        patch.setattr("indexing.lucene.bm25.counted", counted)
+        patch.setattr("indexing.lucene.bm25.report_texts", counted)
         patch.setattr("indexing.work.local.cores_of_process", lambda: 1)
         outcome = job(*command(world, "--shards", 2))
     word = "terminated" if ending == signal.SIGTERM else "interrupted"

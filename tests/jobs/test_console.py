@@ -46,7 +46,7 @@ def script(tmp_path: Path) -> Path:
 
 def test_the_list_has_every_job_once_with_the_first_line_of_its_docstring() -> None:
     assert sorted(console.command_names()) == sorted(name.replace("_", "-") for name in job_names())
-    lines = console.overview().splitlines()
+    lines = console.overview_of_jobs().splitlines()
     assert max(map(len, lines)) <= 100
     assert "  build-bm25       Build a Lucene index of a corpus for BM25." in lines
     for name in console.command_names():

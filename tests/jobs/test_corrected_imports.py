@@ -158,7 +158,7 @@ def check_correction(
             done("store", "list", "--store", url)
         )
     else:
-        assert store.storage.empty()
+        assert store.storage.is_empty()
     write_source(source, failing.good)
     done(*command, *failing.good_options)
     assert store.keys() == ["corpus/g0000"]

@@ -46,7 +46,7 @@ from serve.parts.leaf import Leaf, ask_here
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.queries import Query
 from serve.release.live import make_current
-from serve.release.planning import plan
+from serve.release.planning import plan_release
 from serve.release.tasks import search_of
 from serve.service.options import ServiceOptions
 
@@ -272,7 +272,7 @@ def test_a_run_is_measured_as_before_after_documents_are_deleted(built: Path, do
 def served(built: Path, tmp_path: Path, classifier: str) -> Store:
     shutil.copytree(built / "store", tmp_path / "served")
     store = Store(str(tmp_path / "served"))
-    release, left = plan(store, reranker=classifier)
+    release, left = plan_release(store, reranker=classifier)
     assert not left
     assert make_current(store, release, None)
     return store
@@ -322,7 +322,7 @@ def test_a_service_shows_passages_and_filters_documents(served: Store, client: T
 
 
 def test_passages_whose_documents_a_lost_leaf_knows_are_missing(served: Store) -> None:
-    release, _ = plan(served)
+    release, _ = plan_release(served)
     release.save(served)
     leaves = [Leaf(served, number, 2) for number in range(2)]
     encoder, reranker = EncoderPart(served, device="cpu", threads=2), RerankPart(served, device="cpu", threads=2)
@@ -349,7 +349,7 @@ def test_passages_whose_documents_a_lost_leaf_knows_are_missing(served: Store) -
 
 def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
     """The documents that a border of two ranges cuts are one document."""
-    release, _ = plan(served, reranker=classifier)
+    release, _ = plan_release(served, reranker=classifier)
     release.save(served)
     encoder, reranker = EncoderPart(served, device="cpu", threads=2), RerankPart(served, device="cpu", threads=2)
     corpus, answers = Corpus.open(served), []

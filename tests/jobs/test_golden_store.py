@@ -101,7 +101,7 @@ def lattice(store: Store) -> None:
                     draw = np.random.default_rng(part.first_row).integers(-8, 9, (part.part.rows, DIM))
                     vectors = (draw / 8).astype(np.float16)
                     draft.commit(part.part.name, ".npy", lambda path, v=vectors: np.save(path, v), rows=len(vectors))
-            draft.note(encoder="none", options={}, task=None, dim=DIM, similarity="dot")
+            draft.add_notes(encoder="none", options={}, task=None, dim=DIM, similarity="dot")
 
 
 def digests(artifact: Artifact) -> dict[str, object]:

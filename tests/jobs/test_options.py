@@ -83,14 +83,14 @@ def test_equal_names_are_an_error_that_names_both_places() -> None:
 
 
 def test_values_are_built_and_replaced_by_name() -> None:
-    job = options.build(Job, {"store": "s", "task": "t", "hidden_size": 8})
+    job = options.build_options(Job, {"store": "s", "task": "t", "hidden_size": 8})
     assert job == Job(store="s", task="t", loop=Loop(lr=0.5, hidden=8))
-    assert options.replace(job, {"lr": 0.25, "seed": 1}) == Job(
+    assert options.replace_options(job, {"lr": 0.25, "seed": 1}) == Job(
         store="s", task="t", loop=Loop(lr=0.25, hidden=8), seed=1
     )
     assert options.flatten(Job)["hidden_size"].value(job) == 8
     with pytest.raises(InputError, match=r"parameter lr -1: expected more than 0"):
-        options.replace(job, {"lr": -1})
+        options.replace_options(job, {"lr": -1})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_values_are_built_and_replaced_by_name() -> None:
 )
 def test_the_command_line_gives_values_and_is_written_from_them(arguments: list[str], expected: dict[str, Any]) -> None:
     needed = {"store": "s", "task": "t"}
-    built = options.build(Job, {**needed, **expected})
+    built = options.build_options(Job, {**needed, **expected})
     assert parse(Job, ["--store", "s", "--task", "t", *arguments]) == built
     assert parse(Job, as_arguments(Job, {**needed, **expected})) == built
 
@@ -214,7 +214,7 @@ def test_help_lists_the_options_by_groups(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_type_that_the_command_line_cannot_express_is_an_error() -> None:
     with pytest.raises(TypeError, match="cannot express"):
-        options.described(bytes)
+        options.describe_type(bytes)
 
 
 def test_a_value_of_json_that_has_no_hash_is_refused() -> None:

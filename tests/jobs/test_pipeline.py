@@ -145,8 +145,8 @@ def test_an_interrupted_chain_is_resumed_if_a_step_is_complete(
             raise KeyboardInterrupt
         original(step)
 
-    original = pipeline.perform
-    monkeypatch.setattr(pipeline, "perform", perform)
+    original = pipeline.run_step
+    monkeypatch.setattr(pipeline, "run_step", perform)
     outcome = job("pipeline", "--config", recipe(*chain[:2]))
     assert (outcome.status, outcome.err) == (130, f"error: interrupted{more}\n")
 

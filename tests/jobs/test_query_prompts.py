@@ -31,7 +31,7 @@ from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from serve.local import open_local
 from serve.parts.queries import Query, Texts
-from serve.release.live import current
+from serve.release.live import live_release_id
 from serve.release.tasks import search_of_mode
 from serve.service.options import ServiceOptions
 from serve.service.prompts import MAX_KEPT, check_synthesis
@@ -230,7 +230,7 @@ UPLOADS: dict[str, tuple[Callable[[str], TaskPrompt], str]] = {
 def test_uploads_that_do_not_fit_are_refused_and_nothing_changes(
     store: Store, client: TestClient, model: str, tmp_path: Path, documented: Callable[..., None]
 ) -> None:
-    before = current(store)
+    before = live_release_id(store)
     for number, (case, (make, expected)) in enumerate(UPLOADS.items()):
         answer = client.put("/v1/tasks/bad", files=upload(tmp_path / str(number), make(model)))
         message = answer.json()["error"]["message"]
@@ -245,7 +245,7 @@ def test_uploads_that_do_not_fit_are_refused_and_nothing_changes(
     message = answer.json()["error"]["message"]
     assert answer.status_code == 400
     documented("HTTP", "an upload of a synthesiser with an unknown setting", message, 400)
-    assert current(store) == before
+    assert live_release_id(store) == before
 
 
 def test_sizes_whose_products_exceed_memory_are_refused() -> None:
@@ -263,7 +263,7 @@ def test_peft_cannot_have_a_prompt_that_is_computed(
     prompt = computed_prompt(model, 1)
     upload(tmp_path / "made", prompt)
     with store.create("prompts", "computed", config={}, inputs={}) as draft:
-        draft.note(backbone=model, options=asdict(prompt.options))
+        draft.add_notes(backbone=model, options=asdict(prompt.options))
         commit_files(draft, tmp_path / "made")
     line = refused("convert_prompts", "--store", store.url, "--task", "computed", "--to", tmp_path / "peft")
     assert not (tmp_path / "peft").exists()

@@ -187,7 +187,7 @@ def wrong_embeddings(world, name: str, rows: int, dim: int) -> None:
             shape = (rows, dim) if part.name == "part-00000" else (part.rows, 32)
             vectors = np.ones(shape, np.float16)
             draft.commit(part.name, ".npy", lambda path, v=vectors: np.save(path, v), rows=part.rows)
-        draft.note(**made.notes)
+        draft.add_notes(**made.notes)
 
 
 @pytest.mark.parametrize(("rows", "dim"), [(60, 16), (59, 32)])

@@ -60,8 +60,8 @@ from serve.http.guard import Tokens, digest
 from serve.local import open_local, run_server
 from serve.parts.models import Encoded
 from serve.parts.queries import Query, Texts
-from serve.release.live import current, make_current
-from serve.release.planning import plan
+from serve.release.live import live_release_id, make_current
+from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.tasks import search_of_mode
 from serve.remote import RemotePart, send_to_leaves
@@ -151,7 +151,7 @@ def test_hits_are_those_of_the_search_job(root: Path, client: TestClient, mode: 
     answer = client.post("/v1/search", json={"queries": list(asked.values()), "mode": mode, "k": K})
     assert answer.status_code == 200, answer.text
     found, expected = answer.json(), run_of(root, mode)
-    assert found["release"] == current(Store(str(root / "store")))[0]
+    assert found["release"] == live_release_id(Store(str(root / "store")))[0]
     assert set(found["took_ms"]) >= {"queue", "encode", "search", "passages", "total"}
     assert answer.headers["x-request-id"] == found["request_id"]
     for id, text, result in zip(asked, asked.values(), found["results"], strict=True):
@@ -237,7 +237,7 @@ def test_tasks_come_and_go_and_mixed_batches_are_each_tasks_own(
 ) -> None:
     texts = list(query_texts(root).values())[:4]
     store = Store(str(root / "store"))
-    before = current(store)[0]
+    before = live_release_id(store)[0]
     for number in range(3):
         answer = client.put(f"/v1/tasks/t{number}", files=task_files(tmp_path / str(number), model, number, 2 + number))
         assert answer.status_code == 200, answer.text
@@ -264,7 +264,7 @@ def test_tasks_come_and_go_and_mixed_batches_are_each_tasks_own(
         assert client.delete(f"/v1/tasks/t{number}").status_code == 200
     assert client.delete("/v1/tasks/t0").status_code == 404
     assert client.post("/v1/search", json={"query": "bafa", "task": "t0"}).status_code == 404
-    assert current(store)[0] == before
+    assert live_release_id(store)[0] == before
 
 
 def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: Path, done: Callable[..., str]) -> None:
@@ -279,7 +279,7 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
     }
     spec = EncoderSpec(store, model, OPTIONS)
     with store.create("prompts", "legal", config={}, inputs=spec.inputs()) as draft:
-        draft.note(backbone=model, options=asdict(OPTIONS))
+        draft.add_notes(backbone=model, options=asdict(OPTIONS))
         commit_files(draft, tmp_path / "legal")
     done("encode_corpus", *at, "--task", "legal", "--dtype", "float32", "--compile", "never")
     done("build_index", *at, "--embeddings", "legal", "--name", "legal-idx", "--factory", "Flat")
@@ -292,14 +292,14 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
         assert answer.status_code == 200, answer.text
         return [[hit["id"] for hit in result["hits"]] for result in answer.json()["results"]]
 
-    planned, left = plan(store, embeddings="enc")
+    planned, left = plan_release(store, embeddings="enc")
     assert not left
     assert {task.name: task.space for task in planned.tasks} == {
         "default": ("enc", "idx"),
         "legal": ("legal", "legal-idx"),
     }
     with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
-        bare, before = found(client, "default", "exact"), current(store)[0]
+        bare, before = found(client, "default", "exact"), live_release_id(store)[0]
         assert bare != [own[id] for id in ids]
         answer = client.put("/v1/tasks/law", files=files)
         assert answer.status_code == 400
@@ -310,14 +310,14 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
             assert answer.json()["embeddings"] == "legal"
             assert found(client, "law", mode) == [own[id] for id in ids]
             assert found(client, "default", "exact") == bare
-            renewed, left = plan(store, embeddings="enc", before=Release.load(store, current(store)[0]))
+            renewed, left = plan_release(store, embeddings="enc", before=Release.load(store, live_release_id(store)[0]))
             assert not left
             assert renewed.task("law").space == ("legal", None if index == "legal" else index)  # where it was put to
-        assert client.put("/v1/release", json={"release": None}).json()["release"] == current(store)[0]
+        assert client.put("/v1/release", json={"release": None}).json()["release"] == live_release_id(store)[0]
         assert client.delete("/v1/tasks/law").status_code == 200
-        assert current(store)[0] == before  # with nothing of its passages left in it
+        assert live_release_id(store)[0] == before  # with nothing of its passages left in it
     with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
-        tag = current(store)[1]
+        tag = live_release_id(store)[1]
         assert make_current(store, planned, tag)
         for _ in range(100):
             if len(client.get("/v1/tasks").json()["tasks"]) == 2:
@@ -331,7 +331,7 @@ def test_the_only_task_stays(root: Path, model: str, tmp_path: Path) -> None:
     store = Store(str(shutil.copytree(root / "store", tmp_path / "store")))
     with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         assert client.put("/v1/tasks/kept", files=task_files(tmp_path / "kept", model, 7)).status_code == 200
-    live = current(store)
+    live = live_release_id(store)
     assert live is not None
     assert make_current(store, Release.load(store, live[0]).without_task("default"), live[1])
     with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
@@ -378,7 +378,7 @@ def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
     no_grace: None, root: Path, client: TestClient, model: str, tmp_path: Path, change: dict[str, Any], told: str
 ) -> None:
     store = Store(str(root / "store"))
-    before = current(store), store.names("prompts")
+    before = live_release_id(store), store.names("prompts")
     weights = {"weights": change["weights"]} if "weights" in change else {}
     files = task_files(tmp_path, model, 1, **weights)
     if "layers" in change or "value" in change:
@@ -408,7 +408,7 @@ def test_a_prompt_that_does_not_fit_is_refused_and_nothing_changes(
     assert answer.status_code == 400, answer.text
     assert told in answer.json()["error"]["message"]
     assert str(tmp_path) not in answer.text
-    assert (current(store), store.names("prompts")) == before
+    assert (live_release_id(store), store.names("prompts")) == before
 
 
 def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
@@ -463,11 +463,11 @@ def test_a_new_release_that_cannot_be_opened_does_not_become_live(
 ) -> None:
     folder = Path(shutil.copytree(root / "store", tmp_path / "store"))
     store = Store(str(folder))
-    before = current(store)
+    before = live_release_id(store)
     index = next((folder / "index/idx").glob("g0001/**/*.faiss"))
     index.write_bytes(index.read_bytes()[:-1])
     refused("serve_search", "--store", folder, "--renew", "--bm25", "bm25", "--port", 0)
-    assert current(store) == before
+    assert live_release_id(store) == before
 
 
 def test_a_release_that_cannot_be_opened_leaves_nothing_once_it_is_old(
@@ -480,7 +480,7 @@ def test_a_release_that_cannot_be_opened_leaves_nothing_once_it_is_old(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = Store(str(root / "store"))
-    before = current(store), store.names("releases")
+    before = live_release_id(store), store.names("releases")
 
     def fail(*_: object) -> None:
         raise InputError("no room for it")
@@ -489,7 +489,7 @@ def test_a_release_that_cannot_be_opened_leaves_nothing_once_it_is_old(
         broken.setattr(service.parts["passages"], "prepare", fail)
         answer = client.put("/v1/tasks/lost", files=task_files(tmp_path, model, 8))
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error")  # no mistake of the client
-    assert (current(store), store.names("releases")) == before
+    assert (live_release_id(store), store.names("releases")) == before
     assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
     assert service.engine.encoder._encoders.held(next(iter(service.engine.encoder._encoders._held))).tasks == ()
 
@@ -498,13 +498,16 @@ def test_a_prompt_that_there_is_no_memory_for_is_refused(
     no_grace: None, root: Path, client: TestClient, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store(str(root / "store"))
-    before = current(store), store.names("prompts")
+    before = live_release_id(store), store.names("prompts")
     with monkeypatch.context() as scarce:
         scarce.setattr(encoder, "free_memory", lambda device: 1000)
         answer = client.put("/v1/tasks/long", files=task_files(tmp_path, model, 1, 700))
     assert answer.status_code == 400
     assert "with a prompt of 700 tokens the table of all prompts takes" in answer.json()["error"]["message"]
-    assert (current(store), [name for name in store.names("prompts") if name not in before[1]]) == (before[0], [])
+    assert (live_release_id(store), [name for name in store.names("prompts") if name not in before[1]]) == (
+        before[0],
+        [],
+    )
 
 
 def test_others_may_change_what_is_live_while_a_task_is_put(
@@ -512,10 +515,10 @@ def test_others_may_change_what_is_live_while_a_task_is_put(
 ) -> None:
     """With several ingresses, each tells all, itself included, to look which release is live."""
     store = Store(str(root / "store"))
-    first = Release.load(store, current(store)[0])
+    first = Release.load(store, live_release_id(store)[0])
 
     async def announce() -> None:
-        assert make_current(store, first, current(store)[1])
+        assert make_current(store, first, live_release_id(store)[1])
         await changes.refresh()
 
     changes.announce = announce
@@ -926,8 +929,8 @@ def test_a_flat_index_gives_the_ties_that_the_search_job_gives(
     embeddings = Embeddings.open(store, "enc", corpus)
     asked = Encoder(model, OPTIONS).encode([query["text"] for query in queries])
     threads = torch.get_num_threads()
-    for load in (kernel.load, lambda: None):
-        monkeypatch.setattr(kernel, "load", load)
+    for load in (kernel.load_kernel, lambda: None):
+        monkeypatch.setattr(kernel, "load_kernel", load)
         shard = DenseShard(corpus, embeddings, Index.open(store, "flat", embeddings), RowRange(0, 900), threads=2)
         for _ in range(20):
             assert (shard.search(asked, K).rows == np.arange(K)).all()
@@ -946,7 +949,7 @@ def test_a_loopback_address_is_refused_where_the_head_is_elsewhere(monkeypatch: 
 
 def test_a_release_is_refused_where_what_it_was_made_of_is_not_there(root: Path) -> None:
     store = Store(str(root / "store"))
-    release = Release.load(store, current(store)[0])  # type: ignore[index]
+    release = Release.load(store, live_release_id(store)[0])  # type: ignore[index]
     changed = Release(
         release.encoder, release.encoder_options, release.tasks, {**release.fingerprints, "index/idx/g0001": "0" * 64}
     )

@@ -30,8 +30,8 @@ from retriever.prompts.prompts import TaskPrompt, backbone_of
 from serve.errors import ExpiredError
 from serve.local import open_local
 from serve.parts.queries import Query
-from serve.release.live import current, make_current
-from serve.release.planning import plan
+from serve.release.live import live_release_id, make_current
+from serve.release.planning import plan_release
 from serve.release.tasks import search_of_mode
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
@@ -67,8 +67,8 @@ def topical(
     guessing = store_topic_task(store, model, "guessing", MODEL, OPTIONS, wordless="prior")
     for task in ("topical", "guessing"):
         assert call_job("encode_corpus", "--store", store.url, "--task", task, *EXACT) == 0
-    live = current(store)
-    release, left = plan(store, index="idx")
+    live = live_release_id(store)
+    release, left = plan_release(store, index="idx")
     assert not left
     assert make_current(store, release, live and live[1])
     return Topical(root, prompt, guessing)

@@ -28,7 +28,7 @@ from serve.parts.engine import Engine
 from serve.parts.part import Part
 from serve.parts.queries import Answer, Query
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
-from serve.release.live import current
+from serve.release.live import live_release_id
 from serve.release.release import Release
 from serve.release.tasks import search_of_mode
 from serve.remote import send_to_leaves
@@ -53,7 +53,7 @@ def file_of(store: Store, pattern: str) -> Path:
 
 
 def live_release(store: Store) -> Release:
-    found = current(store)
+    found = live_release_id(store)
     assert found is not None
     return Release.load(store, found[0])
 
@@ -217,7 +217,7 @@ def test_changes_of_what_is_served_tell_a_store_that_fails_from_a_mistake(
             "/v1/tasks/new", files=files
         ),
         "PUT /v1/release where the live index has lost its manifest": lambda: client.put(
-            "/v1/release", json={"release": current(store)[0]}
+            "/v1/release", json={"release": live_release_id(store)[0]}
         ),
     }.items():
         caplog.clear()

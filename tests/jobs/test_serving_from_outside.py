@@ -26,7 +26,7 @@ from indexing.store.store import Store
 from retriever.encoding.encoder import Encoder
 from retriever.prompts.prompts import SETTINGS, WEIGHTS
 from serve.client import Client, ServerError
-from serve.release.planning import plan
+from serve.release.planning import plan_release
 from serve.release.release import Release
 
 pytestmark = pytest.mark.slow
@@ -215,7 +215,7 @@ def test_releases_change_under_load_and_no_request_fails_or_mixes_them(
     elif changed == "backbone":
         other = save_tiny_bert(tmp_path / "wide", hidden=48, seed=7)
         assert call_job("encode_corpus", *at, "--encoder", other, "--name", "wide", "--dtype", "float32") == 0
-        releases.append(saved(store, plan(store, embeddings="wide")[0]))
+        releases.append(saved(store, plan_release(store, embeddings="wide")[0]))
     else:
         best = {hits[0].id for hits in client.search_all(texts, **body)}
         (tmp_path / "gone").write_text("".join(f"{id}\n" for id in best))

@@ -24,17 +24,17 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.client import Client, ServerError
 from serve.deployments import Application, build, http_options, reserved_device, run_application
-from serve.release.live import current, make_current
-from serve.release.planning import plan
+from serve.release.live import live_release_id, make_current
+from serve.release.planning import plan_release
 
 
 @pytest.fixture
 def store(served: Path, classifier: str, tmp_path: Path) -> Store:
     """A store whose live release has a re-ranker."""
     store = Store(str(shutil.copytree(served, tmp_path / "root") / "store"))
-    before = current(store)
+    before = live_release_id(store)
     assert before is not None
-    release, _ = plan(store, reranker=classifier)
+    release, _ = plan_release(store, reranker=classifier)
     assert make_current(store, release, before[1])
     return store
 

@@ -21,8 +21,8 @@ from retriever.errors import InputError
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from serve.local import open_local
 from serve.parts.models import EncoderPart
-from serve.release.live import current, make_current
-from serve.release.planning import plan
+from serve.release.live import live_release_id, make_current
+from serve.release.planning import plan_release
 from serve.service.options import ServiceOptions
 
 Done = Callable[..., str]
@@ -57,7 +57,7 @@ def keep(store: Store, name: str, model: str, prompt: TaskPrompt, folder: Path) 
     folder.mkdir()
     prompt.save(folder)
     with store.create("prompts", name, config={}, inputs={}) as draft:
-        draft.note(backbone=model, options=asdict(prompt.options))
+        draft.add_notes(backbone=model, options=asdict(prompt.options))
         commit_files(draft, folder)
 
 
@@ -90,7 +90,7 @@ def store(served: Path, model: str, tmp_path: Path, done: Done) -> Store:
 def test_a_prompt_that_does_not_fit_is_left_out_by_name_with_the_reason(
     store: Store, done: Done, refused: Done, documented: Callable[..., None]
 ) -> None:
-    release, left = plan(store, embeddings="enc")
+    release, left = plan_release(store, embeddings="enc")
     assert [task.name for task in release.tasks] == ["default", "good"]
     assert left.keys() == WORDS.keys()
     for name, words in WORDS.items():
@@ -172,7 +172,7 @@ def test_a_prompt_that_cannot_be_opened_is_named_and_not_its_fingerprint(
     assert prompt.query is not None
     keep(store, "wild", model, replace(prompt, query=torch.full_like(prompt.query, 3e38)), tmp_path / "wild")
     keep(store, "short", model, random_prompt(model, passage_length=32), tmp_path / "short")
-    release, _ = plan(store)
+    release, _ = plan_release(store)
     release.save(store)
     with pytest.raises(InputError, match=r"^task wild: the vector of text 0") as raised:
         EncoderPart(store, device="cpu", threads=1).prepare(release.id)
@@ -200,8 +200,8 @@ def test_a_new_release_has_the_re_ranker_of_the_live_one_unless_an_option_says_o
     store = Store(str(shutil.copytree(served / "store", tmp_path / "store")))
 
     def make_live(reranker: str) -> None:
-        release, _ = plan(store, embeddings="enc")
-        live = current(store)
+        release, _ = plan_release(store, embeddings="enc")
+        live = live_release_id(store)
         assert make_current(store, replace(release, reranker=reranker), None if live is None else live[1])
 
     make_live("some/cross-encoder")

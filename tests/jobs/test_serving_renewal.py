@@ -24,9 +24,9 @@ from retriever.errors import InputError
 from serve.client import Client
 from serve.local import open_local
 from serve.release.live import live_release, make_current
-from serve.release.planning import plan
+from serve.release.planning import plan_release
 from serve.release.release import Release
-from serve.release.renewal import renewed
+from serve.release.renewal import renew_release
 from serve.service import staleness
 from serve.service.changes import Changes
 from serve.service.options import ServiceOptions
@@ -143,7 +143,7 @@ def test_embeddings_with_a_limit_cover_new_passages_up_to_it(
     limited = (*encode, "--name", "few", "--limit", 300)
     done(*limited)
     done(*encode, "--name", "fewer", "--limit", 100)
-    releases = [plan(store, embeddings=name, tasks=["default"])[0] for name in ("few", "fewer")]
+    releases = [plan_release(store, embeddings=name, tasks=["default"])[0] for name in ("few", "fewer")]
     make_live(store, releases[1])
     growth.grow("corpus", "bm25")
     assert "limited   embeddings/fewer covers 100 of 241 passages, because it was made with --limit\n" in done(
@@ -187,7 +187,7 @@ def test_tasks_over_http_and_a_re_ranker_survive(growth: Growth, model: str, tmp
     before = live(store)
     growth.grow()
     out = done("serve_search", "--store", store.url, "--plan")
-    after = renewed(store, before)
+    after = renew_release(store, before)
     assert f"release   {after.id} (new) of" in out
     assert (after.tasks, after.reranker, after.encoder) == (before.tasks, before.reranker, before.encoder)
     for line in ("task      flat: embeddings/enc, bm25/bm25", "task      ours: index/idx, bm25/bm25"):
@@ -269,7 +269,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
     store, before = growth.store, live(growth.store)
     other = replace(before, reranker="some/cross-encoder")
     growth.grow()
-    new = renewed(store, before)
+    new = renew_release(store, before)
     monkeypatch.setattr("serve.parts.models.RerankPart.prepare", lambda *_: None)
     original, opened = Service.open, []
 

@@ -13,7 +13,7 @@ from indexing.store.live_release import CURRENT
 from indexing.store.store import Store
 from indexing.store.verify import verify
 from serve.release.live import live_release, make_current
-from serve.release.planning import plan
+from serve.release.planning import plan_release
 
 DAMAGES: dict[str, Any] = {
     "serving/current.json is empty": lambda data: b"",
@@ -28,7 +28,7 @@ def test_a_damaged_live_release_is_one_line_and_renew_repairs_it(
     world, refused, done, documented, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     store, at = Store(str(world.store)), ("--store", world.store, "--port", 0)
-    first, _ = plan(store, tasks=["default"])
+    first, _ = plan_release(store, tasks=["default"])
     assert make_current(store, first, None)
     if DAMAGES[case]:
         store.storage.put(CURRENT, DAMAGES[case](store.storage.read(CURRENT)))

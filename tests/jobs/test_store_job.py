@@ -16,7 +16,7 @@ import pytest
 from samples import files_of, make_passages, write_beir
 
 from indexing.store import retention, storage
-from indexing.store.live_release import Current
+from indexing.store.live_release import LiveRecord
 from indexing.store.models import Checkpoints, commit_files
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import LocalStorage
@@ -147,7 +147,7 @@ def test_the_live_release_is_not_removed(world, refused) -> None:
     store = Store(str(world.store))
     with store.create("releases", "0" * 16, inputs={"index": store.open("index", "idx/g0000")}):
         pass
-    store.storage.swap("serving/current.json", Current("0" * 16, ()).document(), None)
+    store.storage.swap("serving/current.json", LiveRecord("0" * 16, ()).document(), None)
     line = refused("store", "remove", "index/idx", "--with-dependents", "--store", world.store)
     assert line.endswith(f"serving/current.json, as releases/{'0' * 16} is live: serve another release first")
 
@@ -423,7 +423,7 @@ def test_gc_removes_old_releases_and_their_prompts(tmp_path: Path, job, done, re
     for id in ids:
         with store.create("releases", id, inputs={"prompt": store.open("prompts", "legal.1")} if id == ids[3] else {}):
             pass
-    current = Current(ids[0], (ids[1],)).document()
+    current = LiveRecord(ids[0], (ids[1],)).document()
     store.storage.put("serving/current.json", current)
     assert done("store", "gc", *at) == "nothing to remove\n"
     monkeypatch.setattr(retention, "GRACE_S", -60.0)

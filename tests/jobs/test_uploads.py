@@ -23,7 +23,7 @@ from topic_prompts import random_saved_topics
 
 from indexing.store.store import Store
 from retriever.encoding.encoder import describe
-from retriever.errors import MOST_MESSAGE
+from retriever.errors import MAX_MESSAGE
 from retriever.prompts.prompts import SETTINGS, TaskPrompt, backbone_of, load_prompt
 from serve.errors import UploadExpiredError
 from serve.http import routes
@@ -32,7 +32,7 @@ from serve.service import prompts
 from serve.service.changes import Changes
 from serve.service.uploads import UPLOAD_S, Uploads
 
-MOST_RESPONSE = 4 * MOST_MESSAGE  # bytes; a character of a message takes up to three
+MAX_RESPONSE = 4 * MAX_MESSAGE  # bytes; a character of a message takes up to three
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_no_changed_field_fails_the_server_and_messages_are_short(
     for name, content in mutants(settings, None if LONG else random.Random(3)):
         answer = client.put("/v1/tasks/mutant", files={**files, "settings": (SETTINGS, content)})
         assert answer.status_code in (200, 400), (name, answer.status_code, answer.text[:300])
-        assert len(answer.content) <= MOST_RESPONSE, name
+        assert len(answer.content) <= MAX_RESPONSE, name
         refused += answer.status_code == 400
         if answer.status_code == 400:
             assert answer.json()["error"]["message"]
@@ -152,7 +152,7 @@ def test_long_and_broken_names_of_tensors_are_cut_in_messages(
             files={"prompt": ("w", weights), "settings": (SETTINGS, json.dumps(settings))},
         )
         assert answer.status_code == 400
-        assert len(answer.content) <= MOST_RESPONSE
+        assert len(answer.content) <= MAX_RESPONSE
         if name.startswith("n"):
             message = answer.json()["error"]["message"]
             documented("HTTP", "a prompt with a tensor name of 200 KiB", message, 400)

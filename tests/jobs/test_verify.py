@@ -10,7 +10,7 @@ from samples import files_of
 
 from indexing.store.store import Store
 from serve.release.live import make_current
-from serve.release.planning import plan
+from serve.release.planning import plan_release
 
 
 def test_a_whole_store_is_as_it_was_committed(world, done) -> None:
@@ -69,7 +69,7 @@ def test_limit_hashes_the_first_parts_only(world, job, done) -> None:
 
 def test_the_live_release_is_verified(world, job, done, documented) -> None:
     at, store = ("--store", world.store), Store(str(world.store))
-    release, _ = plan(store)
+    release, _ = plan_release(store)
     assert make_current(store, release, None)
     assert "7 artifacts are as they were committed" in done("verify", *at)
     current, whole = world.store / "serving/current.json", (world.store / "serving/current.json").read_bytes()

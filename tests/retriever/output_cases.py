@@ -14,7 +14,7 @@ from torch import nn
 from retriever.losses import contrastive_loss
 from retriever.options.loop import LoopOptions
 from retriever.training.loop import Trainer
-from retriever.training.stepping import trained
+from retriever.training.stepping import trained_parameters
 from retriever.training.system import Batch, Chunk, Output
 
 CPU = torch.device("cpu")
@@ -115,7 +115,7 @@ def one_graph(system: NamedSystem, step: int = 0) -> dict[str, Any]:
     }
     loss = system.loss(outputs, system.batch(step, 0, 1)) + hidden.square().sum() / 100
     loss.backward()
-    return {"loss": loss.item(), **{name: p.grad.clone() for name, p in trained(system.module).items()}}  # type: ignore[union-attr]
+    return {"loss": loss.item(), **{name: p.grad.clone() for name, p in trained_parameters(system.module).items()}}  # type: ignore[union-attr]
 
 
 # Cases: functions that TwoWorkers runs on both workers.
@@ -140,7 +140,7 @@ def gradients(rank: int, patch: pytest.MonkeyPatch, world: int, num_queries: int
     caught: dict[str, Any] = {}
 
     def catch(lr: float) -> float:
-        for name, parameter in trained(system.module).items():
+        for name, parameter in trained_parameters(system.module).items():
             caught[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             if world > 1:
                 torch.distributed.all_reduce(caught[name])

@@ -19,7 +19,7 @@ from retriever.cuts import SPLIT, Cuts
 from retriever.encoding.encoder import Encoder
 from retriever.encoding.pairs import PairTokenizer
 from retriever.encoding.sparse_encoder import SparseEncoder
-from retriever.forward.batching import TextTokenizer, Tokens, excess
+from retriever.forward.batching import TextTokenizer, Tokens, tokens_to_cut
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
 
@@ -66,7 +66,7 @@ def test_the_cut_is_that_of_the_tokenizers_own_truncation(layout: str, is_pair: 
         truncating.enable_truncation(limit, strategy="longest_first")
         for encoding, expected in zip(whole.encode_batch(items), truncating.encode_batch(items), strict=True):
             ids, types, words = encoding.ids, encoding.type_ids, encoding.word_ids
-            for tail in excess(encoding, limit):
+            for tail in tokens_to_cut(encoding, limit):
                 del ids[tail], types[tail], words[tail]
             assert (ids, types, words) == (expected.ids, expected.type_ids, expected.word_ids)
 

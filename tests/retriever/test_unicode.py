@@ -12,7 +12,7 @@ import pytest
 from linear_cost import growth
 
 from retriever import unicode
-from retriever.unicode import MOST_MARKS, PIECE, Form, normalize
+from retriever.unicode import MAX_MARKS, PIECE, Form, normalize
 
 FORMS: tuple[Form, ...] = get_args(Form)
 JOINER = "\u034f"
@@ -41,7 +41,7 @@ def test_random_text_has_the_form_of_unicodedata(form: Form, monkeypatch: pytest
     monkeypatch.setattr(unicode, "PIECE", 5)
     draw = random.Random(form)
     for _ in range(1_500):
-        text = "".join(draw.choices(ALPHABET, k=draw.randint(MOST_MARKS + 1, 80)))
+        text = "".join(draw.choices(ALPHABET, k=draw.randint(MAX_MARKS + 1, 80)))
         assert normalize(form, text) == unicodedata.normalize(form, text), ascii(text)
 
 
@@ -75,7 +75,7 @@ def test_every_character_has_the_form_of_unicodedata_in_a_long_text(form: Form) 
 @pytest.mark.parametrize("form", FORMS)
 def test_runs_of_marks_are_cut_after_thirty(form: Form) -> None:
     marks = "\u0301\u0323" * 15
-    assert len(marks) == MOST_MARKS
+    assert len(marks) == MAX_MARKS
     for count in range(4):
         text = f"x{marks * count}e\u0301 y"
         expected = unicodedata.normalize(form, f"x{JOINER.join([marks] * count)}e\u0301 y")
@@ -97,4 +97,4 @@ def test_the_time_is_linear(text: Callable[[int], str]) -> None:
 def test_a_call_gets_a_bounded_piece() -> None:
     """One call holds the GIL until it ends."""
     for text in (alternating(100_000), "é" * 100_000, "한국어 " * 25_000):
-        assert max(map(len, unicode._pieces(text))) <= PIECE + PIECE // MOST_MARKS + 1
+        assert max(map(len, unicode._pieces(text))) <= PIECE + PIECE // MAX_MARKS + 1

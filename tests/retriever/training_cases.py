@@ -30,7 +30,7 @@ from retriever.training import loop as training
 from retriever.training.hooks import Hooks, Stopped, TrainingProgress
 from retriever.training.loop import Trainer
 from retriever.training.reranker_data import TeacherScores, TrainingData
-from retriever.training.stepping import trained
+from retriever.training.stepping import trained_parameters
 
 ENCODER = EncoderOptions(pooling="cls", query_length=16, passage_length=48, dtype="float32", compile="never")
 CPU = torch.device("cpu")
@@ -126,7 +126,7 @@ def gradients(system: DualSystem, step: int = 0, *, rank: int = 0, world: int = 
     caught: dict[str, Any] = {}
 
     def catch(lr: float) -> float:
-        for name, parameter in trained(system.module).items():
+        for name, parameter in trained_parameters(system.module).items():
             caught[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
         system.module.zero_grad()
         return 0.0

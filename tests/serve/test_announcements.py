@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from indexing.store.live_release import CURRENT, Current
+from indexing.store.live_release import CURRENT, LiveRecord
 from indexing.store.store import Store
 from serve import deployments
 from serve.errors import LostError, StoreError
@@ -54,7 +54,7 @@ def test_a_replica_that_is_too_slow_is_no_fault_of_the_server(monkeypatch: pytes
         announce(TimeoutError("Timed out waiting for broadcast results."), monkeypatch)
 
 
-@pytest.mark.parametrize("content", [Current("0" * 16, ()).document(), b"{"])
+@pytest.mark.parametrize("content", [LiveRecord("0" * 16, ()).document(), b"{"])
 def test_a_live_release_that_a_replica_cannot_read_is_no_mistake_of_the_client(content: bytes, tmp_path: Path) -> None:
     (tmp_path / CURRENT).parent.mkdir()
     (tmp_path / CURRENT).write_bytes(content)

@@ -29,7 +29,7 @@ def with_categories(*values: Any) -> list[dict[str, Any]]:
 
 
 def names_of(table: CategoryTable) -> list[list[str]]:
-    return [[table.names[number] for number in table.of(row)] for row in range(table.num_rows)]
+    return [[table.names[number] for number in table.of_row(row)] for row in range(table.num_rows)]
 
 
 def test_the_table_of_two_generations(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from indexing.corpus import ids
-from indexing.corpus.ids import candidates, hash_ids, merge_bucket, num_buckets, repeated, sorted_hashes
+from indexing.corpus.ids import hash_ids, merge_bucket, num_buckets, repeated_hashes, rows_with_hashes, sorted_hashes
 
 
 def files_of(folder: Path, parts: list[list[str]]) -> list[tuple[Path, int]]:
@@ -20,7 +20,7 @@ def files_of(folder: Path, parts: list[list[str]]) -> list[tuple[Path, int]]:
 
 
 def rows_found(buckets: list[np.ndarray], asked: list[str]) -> list[list[int]]:
-    positions, rows = candidates(buckets, hash_ids(asked))
+    positions, rows = rows_with_hashes(buckets, hash_ids(asked))
     assert (np.diff(positions) >= 0).all()
     return [sorted(rows[positions == number].tolist()) for number in range(len(asked))]
 
@@ -49,9 +49,9 @@ def test_ids_that_come_twice_and_ids_of_one_hash_are_neighbours(
     monkeypatch.setattr(ids, "hash_ids", lambda names: np.array([weak[name] for name in names], np.uint64))
     files = files_of(tmp_path, [["c", "a"], ["d", "b", "a"]])
     merged = [merge_bucket(files, bucket, 2) for bucket in range(2)]
-    assert repeated(merged[0]).tolist() == [[1, 3], [3, 4]]
-    assert repeated(merged[1]).tolist() == []
-    positions, rows = candidates(merged, np.array([7, 5, 1 << 63, 6], np.uint64))
+    assert repeated_hashes(merged[0]).tolist() == [[1, 3], [3, 4]]
+    assert repeated_hashes(merged[1]).tolist() == []
+    positions, rows = rows_with_hashes(merged, np.array([7, 5, 1 << 63, 6], np.uint64))
     assert list(zip(positions.tolist(), rows.tolist(), strict=True)) == [(0, 2), (1, 1), (1, 3), (1, 4), (2, 0)]
 
 
@@ -62,7 +62,7 @@ def test_the_ends_of_the_range_of_hashes_belong_to_a_bucket(tmp_path: Path, monk
     files = files_of(tmp_path, [[str(number) for number in range(len(values))]])
     merged = [merge_bucket(files, bucket, 4) for bucket in range(4)]
     assert [part.shape[1] for part in merged] == [2, 1, 1, 2]
-    positions, rows = candidates(merged, np.array(values, np.uint64))
+    positions, rows = rows_with_hashes(merged, np.array(values, np.uint64))
     assert positions.tolist() == rows.tolist() == list(range(len(values)))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from runners import InlineRunner
 
-from indexing.dense.building import DEPTHS, choose_setting, probe, without
+from indexing.dense.building import DEPTHS, candidates_by_depth, choose_setting, without_own_row
 from indexing.dense.faiss_index import fill_shard, train_quantizer, write_index
 from indexing.dense.index import Shard
 from indexing.work.tasks import Task
@@ -51,7 +51,7 @@ def test_a_flat_index_has_nothing_to_probe() -> None:
 
 def test_a_query_that_is_a_passage_does_not_count_itself() -> None:
     rows = np.array([[7, 1, 2], [3, 9, 4], [5, 6, 8]])
-    np.testing.assert_array_equal(without(rows, np.array([7, 9, 0])), [[1, 2], [3, 4], [5, 6]])
+    np.testing.assert_array_equal(without_own_row(rows, np.array([7, 9, 0])), [[1, 2], [3, 4], [5, 6]])
 
 
 class Rows:
@@ -94,7 +94,7 @@ def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path) -> None
                 yield item, hits
                 del hits
 
-    found = probe(shards, Rows(vectors), queries, 1_500, 1, Watched())  # type: ignore[arg-type]
+    found = candidates_by_depth(shards, Rows(vectors), queries, 1_500, 1, Watched())  # type: ignore[arg-type]
     assert list(found) == list(DEPTHS)
     for depth, rows in found.items():
         some = min(1_500, 6 * depth)

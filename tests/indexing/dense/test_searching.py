@@ -13,7 +13,7 @@ from runners import InlineRunner
 
 from indexing.dense import searching
 from indexing.dense.shard import OpenShards
-from indexing.exact import Hits, exact_search, kernel, merge, rescore_pieces
+from indexing.exact import Hits, exact_search, kernel, merge_hits, rescore_pieces
 from indexing.exact import candidates as exact_candidates
 from retriever.errors import InputError
 
@@ -66,7 +66,7 @@ def test_candidates_of_many_pieces_score_as_each_piece_by_itself(count: int, use
         here = np.where((rows >= first) & (rows < first + len(piece)), rows, -1)
         alone.append(rescore_pieces(queries, here, [(first, piece)], 80, use_kernel=use_kernel))
     found = rescore_pieces(queries, rows, pieces, 80, use_kernel=use_kernel)
-    same_bytes(found, merge(alone, 80))
+    same_bytes(found, merge_hits(alone, 80))
     for query in range(len(queries)):  # and as one matrix product, sorted
         mine = np.unique(rows[query][rows[query] >= 0])
         scores = (vectors[mine - FIRST].astype(np.float64) @ queries[query].astype(np.float64)).astype(np.float32)
@@ -136,7 +136,7 @@ def test_hits_fold_to_the_same_bytes_in_any_order_of_arrival() -> None:
     assert (expected.scores[:, 1:] == expected.scores[:, :-1]).mean() > 0.5
     assert all(len({(row - FIRST) // 800 for row in rows}) > 1 for rows in expected.rows.tolist())
     for order in itertools.permutations(hits):
-        same_bytes(searching.folded(iter(order), 30), expected)
+        same_bytes(searching.merge_results(iter(order), 30), expected)
 
 
 class Rows:

@@ -43,7 +43,7 @@ def encode(model: MtebEncoder, side: Side) -> np.ndarray:
 
 def commit(store: Store, kind: str, name: str, folder: Path, backbone: str) -> None:
     with store.create(kind, name, config={"backbone": describe(backbone, OPTIONS)}) as draft:
-        draft.note(backbone=backbone, options=asdict(OPTIONS))
+        draft.add_notes(backbone=backbone, options=asdict(OPTIONS))
         commit_files(draft, folder)
 
 

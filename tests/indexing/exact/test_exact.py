@@ -9,7 +9,7 @@ import pytest
 import torch
 from kernels import must_load
 
-from indexing.exact import ExactSearch, Hits, OpenPart, exact_search, kernel, merge, rescore_pieces, search_open
+from indexing.exact import ExactSearch, Hits, OpenPart, exact_search, kernel, merge_hits, rescore_pieces, search_open
 from indexing.exact.torch_pass import sum_columns
 from retriever.errors import InputError
 
@@ -70,8 +70,8 @@ def test_same_bytes_for_any_split_and_threads(use_kernel):
             assert_same(exact_search(queries, parts, 50, threads=threads, use_kernel=use_kernel), expected)
             assert_same(exact_search(queries, parts[::-1], 50, threads=threads, use_kernel=use_kernel), expected)
         shards = [exact_search(queries, [part], 50, use_kernel=use_kernel) for part in parts]
-        assert_same(merge(shards, 50), expected)
-        assert_same(merge(shards[::-1], 50), expected)
+        assert_same(merge_hits(shards, 50), expected)
+        assert_same(merge_hits(shards[::-1], 50), expected)
 
 
 @pytest.mark.parametrize("use_kernel", PATHS)
@@ -268,7 +268,7 @@ def test_rescore(use_kernel):
 def test_kernel_without_matrix_units(dim):
     """The AVX-512 products, which processors without AMX use."""
     queries, vectors = clustered(70, dim, 1), clustered(9_000, dim, 2).astype(np.float16)
-    search = kernel.KernelSearch(kernel.load(), queries, 30, 2, amx=False)
+    search = kernel.KernelSearch(kernel.load_kernel(), queries, 30, 2, amx=False)
     search.add(vectors, 0, np.empty(0, np.int64))
     assert_same(Hits(*search.result()[0]), brute_force(queries, vectors, 30))
 
@@ -277,7 +277,7 @@ def test_failed_compilation_is_told_and_torch_takes_over(monkeypatch, tmp_path, 
     broken = tmp_path / "exact_kernel.cpp"
     broken.write_text("this is not C++")
     monkeypatch.setattr(kernel, "SOURCE", broken)
-    monkeypatch.setattr(kernel, "load", functools.cache(kernel.load.__wrapped__))
+    monkeypatch.setattr(kernel, "load_kernel", functools.cache(kernel.load_kernel.__wrapped__))
     queries, vectors = clustered(5, 20, 1), clustered(500, 20, 2).astype(np.float16)
     for _ in range(2):
         assert_same(exact_search(queries, [(0, vectors)], 10), brute_force(queries, vectors, 10))
@@ -287,8 +287,8 @@ def test_failed_compilation_is_told_and_torch_takes_over(monkeypatch, tmp_path, 
 def test_merge_orders_ties_by_row_and_pads():
     a = Hits(np.array([[3, 2, -np.inf]], np.float32), np.array([[9, 8, -1]]))
     b = Hits(np.array([[3, 2, 2]], np.float32), np.array([[1, 2, 11]]))
-    merged = merge([a, b], 6)
+    merged = merge_hits([a, b], 6)
     np.testing.assert_array_equal(merged.rows, [[1, 9, 2, 8, 11, -1]])
     np.testing.assert_array_equal(merged.scores, np.array([[3, 3, 2, 2, 2, -np.inf]], np.float32))
-    np.testing.assert_array_equal(merge([b, a], 2).rows, [[1, 9]])
-    np.testing.assert_array_equal(merge([a], 5).rows, [[9, 8, -1, -1, -1]])
+    np.testing.assert_array_equal(merge_hits([b, a], 2).rows, [[1, 9]])
+    np.testing.assert_array_equal(merge_hits([a], 5).rows, [[9, 8, -1, -1, -1]])

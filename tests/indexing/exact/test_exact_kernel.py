@@ -11,6 +11,6 @@ from indexing.exact import kernel
 @pytest.mark.skipif(not must_load(kernel.NEEDED), reason="the CPU lacks AVX-512 BF16")
 def test_the_kernel_is_loaded() -> None:
     """Without it search falls back to torch, and only a warning says so."""
-    library = kernel.load()
+    library = kernel.load_kernel()
     assert library is not None
     assert library.riptide_amx() in (0, 1)

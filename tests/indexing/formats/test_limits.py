@@ -26,7 +26,7 @@ from indexing.formats.parse import parse_corpus
 from indexing.formats.sources import describe_columns, detect
 from retriever.errors import InputError
 
-MOST_MIB = 200  # that a hostile file may add to the memory of the process
+MAX_MIB = 200  # that a hostile file may add to the memory of the process
 
 MEASURE = """
 import json, re, sys
@@ -79,7 +79,7 @@ def check(files: list[Hostile], store: Path, documented: Callable[..., None]) ->
         assert file.expected in message, (file.case, message)
         assert message.startswith(str(file.path))
         assert "\n" not in message
-        assert mib <= MOST_MIB, (file.case, mib)
+        assert mib <= MAX_MIB, (file.case, mib)
         documented("Importing", file.case, message, 1)
 
 

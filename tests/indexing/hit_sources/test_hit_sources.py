@@ -16,9 +16,9 @@ from word_passages import Best, pairs
 
 from indexing.exact import Hits
 from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
-from indexing.hit_sources.grammar import label
+from indexing.hit_sources.grammar import source_label
 from indexing.hit_sources.index import INDEX
-from indexing.hit_sources.modes import resolve, source_of
+from indexing.hit_sources.modes import resolve, source_of_mode
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import Mode
 from indexing.hit_sources.registry import find_vectors, open_source
@@ -216,13 +216,13 @@ def test_modes_stand_for_sources(tmp_path: Path) -> None:
     both, bare = store_of(tmp_path / "both", enc="", idx="enc"), store_of(tmp_path / "bare", enc="")
     modes: tuple[Mode, ...] = ("bm25", "exact", "dense", "hybrid")
     expected = ["bm25", "exact:enc", "index:idx", "0.5*bm25+0.5*index:idx"]
-    assert [source_of(mode, both) for mode in modes] == [resolve(mode, both) for mode in modes] == expected
-    assert source_of("hybrid", bare) == "0.5*bm25+0.5*exact:enc"
-    assert source_of("hybrid", both, embeddings="enc") == "0.5*bm25+0.5*exact:enc"
+    assert [source_of_mode(mode, both) for mode in modes] == [resolve(mode, both) for mode in modes] == expected
+    assert source_of_mode("hybrid", bare) == "0.5*bm25+0.5*exact:enc"
+    assert source_of_mode("hybrid", both, embeddings="enc") == "0.5*bm25+0.5*exact:enc"
     store_of(tmp_path / "both", more="", other="more")
-    assert source_of("hybrid", both, index="other") == "0.5*bm25+0.5*index:other"
+    assert source_of_mode("hybrid", both, index="other") == "0.5*bm25+0.5*index:other"
     with pytest.raises(InputError, match="index/other is over embeddings/more, not enc"):
-        source_of("dense", both, embeddings="enc", index="other")
+        source_of_mode("dense", both, embeddings="enc", index="other")
     for mode, told in {"exact": "embeddings: enc, more; say which with exact:NAME", "dense": "index:NAME"}.items():
         with pytest.raises(InputError, match=f"has several .*{told}$"):
             resolve(mode, both)
@@ -238,7 +238,7 @@ def test_modes_stand_for_sources(tmp_path: Path) -> None:
     ],
 )
 def test_a_source_is_part_of_a_runs_name(source: str, piece: str) -> None:
-    assert label(source) == piece
+    assert source_label(source) == piece
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4, 7, 9])

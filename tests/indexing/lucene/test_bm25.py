@@ -179,7 +179,7 @@ def test_only_the_queries_that_lack_hits_are_asked_again_and_deeper() -> None:
 
 
 def test_deep_searches_are_split_so_that_few_hits_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(searching, "MOST_HITS", 1_200)
+    monkeypatch.setattr(searching, "MAX_LUCENE_HITS", 1_200)
     searcher, rows = Ranked(), np.array([200, 900], np.int64)
     hits = search_among(searcher, ["0", "100", "300", "950"], 2, rows, 1)  # type: ignore[arg-type]
     assert [[row for row, _ in pairs(hits, n)] for n in range(4)] == [[200, 900], [200, 900], [900], []]

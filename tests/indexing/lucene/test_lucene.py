@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from word_passages import assert_same_hits, expected_hits, pairs, stored_length, word_passages
 
-from indexing.exact import merge
+from indexing.exact import merge_hits
 from indexing.lucene.lucene import LuceneSearch, LuceneShard, lucene, open_shard, versions, write_shard
 from indexing.lucene.stop_words import STOP_WORDS
 from retriever.errors import InputError
@@ -64,7 +64,7 @@ def test_some_of_the_shards_are_searched_with_the_statistics_of_all(tmp_path: Pa
     runs = [slice(0, 1), slice(1, 5), slice(5, 7)]
     some = [LuceneSearch(shards, k1=0.9, b=0.4, searched=run) for run in runs]
     assert [searcher.num_documents for searcher in some] == [31, 120, 60]
-    merged = merge([searcher.search(queries, 50, threads=2) for searcher in some], 50)
+    merged = merge_hits([searcher.search(queries, 50, threads=2) for searcher in some], 50)
     np.testing.assert_array_equal(merged.rows, whole.rows)
     np.testing.assert_array_equal(merged.scores, whole.scores)
 

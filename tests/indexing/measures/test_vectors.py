@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from indexing.measures import vectors
-from indexing.measures.vectors import alignment, mean_cosine, uniformity, unit
+from indexing.measures.vectors import alignment, mean_cosine, uniformity, unit_vectors
 
 
 def test_values_worked_out_by_hand() -> None:
@@ -17,7 +17,7 @@ def test_values_worked_out_by_hand() -> None:
     assert alignment(points, points[::-1].copy()) == pytest.approx((4 + 0 + 4) / 3)
     assert uniformity(points) == pytest.approx(np.log((np.exp(-2) + np.exp(-8) + np.exp(-10)) / 3))
     assert uniformity(points.astype(np.float64) * 100) == pytest.approx(-20_000 - np.log(3))  # no underflow
-    assert unit(points).tolist() == [[0, 0], [1, 0], [0, 1]]
+    assert unit_vectors(points).tolist() == [[0, 0], [1, 0], [0, 1]]
     assert mean_cosine(np.array([[2, 0], [1, 1]]), np.array([[3, 0], [-1, -1]])) == pytest.approx(0)
 
 
@@ -45,4 +45,4 @@ def test_alignment_is_that_of_a_slow_loop() -> None:
     )
     assert alignment(one, other) == pytest.approx(expected / 20, rel=1e-12)
     cosine = mean_cosine(one, other)
-    assert alignment(unit(one), unit(other)) == pytest.approx(2 - 2 * cosine)
+    assert alignment(unit_vectors(one), unit_vectors(other)) == pytest.approx(2 - 2 * cosine)

@@ -91,7 +91,7 @@ def test_questions_come_with_their_answers_and_every_relevant_passage_once(store
     assert all(rows.dtype == np.int64 for rows in asked.positives)
     first = queries_of(store, 2)
     assert (first.ids, [rows.tolist() for rows in first.positives]) == (["q0", "q1"], [[4, 0], [1]])
-    part = asked.part(1, 2)
+    part = asked.slice(1, 2)
     assert (part.ids, part.texts, part.answers) == (asked.ids[1:3], asked.texts[1:3], asked.answers[1:3])
     assert [rows.tolist() for rows in part.positives] == [[1], [5]]
 

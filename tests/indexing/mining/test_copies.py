@@ -62,7 +62,7 @@ def test_copies_are_the_other_passages_with_the_same_words(
         [row for row in alive if row not in rows and any(same(texts[row], texts[own]) for own in rows)]
         for rows in positives
     ]
-    assert [rows.tolist() for rows in found.of([rows.astype(np.int64) for rows in positives])] == expected
+    assert [rows.tolist() for rows in found.other_rows([rows.astype(np.int64) for rows in positives])] == expected
     assert sum(map(len, expected)) > 20
     assert find_copies(corpus, np.empty(0, np.int64), InlineRunner()).rows.tolist() == []
 
@@ -86,4 +86,4 @@ def test_committed_copies_are_read_again(tmp_path: Path, corpus: Corpus) -> None
         pass
     none = read_copies(store.open("candidates", "none"))
     assert isinstance(none, Copies)
-    assert [rows.tolist() for rows in none.of([np.array([1])])] == [[]]
+    assert [rows.tolist() for rows in none.other_rows([np.array([1])])] == [[]]

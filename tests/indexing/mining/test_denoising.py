@@ -85,7 +85,7 @@ def store(tmp_path: Path) -> Store:
             for number in range(len(group.ids)):
                 count = 0 if part == 2 else draw.integers(0, 41)
                 rows[number, :count] = draw.choice(ROWS, count, replace=False)
-            pool = mining.pool(group.ids, {"a": Hits(np.zeros(rows.shape, np.float32), rows)}, group.positives, 40)
+            pool = mining.pool_hits(group.ids, {"a": Hits(np.zeros(rows.shape, np.float32), rows)}, group.positives, 40)
             draft.commit(f"part-{part:05d}", ".parquet", lambda p, t=pool: pq.write_table(t, p), rows=len(pool))
     return store
 
@@ -236,7 +236,9 @@ def drawn_by_all(store: Store, draw: NegativeOptions) -> list[dict]:
     for number, part in enumerate(pool.group("part")):
         table, group = pq.read_table(pool.local(part)), asked(number)
         known = [probability(f"text of {line['query_id']}", line["row"]) for line in table.to_pylist()]
-        made = sampling.sample(table, np.array(known, np.float32), draw, query_ids=group.ids, positives=group.positives)
+        made = sampling.sample_negatives(
+            table, np.array(known, np.float32), draw, query_ids=group.ids, positives=group.positives
+        )
         lines += made.drop_columns(["probability"]).to_pylist()
     return lines
 

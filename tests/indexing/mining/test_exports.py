@@ -58,8 +58,10 @@ def tables() -> list[pa.Table]:
         for number, id in enumerate(ids):
             rows[number, : len(found[id])] = found[id]
         answering = [np.array(positives[id], np.int64) for id in ids]
-        pool = mining.pool(ids, {"bm25": Hits(np.where(rows < 0, -np.inf, 1).astype(np.float32), rows)}, answering, 6)
-        drawn = sampling.sample(
+        pool = mining.pool_hits(
+            ids, {"bm25": Hits(np.where(rows < 0, -np.inf, 1).astype(np.float32), rows)}, answering, 6
+        )
+        drawn = sampling.sample_negatives(
             pool,
             None,
             NegativeOptions(pool_negatives=6, denoised_negatives=0, denoise_threshold=0.1, seed=0),

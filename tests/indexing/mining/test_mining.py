@@ -50,7 +50,7 @@ class Case:
         return part
 
     def pool(self, depth: int = 15) -> pa.Table:
-        return mining.pool(self.ids, self.found, self.positives, depth)
+        return mining.pool_hits(self.ids, self.found, self.positives, depth)
 
 
 def probability(query_id: str, row: int) -> float:
@@ -87,7 +87,7 @@ def splitmix64(state: int, number: int) -> int:
 def sample(case: Case, table: pa.Table, known: np.ndarray | None, **changed: Any) -> pa.Table:
     given: dict[str, Any] = {"pool_negatives": 5, "denoised_negatives": 4, "seed": 3, **changed}
     options = NegativeOptions(denoise_threshold=THRESHOLD, **given)
-    return sampling.sample(table, known, options, query_ids=case.ids, positives=case.positives)
+    return sampling.sample_negatives(table, known, options, query_ids=case.ids, positives=case.positives)
 
 
 def score_until_done(
@@ -106,7 +106,7 @@ def score_until_done(
     answers = known_of(table, reranker)
     options = NegativeOptions(0, wanted, threshold, all_pairs, seed)
     for _ in range(len(table) + 1):
-        chosen = sampling.to_score(table, known, options)
+        chosen = sampling.pairs_to_score(table, known, options)
         if not len(chosen):
             return known, asked
         assert chosen.tolist() == sorted(set(chosen.tolist()))
@@ -152,7 +152,7 @@ def test_rows_of_a_large_corpus_and_many_queries() -> None:
         "exact:minilm": Hits(np.zeros((queries, 2), np.float32), np.tile(rows[[-1, 2]], (queries, 1))),
     }
     positives = [rows[[number % len(rows)]] for number in range(queries)]
-    table = mining.pool([f"q{number}" for number in range(queries)], found, positives, 10)
+    table = mining.pool_hits([f"q{number}" for number in range(queries)], found, positives, 10)
     expected = [(n, row) for n in range(queries) for at, row in enumerate(rows.tolist()) if at != n % len(rows)]
     assert list(zip(table["query"].to_pylist(), table["row"].to_pylist(), strict=True)) == expected
     ranks = {row: rank for rank, row in enumerate(rows.tolist(), 1)}
@@ -166,25 +166,25 @@ def test_more_queries_than_numbers() -> None:
     last = np.full((most, 1), -1, np.int64)
     last[-1] = (1 << 44) - 1
     found = {"bm25": Hits(np.zeros((most, 1), np.float32), last)}
-    table = mining.pool(["q"] * most, found, [np.empty(0, np.int64)] * most, 1)
+    table = mining.pool_hits(["q"] * most, found, [np.empty(0, np.int64)] * most, 1)
     assert (table["query"].to_pylist(), table["row"].to_pylist()) == ([most - 1], [(1 << 44) - 1])
     with pytest.raises(InputError, match="524,289 queries in one pool: at most 524,288"):
-        mining.pool(["q"] * (most + 1), found, [], 1)
+        mining.pool_hits(["q"] * (most + 1), found, [], 1)
 
 
 def test_no_source_finds_nothing() -> None:
-    table = mining.pool(["a"], {}, [np.array([3])], 5)
+    table = mining.pool_hits(["a"], {}, [np.array([3])], 5)
     assert (len(table), table.column_names) == (0, ["query", "query_id", "row"])
 
 
 def test_an_empty_pool_goes_all_the_way() -> None:
     rows = np.full((2, 3), -1, np.int64)
     positives = [np.array([4], np.int64), np.empty(0, np.int64)]
-    table = mining.pool(["a", "b"], {"bm25": Hits(np.full((2, 3), -np.inf, np.float32), rows)}, positives, 3)
+    table = mining.pool_hits(["a", "b"], {"bm25": Hits(np.full((2, 3), -np.inf, np.float32), rows)}, positives, 3)
     assert len(table) == 0
     known = np.empty(0, np.float32)
-    assert len(sampling.to_score(table, known, NegativeOptions(denoised_negatives=3))) == 0
-    drawn = sampling.sample(
+    assert len(sampling.pairs_to_score(table, known, NegativeOptions(denoised_negatives=3))) == 0
+    drawn = sampling.sample_negatives(
         table,
         known,
         NegativeOptions(pool_negatives=2, denoised_negatives=2, denoise_threshold=0.1, seed=0),
@@ -390,7 +390,9 @@ def test_a_pool_in_chunks_as_parquet_gives_it() -> None:
     odd = [lambda query, rows: rows % 2 == 1] * 2
     kept, expected = map(mining.without_answers, (chunks, table), odd)
     assert kept.equals(expected)
-    assert sampling.short(sample(case, chunks, known), 5, 4) == sampling.short(sample(case, table, known), 5, 4)
+    assert sampling.queries_with_too_few(sample(case, chunks, known), 5, 4) == sampling.queries_with_too_few(
+        sample(case, table, known), 5, 4
+    )
 
 
 def test_other_seeds_draw_others() -> None:
@@ -407,8 +409,8 @@ def test_short_names_the_queries_with_too_few() -> None:
     assert len(set(counts)) > 3
     for asked in range(22):
         expected = [id for id, count in zip(case.ids, counts, strict=True) if count < asked]
-        assert sampling.short(drawn, asked, 0) == expected
-        assert sampling.short(drawn.slice(3), asked, 0) == [id for id in expected if id in case.ids[3:]]
+        assert sampling.queries_with_too_few(drawn, asked, 0) == expected
+        assert sampling.queries_with_too_few(drawn.slice(3), asked, 0) == [id for id in expected if id in case.ids[3:]]
 
 
 def test_un_denoised_negatives_are_a_uniform_sample_of_the_whole_pool() -> None:
@@ -416,9 +418,9 @@ def test_un_denoised_negatives_are_a_uniform_sample_of_the_whole_pool() -> None:
     queries = [f"q{number}" for number in range(400)]
     rows = np.tile(np.arange(20), (len(queries), 1))
     positives = [np.array([99])] * len(queries)
-    table = mining.pool(queries, {"bm25": Hits(-rows.astype(np.float32), rows)}, positives, 20)
+    table = mining.pool_hits(queries, {"bm25": Hits(-rows.astype(np.float32), rows)}, positives, 20)
     known = np.where(table["row"].to_numpy() < 10, np.float32(0.01), np.float32(0.9))
-    drawn = sampling.sample(
+    drawn = sampling.sample_negatives(
         table,
         known,
         NegativeOptions(pool_negatives=10, denoised_negatives=6, denoise_threshold=0.1, seed=0),
@@ -441,7 +443,7 @@ def test_copies_of_positives_are_not_pooled() -> None:
     found = {"bm25": Hits(np.array([[4, 3, 2, 1]] * 2, np.float32), rows)}
     positives = [np.array([6]), np.array([8])]
     copies = [np.array([5, 9]), np.empty(0, np.int64)]
-    table = mining.pool(["a", "b"], found, positives, 4, copies)
+    table = mining.pool_hits(["a", "b"], found, positives, 4, copies)
     assert list(zip(table["query_id"].to_pylist(), table["row"].to_pylist(), strict=True)) == [
         ("a", 7),
         ("a", 8),
@@ -449,7 +451,7 @@ def test_copies_of_positives_are_not_pooled() -> None:
         ("b", 6),
         ("b", 7),
     ]
-    drawn = sampling.sample(
+    drawn = sampling.sample_negatives(
         table,
         None,
         NegativeOptions(pool_negatives=4, denoised_negatives=0, denoise_threshold=0.1, seed=0),
@@ -506,7 +508,7 @@ def test_dropped_candidates_are_never_drawn_and_have_their_reason(seed: int) -> 
     lowest = np.array([0.2 + number / 50 for number in range(len(case.ids))], np.float32)
     lowest[3] = np.nan
     for reranked in (False, True):
-        drawn = sampling.sample(
+        drawn = sampling.sample_negatives(
             table,
             known if reranked else None,
             NegativeOptions(

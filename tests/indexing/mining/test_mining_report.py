@@ -22,9 +22,9 @@ from indexing.mining import pools as mining
 from indexing.mining import sampling
 from indexing.mining.report import (
     THRESHOLDS,
-    Example,
     Histogram,
-    Negative,
+    ShownNegative,
+    ShownQuery,
     Statistics,
     read_examples,
     write_report,
@@ -45,7 +45,7 @@ def pool(seed: int, questions: int = 12, depth: int = 30, scale: float = 1.0) ->
         rows[draw.random(questions) < 0.2] = -1
         scores = np.sort(draw.normal(size=rows.shape) * scale * 10**number)[:, ::-1]
         found[source] = Hits(np.where(rows < 0, -np.inf, scores).astype(np.float32), rows)
-    return mining.pool([f"q{n}" for n in range(questions)], found, [np.array([3, 4])] * questions, depth)
+    return mining.pool_hits([f"q{n}" for n in range(questions)], found, [np.array([3, 4])] * questions, depth)
 
 
 def probabilities(table: pa.Table, seed: int) -> np.ndarray:
@@ -104,7 +104,7 @@ def test_a_threshold_removes_what_mining_leaves_out() -> None:
     statistics = Statistics()
     statistics.add(table, known)
     for threshold, row in zip(THRESHOLDS, statistics.numbers()["removed"], strict=True):
-        drawn = sampling.sample(
+        drawn = sampling.sample_negatives(
             table,
             known,
             NegativeOptions(pool_negatives=0, denoised_negatives=1000, denoise_threshold=threshold, seed=0),
@@ -120,8 +120,8 @@ def test_the_order_of_the_parts_does_not_matter() -> None:
         assert gathered(list(order)).numbers() == expected
 
 
-@pytest.mark.parametrize("least", [1.0, 2.0**-20])
-def test_histogram_of_any_range_in_any_order(least: float) -> None:
+@pytest.mark.parametrize("min_width", [1.0, 2.0**-20])
+def test_histogram_of_any_range_in_any_order(min_width: float) -> None:
     draw = random.Random(0)
     for case in range(200):
         scale, shift = 10 ** draw.uniform(-8, 14), draw.choice([0.0, 1.0, -1e3, 1e9])
@@ -130,7 +130,7 @@ def test_histogram_of_any_range_in_any_order(least: float) -> None:
             values[:] = values[0]
         found = []
         for _ in range(3):
-            histogram = Histogram(least)
+            histogram = Histogram(min_width)
             order = draw.sample(range(len(values)), len(values))
             for start in range(0, len(values), 7):
                 histogram.add(values[order[start : start + 7]])
@@ -139,7 +139,7 @@ def test_histogram_of_any_range_in_any_order(least: float) -> None:
         assert found[1] == found[2] == (edges, counts)
         assert len(edges) == len(counts) + 1 <= 65
         half = histogram.width / 2
-        assert histogram.width == least or (
+        assert histogram.width == min_width or (
             math.floor(values.max() / half) - math.floor(values.min() / half) >= 64 or abs(values).max() / half > 2**50
         ), "half as wide would do"
         assert counts == [int(((a <= values) & (values < b)).sum()) for a, b in itertools.pairwise(edges)]
@@ -181,10 +181,10 @@ class Page(HTMLParser):
 
 def test_the_page_shows_everything_and_runs_nothing(tmp_path: Path) -> None:
     negatives = [
-        Negative(f"t{NASTY}", f"n1{NASTY}", {SOURCES[0]: 3, SOURCES[2]: None}, 0.0625, True),
-        Negative("", f"n2{NASTY}", {SOURCES[0]: None, SOURCES[2]: 17}, None, False),
+        ShownNegative(f"t{NASTY}", f"n1{NASTY}", {SOURCES[0]: 3, SOURCES[2]: None}, 0.0625, True),
+        ShownNegative("", f"n2{NASTY}", {SOURCES[0]: None, SOURCES[2]: 17}, None, False),
     ]
-    examples = [Example(f"q{NASTY}", [f"p1{NASTY}", f"p2{NASTY}"], negatives), Example("no negatives", [], [])]
+    examples = [ShownQuery(f"q{NASTY}", [f"p1{NASTY}", f"p2{NASTY}"], negatives), ShownQuery("no negatives", [], [])]
     statistics = gathered([0, 1])
     folder = tmp_path / "new" / "report"
     path = write_report(str(folder), statistics, examples, title=f"T{NASTY}")
@@ -251,7 +251,7 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
         draft.commit("part-00000", ".arrow", lambda path: write_table(table, path), rows=60)
     made = pool(2)
     ids = [f"q{number}" for number in range(12)]
-    drawn = sampling.sample(
+    drawn = sampling.sample_negatives(
         made,
         probabilities(made, 2),
         NegativeOptions(pool_negatives=3, denoised_negatives=2, denoise_threshold=0.1, seed=0),
@@ -271,7 +271,7 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
         for place, negative in enumerate(example.negatives):
             row = fields["negatives"][place]
             ranks = {source: fields[f"rank:{source}"][place] for source in SOURCES}
-            assert negative == Negative(
+            assert negative == ShownNegative(
                 titles[row], f"text {row}", ranks, fields["probability"][place], fields["is_denoised"][place]
             )
     assert len(read_examples(drawn, {id: id for id in ids}, Corpus.open(store), 100)) == 11
@@ -280,7 +280,7 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
 def test_the_report_counts_why_candidates_were_dropped(tmp_path: Path) -> None:
     made, ids = pool(1), [f"q{number}" for number in range(12)]
     margins = mining.Margins(relative_margin=0.1)
-    drawn = sampling.sample(
+    drawn = sampling.sample_negatives(
         made,
         None,
         NegativeOptions(pool_negatives=3, denoised_negatives=0, denoise_threshold=0.1, seed=0, margins=margins),

@@ -11,8 +11,8 @@ from small_stores import extend_corpus, shuffling_runner
 from sparse_stores import WIDTH, add_embeddings, build_index, random_vectors
 
 from indexing.corpus.corpus import Corpus
-from indexing.exact import Hits, merge
-from indexing.sparse.impacts import EMPTY, document_texts, quantised, query_texts
+from indexing.exact import Hits, merge_hits
+from indexing.sparse.impacts import EMPTY, document_texts, quantise, query_texts
 from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.store.store import Store
 from retriever.encoding.sparse_vectors import SparseVectors, from_dense
@@ -91,7 +91,7 @@ def test_a_grown_index_finds_what_one_built_anew_finds(tmp_path: Path) -> None:
         expected = brute_force(queries, vectors, 40, rows)
         equal(grown.search(queries, 40, rows), expected)
         runs = [grown.searcher(run) for run in (slice(0, 2), slice(2, 5))]
-        equal(merge([grown.search(queries, 40, rows, searcher=run) for run in runs], 40), expected)
+        equal(merge_hits([grown.search(queries, 40, rows, searcher=run) for run in runs], 40), expected)
         equal(anew.search(queries, 40, rows), expected)
 
 
@@ -144,7 +144,7 @@ def test_empty_texts_are_documents_and_empty_queries_find_nothing(tmp_path: Path
     assert index.searcher().num_documents == 4
     queries = from_dense(np.concatenate([matrix, np.ones((1, WIDTH), np.float32)]))
     assert (index.search(queries, 4, NOTHING).rows == -1).all()
-    impacts = quantised(from_dense(matrix), str)
+    impacts = quantise(from_dense(matrix), str)
     assert list(document_texts(impacts)) == [EMPTY] * 4
     assert query_texts(impacts) == [""] * 4
 
@@ -152,7 +152,7 @@ def test_empty_texts_are_documents_and_empty_queries_find_nothing(tmp_path: Path
 def test_rounding_is_to_the_nearest_whole_number() -> None:
     values = np.array([[0.0049, 0.0051, 0.995, 1.0, 2.344999, 0.125]], np.float32)
     expected = [round(100 * float(value)) for value in values[0]]
-    impacts = quantised(from_dense(values), str)
+    impacts = quantise(from_dense(values), str)
     assert dict(zip(impacts.words.tolist(), impacts.impacts.tolist(), strict=True)) == {
         word: value for word, value in enumerate(expected) if value
     }

@@ -49,7 +49,7 @@ def test_a_complete_artifact_reads_back(store_url: str) -> None:
     with store.create("corpus", config={"part_size": 3}) as draft:
         write_part(draft, 1, b"world")
         write_part(draft, 0, b"hello ")
-        draft.note(seen=2)
+        draft.add_notes(seen=2)
     artifact = Store(store_url).open("corpus")
     assert b"".join(artifact.local(part).read_bytes() for part in artifact.group("part")) == b"hello world"
     assert artifact.rows == 11

@@ -42,7 +42,7 @@ def fit(root: Path, runner: Runner, options: FitOptions = SMALL) -> dict[str, st
 def test_every_passage_has_its_topic(tmp_path: Path) -> None:
     truth = make_store(tmp_path)
     topics = fit_small(tmp_path)
-    rows = topics.of_rows()
+    rows = topics.topic_per_row()
     assert (rows.dtype, rows.shape) == (np.int64, (90,))
     assert purity(rows, truth) > 0.85
     [artifact] = topics.generations
@@ -111,8 +111,8 @@ def test_a_grown_corpus_has_its_new_passages_inferred(tmp_path: Path) -> None:
     after = fit_small(tmp_path)
     assert [artifact.key for artifact in after.generations] == ["topics/topics/g0000", "topics/topics/g0002"]
     assert [part.name for part in after.generations[1].parts] == ["part-00000", "part-00001", "part-00002"]
-    rows = after.of_rows()
-    assert np.array_equal(rows[:90], before.of_rows())
+    rows = after.topic_per_row()
+    assert np.array_equal(rows[:90], before.topic_per_row())
     expected = after.model.infer([*texts, "nothing of it", "star galaxy orbit"])
     assert rows[90:].tolist() == expected.tolist()
     assert rows[110] == -1
@@ -127,7 +127,7 @@ def test_deleted_passages_are_not_fitted_and_have_a_topic(tmp_path: Path) -> Non
     topics = fit_small(tmp_path)
     fitted = np.load(topics.generations[0].local(FITTED))
     assert fitted[:, 0].min() >= 20
-    assert (topics.of_rows()[:20] >= 0).all()
+    assert (topics.topic_per_row()[:20] >= 0).all()
 
 
 def test_a_sample_is_fitted_and_the_others_are_inferred(tmp_path: Path) -> None:
@@ -143,13 +143,13 @@ def test_a_sample_is_fitted_and_the_others_are_inferred(tmp_path: Path) -> None:
     topics = fit_small(tmp_path, options=replace(SMALL, sample=60))
     fitted = np.load(topics.generations[0].local(FITTED))
     assert set(fitted[:, 0].tolist()) <= set(rows.tolist())
-    assert (topics.of_rows() >= 0).all()
+    assert (topics.topic_per_row() >= 0).all()
 
 
 def test_a_limit_uses_the_first_passages(tmp_path: Path) -> None:
     make_store(tmp_path)
     topics = fit_small(tmp_path, limit=65)
-    assert topics.of_rows().shape == (65,)
+    assert topics.topic_per_row().shape == (65,)
     assert [part.rows for part in topics.generations[0].group("part")] == [30, 35]
 
 
@@ -196,7 +196,7 @@ def test_damaged_topics_are_refused(tmp_path: Path) -> None:
             draft.commit("model", ".safetensors", lambda path: shutil.copy(model.local("model"), path), rows=1)
             draft.commit("part-00000", ".npy", lambda path, values=values: save_array(values, path), rows=2)
         with pytest.raises(InputError) as error:
-            Topics.open(store, name).of_rows()
+            Topics.open(store, name).topic_per_row()
         assert message in str(error.value)
 
 

@@ -13,7 +13,7 @@ from indexing.training.tuning import RefreshedNegatives
 from retriever.options import EncoderOptions
 from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
-from retriever.training.mixture_sets import TrainingSet, mix
+from retriever.training.mixture_sets import TrainingSet, join_training_sets
 from retriever.training.reranker_data import TrainingData
 
 BERT = EncoderOptions(pooling="mean", dtype="float32", compile="never")
@@ -70,7 +70,7 @@ def test_they_are_of_the_corpus_of_their_query(tmp_path: Path, monkeypatch) -> N
         data = TrainingData(queries, positives, [np.array([9])] * 8, size, passages)
         sets.append(TrainingSet(str(number), data, corpus=str(number)))
         corpora.append(texts)
-    system = make_system(tmp_path, mix(sets))
+    system = make_system(tmp_path, join_training_sets(sets))
     monkeypatch.setattr(tuning, "_BLOCK", 16)
     mined = RefreshedNegatives(system, 5).mine().numpy()
     vectors = [system.encode(texts, "passage").astype(np.float16) for texts in corpora]

@@ -61,7 +61,7 @@ class Squares(StageDefaults):
         return Square(drafts[0], self.power, self.bad, self.resources)
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        drafts[0].note(parts=len(drafts[0].committed()))
+        drafts[0].add_notes(parts=len(drafts[0].committed()))
 
 
 @dataclass(frozen=True)

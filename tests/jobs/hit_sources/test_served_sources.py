@@ -21,8 +21,8 @@ from serve.parts.engine import Engine
 from serve.parts.leaf import Leaf, ask_here
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.queries import Query
-from serve.release.live import current, make_current
-from serve.release.planning import plan
+from serve.release.live import live_release_id, make_current
+from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.tasks import Task, search_of, search_of_mode
 
@@ -42,9 +42,9 @@ def release(store: Store) -> Iterator[Release]:
     """A live release with a source of the new kind."""
     with fixed_kind():
         save_fixed(store, "best", ROWS)
-        before = current(store)
+        before = live_release_id(store)
         assert before is not None
-        made, left = plan(store, sources=["fixed:best"])
+        made, left = plan_release(store, sources=["fixed:best"])
         assert not left
         assert make_current(store, made, before[1])
         yield made
@@ -124,7 +124,7 @@ def test_a_new_kind_is_served_beside_the_others(
 def test_a_release_without_further_sources_is_the_one_that_it_was(store: Store, release: Release) -> None:
     live = Release.load(store, release.id)
     assert live == release
-    before, _ = plan(store)
+    before, _ = plan_release(store)
     assert before.id != release.id
     assert before.tasks[0].document().keys() == {"name", "prompt", "embeddings", "index", "bm25"}
     assert store.open("releases", before.id)  # as `served` has made it
@@ -140,7 +140,7 @@ def test_a_release_takes_single_sources_that_tasks_do_not_have_anyway(store: Sto
         ("exact:enc", "name it by parameter embeddings"),
     ]:
         with pytest.raises(InputError, match=message.replace("+", r"\+")):
-            plan(store, sources=[source])
+            plan_release(store, sources=[source])
 
 
 def test_the_job_names_further_sources(store: Store, release: Release, done: Done, refused: Callable[..., str]) -> None:

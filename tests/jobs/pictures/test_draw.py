@@ -30,7 +30,7 @@ def put_prompt(store: Path, name: str, model: str, prompt: TaskPrompt, folder: P
     folder.mkdir()
     prompt.save(folder)
     with Store(str(store)).create("prompts", name, config={}, inputs={}) as draft:
-        draft.note(backbone=model, options=asdict(prompt.options))
+        draft.add_notes(backbone=model, options=asdict(prompt.options))
         commit_files(draft, folder)
 
 
@@ -152,7 +152,7 @@ def test_points_by_topic_and_category(world, tmp_path: Path, done: Done, refused
     rows = np.sort(np.random.default_rng(0).choice(240, 40, replace=False))
     assert numbers["ids"] == [f"p{row}" for row in rows]
     topics = Topics.open(Store(str(world.store)))
-    expected = topics.of_rows()[rows].tolist()
+    expected = topics.topic_per_row()[rows].tolist()
     words = [f"{number}: {' '.join(of[:3])}" for number, of in enumerate(topics.model.words)]
     assert numbers["by topic"] == ["" if topic < 0 else words[topic] for topic in expected]
     assert np.array(numbers["positions"]).shape == (40, 2)

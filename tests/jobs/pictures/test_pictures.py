@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from jobs.pictures.canvas import COLOURS
-from jobs.pictures.points import Panel, draw_points, project
+from jobs.pictures.points import Panel, draw_points, tsne_positions
 from jobs.pictures.rates import RatePoint, draw_rates
 from jobs.pictures.similarities import draw_similarities
 
@@ -83,13 +83,13 @@ def test_tsne_keeps_clusters_together_and_gives_the_same_positions() -> None:
     clusters = np.repeat(np.arange(3), 20)
     directions = np.eye(3)[clusters] + 0.1 * draw.normal(size=(60, 3))
     vectors = (directions * draw.uniform(0.5, 20, (60, 1))).astype(np.float16)
-    positions = project(vectors, perplexity=8, seed=1)
+    positions = tsne_positions(vectors, perplexity=8, seed=1)
     assert positions.shape == (60, 2)
-    np.testing.assert_array_equal(positions, project(vectors, perplexity=8, seed=1))
+    np.testing.assert_array_equal(positions, tsne_positions(vectors, perplexity=8, seed=1))
     distances = ((positions[:, None] - positions) ** 2).sum(2) + np.diag(np.full(60, np.inf))
     assert (clusters[distances.argmin(1)] == clusters).all()
     with pytest.raises(InputError, match="perplexity 60: 60 points, expected at least 1 and less than"):
-        project(vectors, perplexity=60)
+        tsne_positions(vectors, perplexity=60)
 
 
 def test_points_have_the_colours_of_their_groups() -> None:

@@ -82,6 +82,6 @@ def save_prompt(store: Store, folder: Path, name: str, prompt_folder: Path, *, p
     prompt = TaskPrompt(backbone_of(describe(str(folder), OPTIONS)), OPTIONS, matrix, matrix / 2 if passages else None)
     prompt.save(prompt_folder)
     with store.create("prompts", name, config={}, inputs={}) as draft:
-        draft.note(backbone=str(folder), options=asdict(OPTIONS))
+        draft.add_notes(backbone=str(folder), options=asdict(OPTIONS))
         commit_files(draft, prompt_folder)
     return prompt

@@ -86,14 +86,14 @@ def test_weights_that_overflow_end_the_job_with_one_line(
     world, encode, done: Done, refused: Done, documented: Callable[..., None], value: str
 ) -> None:
     done(*encode())
-    original = building.quantised
+    original = building.quantise
     with pytest.MonkeyPatch.context() as patch:
 
         def overflowing(vectors, label):
             vectors.values[0] = float(value)
             return original(vectors, label)
 
-        patch.setattr(building, "quantised", overflowing)
+        patch.setattr(building, "quantise", overflowing)
         line = refused("build_index", "--store", world.store, "--embeddings", "sparse", "--shards", 1)
     assert "embeddings/sparse: passage 0: the weight " in line
     assert "does not fit an impact: expected 0 to 21,474,836" in line

@@ -57,7 +57,7 @@ def test_vectors_are_those_of_the_encoder(world, masked: Path, encode, done: Don
 
 def test_vectors_of_too_many_words_are_warned_of(world, encode, done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once, after the first part, and not for vectors that are cut."""
-    monkeypatch.setattr(sparse, "MOST_WORDS", 50)
+    monkeypatch.setattr(sparse, "MAX_WORDS", 50)
     lines = [line for line in done(*encode()).splitlines() if line.startswith("warning: ")]
     assert len(lines) == 1
     [words] = re.findall(r"the first part have (\d+) words on average, \d+\.\d kB in all", lines[0])

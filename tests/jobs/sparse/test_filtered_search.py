@@ -17,8 +17,8 @@ from splade_stores import run_of
 from indexing.corpus.corpus import Corpus
 from indexing.store.store import Store
 from serve.local import open_local
-from serve.release.live import current, make_current
-from serve.release.planning import plan
+from serve.release.live import live_release_id, make_current
+from serve.release.planning import plan_release
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
@@ -39,9 +39,9 @@ DOCUMENT = {
 def store(sparse_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store whose live release serves all sources."""
     store = Store(str(shutil.copytree(sparse_store, tmp_path_factory.mktemp("filtered") / "root") / "store"))
-    before = current(store)
+    before = live_release_id(store)
     assert before is not None
-    release, missing = plan(store, index="idx", sources=[SPLADE])
+    release, missing = plan_release(store, index="idx", sources=[SPLADE])
     assert not missing
     assert make_current(store, release, before[1])
     return store

@@ -26,8 +26,8 @@ from serve.parts.engine import Engine
 from serve.parts.leaf import Leaf, ask_here
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.queries import Query
-from serve.release.live import current, live_release, make_current
-from serve.release.planning import plan
+from serve.release.live import live_release, live_release_id, make_current
+from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.tasks import search_of
 from serve.service.options import ServiceOptions
@@ -81,9 +81,9 @@ def ranged(
         done("build_bm25", *at, "--name", "four", "--shards", 4)
 
     build()
-    live = current(store)
+    live = live_release_id(store)
     names = {"embeddings": "enc", "index": "four", "bm25": "four", "sources": [SPLADE], "reranker": classifier}
-    first, left = plan(store, **names)
+    first, left = plan_release(store, **names)
     assert not left
     assert make_current(store, first, live and live[1])
     with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:

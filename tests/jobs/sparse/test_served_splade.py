@@ -31,10 +31,10 @@ from serve.local import open_local
 from serve.parts.queries import Query
 from serve.parts.states import parts_of
 from serve.release.artifacts import ReleaseArtifacts
-from serve.release.live import current, make_current
-from serve.release.planning import plan
+from serve.release.live import live_release_id, make_current
+from serve.release.planning import plan_release
 from serve.release.release import Release
-from serve.release.renewal import renewed
+from serve.release.renewal import renew_release
 from serve.release.tasks import search_of
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
@@ -52,9 +52,9 @@ def store(sparse_store: Path, tmp_path: Path) -> Store:
 @pytest.fixture
 def release(store: Store) -> Release:
     """A live release whose tasks serve the index of impacts."""
-    before = current(store)
+    before = live_release_id(store)
     assert before is not None
-    made, left = plan(store, index="idx", sources=[SPLADE])
+    made, left = plan_release(store, index="idx", sources=[SPLADE])
     assert not left
     assert make_current(store, made, before[1])
     return made
@@ -136,9 +136,9 @@ def test_a_service_without_dense_embeddings(
     assert "task ours: a prompt is one of an encoder of dense vectors" in refused(
         *at, "--sources", SPLADE, "--tasks", "ours"
     )
-    made, _ = plan(store, sources=[SPLADE])
+    made, _ = plan_release(store, sources=[SPLADE])
     assert make_current(store, made, None)
-    assert Release.load(store, made.id) == made == renewed(store, made)
+    assert Release.load(store, made.id) == made == renew_release(store, made)
     service = open_local(store, ServiceOptions(threads=2), device="cpu")
     texts = list(query_texts(tmp_path / "root").values())[:5]
     expected = brute_force(store, "sparse", encode_queries(masked, texts), K)
@@ -162,7 +162,7 @@ def test_a_service_without_dense_embeddings(
 
 def test_a_service_of_bm25_alone(store: Store, tmp_path: Path) -> None:
     without_dense(store, "embeddings/sparse", "index/impacts")
-    made, _ = plan(store)
+    made, _ = plan_release(store)
     assert (made.encoder, parts_of(made)) == (None, ["bm25", "passages"])
     assert make_current(store, made, None)
     service = open_local(store, ServiceOptions(threads=2), device="cpu")
@@ -181,7 +181,7 @@ def test_dense_embeddings_are_left_out_by_option_alone(
     store: Store, done: Done, refused: Done, documented: Callable[..., None]
 ) -> None:
     """If they are complete, and if their encoding was interrupted."""
-    without = plan(store, embeddings="none", sources=[SPLADE])[0]
+    without = plan_release(store, embeddings="none", sources=[SPLADE])[0]
     assert without.encoder is None
     assert [source.text for task in without.tasks for source in task.served()] == ["bm25", SPLADE]
     for folder in ("releases", "serving", "index/idx"):
@@ -208,22 +208,22 @@ def test_dense_embeddings_are_left_out_by_option_alone(
 def test_a_release_pins_what_the_source_needs(store: Store, release: Release, masked: Path, done: Done) -> None:
     original = SpladeKind.open
     assert {"index/impacts/g0001", "embeddings/sparse/g0000", "embeddings/sparse/g0001"} <= release.fingerprints.keys()
-    assert renewed(store, release) == release
+    assert renew_release(store, release) == release
     ReleaseArtifacts(store, release)
     with pytest.MonkeyPatch.context() as patch:  # a source of all tasks is opened once
         names: list[str] = []
         patch.setattr(SpladeKind, "open", lambda kind, at, name: names.append(name) or original(kind, at, name))
         [task] = release.tasks
-        assert len(renewed(store, replace(release, tasks=(task, replace(task, name="more")))).tasks) == 2
+        assert len(renew_release(store, replace(release, tasks=(task, replace(task, name="more")))).tasks) == 2
         assert names == ["impacts"]
     at = ("--store", store.url)
     out = done("serve_search", *at, "--renew", "--index", "idx", "--sources", SPLADE, "--plan")
     assert f"release   {release.id} of" in out
     assert "task      default: index/idx, bm25/bm25, splade:impacts" in out
     with pytest.raises(InputError, match="index/idx is a FAISS index of dense embeddings"):
-        plan(store, index="idx", sources=["splade:idx"])
+        plan_release(store, index="idx", sources=["splade:idx"])
     with pytest.raises(InputError, match="embeddings/sparse: holds sparse vectors, expected dense ones"):
-        plan(store, index="impacts")
+        plan_release(store, index="impacts")
 
 
 def test_a_source_of_a_live_release_grows_with_the_store(
@@ -313,12 +313,12 @@ def test_embeddings_of_a_task_whose_prompts_are_computed(
     prompt = computed_prompt(str(masked), 1, encoder=options)
     upload(tmp_path / "made", prompt)
     with store.create("prompts", "computed", config={}, inputs={}) as draft:
-        draft.note(backbone=str(masked), options=asdict(options))
+        draft.add_notes(backbone=str(masked), options=asdict(options))
         commit_files(draft, tmp_path / "made")
     at = ("--store", store.url)
     done("encode_corpus", *at, "--task", "computed", "--name", "computed", "--dtype", "float32")
     done("build_index", *at, "--embeddings", "computed", "--name", "computed", "--shards", 3)
-    release, excluded = plan(store, index="idx", sources=["splade:computed"])
+    release, excluded = plan_release(store, index="idx", sources=["splade:computed"])
     assert list(excluded) == ["computed"]  # a prompt of sparse vectors, which the dense encoder does not serve
     release.save(store)
     service = open_local(store, ServiceOptions(threads=2), device="cpu")

@@ -18,7 +18,7 @@ from indexing.hit_sources.modes import default_source
 from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
 from retriever.errors import InputError
-from serve.release.planning import plan
+from serve.release.planning import plan_release
 from serve.release.tasks import search_of_mode, supported_modes
 
 Done = Callable[..., str]
@@ -150,7 +150,9 @@ def test_a_task_encodes_queries_with_its_prompt(
 def test_a_query_that_cannot_be_searched_is_named_by_its_id(
     store: Store, refused: Done, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indexing.sparse.index.misfits", lambda vectors: {3: "a weight", 5: "another weight"})
+    monkeypatch.setattr(
+        "indexing.sparse.index.unquantisable_vectors", lambda vectors: {3: "a weight", 5: "another weight"}
+    )
     id = Queries.open(store).split("test").ids[3]
     assert refused("search", "--store", store.url, "--source", source) == f"error: query '{id}': a weight"
 
@@ -245,7 +247,7 @@ def test_a_search_without_a_mode_takes_what_a_release_takes(
     root, at = Path(store.url), ("search", "--store", store.url)
 
     def release_source(**named: str) -> str:
-        [task] = (task for task in plan(store, **named, before=None)[0].tasks if task.name == "default")
+        [task] = (task for task in plan_release(store, **named, before=None)[0].tasks if task.name == "default")
         return search_of_mode(task, supported_modes(task)[-1]).source
 
     assert default_source(store) == release_source() == "0.5*bm25+0.5*index:idx"

@@ -62,13 +62,13 @@ def test_lda_is_a_control_with_a_given_number_of_topics(store: Path, done: Done)
 
 def test_a_grown_corpus(store: Path, tmp_path: Path, done: Done) -> None:
     done("fit_topics", "--store", store, *SMALL)
-    before = Topics.open(Store(str(store))).of_rows()
+    before = Topics.open(Store(str(store))).topic_per_row()
     done("import_corpus", "--store", store, "--source", source(tmp_path / "more", 10, seed=5), "--append")
     plan = done("fit_topics", "--store", store, *SMALL, "--plan")
     assert f"topics   inferred by {store}/topics/topics/g0000\n" in plan
     assert "stage    fit" not in plan
     assert "g0001: " in done("fit_topics", "--store", store, *SMALL)
-    after = Topics.open(Store(str(store))).of_rows()
+    after = Topics.open(Store(str(store))).topic_per_row()
     assert after[:80].tolist() == before.tolist()
     assert len(after) == 90
 

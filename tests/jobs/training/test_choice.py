@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from jobs.training.sweep_report import chosen_line, draw_sweep, table
-from jobs.training.sweep_work import Outcome, choose
+from jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
+from jobs.training.sweep_work import Outcome, choose_run
 
 import pytest
 
@@ -30,7 +30,7 @@ def outcomes(values: dict[tuple[float, int], float | None]) -> list[Outcome]:
 
 def test_settings_are_compared_by_their_mean_over_the_seeds() -> None:
     """The best single run belongs to other settings, and the settings of a run that diverged are out."""
-    choice = choose(outcomes(GRID))
+    choice = choose_run(outcomes(GRID))
     assert choice.outcome.artifact == "prompts/t-lr0.03-seed1"
     assert (choice.mean, choice.seeds) == (pytest.approx(0.43), 2)
     assert chosen_line(choice, "dev MRR@10") == (
@@ -39,16 +39,16 @@ def test_settings_are_compared_by_their_mean_over_the_seeds() -> None:
 
 
 def test_of_equal_settings_the_first_is_chosen() -> None:
-    assert choose(outcomes({(0.01, 0): 0.5, (0.03, 0): 0.5})).outcome.settings["lr"] == 0.01
+    assert choose_run(outcomes({(0.01, 0): 0.5, (0.03, 0): 0.5})).outcome.settings["lr"] == 0.01
 
 
 def test_a_sweep_whose_runs_have_all_diverged_is_refused() -> None:
     with pytest.raises(InputError, match="every run of the sweep has diverged, the first one: step 3: the loss is nan"):
-        choose(outcomes({(1.0, 0): None, (2.0, 0): None}))
+        choose_run(outcomes({(1.0, 0): None, (2.0, 0): None}))
 
 
 def test_the_table_has_a_line_for_each_run() -> None:
-    lines = table(outcomes(GRID), "dev MRR@10")
+    lines = table_lines(outcomes(GRID), "dev MRR@10")
     assert lines[0].split() == ["lr", "seed", "dev", "MRR@10", "step", "artifact"]
     assert lines[1].split() == ["0.01", "0", "0.3000", "100", "prompts/t-lr0.01-seed0"]
     assert lines[-1].split() == ["0.1", "1", "diverged"]
@@ -56,7 +56,7 @@ def test_the_table_has_a_line_for_each_run() -> None:
 
 def test_the_picture_and_the_numbers_are_written(tmp_path: Path) -> None:
     found = outcomes(GRID)
-    picture = draw_sweep(found, choose(found), tmp_path / "new", "t", "dev MRR@10")
+    picture = draw_sweep(found, choose_run(found), tmp_path / "new", "t", "dev MRR@10")
     assert picture.read_bytes().startswith(b"\x89PNG")
     document = json.loads((tmp_path / "new/sweep.json").read_text())
     assert document["chosen"]["settings"] == {"lr": 0.03, "seed": 1}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.common.options import build
+from jobs.common.options import build_options
 from jobs.training.opening import open_all
 from jobs.training.options import TrainRetriever
 
@@ -62,7 +62,7 @@ def foreign(world, done: Done, tmp_path: Path) -> ForeignStore:
 def open_system(world, negatives: str, more: tuple[str, str], **options: Any) -> DualSystem:
     """Returns the system that a worker of train_retriever would train on the query set `tiny` and another one."""
     named = {"store": str(world.store), "backbone": world.model, "queries": "tiny", "negatives": negatives}
-    chosen = build(
+    chosen = build_options(
         TrainRetriever, {"task": "x", "train": "prompts", "length": 4, "also_train": more[1:], **named, **options}
     )
     return open_all(Store(str(world.store)), chosen).maker.make(
@@ -72,7 +72,7 @@ def open_system(world, negatives: str, more: tuple[str, str], **options: Any) ->
 
 def test_quality_is_the_mean_over_the_dev_splits_of_all_sets(world, foreign: ForeignStore, refused: Done) -> None:
     also = f"queries=foreign,store={foreign.path},dev=train"
-    options = build(
+    options = build_options(
         TrainRetriever,
         {
             "store": str(world.store),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from jobs.common.options import build
+from jobs.common.options import build_options
 from jobs.training.options import TrainReranker
 from jobs.training.reranker import describe_ranking_change, open_all
 
@@ -50,7 +50,7 @@ def pooled(store: Store, *, drop_answers: bool = False) -> tuple[dict[str, np.nd
             usable.append(judged.texts[number])
     scores = np.broadcast_to(np.arange(30, 0, -1, dtype=np.float32), (ASKED, 30))
     hits = {source: Hits(scores, rows) for source, rows in found.items()}
-    table = mining.pool(judged.ids, hits, judged.positives, 30)
+    table = mining.pool_hits(judged.ids, hits, judged.positives, 30)
     of = {"corpus": corpus.generations[-1], "queries": queries.artifact}
     with store.create("candidates", "c", inputs=of, config={"drop_answers": drop_answers}) as draft:
         draft.commit("part-00000", ".parquet", lambda path: write_parquet(table, path), rows=len(table))
@@ -128,7 +128,7 @@ def test_training_judges_the_model_that_it_saves(world) -> None:
     store = Store(str(world.store))
     pooled(store)
     small: dict[str, Any] = {"steps": 2, "batch": 4, "cpus": 1, "max_length": 48, "dtype": "float32"}
-    options = build(
+    options = build_options(
         TrainReranker,
         {"store": str(world.store), "backbone": world.model, "negatives": "hand", "split": "test", "lr": 1e-3, **small},
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from jobs.common.options import build
-from jobs.common.options import replace as replace_options
+from jobs.common.options import build_options
+from jobs.common.options import replace_options as replace_options
 from jobs.training.options import TrainRetriever
 from jobs.training.start_prompt import check_start
 
@@ -28,7 +28,7 @@ BACKBONE: dict[str, Any] = {
 }
 MATRIX = torch.zeros(2, 2, 4, 5, 8)
 PROMPT = TaskPrompt(BACKBONE, DEFAULT_OPTIONS, MATRIX, MATRIX)
-OPTIONS = build(
+OPTIONS = build_options(
     TrainRetriever,
     {"store": "s", "task": "t", "backbone": "models/b", "train": "prompts", "init": "begun", "length": 5},
 )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs.common.options import build
+from jobs.common.options import build_options
 from jobs.training import retriever
 from jobs.training.opening import RetrieverSetup
 from jobs.training.options import TrainRetriever
@@ -91,7 +91,7 @@ def test_the_table_has_the_settings_in_the_order_of_the_options(world, mined: St
 
 
 def test_values_that_are_true_or_false() -> None:
-    options = build(TrainRetriever, {"store": "s", "task": "t", "backbone": "b", "train": "prompts"})
+    options = build_options(TrainRetriever, {"store": "s", "task": "t", "backbone": "b", "train": "prompts"})
     for text in ("normalize=true,False", "position_offset=true,false"):
         name = text.partition("=")[0]
         assert [run.settings[name] for run in parse_grid([text], options, FIXED)] == [True, False]
@@ -100,7 +100,7 @@ def test_values_that_are_true_or_false() -> None:
 
 
 def test_runs_are_measured_in_the_same_way() -> None:
-    options = build(
+    options = build_options(
         TrainRetriever, {"store": "s", "task": "t", "backbone": "b", "train": "prompts", "curves": "pictures"}
     )
     for name, values in (("queries", "a,b"), ("dev_split", "a,b"), ("dev_passages", "10,20"), ("evaluate_every", "0")):

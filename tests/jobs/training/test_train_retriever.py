@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.common.options import build, flatten
+from jobs.common.options import build_options, flatten
 from jobs.training.options import TrainRetriever, TunePrompts
 
 import numpy as np
@@ -29,7 +29,7 @@ from retriever.errors import InputError
 from retriever.systems.dual import DualSystem
 from retriever.training.reranker_data import batch_at
 from serve.parts.models import EncoderPart
-from serve.release.planning import plan
+from serve.release.planning import plan_release
 
 Done = Callable[..., str]
 SMALL = ("--negatives", "hand", *COMMON)
@@ -74,7 +74,7 @@ def test_untied_encoders_flow_through_encoding_search_and_serving(
     assert "models/u" in [entry["artifact"] for entry in mined.open("runs", "u").inputs.values()]
     done("mine_negatives", "--store", world.store, "--sources", "exact:u", "--depth", 5, "--name", "m")
 
-    release, _ = plan(mined, embeddings="u")
+    release, _ = plan_release(mined, embeddings="u")
     release.save(mined)
     served = EncoderPart(mined, threads=1, device="cpu")
     for side, peer in peers.items():
@@ -199,7 +199,9 @@ def test_tune_prompts_makes_the_same_under_its_own_names(
 
 def test_options_keep_their_defaults_under_both_names() -> None:
     required: dict[str, Any] = {"store": "s", "task": "t", "backbone": "b"}
-    assert build(TunePrompts, required).as_train_retriever() == build(TrainRetriever, {**required, "train": "prompts"})
+    assert build_options(TunePrompts, required).as_train_retriever() == build_options(
+        TrainRetriever, {**required, "train": "prompts"}
+    )
     assert flatten(TunePrompts).keys() - flatten(TrainRetriever).keys() == {
         "method",
         "side",
@@ -213,7 +215,7 @@ def test_options_keep_their_defaults_under_both_names() -> None:
         {"method": "prompt", "train": "all"},
     ):
         with pytest.raises(InputError, match="give one of them"):
-            build(TunePrompts, {**required, **values}).as_train_retriever()
+            build_options(TunePrompts, {**required, **values}).as_train_retriever()
 
 
 @pytest.mark.parametrize(

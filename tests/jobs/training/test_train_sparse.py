@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs.common.options import build, replace
+from jobs.common.options import build_options, replace_options
 from jobs.training.options import TrainRetriever
 from jobs.training.resolving import encoder_options, flops_options
 
@@ -120,7 +120,9 @@ def test_the_plan_counts_the_head(world, mined: Store, masked: Path, done: Done,
 
 
 def test_the_weights_of_margin_mse_are_others() -> None:
-    options = build(TrainRetriever, {"store": "", "task": "t", "backbone": "", "train": "all", "loss": "margin-mse"})
+    options = build_options(
+        TrainRetriever, {"store": "", "task": "t", "backbone": "", "train": "all", "loss": "margin-mse"}
+    )
     flops = flops_options(options, "splade", 30)
     assert flops is not None
     assert (flops.queries, flops.passages, flops.warm_up) == (0.5, 0.4, 10)
@@ -136,10 +138,12 @@ def test_a_splade_folder_keeps_its_lengths(masked: Path, tmp_path: Path) -> None
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 24}))
     (folder / "1_SpladePooling").mkdir()
     (folder / "1_SpladePooling" / "config.json").write_text("{}")
-    options = build(TrainRetriever, {"store": "", "task": "t", "backbone": "", "train": "all", "pooling": "splade"})
+    options = build_options(
+        TrainRetriever, {"store": "", "task": "t", "backbone": "", "train": "all", "pooling": "splade"}
+    )
     recipes = [read_recipe(path, encoder_options(options, str(path))) for path in (folder, masked)]
     assert [(recipe.query_length, recipe.passage_length) for recipe in recipes] == [(24, 24), (64, 64)]
-    encoder = encoder_options(replace(options, {"query_length": 9}), str(folder))
+    encoder = encoder_options(replace_options(options, {"query_length": 9}), str(folder))
     assert (encoder.query_length, read_recipe(folder, encoder).passage_length) == (9, 24)
 
 

@@ -31,7 +31,7 @@ from retriever.options import EncoderOptions
 from retriever.prompts.prompts import load_prompt
 from retriever.training.loop import Trainer
 from serve.parts.models import EncoderPart
-from serve.release.planning import plan
+from serve.release.planning import plan_release
 from serve.service.prompts import check_prompt
 
 Done = Callable[..., str]
@@ -253,7 +253,7 @@ def test_prompts_and_both_encoders_are_trained_together(world, several: Store, d
     runs = [next(read_run(several.open("runs", name)))["score"].to_pylist() for name in ("plain", "t")]
     assert runs[0] != runs[1]
 
-    release, excluded = plan(several, embeddings="both")
+    release, excluded = plan_release(several, embeddings="both")
     assert [task.name for task in release.tasks] == ["both-prompt", "default"]
     assert excluded == {}
     release.save(several)

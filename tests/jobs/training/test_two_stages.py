@@ -21,7 +21,7 @@ from indexing.store.models import model_folder
 from indexing.store.store import Store
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.training.loop import Trainer
-from retriever.training.stepping import trained
+from retriever.training.stepping import trained_parameters
 
 Done = Callable[..., str]
 GTR = (
@@ -75,7 +75,9 @@ def record_starts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, torch.Tenso
     def record(trainer: Trainer, number: int) -> Any:
         if number == 0:
             assert not trainer.stepper.optimizer.state
-            starts.append({name: value.detach().clone() for name, value in trained(trainer.system.module).items()})
+            starts.append(
+                {name: value.detach().clone() for name, value in trained_parameters(trainer.system.module).items()}
+            )
         return step(trainer, number)
 
     monkeypatch.setattr(Trainer, "step", record)

@@ -22,7 +22,7 @@ from retriever.encoding.sparse_encoder import SparseEncoder
 from retriever.encoding.sparse_model import keep_largest
 from retriever.encoding.sparse_vectors import SparseVectors, from_dense
 from retriever.errors import InputError
-from retriever.forward.attention import reach
+from retriever.forward.attention import enable_prompts
 from retriever.forward.prompt_rows import PromptRows
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
@@ -44,7 +44,7 @@ def slow(folder: Path, encoder: SparseEncoder, texts: list[str], prompt: torch.T
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float64).eval()
     extra: dict[str, Any] = {}
     if prompt is not None:
-        reach(model.base_model)
+        enable_prompts(model.base_model)
         extra = {"prompt": PromptRows(prompt.double()[:, :, None])}
     tokens, found = encoder.tokenize(texts, side="passage"), []
     for start, length in zip(tokens.starts, tokens.lengths, strict=True):

@@ -10,7 +10,7 @@ import transformers
 from transformers import DynamicCache
 
 from retriever.errors import InputError
-from retriever.forward.attention import reach
+from retriever.forward.attention import enable_prompts
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 
 SMALL: dict[str, Any] = {
@@ -63,7 +63,7 @@ def test_every_backbone_takes_prompts(kind: str) -> None:
     model = build(kind)
     with torch.no_grad():
         plain = hidden(model)[MASK.bool()]
-        shape = reach(model)
+        shape = enable_prompts(model)
         assert shape == PromptShape(3, 2 if kind in ("Llama", "Qwen3") else 4, 8)
         torch.testing.assert_close(hidden(model)[MASK.bool()], plain, atol=1e-6, rtol=1e-6)
 
@@ -100,7 +100,7 @@ def test_a_prompt_is_a_cache_of_keys_and_values(kind: str) -> None:
         model.config.is_decoder = False
         longer = torch.cat([torch.ones(len(IDS), 5, dtype=torch.long), MASK], dim=1)
         expected = hidden(model, mask=longer, past_key_values=cache, position_ids=positions)
-        reach(model)
+        enable_prompts(model)
         found = hidden(model, prompt=PromptRows(table), position_ids=positions)
     torch.testing.assert_close(found[MASK.bool()], expected[MASK.bool()], atol=1e-5, rtol=1e-5)
 
@@ -109,7 +109,7 @@ def test_a_prompt_is_a_cache_of_keys_and_values(kind: str) -> None:
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_gradient_reaches_every_layers_prompt_and_nothing_else(kind: str, checkpointing: bool) -> None:
     model = build(kind).requires_grad_(False)
-    shape = reach(model)
+    shape = enable_prompts(model)
     expected = matrix(shape, 4).requires_grad_()
     hidden(model, prompt=PromptRows(expected)).square().sum().backward()
     table = expected.detach().clone().requires_grad_()
@@ -132,4 +132,4 @@ def test_a_backbone_out_of_reach_is_told() -> None:
     for kind in ("MPNet", "DebertaV2"):
         config = getattr(transformers, f"{kind}Config")(**SMALL)
         with pytest.raises(InputError, match=f"{kind}Model: no prompts can be put in"):
-            reach(getattr(transformers, f"{kind}Model")(config))
+            enable_prompts(getattr(transformers, f"{kind}Model")(config))

@@ -19,7 +19,7 @@ from retriever.errors import InputError
 from retriever.forward import packing
 from retriever.forward.batching import plan_packed
 from retriever.forward.numerics import expected_numerics
-from retriever.forward.packing import PACKABLE, Team, _Prompts, kernel
+from retriever.forward.packing import PACKABLE, Team, _Prompts, load_kernel
 from retriever.forward.prompt_rows import PromptRows
 
 Tiny = Callable[..., Path]
@@ -30,16 +30,16 @@ KINDS = {"electra": ElectraConfig, "xlm-roberta": XLMRobertaConfig, "camembert":
 @pytest.mark.skipif(not must_load(), reason="kernels run on x86-64 Linux")
 def test_the_kernel_is_loaded() -> None:
     """Without it texts are encoded with padding, and only a warning says so."""
-    assert kernel() is not None
+    assert load_kernel() is not None
 
 
 def attended(inward: torch.Tensor, lengths: list[int], heads: int, prompt: PromptRows | None = None) -> torch.Tensor:
     """What the kernel makes of queries, keys and values, [t, 3, heads, size]."""
-    library = kernel()
+    library = load_kernel()
     assert library is not None
     out = torch.full((len(inward), inward[0, 0].numel()), -7, dtype=inward.dtype)
     texts = torch.tensor(lengths)
-    prompts = _Prompts.of(prompt, len(lengths))
+    prompts = _Prompts.from_rows(prompt, len(lengths))
     library.riptide_attend(
         inward.data_ptr(),
         int(inward.dtype == torch.bfloat16),
@@ -148,7 +148,7 @@ def test_what_packs_and_what_does_not(tiny: Tiny, texts: list[str], monkeypatch:
         assert kind not in PACKABLE
         assert " eager " in Encoder(str(tiny(kind)), FLOAT32).numerics
     packed = Encoder(str(tiny("roberta")), FLOAT32).encode(texts)
-    monkeypatch.setattr(packing, "kernel", lambda: None)  # as without a compiler
+    monkeypatch.setattr(packing, "load_kernel", lambda: None)  # as without a compiler
     padded = Encoder(str(tiny("roberta")), FLOAT32)
     assert padded.numerics == expected_numerics(FLOAT32, "cpu", "roberta")
     assert " eager " in padded.numerics
@@ -172,12 +172,20 @@ def test_bytes_do_not_depend_on_threads(dtype: str) -> None:
 def test_rows_that_fill_up_a_product_change_no_vector(
     tiny: Tiny, texts: list[str], dtype: Literal["float32", "bfloat16"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [packing.rounded(total) for total in (1, 16, 17, 256, 257, 288, 1025)] == [16, 16, 32, 256, 288, 288, 1056]
+    assert [packing.round_rows(total) for total in (1, 16, 17, 256, 257, 288, 1025)] == [
+        16,
+        16,
+        32,
+        256,
+        288,
+        288,
+        1056,
+    ]
     folder = tiny("bert")
     found = Encoder(folder, options=EncoderOptions(dtype=dtype)).encode(texts)
-    monkeypatch.setattr(packing, "rounded", lambda total: total + 37)
+    monkeypatch.setattr(packing, "round_rows", lambda total: total + 37)
     more = Encoder(folder, options=EncoderOptions(dtype=dtype)).encode(texts)
-    monkeypatch.setattr(packing, "rounded", lambda total: total)
+    monkeypatch.setattr(packing, "round_rows", lambda total: total)
     none = Encoder(folder, options=EncoderOptions(dtype=dtype)).encode(texts)
     np.testing.assert_allclose(found, none, atol=1e-6 if dtype == "float32" else 4e-3)
     np.testing.assert_allclose(found, more, atol=1e-6 if dtype == "float32" else 4e-3)
@@ -185,22 +193,22 @@ def test_rows_that_fill_up_a_product_change_no_vector(
 
 def test_lengths_of_all_kinds_meet_few_products() -> None:
     """Of up to 1,024 tokens and a text more there are some forty numbers of rows, not over a thousand."""
-    assert len({packing.rounded(total) for total in range(1, 1200)}) < 48
+    assert len({packing.round_rows(total) for total in range(1, 1200)}) < 48
 
 
 def test_batches_hold_every_row_once_and_leave_two_threads_work() -> None:
     random = np.random.default_rng(0)
     for count in (0, 1, 2, 30, 5_000):
         lengths = random.integers(1, 512, count)
-        batches = plan_packed(lengths, least=192)
+        batches = plan_packed(lengths, min_tokens=192)
         order = np.concatenate([np.empty(0, np.int64), *batches])
         assert sorted(order) == list(range(count))
         assert (np.diff(lengths[order]) <= 0).all()
         tokens = [int(lengths[rows].sum()) for rows in batches]
         assert all(total < 1024 + 512 for total in tokens)
-    assert len(plan_packed(np.full(32, 15), least=192)) == 2
-    assert len(plan_packed(np.full(8, 15), least=192)) == 1
-    assert len(plan_packed(np.full(8, 15), least=32)) == 2
+    assert len(plan_packed(np.full(32, 15), min_tokens=192)) == 2
+    assert len(plan_packed(np.full(8, 15), min_tokens=192)) == 1
+    assert len(plan_packed(np.full(8, 15), min_tokens=32)) == 2
 
 
 def test_a_team_raises_what_was_raised_when_none_is_at_work() -> None:
@@ -223,7 +231,7 @@ def test_a_text_that_spells_the_padding_token_has_the_positions_that_it_has_else
     for kind in ("roberta", "bert"):
         packed = Encoder(str(tiny(kind)), FLOAT32).encode(texts)
         with monkeypatch.context() as without:
-            without.setattr(packing, "kernel", lambda: None)
+            without.setattr(packing, "load_kernel", lambda: None)
             padded = Encoder(str(tiny(kind)), FLOAT32)
         np.testing.assert_allclose(packed, padded.encode(texts), atol=1e-5, rtol=1e-5)
 
@@ -238,9 +246,9 @@ def test_lengths_of_another_type_and_processors_without_reordering(
     found = encoder.forward(tokens)
     assert encoder.forward(replace(tokens, lengths=tokens.lengths.astype(np.int32))).tobytes() == found.tobytes()
     assert packing.Packed is type(encoder._run)
-    assert {layer.widen.reordered for layer in encoder._run.layers} == {packing.reorders(encoder.dtype)}
-    assert packing.reorders(torch.float32) == torch.backends.mkldnn.is_available()
-    monkeypatch.setattr(packing, "reorders", lambda dtype: False)
+    assert {layer.widen.reordered for layer in encoder._run.layers} == {packing.takes_reordered(encoder.dtype)}
+    assert packing.takes_reordered(torch.float32) == torch.backends.mkldnn.is_available()
+    monkeypatch.setattr(packing, "takes_reordered", lambda dtype: False)
     plain = Encoder(str(tiny("bert")), options).encode(texts)
     if dtype == "float32":
         np.testing.assert_allclose(plain, found, atol=1e-6)

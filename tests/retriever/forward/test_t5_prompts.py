@@ -15,7 +15,7 @@ from transformers import T5Config
 
 from retriever.encoding.backbones import load_backbone
 from retriever.encoding.encoder import Encoder, EncoderOptions
-from retriever.forward.attention import reach
+from retriever.forward.attention import enable_prompts
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.model.recipe import read_recipe
 from retriever.options.loop import LoopOptions
@@ -113,7 +113,7 @@ def test_a_prompt_has_no_bias_and_no_scaling(tmp_path: Path, form: str) -> None:
     )
     backbone = load_backbone(read_recipe(folder, FLOAT32), torch.float32).eval()
     weights, config = weights_of(folder), backbone.config
-    assert reach(backbone) == PromptShape(LAYERS, HEADS, HEAD_DIM)
+    assert enable_prompts(backbone) == PromptShape(LAYERS, HEADS, HEAD_DIM)
     draw = np.random.default_rng(0)
     texts = [draw.integers(3, config.vocab_size, size=length).tolist() for length in (24, 3, 1)]
     ids = torch.zeros(3, 24, dtype=torch.int64)
@@ -170,14 +170,14 @@ def test_a_prompt_is_trained_over_a_frozen_gtr(tmp_path: Path) -> None:
     system = DualSystem(folder, FLOAT32, options, make_data(20), device=CPU, dtype=torch.float32)
     trainer = Trainer(system, LoopOptions(steps=5, lr=1e-2), device=CPU, dtype=torch.float32)
     before = {name: value.clone() for name, value in system.pooled.state_dict().items()}
-    start = system.prompt().of("query")
+    start = system.prompt().fixed("query")
     for step in range(3):
         system.module.train()
         trainer.step(step)
     system.module.eval()
     torch.testing.assert_close(system.pooled.state_dict(), before, atol=0, rtol=0)
     prompt = system.prompt()
-    matrices = prompt.of("query"), start
+    matrices = prompt.fixed("query"), start
     assert matrices[0] is not None
     assert matrices[1] is not None
     changed = (matrices[0] - matrices[1]).abs().amax(dim=(1, 2, 3, 4))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from loss_checks import assert_gradient, assert_gradients, gradient_of, log_sum_exp, random
 
-from retriever.losses import Labels, batch_loss, contrastive_loss, own_loss, symmetric_loss
+from retriever.losses import Labels, batch_loss, contrastive_loss, own_passages_loss, symmetric_loss
 from retriever.options.reranking import PairLoss
 from retriever.systems.cross import loss_of
 from retriever.systems.rip import rip_loss
@@ -302,7 +302,7 @@ def test_the_loss_of_own_negatives_equals_a_loop(temperature: float, masked: boo
     queries, passages = random(5, 8).to(dtype), random(9, 8, seed=1).to(dtype)
     ignored = ignored_pairs() if masked else torch.zeros(5, 9, dtype=torch.bool)
     expected = expected_own(queries.double().numpy(), passages.double().numpy(), temperature, ignored.numpy())
-    actual = own_loss(queries, passages, GROUPS, temperature, ignored)
+    actual = own_passages_loss(queries, passages, GROUPS, temperature, ignored)
     assert actual.item() == pytest.approx(expected, rel=1e-6 if dtype == torch.float32 else 1e-12)
     labels = Labels(POSITIVES, ignored, groups=GROUPS)
     assert batch_loss("contrastive", queries, passages, labels, temperature, negatives_from="own") == actual
@@ -313,6 +313,6 @@ def test_the_gradient_of_own_negatives_equals_finite_differences(masked: bool) -
     """Passages of other queries alone get no gradient."""
     queries, passages = random(5, 4), random(9, 4, seed=1)
     ignored = ignored_pairs() if masked else None
-    assert_gradients(lambda left, right: own_loss(left, right, GROUPS, 0.5, ignored), queries, passages)
-    gradient = gradient_of(lambda values: own_loss(queries[:1], values, GROUPS[:1]), passages)
+    assert_gradients(lambda left, right: own_passages_loss(left, right, GROUPS, 0.5, ignored), queries, passages)
+    gradient = gradient_of(lambda values: own_passages_loss(queries[:1], values, GROUPS[:1]), passages)
     assert gradient.abs().amax(1).nonzero().flatten().tolist() == sorted(GROUPS[0].tolist())

@@ -147,7 +147,7 @@ def test_a_name_that_stands_twice_and_a_header_beyond_the_bound_are_refused(tmp_
     twice = write(tmp_path / "twice", '{"a":' + EMPTY + ',"a":' + EMPTY + "}")
     with pytest.raises(InputError, match='its header is not a table of tensors: duplicate field "a"'):
         read_tensors(twice)
-    large = write(tmp_path / "large", b" " * (weights.MOST_HEADER + 1))
+    large = write(tmp_path / "large", b" " * (weights.MAX_HEADER + 1))
     with pytest.raises(InputError, match="a header of 4,194,305 bytes, expected up to 4,194,304"):
         tensor_shapes(large)
 

@@ -18,10 +18,10 @@ from retriever.encoding import encoder as encoder_module
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.encoding.sparse_encoder import SparseEncoder
 from retriever.errors import InputError, TextsError
-from retriever.forward.attention import reach
+from retriever.forward.attention import enable_prompts
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
-from retriever.prompts.synthesiser import KeptSynthesiser, largest_embedding
+from retriever.prompts.synthesiser import KeptSynthesiser, max_embedding
 from retriever.prompts.table import Prompts, task_config
 
 Tiny = Callable[..., Path]
@@ -73,14 +73,12 @@ def test_it_is_the_prompt_of_the_trained_module(tiny: Tiny, texts: list[str]) ->
     vectors = encoder.encode(texts, task="task")
     assert prompt.synthesis is not None
     module, backbone = prompt.synthesis.open(SHAPE), encoder._eager.backbone
-    assert reach(backbone) == SHAPE
+    assert enable_prompts(backbone) == SHAPE
     for row, text in enumerate(texts):
         tokens = encoder.tokenize([text], side="query")
         ids = torch.from_numpy(tokens.ids.astype(np.int64))[None]
         embeddings = backbone.get_input_embeddings()(ids)
-        rows, _ = module(
-            largest_embedding(embeddings, torch.from_numpy(encoder._tokenizer.are_words(tokens.ids))[None])
-        )
+        rows, _ = module(max_embedding(embeddings, torch.from_numpy(encoder._tokenizer.are_words(tokens.ids))[None]))
         with torch.no_grad():
             vector = encoder._head(encoder._eager(ids, torch.tensor([ids.shape[1]]), rows))
         np.testing.assert_allclose(vectors[row], vector[0].numpy(), atol=1e-5, rtol=1e-5)

@@ -20,7 +20,7 @@ from retriever.encoding.backbones import load_backbone
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 from retriever.forward import packing
-from retriever.forward.attention import reach
+from retriever.forward.attention import enable_prompts
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.prompts.deep_prompt import MatrixPrompt
 from retriever.prompts.prompts import TaskPrompt, backbone_of, check_initial_prompt, load_prompt
@@ -70,7 +70,7 @@ def test_a_mixed_batch_equals_texts_on_their_own(tiny: Tiny, texts: list[str], k
     mixed = encoder.encode(texts, task=tasks)
 
     shape, backbone = KINDS[kind][0], load_backbone(encoder._recipe, torch.float32).eval()
-    assert reach(backbone) == shape
+    assert enable_prompts(backbone) == shape
     tokens = encoder.tokenize(texts, side="query")
     pooling = encoder._recipe.pooling
     for row, task in enumerate(tasks):
@@ -127,7 +127,7 @@ def test_texts_start_after_their_prompts(
     """
     options = replace(FLOAT32, pooling="cls", query_length=20)
     if layout != "packed":
-        monkeypatch.setattr(packing, "kernel", lambda: None)
+        monkeypatch.setattr(packing, "load_kernel", lambda: None)
         options = replace(options, padding_side="left" if layout == "padded left" else "right")
     folder, shape = tiny(kind), KINDS[kind][0]
     encoder = Encoder(str(folder), options, tasks={})
@@ -351,7 +351,7 @@ def test_a_snapshot_stays_as_it_is_and_slots_are_used_again() -> None:
     assert rows.rows is not None
     assert rows.inside is not None
     assert rows.table.shape[4] == 4
-    key, value = rows.of(1, 3)
+    key, value = rows.keys_and_values(1, 3)
     assert torch.equal(key[0, :, :3], matrix(shape, 3)[1, 0])
     assert torch.equal(value[2], matrix(shape, 4)[1, 1])
     assert rows.inside[rows.rows].sum(1).tolist() == [3, 0, 4]

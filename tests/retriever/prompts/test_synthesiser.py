@@ -11,7 +11,7 @@ from loss_checks import finite_differences, random
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptShape
 from retriever.options.synthesis import SynthesisOptions
-from retriever.prompts.synthesiser import KeptSynthesiser, Synthesiser, largest_embedding
+from retriever.prompts.synthesiser import KeptSynthesiser, Synthesiser, max_embedding
 
 SHAPE, WIDTH = PromptShape(layers=2, heads=2, head_dim=3), 5
 MIXES = ["before", "after"]
@@ -82,7 +82,7 @@ def test_it_is_the_equations(mix: str) -> None:
         assert weights[row].tolist() == pytest.approx(expected, rel=1e-6)
         prompt = torch.tensor(slow_prompt(module, expected)).view(-1, layers, 2, heads, head_dim)
         for layer in range(layers):
-            keys, values = rows.of(layer, len(words))
+            keys, values = rows.keys_and_values(layer, len(words))
             torch.testing.assert_close(keys[row], prompt[:, layer, 0].transpose(0, 1).double(), rtol=1e-6, atol=1e-7)
             torch.testing.assert_close(values[row], prompt[:, layer, 1].transpose(0, 1).double(), rtol=1e-6, atol=1e-7)
 
@@ -128,7 +128,7 @@ def test_uniform_attention_takes_all_basic_prompts_alike() -> None:
 def test_padding_does_not_count_and_embeddings_get_no_gradient() -> None:
     embeddings = random(2, 3, WIDTH).requires_grad_()
     counts = torch.tensor([[True, True, False], [False, True, False]])
-    largest = largest_embedding(embeddings, counts)
+    largest = max_embedding(embeddings, counts)
     assert torch.equal(largest[0], embeddings[0, :2].amax(0).float())
     assert torch.equal(largest[1], embeddings[1, 1].float())
     assert not largest.requires_grad

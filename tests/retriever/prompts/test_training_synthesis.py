@@ -28,7 +28,7 @@ from retriever.systems import prompt_kinds
 from retriever.systems.dual import DualSystem
 from retriever.training.loop import Trainer
 from retriever.training.mixture_schedule import Mixture
-from retriever.training.stepping import trained
+from retriever.training.stepping import trained_parameters
 
 SYNTHESIS = SynthesisOptions(prompts=3, length=4, hidden=6, bottleneck=5, temperature=0.2)
 TUNING: dict[str, Any] = {
@@ -153,7 +153,7 @@ def test_a_run_that_was_killed_ends_with_the_same_weights(bert: Path, tmp_path: 
         system.save(tmp_path / name)
     for file in ("prompt.json", "prompt.safetensors"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    names = {name.rpartition("synthesiser.")[2] for name in trained(whole.module)}
+    names = {name.rpartition("synthesiser.")[2] for name in trained_parameters(whole.module)}
     assert ("norm.weight" in names) == (attention == "learned")
 
 
@@ -242,11 +242,11 @@ def test_prompts_are_trained_with_both_encoders(bert: Path, tmp_path: Path) -> N
         assert any(bool(value.abs().max() > 0) for name, value in by_name.items() if name.startswith(part)), part
     loop = LoopOptions(steps=4, lr=1e-4, warm_up=0.0, weight_decay=0.0)
     trainer = Trainer(system, loop, device=CPU, dtype=torch.float32)
-    before = {name: parameter.detach().clone() for name, parameter in trained(system.module).items()}
+    before = {name: parameter.detach().clone() for name, parameter in trained_parameters(system.module).items()}
     trainer.step(0)
     changes = {
         name: float((parameter.detach() - before[name]).abs().max())
-        for name, parameter in trained(system.module).items()
+        for name, parameter in trained_parameters(system.module).items()
     }
     for name, change in changes.items():  # the first step of AdamW is as large as the learning rate
         assert change <= (1.01e-3 if name.startswith("prompts.") else 1.01e-4), name

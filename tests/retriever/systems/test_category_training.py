@@ -34,7 +34,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sets_of(rows: np.ndarray) -> list[set[int]]:
     table = category_table()
-    return [set(table.of(row).tolist()) for row in rows.tolist()]
+    return [set(table.of_row(row).tolist()) for row in rows.tolist()]
 
 
 def test_a_batch_holds_the_overlaps_with_each_querys_own_passage(bert: Path) -> None:

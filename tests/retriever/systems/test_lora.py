@@ -23,7 +23,7 @@ from retriever.options.lora import LoraOptions
 from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
 from retriever.systems.lora import add_adapter, is_adapter
-from retriever.training.stepping import trained
+from retriever.training.stepping import trained_parameters
 
 LORA = LoraOptions(rank=4, alpha=8, dropout=0.1)
 LAYERS = [f"encoder.layer.{layer}.attention.self.{name}" for layer in (0, 1) for name in ("query", "value")]
@@ -91,7 +91,7 @@ def test_untied_adapters_are_merged_into_a_model_of_each_side(bert: Path, tmp_pa
 def test_gradient_reaches_the_adapter_only(bert: Path, tmp_path: Path, checkpointing: bool) -> None:
     """Activation checkpointing changes no gradient; training changes no weight of the backbone."""
     system = lora_system(bert)
-    names = {name.removeprefix("backbone.backbone.") for name in trained(system.module)}
+    names = {name.removeprefix("backbone.backbone.") for name in trained_parameters(system.module)}
     assert names == {f"{layer}.lora_{side}.default.weight" for layer in LAYERS for side in "AB"}
     backbone = {name: value.clone() for name, value in system.pooled.backbone.state_dict().items()}
     train(system, Checkpoints(tmp_path / "kept"), steps=2)

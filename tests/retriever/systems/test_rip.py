@@ -27,7 +27,7 @@ from training_cases import Checkpoints, whole_and_resumed
 from transformers import AutoTokenizer
 from two_workers import TwoWorkers
 
-from retriever.cuts import Cuts, total
+from retriever.cuts import Cuts, sum_of_cuts
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.forward import batching
@@ -42,7 +42,7 @@ from retriever.systems.masking import MaskedLanguageModel, Masking, TiedHead
 from retriever.systems.rip import RipSystem, eligible, pair_of, passages_at, rip_loss
 from retriever.training.hooks import Hooks
 from retriever.training.loop import Trainer
-from retriever.training.stepping import trained
+from retriever.training.stepping import trained_parameters
 
 MASK = 4 + VOCABULARY - 1  # the id of the last word, which is the mask token of these tests
 
@@ -136,11 +136,11 @@ def test_a_resumed_run_ends_with_the_same_bytes(bert: Path, tmp_path: Path) -> N
 
 
 def test_a_batch_has_at_most_the_eligible_passages() -> None:
-    assert rip.fit_batch(options(batch=2048), 5).batch == 5
-    assert rip.fit_batch(options(batch=4), 5).batch == 4
-    assert rip.fit_batch(options(batch=2048, objective="mlm"), 5).batch == 2048
+    assert rip.limit_batch(options(batch=2048), 5).batch == 5
+    assert rip.limit_batch(options(batch=4), 5).batch == 4
+    assert rip.limit_batch(options(batch=2048, objective="mlm"), 5).batch == 2048
     with pytest.raises(InputError, match="two sentences of at least 8 words: 1; the pairs of one passage have no neg"):
-        rip.fit_batch(options(min_words=8), 1)
+        rip.limit_batch(options(min_words=8), 1)
 
 
 @pytest.mark.parametrize("unit", ["sentence", "span"])
@@ -209,7 +209,7 @@ def test_sentences_and_whole_passages_that_are_cut_are_counted(
     counts = [chunk.cuts for chunk in system.batch(0, 0, 1).chunks]
     assert {each for chunk in counts for each in chunk} == ({noun} if noun else set())
     if noun:
-        assert total(chunk[noun] for chunk in counts) == Cuts.of(kept, lengths - kept, 6)
+        assert sum_of_cuts(chunk[noun] for chunk in counts) == Cuts.from_lengths(kept, lengths - kept, 6)
 
 
 def test_passages_with_too_few_units_are_not_drawn() -> None:
@@ -386,7 +386,7 @@ def step(system: RipSystem, **loop: Any) -> tuple[float, dict[str, torch.Tensor]
     before = trainer.stepper.step
 
     def catch(lr: float) -> float:
-        caught.update({n: p.grad.clone() for n, p in trained(system.module).items() if p.grad is not None})
+        caught.update({n: p.grad.clone() for n, p in trained_parameters(system.module).items() if p.grad is not None})
         return before(lr)
 
     trainer.stepper.step = catch  # type: ignore[method-assign]
@@ -407,16 +407,16 @@ def test_the_loop_computes_the_gradients_of_the_whole_batch(
     masked = torch.stack([part for _, part in passed]).sum()
     loss = system.loss({"dense": vectors}, batch) + masked
     loss.backward()
-    expected = {name: p.grad for name, p in trained(system.module).items() if p.grad is not None}
+    expected = {name: p.grad for name, p in trained_parameters(system.module).items() if p.grad is not None}
     value, actual = step(rip_system(bert, objective=objective, max_length=40), grad_cache="on")
     assert value == pytest.approx(loss.item(), rel=1e-5)
-    assert actual.keys() == expected.keys() == trained(system.module).keys() - unused(system)
+    assert actual.keys() == expected.keys() == trained_parameters(system.module).keys() - unused(system)
     for name, gradient in expected.items():
         torch.testing.assert_close(actual[name], gradient, atol=1e-5, rtol=1e-3)
 
 
 def unused(system: RipSystem) -> set[str]:
-    return {name for name, p in trained(system.module).items() if p.grad is None}
+    return {name for name, p in trained_parameters(system.module).items() if p.grad is None}
 
 
 @pytest.fixture(scope="module")
@@ -529,7 +529,7 @@ def test_training_lowers_the_loss_and_starts_the_same_each_time(bert: Path) -> N
 
 def test_prompts_alone_train_over_a_frozen_backbone(bert: Path, tmp_path: Path) -> None:
     system = rip_system(bert, train="prompts", prompt_length=3)
-    names = set(trained(system.module))
+    names = set(trained_parameters(system.module))
     assert {name.split(".")[0] for name in names} == {"prompt", "model"}
     assert all(name.startswith(("prompt.", "model.head.")) for name in names)
     before = {name: p.clone() for name, p in system.model.backbone.named_parameters()}

@@ -29,7 +29,7 @@ class LengthTerm(Term):
     def is_used(cls, tuning: TuneOptions) -> bool:
         return True
 
-    def add(self, step: Step) -> None:
+    def add_to(self, step: Step) -> None:
         step.outputs["squares"] = Output(1)
         step.arguments["step"] = step.number
 

@@ -62,7 +62,7 @@ def test_each_text_has_the_prompt_of_its_topic() -> None:
     rows = network(inputs([2, 0, 2, 2]))
     assert rows.offsets is None
     for layer in range(SHAPE.layers):
-        keys, values = rows.of(layer, 4)
+        keys, values = rows.keys_and_values(layer, 4)
         for text, topic in enumerate([2, 0, 2, 2]):
             torch.testing.assert_close(torch.stack([keys[text], values[text]]), network.matrices()[topic, layer])
     with pytest.raises(ValueError, match="expected the topic of each text"):

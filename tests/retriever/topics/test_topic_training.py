@@ -26,7 +26,7 @@ from retriever.prompts.prompts import load_prompt
 from retriever.systems.dual import DualSystem
 from retriever.topics.training import TrainingTopics
 from retriever.training.reranker_data import batch_at
-from retriever.training.stepping import trained
+from retriever.training.stepping import trained_parameters
 
 NAMES = {"prompts.both.residual.0.weight", "prompts.both.residual.2.weight", "prompts.both.out.weight"}
 
@@ -157,7 +157,7 @@ def test_a_run_that_was_killed_ends_with_the_same_prompts_and_they_are_served(be
         system.save(tmp_path / name)
     for file in ("prompt.json", "prompt.safetensors"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
-    assert {*trained(whole.module)} == NAMES
+    assert {*trained_parameters(whole.module)} == NAMES
     prompt = load_prompt(tmp_path / "a")
     encoder = Encoder(str(bert), prompt.options, tasks={"task": prompt})
     assert whole.data is not None
@@ -179,10 +179,10 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_other_options_train(bert: Path, tmp_path: Path, name: str) -> None:
     system = topic_system(bert, **SYSTEMS[name])
-    before = {key: value.clone() for key, value in trained(system.module).items()}
+    before = {key: value.clone() for key, value in trained_parameters(system.module).items()}
     train(system, Checkpoints(tmp_path / "checkpoints"), steps=2)
     for key in NAMES:
-        assert not torch.equal(before[key], trained(system.module)[key]), key
+        assert not torch.equal(before[key], trained_parameters(system.module)[key]), key
     (tmp_path / "saved").mkdir()
     system.save(tmp_path / "saved")
     folder, backbone = tmp_path / "saved", str(bert)

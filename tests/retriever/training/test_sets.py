@@ -16,7 +16,7 @@ from retriever.errors import InputError
 from retriever.options.loop import LoopOptions
 from retriever.options.tuning import TuneOptions
 from retriever.training.loop import Trainer
-from retriever.training.mixture_sets import TrainingSet, mix
+from retriever.training.mixture_sets import TrainingSet, join_training_sets
 from retriever.training.reranker_data import batch_at
 
 OPTIONS = TuneOptions(batch=6, negatives_per_query=2, seed=1)
@@ -32,7 +32,7 @@ def test_queries_of_a_batch_keep_their_passages() -> None:
         negatives=[np.setdiff1d(rows, [*own, 7]) for rows, own in zip(one.negatives, positives, strict=False)],
         copies=[np.array([7])] * 10,
     )
-    data = mix([TrainingSet("one", one), TrainingSet("other", other, weight=12.0)])
+    data = join_training_sets([TrainingSet("one", one), TrainingSet("other", other, weight=12.0)])
     assert (len(data.queries), data.mixture.tasks) == (130, ("one", "other"))
     assert data.relevant(125).tolist() == [*other.positives[5], 7]
     assert data.relevant(3).tolist() == one.positives[3].tolist()
@@ -56,7 +56,7 @@ def test_queries_of_two_corpora_draw_passages_of_their_own() -> None:
         passages=lambda rows: (["other"] * len(rows), [f"passage {row}" for row in rows]),
     )
     sets = [TrainingSet("a", one, corpus="a"), TrainingSet("b", other, corpus="b"), TrainingSet("c", one, corpus="a")]
-    data = mix(sets)
+    data = join_training_sets(sets)
     assert data.num_passages == one.num_passages + 40
     assert data.deleted.tolist() == [one.num_passages + 3]
     assert data.corpora.tolist() == [[0, 60], [60, 100], [0, 60]]
@@ -76,14 +76,14 @@ def test_queries_of_two_corpora_draw_passages_of_their_own() -> None:
 
 def test_one_set_is_what_it_is() -> None:
     data = make_data()
-    assert mix([TrainingSet("one", data)]) is data
+    assert join_training_sets([TrainingSet("one", data)]) is data
 
 
 def test_a_mixture_trains(tmp_path: Path) -> None:
     """The system needs no change for several sets."""
     system = dual_system(save_bert(tmp_path / "bert"), dropout=0.0)
     sets = [TrainingSet("a", make_data()), TrainingSet("b", make_data(), 2.0)]
-    system.data = mix(sets, "one-task")
+    system.data = join_training_sets(sets, "one-task")
     trainer = Trainer(system, LoopOptions(steps=3, lr=1e-2), device=system.device, dtype=system.dtype)
     assert all(np.isfinite(trainer.step(step)) for step in range(3))
 
@@ -100,9 +100,9 @@ def test_positives_are_drawn_in_proportion_to_their_weights() -> None:
     assert first / 2400 == pytest.approx(1 / 4, abs=0.03)
     again = batch_at(data, OPTIONS, 7, draw_positive="weighted")
     assert again[1].tolist() == drawn[7][1].tolist()
-    joined = mix([TrainingSet("a", data), TrainingSet("b", data)])
+    joined = join_training_sets([TrainingSet("a", data), TrainingSet("b", data)])
     assert len(joined.weights) == 2 * len(pairs.queries)
-    assert mix([TrainingSet("a", data), TrainingSet("b", pairs)]).weights is None
+    assert join_training_sets([TrainingSet("a", data), TrainingSet("b", pairs)]).weights is None
 
 
 def test_queries_without_negatives_bring_their_positive_alone() -> None:
@@ -125,6 +125,6 @@ def test_queries_without_negatives_bring_their_positive_alone() -> None:
 def test_sets_that_do_not_fit_are_refused(change: dict, batches: str, message: str) -> None:
     second = replace(TrainingSet("b", make_data()), **change)
     with pytest.raises(InputError, match=message):
-        mix([TrainingSet("a", make_data()), second], batches)  # type: ignore[arg-type]
+        join_training_sets([TrainingSet("a", make_data()), second], batches)  # type: ignore[arg-type]
     if "similarity" in change:
-        assert mix([TrainingSet("a", make_data()), second], "one-task").mixture is not None
+        assert join_training_sets([TrainingSet("a", make_data()), second], "one-task").mixture is not None

@@ -22,7 +22,7 @@ from retriever.systems.dual import DualSystem
 from retriever.training.dev import DevSet
 from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
-from retriever.training.stepping import trained
+from retriever.training.stepping import trained_parameters
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_untied_encoders_get_the_gradients_of_their_own_texts(bert: Path) -> Non
 
 def test_tied_systems_have_the_parameters_that_their_checkpoints_name(bert: Path) -> None:
     for method, prefix in (("finetune", "backbone.backbone."), ("prompt", "prompts.both.")):
-        names = trained(dual_system(bert, method=method).module)
+        names = trained_parameters(dual_system(bert, method=method).module)
         assert all(name.startswith(prefix) for name in names)
 
 

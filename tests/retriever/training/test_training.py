@@ -43,7 +43,7 @@ from retriever.training.dev import DevSet
 from retriever.training.hooks import Stopped
 from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
-from retriever.training.stepping import trained
+from retriever.training.stepping import trained_parameters
 from retriever.training.system import checkpoint_activations
 
 
@@ -357,7 +357,9 @@ def test_a_run_that_is_stopped_resumes_after_the_step_that_it_has_saved(bert: Pa
         measured: list[float] = []
 
         def evaluate() -> float:
-            measured.append(sum(float(weight.detach().abs().sum()) for weight in trained(system.module).values()))
+            measured.append(
+                sum(float(weight.detach().abs().sum()) for weight in trained_parameters(system.module).values())
+            )
             return measured[-1]
 
         loop = LoopOptions(steps=9, lr=1e-2, evaluate_every=3, refresh_every=3)
@@ -585,5 +587,5 @@ def test_a_saved_prompt_loads_unchanged(bert: Path, tmp_path: Path) -> None:
     loaded = load_prompt(tmp_path)
     for side in ("query", "passage"):
         prompt = system.prompts[side]
-        assert torch.equal(loaded.of(side), prompt.matrix())  # type: ignore[arg-type,operator,union-attr]
+        assert torch.equal(loaded.fixed(side), prompt.matrix())  # type: ignore[arg-type,operator,union-attr]
     assert loaded.options == replace(ENCODER, compile="auto")

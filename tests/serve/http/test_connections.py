@@ -117,12 +117,14 @@ async def read_all(reader: asyncio.StreamReader) -> list[tuple[int, bytes]]:
             return found
 
 
-def on_server(test: Callable[[Running], Awaitable[None]], *, most: int = 100, limits: HttpLimits = LIMITS) -> None:
+def on_server(
+    test: Callable[[Running], Awaitable[None]], *, max_served: int = 100, limits: HttpLimits = LIMITS
+) -> None:
     """Run a test beside a server; nothing happens there by the passing of real time."""
 
     async def run() -> None:
         clock = Clock()
-        connections = Counting(limits, most, clock)
+        connections = Counting(limits, max_served, clock)
         go_on = asyncio.Event()
         protocol = bounded_protocol(connections)
         answer = partial(application, go_on)
@@ -330,7 +332,7 @@ def test_over_the_limit_only_health_is_answered_until_others_have_waited_too_lon
         writer.close()
         late_writer.close()
 
-    on_server(test, most=3)
+    on_server(test, max_served=3)
     documented("HTTP", "a request over max_connections", messages[0], 503)
 
 
@@ -343,7 +345,7 @@ def test_of_too_many_surplus_connections_the_oldest_is_closed() -> None:
         writer.write(b"GET /healthz HTTP/1.1\r\n" + HEAD + b"\r\n")
         assert await read_all(reader) == [(200, b"/healthz 0")]
 
-    on_server(test, most=2)
+    on_server(test, max_served=2)
 
 
 def test_a_client_that_does_not_read_its_response_is_closed() -> None:

@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from linear_cost import growth
 from pydantic import AfterValidator, BaseModel, Field
 
-from retriever.errors import MOST_MESSAGE
+from retriever.errors import MAX_MESSAGE
 from serve.http import routes
 from serve.http.errors import add_errors
 from serve.http.routes import MAX_CONTAINERS, MAX_STRUCTURE, SMALL, WHOLE, JsonRoute, as_json_list, parse_json
@@ -175,7 +175,7 @@ def test_more_structure_than_any_request_needs_is_refused(
 def test_errors_are_short_and_name_one_field(size: int, client: TestClient) -> None:
     answer = client.put("/v1/search", json={"query": "a", "x" * size: 1, "k": 0})
     assert answer.status_code == 422
-    assert len(answer.json()["error"]["message"]) <= MOST_MESSAGE
+    assert len(answer.json()["error"]["message"]) <= MAX_MESSAGE
     answer = client.put("/v1/search", json={f"{number:05d}": 0 for number in range(4_000)})
     assert answer.json()["error"]["message"] == "body.00000: Extra inputs are not permitted"
     answer = client.post("/length", json={"items": ["a"] * 20_000})

@@ -13,13 +13,13 @@ import pytest
 from indexing.store import retention
 from indexing.store.artifact import Artifact
 from indexing.store.cache import CorruptError
-from indexing.store.live_release import CURRENT, Current, parse_current
+from indexing.store.live_release import CURRENT, LiveRecord, parse_live_record
 from indexing.store.retention import GIVEN, GRACE_S, expired_prompts, expired_releases, remove_prompt, remove_release
 from indexing.store.store import Store
 from indexing.store.verify import verify
 from retriever.errors import InputError
 from serve.release import live as live_module
-from serve.release.live import current, discard, last_release, live_release, make_current
+from serve.release.live import discard_release, last_release, live_release, live_release_id, make_current
 from serve.release.release import Release
 from serve.release.tasks import Task
 
@@ -44,7 +44,7 @@ def release_of(store: Store, *prompts: str) -> Release:
 
 
 def make_live(store: Store, release: Release) -> None:
-    found = current(store)
+    found = live_release_id(store)
     assert make_current(store, release, found[1] if found else None)
 
 
@@ -135,14 +135,14 @@ def test_a_release_that_another_server_discards_is_complete_once_it_is_live(
     def discard_once(method: str, key: str) -> None:
         if key == CURRENT and method == "swap" and not discarded:
             discarded.append(key)
-            discard(other, second.id)
+            discard_release(other, second.id)
 
     hooks = {"before the swap": {"before": discard_once}, "after the swap": {"after": discard_once}}
     server = hooked(store_url, **hooks.get(moment, {}))
-    _, tag = current(server) or ("", None)
+    _, tag = live_release_id(server) or ("", None)
     second.save(server)
     if moment == "after the save":
-        discard(other, second.id)
+        discard_release(other, second.id)
         assert store_keys(other, "releases", "prompts") == [f"releases/{first.id}"]
     made = make_current(server, second, tag)
     assert made == (not prompts or moment == "after the swap")
@@ -150,7 +150,7 @@ def test_a_release_that_another_server_discards_is_complete_once_it_is_live(
         check_live_but(other, first, "prompts/legal.0123")
         release_of_parts(other, prompts)  # the server's next try, with the bytes of the request
         second.save(server)
-        assert make_current(server, second, (current(server) or ("", None))[1])
+        assert make_current(server, second, (live_release_id(server) or ("", None))[1])
     check_live(other, second)
 
 
@@ -170,14 +170,14 @@ def test_a_release_is_discarded_only_hours_after_it_was_saved(store_url: str, la
     second = release_of(store, "legal.0123")
     second.save(store)
     before = store.keys()
-    discard(store, second.id)
+    discard_release(store, second.id)
     later(GRACE_S - 60)
-    discard(store, second.id)
+    discard_release(store, second.id)
     assert store.keys() == before
     later(120)
-    discard(store, "0" * 16)  # others stay
+    discard_release(store, "0" * 16)  # others stay
     assert store.keys() == before
-    discard(store, second.id)
+    discard_release(store, second.id)
     assert store.keys() == ["embeddings/enc/g0000", f"releases/{first.id}"]
     check_live(store, first)
 
@@ -239,7 +239,7 @@ def test_a_release_that_becomes_live_while_it_is_removed_is_put_back(store_url: 
         tagged = store.storage.read_tagged(CURRENT)
         assert tagged is not None
         if json.loads(tagged[0])["release"] == first.id:
-            assert store.storage.swap(CURRENT, Current(second.id, (first.id,)).document(), tagged[1])
+            assert store.storage.swap(CURRENT, LiveRecord(second.id, (first.id,)).document(), tagged[1])
 
     assert remove_release(hooked(store_url, after=swap_at_once), f"releases/{second.id}") == []
     check_live(store, second)
@@ -257,7 +257,7 @@ def test_a_kill_at_any_write_leaves_a_live_release_and_the_next_start_goes_on(st
         old = release_of(store, "old.1")
         old.save(store)  # it has expired: the last writes remove it and its prompt
         first, second = release_of(store), release_of(store, "legal.0123")
-        store.storage.put(CURRENT, Current(first.id, ()).document())
+        store.storage.put(CURRENT, LiveRecord(first.id, ()).document())
         first.save(store)
 
         def kill(method: str, key: str, writes: list[str] = writes, limit: int = kills) -> None:
@@ -311,11 +311,16 @@ def test_a_damaged_current_is_one_line_and_the_next_release_repairs_it(
     data = store.storage.read(CURRENT)
     store.storage.put(CURRENT, DAMAGES[damage](data))
     before = store.keys()
-    for look in (current, live_release, expired_releases, lambda store: store.removable(f"releases/{first.id}")):
+    for look in (
+        live_release_id,
+        live_release,
+        expired_releases,
+        lambda store: store.removable(f"releases/{first.id}"),
+    ):
         with pytest.raises(CorruptError, match=r"serving/current.json: .* renew of riptide serve-search$") as told:
             look(store)
         assert "\n" not in str(told.value)
-    discard(store, first.id)
+    discard_release(store, first.id)
     assert store.keys() == before
     [problem] = problems(store)
     assert problem == str(told.value)
@@ -323,18 +328,18 @@ def test_a_damaged_current_is_one_line_and_the_next_release_repairs_it(
     assert release == first  # with its tasks over HTTP
     assert make_current(store, second, tag)
     check_live(store, second)
-    assert parse_current(store.storage, store.storage.read(CURRENT)).before == (first.id,)
+    assert parse_live_record(store.storage, store.storage.read(CURRENT)).before == (first.id,)
 
 
 def test_every_changed_byte_of_current_is_found(tmp_path) -> None:
     storage = Store(str(tmp_path)).storage
-    data = Current("0123456789abcdef", ("fedcba9876543210",)).document()
-    assert parse_current(storage, data) == Current("0123456789abcdef", ("fedcba9876543210",))
+    data = LiveRecord("0123456789abcdef", ("fedcba9876543210",)).document()
+    assert parse_live_record(storage, data) == LiveRecord("0123456789abcdef", ("fedcba9876543210",))
     for position in range(len(data)):
         for bit in (1, 32, 128):
             changed = data[:position] + bytes([data[position] ^ bit]) + data[position + 1 :]
             with pytest.raises(CorruptError, match=r"current\.json"):
-                parse_current(storage, changed)
+                parse_live_record(storage, changed)
 
 
 def test_a_current_of_an_earlier_riptide_is_read_and_sealed_by_the_next_swap(store_url: str) -> None:
@@ -380,7 +385,7 @@ def test_a_release_without_one_of_its_artifacts_does_not_become_live(store_url: 
     first, second = release_of(store), release_of(store, "legal.0123")
     make_live(store, first)
     store.remove("prompts/legal.0123")
-    _, tag = current(store) or ("", None)
+    _, tag = live_release_id(store) or ("", None)
     assert not make_current(store, second, tag)
     check_live(store, first)
 
@@ -390,4 +395,4 @@ def test_without_a_current_no_release_is_removed(store_url: str, no_grace: None)
     store = Store(store_url)
     release_of(store, "legal.0123").save(store)
     assert expired_releases(store) == []
-    assert current(store) is None
+    assert live_release_id(store) is None
