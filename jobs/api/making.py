@@ -259,9 +259,10 @@ class Making(indexing.store.store.Store):
         from jobs.api.server import serving
 
         parameters, given = _parameters("serve"), {"port": port, **options}
+        arguments = parameters.arguments(self.url, given)
         with contextlib.ExitStack() as stack:
             with parameters.named(given):
-                client = stack.enter_context(serving(parameters.arguments(self.url, given), verbose=self.verbose))
+                client = stack.enter_context(serving(arguments, verbose=self.verbose))
             yield client
 
     def _import(self, method: str, source: Any, given: dict[str, Any]) -> Any:

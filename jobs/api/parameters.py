@@ -36,7 +36,7 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
 )
 NO_PARAMETERS = ("store", "plan")  # options of every job: the store is the object, and its lists show what exists
 _COMMAND = re.compile(
-    r"\briptide ([a-z0-9]+(?:-[a-z0-9]+)*)((?: --[a-z][a-z0-9-]*(?: (?:[A-Z_]+|\d+)\b)?)*)([^;,:()]*)"
+    r"\b(?:python -m )?riptide ([a-z0-9]+(?:-[a-z0-9]+)*)((?: --[a-z][a-z0-9-]*(?: (?:[A-Z_]+|\d+)\b)?)*)([^;,:()]*)"
 )
 _OPTION = re.compile(r"(?<![\w-])(?:--([a-z][a-z0-9-]*)|parameter ([a-z][a-z0-9_]*))")
 

@@ -102,6 +102,7 @@ def test_values_are_those_of_a_recipe(store: Store) -> None:
         ("parameter recall 0.5: no", "recall=0.5: no"),
         ("a -- b, x--y and s3://a--b", "a -- b, x--y and s3://a--b"),
         ("run riptide build-index again", "run store.build_index again"),
+        ("python -m riptide import-corpus makes one", "store.import_corpus makes one"),
         ("(riptide encode-corpus --limit N)", "(store.encode_corpus(limit=N))"),
         ("riptide import-corpus --split-words 5 --append", "store.import_corpus(split_words=5, append=…)"),
         ("riptide serve-search --renew: new", "store.serve(renew=…): new"),
