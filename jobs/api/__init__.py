@@ -3,7 +3,7 @@
 making      the methods that make artifacts; each one is a job with its options
 parameters  the parameters of a method: the options of its job, and their names in errors
 raw_rows    dicts, and tables of pandas, polars and pyarrow, as the source of an import
-server      starts a server in a process of its own, and ends it
+server      starts a server in a separate process, and ends it
 store       the class `Store`: its artifacts are read, searched and measured with methods
 trained     the result of a training
 """
