@@ -6,6 +6,7 @@ from jobs.common.cli import quiet
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs.api.parameters import Parameters
@@ -293,7 +294,8 @@ class Making(indexing.store.store.Store):
         parameters = _parameters(method)
         options = parameters.read(self.url, keywords)
         store = indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
-        with contextlib.nullcontext() if self.verbose else quiet(), parameters.named(keywords, clean):
+        lines = contextlib.nullcontext() if self.verbose else quiet(partial(parameters.in_words, keywords=keywords))
+        with lines, parameters.named(keywords, clean):
             return parameters.run_job(store, options)
 
 

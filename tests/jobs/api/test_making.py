@@ -78,6 +78,7 @@ def test_passages_that_are_cut_are_a_warning(world: Any, capsys: pytest.CaptureF
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("warning: ")
+    assert "; give a larger passage_length= under another name=" in err
     assert err.count("\n") == 1
 
 
