@@ -1,9 +1,9 @@
 """The Python API of a store: its artifacts are made, read, searched and measured with methods.
 
-making      the methods that make artifacts; each one is a job with its options
-parameters  the parameters of a method: the options of its job, and their names in errors
-raw_rows    dicts, and tables of pandas, polars and pyarrow, as the source of an import
-server      starts a server in a separate process, and ends it
-store       the class `Store`: its artifacts are read, searched and measured with methods
-trained     the result of a training
+making       the methods that make artifacts; each one is a job with its options
+parameters   the parameters of a method: the options of its job, and their names in errors
+raw_rows     dicts, and tables of pandas, polars and pyarrow, as the source of an import
+server       starts a server in a separate process, and ends it
+store        the class `Store`: its artifacts are read, searched and measured with methods
+trained      the result of a training
 """
