@@ -120,7 +120,7 @@ class Parameters:
             if option.name == name:
                 return f"it is {parameter} here"
         known = known_names(self.options).replace("--help lists", f"describe_options({self.method!r}) lists")
-        return remedy_of(name, {each: each for each in self.options}) or known
+        return remedy_of(name, {parameter: parameter for parameter in self.options}) or known
 
     @contextlib.contextmanager
     def named(self, keywords: Mapping[str, Any], clean: Callable[[str], str] = str) -> Iterator[None]:
