@@ -109,6 +109,7 @@ def __getattr__(name: str) -> Any:
     """Imports a public name on its first use (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _check_packages(_MODULES[name].partition(".")[0])
     return getattr(importlib.import_module(_MODULES[name]), name)
 
 
@@ -132,7 +133,7 @@ _check_packages("retriever", "indexing", "serve")
 def main() -> None:
     """Runs the command line: `riptide COMMAND …`."""
     try:
-        _check_packages("jobs")  # not a part of the API
+        _check_packages("jobs")
     except ImportError as error:
         sys.exit(f"error: {error}")
     from jobs.common.starting import handle_signals

@@ -18,9 +18,7 @@ import contextlib
 import math
 import os
 import shutil
-import signal
 import socket
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -29,6 +27,7 @@ from typing import ClassVar
 
 from jobs.common.options import Heading
 from jobs.common.session import num_gpus
+from jobs.common.starting import end_with_stdin
 
 import uvloop
 
@@ -176,7 +175,7 @@ def main(options: ServeSearch) -> None:
     if options.plan:
         return
     if options.end_with_stdin:
-        threading.Thread(target=end_with_stdin, daemon=True).start()
+        end_with_stdin()
     if not options.on_ray:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(serve(store, options, tokens, choice))
@@ -184,13 +183,6 @@ def main(options: ServeSearch) -> None:
         if choice.is_new:
             make_live(store, choice, lambda: ReleaseArtifacts(store, choice.release))
         serve_on_ray(store, options, tokens)
-
-
-def end_with_stdin() -> None:
-    """Waits until stdin is closed, then ends this process as SIGTERM does."""
-    while os.read(0, 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def choose(store: Store, options: ServeSearch) -> Choice:

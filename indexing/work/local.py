@@ -46,6 +46,7 @@ SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth t
 _CHECKOUT = Path(__file__).resolve().parents[2]
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds; "max" is no number
 
+_spawning = threading.Lock()  # held by the thread that hides the program
 _unfinished_threads: set[threading.Thread] = set()
 
 
@@ -268,16 +269,17 @@ def _without_program() -> Iterator[None]:
     lines that calls jobs would do all its work once more.
     """
     main = sys.modules["__main__"]
-    file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
-    if file is None or Path(file).resolve().is_relative_to(_CHECKOUT):
-        yield
-        return
-    del main.__file__
-    main.__spec__ = None
-    try:
-        yield
-    finally:
-        main.__file__, main.__spec__ = file, spec
+    with _spawning:
+        file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
+        if file is None or Path(file).resolve().is_relative_to(_CHECKOUT):
+            yield
+            return
+        del main.__file__
+        main.__spec__ = None
+        try:
+            yield
+        finally:
+            main.__file__, main.__spec__ = file, spec
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ parameters   the parameters of a method: the options of its job, and their names
 raw_rows     dicts, and tables of pandas, polars and pyarrow, as the source of an import
 runs         a run of the store, as data frames and TREC files
 search       a search source that is opened once and answers often
-server       starts a server in a process of its own, and ends it
+server       starts a server in a separate process, and ends it
 store        the class `Store`: its artifacts are read, searched and measured with methods
 trained      the result of a training
 """

@@ -6,6 +6,7 @@ from jobs.common.cli import quiet
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from jobs.api.parameters import Parameters
@@ -102,8 +103,8 @@ class Making(indexing.store.store.Store):
         Returns:
             The embeddings.
         """
-        made: Artifact = self._run("encode_corpus", {"encoder": encoder, "name": name, **options})
-        return self._open_embeddings(_name_of(made))
+        artifact: Artifact = self._run("encode_corpus", {"encoder": encoder, "name": name, **options})
+        return self._open_embeddings(_name_of(artifact))
 
     def build_index(
         self, embeddings: str | None = None, *, name: str | None = None, **options: Any
@@ -125,12 +126,12 @@ class Making(indexing.store.store.Store):
         from indexing.sparse.embeddings import SparseEmbeddings
         from indexing.sparse.index import ImpactIndex
 
-        made: Artifact = self._run("build_index", {"embeddings": embeddings, "name": name, **options})
-        vectors = self._open_embeddings(made.config["embeddings"])
+        artifact: Artifact = self._run("build_index", {"embeddings": embeddings, "name": name, **options})
+        vectors = self._open_embeddings(artifact.config["embeddings"])
         if isinstance(vectors, SparseEmbeddings):
-            return ImpactIndex.open(self, _name_of(made), vectors)
+            return ImpactIndex.open(self, _name_of(artifact), vectors)
         assert isinstance(vectors, Embeddings)
-        return Index.open(self, _name_of(made), vectors)
+        return Index.open(self, _name_of(artifact), vectors)
 
     def build_bm25(self, **options: Any) -> Bm25:
         """Builds a Lucene index of the corpus for BM25.
@@ -146,8 +147,8 @@ class Making(indexing.store.store.Store):
         from indexing.corpus.corpus import Corpus
         from indexing.lucene.bm25 import Bm25
 
-        made: Artifact = self._run("build_bm25", options)
-        return Bm25.open(self, _name_of(made), Corpus.open(self))
+        artifact: Artifact = self._run("build_bm25", options)
+        return Bm25.open(self, _name_of(artifact), Corpus.open(self))
 
     def fit_topics(self, **options: Any) -> Topics:
         """Fits topics to the corpus, and infers those of passages that were added.
@@ -176,8 +177,8 @@ class Making(indexing.store.store.Store):
         Returns:
             The negatives.
         """
-        made: Artifact = self._run("mine_negatives", {"sources": sources, "name": name, **options})
-        return made
+        artifact: Artifact = self._run("mine_negatives", {"sources": sources, "name": name, **options})
+        return artifact
 
     def train_retriever(self, task: str | None = None, backbone: str | None = None, **options: Any) -> Trained:
         """Trains a retriever: deep prompts or LoRA over a frozen backbone, or all weights.
@@ -241,7 +242,7 @@ class Making(indexing.store.store.Store):
 
     @contextlib.contextmanager
     def serve(self, port: int = 0, **options: Any) -> Iterator[Client]:
-        """Serves search in a process of its own, which only this machine reaches and which ends with the block.
+        """Serves search in a separate process, which only this machine reaches and which ends with the block.
 
         with store.serve() as client:
             hits = client.search("what is a rip current?", k=3)
@@ -258,20 +259,21 @@ class Making(indexing.store.store.Store):
         """
         from jobs.api.server import serving
 
-        parameters, given = _parameters("serve"), {"port": port, **options}
+        parameters, keywords = _parameters("serve"), {"port": port, **options}
+        arguments = parameters.arguments(self.url, keywords)
         with contextlib.ExitStack() as stack:
-            with parameters.named(given):
-                client = stack.enter_context(serving(parameters.arguments(self.url, given), verbose=self.verbose))
+            with parameters.named(keywords):
+                client = stack.enter_context(serving(arguments, verbose=self.verbose))
             yield client
 
-    def _import(self, method: str, source: Any, given: dict[str, Any]) -> Any:
+    def _import(self, method: str, source: Any, keywords: dict[str, Any]) -> Any:
         """Imports a source, and returns what the job made."""
         from jobs.api.raw_rows import source_path, without_path
 
         if source is None:
-            return self._run(method, given, without_path)
+            return self._run(method, keywords, without_path)
         with source_path(source) as path:
-            return self._run(method, {"source": path, **given}, without_path)
+            return self._run(method, {"source": path, **keywords}, without_path)
 
     def _open_embeddings(self, name: str) -> EmbeddingsReader:
         """Returns embeddings of any kind of vector."""
@@ -281,29 +283,30 @@ class Making(indexing.store.store.Store):
         reader: type[EmbeddingsReader] = find_vectors(self.generations("embeddings", name)[0].config["encoder"]).reader
         return reader.open(self, name, Corpus.open(self))
 
-    def _train(self, method: str, given: dict[str, Any]) -> Trained:
+    def _train(self, method: str, keywords: dict[str, Any]) -> Trained:
         """Trains, and returns the result."""
         from jobs.api.trained import read_trained
 
-        return read_trained(self, self._run(method, given))
+        return read_trained(self, self._run(method, keywords))
 
-    def _run(self, method: str, given: dict[str, Any], clean: Callable[[str], str] = str) -> Any:
+    def _run(self, method: str, keywords: dict[str, Any], clean: Callable[[str], str] = str) -> Any:
         """Runs the job of a method and returns what it made. clean: as of `Parameters.named`."""
-        with self._job(method, given, clean) as (store, options):
+        with self._job(method, keywords, clean) as (store, options):
             return _parameters(method).run_job(store, options)
 
     @contextlib.contextmanager
     def _job(
-        self, method: str, given: dict[str, Any], clean: Callable[[str], str] = str
+        self, method: str, keywords: dict[str, Any], clean: Callable[[str], str] = str
     ) -> Iterator[tuple[indexing.store.store.Store, Any]]:
         """Yields the store and the options of the job of a method, for a block that calls functions of the job.
 
         In the block, jobs print warnings alone unless `verbose` is set, and errors speak of parameters.
         """
         parameters = _parameters(method)
-        options = parameters.read(self.url, given)
+        options = parameters.read(self.url, keywords)
         store = indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
-        with contextlib.nullcontext() if self.verbose else quiet(), parameters.named(given, clean):
+        lines = contextlib.nullcontext() if self.verbose else quiet(partial(parameters.in_words, keywords=keywords))
+        with lines, parameters.named(keywords, clean):
             yield store, options
 
 

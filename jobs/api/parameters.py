@@ -36,7 +36,7 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
 )
 NO_PARAMETERS = ("store", "plan")  # options of every job: the store is the object, and its lists show what exists
 _COMMAND = re.compile(
-    r"\briptide ([a-z0-9]+(?:-[a-z0-9]+)*)((?: --[a-z][a-z0-9-]*(?: (?:[A-Z_]+|\d+)\b)?)*)([^;,:()]*)"
+    r"\b(?:python -m )?riptide ([a-z0-9]+(?:-[a-z0-9]+)*)((?: --[a-z][a-z0-9-]*(?: (?:[A-Z_]+|\d+)\b)?)*)([^;,:()]*)"
 )
 _OPTION = re.compile(r"(?<![\w-])(?:--([a-z][a-z0-9-]*)|parameter ([a-z][a-z0-9_]*))")
 
@@ -76,29 +76,29 @@ class Parameters:
         }
         return cls(method, getattr(module, "run_job", module.main), options, shown)
 
-    def read(self, url: str, given: Mapping[str, Any]) -> Any:
+    def read(self, url: str, keywords: Mapping[str, Any]) -> Any:
         """Returns the options of the job; arguments and errors as of `values`, and if values contradict each other."""
-        values = self.values(url, given)
-        with self.named(given):
+        values = self.values(url, keywords)
+        with self.named(keywords):
             return build(self.job, values)
 
-    def arguments(self, url: str, given: Mapping[str, Any]) -> list[str]:
+    def arguments(self, url: str, keywords: Mapping[str, Any]) -> list[str]:
         """Returns the command line of the job; arguments and errors as of `read`."""
-        self.read(url, given)
-        return as_arguments(self.job, self.values(url, given))
+        self.read(url, keywords)
+        return as_arguments(self.job, self.values(url, keywords))
 
-    def values(self, url: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    def values(self, url: str, keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the options of the job that are not the default, by name.
 
         Args:
             url: The store.
-            given: Values by the names of the parameters; None stands for the default.
+            keywords: Values by the names of the parameters; None stands for the default.
 
         Raises:
             InputError: If a parameter is unknown or missing, or if a value does not fit it.
         """
         values: dict[str, Any] = {"store": url}
-        for name, value in given.items():
+        for name, value in keywords.items():
             if name not in self.options:
                 raise InputError(f"{self.method}: unknown parameter {name}; {self._remedy(name)}")
             if value is None:
@@ -120,14 +120,14 @@ class Parameters:
             if option.name == name:
                 return f"it is {parameter} here"
         known = known_names(self.options).replace("--help lists", f"describe_options({self.method!r}) lists")
-        return remedy_of(name, {each: each for each in self.options}) or known
+        return remedy_of(name, {parameter: parameter for parameter in self.options}) or known
 
     @contextlib.contextmanager
-    def named(self, given: Mapping[str, Any], clean: Callable[[str], str] = str) -> Iterator[None]:
+    def named(self, keywords: Mapping[str, Any], clean: Callable[[str], str] = str) -> Iterator[None]:
         """Within the block, errors for bad input speak of parameters and methods, not of options and commands.
 
         Args:
-            given: Values by the names of the parameters.
+            keywords: Values by the names of the parameters.
             clean: Returns a message without what says nothing to the caller: the path of a temporary file.
         """
         try:
@@ -136,13 +136,13 @@ class Parameters:
             cause = input_error(error)
             if cause is None:
                 raise
-            message = self.in_words(clean(str(cause)), given)
+            message = self.in_words(clean(str(cause)), keywords)
             if cause is not error:
                 raise InputError(message) from error
             error.args = (message, *error.args[1:])
             raise
 
-    def in_words(self, message: str, given: Mapping[str, Any] | None = None) -> str:
+    def in_words(self, message: str, keywords: Mapping[str, Any] | None = None) -> str:
         """Returns a message of a job with parameters in place of options, and methods in place of commands.
 
         `--factory Flat` becomes `factory=Flat`, `--recall` becomes `recall=`, `riptide build-index --shards N` becomes
@@ -151,7 +151,7 @@ class Parameters:
         pieces, end = [], 0
         for match in _COMMAND.finditer(message):
             method = match[1].replace("-", "_")
-            pieces.append(self._with_parameters(message[end : match.start()], given or {}))
+            pieces.append(self._with_parameters(message[end : match.start()], keywords or {}))
             if method in METHODS or method in _METHOD_OF:
                 arguments = _OPTION.sub(lambda option: f", {_parameter(option)}=", match[2]).split(",")[1:]
                 arguments = [each.strip().replace("= ", "=") + "…" * each.strip().endswith("=") for each in arguments]
@@ -160,22 +160,22 @@ class Parameters:
             else:
                 pieces.append(match[0])
                 end = match.end()
-        return "".join([*pieces, self._with_parameters(message[end:], given or {})])
+        return "".join([*pieces, self._with_parameters(message[end:], keywords or {})])
 
-    def _with_parameters(self, text: str, given: Mapping[str, Any]) -> str:
+    def _with_parameters(self, text: str, keywords: Mapping[str, Any]) -> str:
         """Returns a text with parameters in place of options."""
         pieces, end = [], 0
         for match in _OPTION.finditer(text):
             name, rest = _parameter(match), text[match.end() :]
             pieces.append(f"{text[end : match.start()]}{name}=")
             end = match.end()
-            if rest.startswith(" ") and self._starts_with_value(name, rest[1:], given):
+            if rest.startswith(" ") and self._starts_with_value(name, rest[1:], keywords):
                 end += 1
         return "".join([*pieces, text[end:]])
 
-    def _starts_with_value(self, name: str, text: str, given: Mapping[str, Any]) -> bool:
+    def _starts_with_value(self, name: str, text: str, keywords: Mapping[str, Any]) -> bool:
         """Whether a text begins with a value of a parameter: a given one, a choice, a number, or the name of values."""
-        value, word = given.get(name), re.split(r"[\s,;:()]", text, maxsplit=1)[0]
+        value, word = keywords.get(name), re.split(r"[\s,;:()]", text, maxsplit=1)[0]
         if value is not None and value != "" and text.startswith((str(value), repr(value))):
             return True
         if (option := self.options.get(name)) is not None and word in (*choices(option.type), str(option.default)):
@@ -192,9 +192,9 @@ class Parameters:
         return "\n".join(lines)
 
 
-def named_parameters(given: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """As `Parameters.named`, for a method that is no job. given: values by the names of the parameters."""
-    return Parameters("", lambda: None, object, {}).named(given)
+def named_parameters(keywords: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """As `Parameters.named`, for a method that is no job. keywords: values by the names of the parameters."""
+    return Parameters("", lambda: None, object, {}).named(keywords)
 
 
 _METHOD_OF = {

@@ -1,4 +1,4 @@
-"""Starts a server in a process of its own, and ends it."""
+"""Starts a server in a separate process, and ends it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KEPT_LINES = 50  # of what a server printed on stderr
 def serving(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]:
     """Yields a client of a server of this machine, which ends with the block; its tokens are those of the environment.
 
-    The server is a process of its own group, so Ctrl-C of this process does not reach it. It ends when its stdin is
+    The server has a separate process group, so Ctrl-C of this process does not reach it. It ends when its stdin is
     closed, as the system does if this process is killed.
 
     Args:

@@ -215,30 +215,31 @@ def as_options(message: str) -> str:
 
 
 WARNING = "warning: "  # the start of a line that is printed for programs too
-_is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
+# Rewrites warnings for a program that calls jobs, which print nothing else then; None: a user runs a job.
+_rewrite: ContextVar[Callable[[str], str] | None] = ContextVar("rewrite", default=None)
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Within the block, jobs print warnings only, to stderr: for programs that call them."""
-    before = _is_quiet.set(True)
+def quiet(rewrite: Callable[[str], str] = str) -> Iterator[None]:
+    """Within the block, jobs print warnings only, as `rewrite` returns them, to stderr: for programs that call jobs."""
+    before = _rewrite.set(rewrite)
     try:
         yield
     finally:
-        _is_quiet.reset(before)
+        _rewrite.reset(before)
 
 
 def say(message: str) -> None:
     """Prints a line for the user who runs the job."""
-    if not _is_quiet.get():
+    if (rewrite := _rewrite.get()) is None:
         print(message, flush=True)
     elif message.startswith(WARNING):
-        print(message, file=sys.stderr, flush=True)
+        print(rewrite(message), file=sys.stderr, flush=True)
 
 
 def say_aside(message: str) -> None:
     """Prints a line to stderr: about how the job runs, not about what it makes."""
-    if not _is_quiet.get():
+    if _rewrite.get() is None:
         print(message, file=sys.stderr, flush=True)
 
 
@@ -313,7 +314,7 @@ class Stage:
 
     def _print_if_due(self) -> None:
         now = time.monotonic()
-        if now - self._told >= (0.5 if sys.stderr.isatty() else 10) and not _is_quiet.get():
+        if now - self._told >= (0.5 if sys.stderr.isatty() else 10) and _rewrite.get() is None:
             self._told = now
             self._print(now)
 

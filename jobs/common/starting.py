@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import sys
+import threading
 
 JOBS = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 RIPTIDE = os.path.join(os.path.dirname(JOBS), "riptide.py")  # runs a job: python riptide.py JOB …
@@ -79,6 +80,17 @@ def finish() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGTERM) is _end:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def end_with_stdin() -> None:
+    """Ends this process, as SIGTERM does, when its stdin is closed: by the program that started it, or by its end."""
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _end(number: int, _: object) -> None:

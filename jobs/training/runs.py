@@ -144,7 +144,7 @@ def run_task(options: Training, task: TrainingTask, on_ray: bool, longest: int |
             try:
                 write()
             except (InputError, OSError) as error:
-                stage.say(f"--curves {options.curves}: {error}")
+                stage.say(f"warning: --curves {options.curves}: {error}")
                 return False
             return True
 

@@ -78,6 +78,7 @@ def test_passages_that_are_cut_are_a_warning(world: Any, capsys: pytest.CaptureF
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("warning: ")
+    assert "; give a larger passage_length= under another name=" in err
     assert err.count("\n") == 1
 
 
@@ -126,7 +127,7 @@ def test_trainings_return_the_quality_before_and_after(world: Any, monkeypatch: 
 def test_a_training_that_ctrl_c_stops_resumes(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(str(world.store))
     mine(store)
-    given = {"length": 4, "split": "train", "dev_split": "test", "evaluate_every": 2, "checkpoint_every": 1, **SMALL}
+    options = {"length": 4, "split": "train", "dev_split": "test", "evaluate_every": 2, "checkpoint_every": 1, **SMALL}
     original = Trainer.step
 
     def step(trainer: Trainer, number: int) -> float:
@@ -137,9 +138,12 @@ def test_a_training_that_ctrl_c_stops_resumes(world: Any, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", step)
         with pytest.raises(KeyboardInterrupt) as caught:
-            store.tune_prompts("cut", world.model, **given)
+            store.tune_prompts("cut", world.model, **options)
     assert "prompts/cut is saved at step 2" in caught.value.__notes__
-    resumed, whole = store.tune_prompts("cut", world.model, **given), store.tune_prompts("whole", world.model, **given)
+    resumed, whole = (
+        store.tune_prompts("cut", world.model, **options),
+        store.tune_prompts("whole", world.model, **options),
+    )
     assert (resumed.before, resumed.after) == (whole.before, whole.after)
     assert resumed.before is not None
 

@@ -49,7 +49,7 @@ def test_every_method_is_a_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "expected"),
+    ("method", "keywords", "expected"),
     [
         ("build_index", {"factry": "Flat"}, "build_index: unknown parameter factry; did you mean factory?"),
         ("build_index", {"store": "x"}, "build_index: unknown parameter store; known are embeddings, name, "),
@@ -73,9 +73,9 @@ def test_every_method_is_a_job() -> None:
         ("build_bm25", {"limit": 0}, "limit=0: expected at least 1"),
     ],
 )
-def test_bad_parameters_are_refused_by_name(store: Store, method: str, given: dict, expected: str) -> None:
+def test_bad_parameters_are_refused_by_name(store: Store, method: str, keywords: dict, expected: str) -> None:
     with pytest.raises(InputError) as caught:
-        Parameters.of(method).read(store.url, given)
+        Parameters.of(method).read(store.url, keywords)
     assert expected in str(caught.value)
     assert "--" not in str(caught.value)
 
@@ -86,8 +86,8 @@ def test_values_are_those_of_a_recipe(store: Store) -> None:
         store.url, {"name": None, "shards": np.int64(3), "recall": np.float64(0.1)}
     )
     assert (read.name, read.shards, read.recall, read.store) == (None, 3, 0.1, store.url)
-    given = {"source": Path("a/b"), "metadata": (), "filters": {"year": "int64"}, "hold_out": 3}
-    read = Parameters.of("import_corpus").read(store.url, given)
+    keywords = {"source": Path("a/b"), "metadata": (), "filters": {"year": "int64"}, "hold_out": 3}
+    read = Parameters.of("import_corpus").read(store.url, keywords)
     assert (read.source, read.metadata, read.filters, read.hold_out) == ("a/b", (), {"year": "int64"}, 3)
     read = Parameters.of("mine_negatives").read(store.url, {"sources": ["bm25", "exact:x"], "depth": 7})
     assert (list(read.pool.sources), read.pool.depth) == (["bm25", "exact:x"], 7)
@@ -102,6 +102,7 @@ def test_values_are_those_of_a_recipe(store: Store) -> None:
         ("parameter recall 0.5: no", "recall=0.5: no"),
         ("a -- b, x--y and s3://a--b", "a -- b, x--y and s3://a--b"),
         ("run riptide build-index again", "run store.build_index again"),
+        ("python -m riptide import-corpus makes one", "store.import_corpus makes one"),
         ("(riptide encode-corpus --limit N)", "(store.encode_corpus(limit=N))"),
         ("riptide import-corpus --split-words 5 --append", "store.import_corpus(split_words=5, append=…)"),
         ("riptide serve-search --renew: new", "store.serve(renew=…): new"),

@@ -88,9 +88,9 @@ def test_rows_of_other_columns_each_and_their_metadata(store: Store) -> None:
         {"_id": "b", "text": "y", "metadata": {"n": "one", "deep": {"k": [1]}}, "title": "T"},
         {"_id": "c", "text": "z", "metadata": {}, "empty": {}},
     ]
-    found = passages(store.import_corpus(rows))
-    assert [each[:3] for each in found] == [("a", "", "x"), ("b", "T", "y"), ("c", "", "z")]
-    assert [each[3] for each in found] == ['{"n":1}', '{"n":"one","deep":{"k":[1]}}', ""]
+    imported = passages(store.import_corpus(rows))
+    assert [each[:3] for each in imported] == [("a", "", "x"), ("b", "T", "y"), ("c", "", "z")]
+    assert [each[3] for each in imported] == ['{"n":1}', '{"n":"one","deep":{"k":[1]}}', ""]
 
 
 def test_rows_are_appended_and_deleted(store: Store, tmp_path: Path) -> None:
@@ -113,18 +113,18 @@ def test_files_are_imported_as_the_job_does(store: Store, world: Any, tmp_path: 
 
 def test_queries_are_rows_too(store: Store) -> None:
     store.import_corpus(ROWS, **COLUMNS)
-    asked = [
+    rows = [
         {"query_id": 1, "query": "how?", "passage_id": [7]},
         {"query_id": 1, "query": "how?", "passage_id": [8, 9]},
     ]
-    queries = store.import_queries(asked, name="mine", split="dev")
+    queries = store.import_queries(rows, name="mine", split="dev")
     assert isinstance(queries, Queries)
     assert (queries.artifact.key, queries.splits) == ("queries/mine", ["dev"])
     assert queries.qrels("dev")["corpus_id"].to_pylist() == ["7", "8", "9"]
     with pytest.raises(
         InputError, match=r"^import_queries: name= is required with rows, which have no name of a file$"
     ):
-        store.import_queries(asked)
+        store.import_queries(rows)
     with pytest.raises(InputError, match=r"^rows of a table:1: judges passage '?12'?, which is not in the corpus"):
         store.import_queries([{"query": "how?", "passage_id": "12"}], name="other")
     assert store.names("queries") == ["mine"]
@@ -181,12 +181,12 @@ def test_ctrl_c_leaves_parts_that_the_same_call_resumes(
             store.import_corpus(iter(rows), part_size=10)
     assert any("again" in note for note in caught.value.__notes__)
     assert store.incomplete() == ["corpus/g0000"]
-    kept = {path: path.read_bytes() for path in Path(store.url).rglob("part-*.json")}
-    assert kept
+    records = {path: path.read_bytes() for path in Path(store.url).rglob("part-*.json")}
+    assert records
     with pytest.raises(InputError, match="rows of a table"):
         store.import_corpus(rows[:50], part_size=10)
     assert store.import_corpus(iter(rows), part_size=10).num_rows == 60
-    assert {path: path.read_bytes() for path in kept} == kept
+    assert {path: path.read_bytes() for path in records} == records
     whole = Store(str(tmp_path / "whole"))
     whole.import_corpus(rows, part_size=10)
     made, expected = (files_of(Path(each.url), but=("provenance.json",)) for each in (store, whole))

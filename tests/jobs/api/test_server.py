@@ -47,15 +47,15 @@ def test_a_server_answers_within_the_block_and_has_ended_after_it(
             return client.search("ba", k=3)[0].id
 
     def run() -> None:
-        found.append(asyncio.run(search()))
+        ids.append(asyncio.run(search()))
 
     clients: list[Client] = []
-    found: list[str] = []
+    ids: list[str] = []
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    assert len(found) == 1
+    assert len(ids) == 1
     assert not is_answered(clients[0])
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     out, err = capfd.readouterr()
