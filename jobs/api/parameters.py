@@ -192,9 +192,9 @@ class Parameters:
         return "\n".join(lines)
 
 
-def named_parameters(given: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """As `Parameters.named`, for a method that is no job. given: values by the names of the parameters."""
-    return Parameters("", lambda: None, object, {}).named(given)
+def named_parameters(keywords: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """As `Parameters.named`, for a method that is no job. keywords: values by the names of the parameters."""
+    return Parameters("", lambda: None, object, {}).named(keywords)
 
 
 _METHOD_OF = {
