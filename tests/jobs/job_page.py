@@ -14,7 +14,7 @@ from typing import Any
 
 from jobs.common.command_line import CONFIG_HELP
 from jobs.common.console import GROUPS, command_names
-from jobs.common.options import Option, choices, flatten, metavar
+from jobs.common.options import Option, choices_of, flatten, metavar_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "jobs.md"
 EVERY_JOB = "every job"  # the last heading of --help
@@ -85,11 +85,11 @@ def row(option: Option) -> Row:
 
 
 def values_of(option: Option) -> str:
-    """Returns what an option takes: its choices, or what --help writes for a value; … after a list."""
+    """Returns what an option takes: its choices_of, or what --help writes for a value; … after a list."""
     if option.type is bool:
         return "flag"
-    names = choices(option.type)
-    return (", ".join(f"`{name}`" for name in names) or metavar(option)) + (" …" if option.is_list else "")
+    names = choices_of(option.type)
+    return (", ".join(f"`{name}`" for name in names) or metavar_of(option)) + (" …" if option.is_list else "")
 
 
 def default_of(option: Option) -> str:
