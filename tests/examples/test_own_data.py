@@ -132,9 +132,9 @@ def reader(
     return Reader(tmp_path, call_job, capsys)
 
 
-def read_until_served(reader: Reader, chapter: str) -> tuple[list[Block], dict[str, Any]]:
+def read_until_served(reader: Reader, chapter: str, compares: bool) -> tuple[list[Block], dict[str, Any]]:
     """Reads a chapter up to its request to the server; returns its other blocks, and the response."""
-    rest = blocks(chapter)
+    rest = [block for block in blocks(chapter) if compares or block.language != "text"]
     while not rest[0].text.startswith("riptide serve-search"):
         reader.read(rest.pop(0))
     [serve] = commands(rest.pop(0))
@@ -149,7 +149,7 @@ def first_hit(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_table_is_imported_searched_with_a_filter_measured_and_served(reader: Reader) -> None:
-    [shown], response = read_until_served(reader, "A table of packages")
+    [shown], response = read_until_served(reader, "A table of packages", compares=True)
     hit = first_hit(response)
     assert re.findall(r'"id":"(\S+?)"', shown.text) == [hit["id"]]
     assert hit["metadata"]["typed"] is True
@@ -158,8 +158,8 @@ def test_a_table_is_imported_searched_with_a_filter_measured_and_served(reader: 
 
 
 def test_a_folder_of_documents_is_split_searched_by_document_measured_and_served(reader: Reader) -> None:
-    """Passages and scores change with the documentation, so that the numbers of the page are not compared."""
-    [shown, *_], response = read_until_served(reader, "A folder of long documents")
+    """What the searches print changes with the documentation, so it is not compared with the page."""
+    [shown], response = read_until_served(reader, "A folder of long documents", compares=False)
     hit = first_hit(response)
     assert re.findall(r'"document":"(\S+?)"', shown.text) == [hit["document"]]
     assert hit["id"].startswith(f"{hit['document']}#")
