@@ -162,13 +162,13 @@ def measure_search(setting: Setting, dim: int = 768) -> dict[str, Any]:
     from indexing.exact import exact_search
 
     count, num_queries, block = (4_000_000, 4_096, 100_000) if setting.gpu else (20_000, 128, 100_000)
-    random = np.random.default_rng(0)
+    torch.manual_seed(0)
     vectors = np.empty((count, dim), np.float16)
     for start in range(0, count, block):
-        rows = random.standard_normal((min(block, count - start), dim), np.float32)
-        vectors[start : start + block] = rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    noise = 0.02 * random.standard_normal((num_queries, dim), np.float32)
-    queries = vectors[random.integers(0, count, num_queries)].astype(np.float32) + noise
+        rows = torch.randn(min(block, count - start), dim, device=setting.device)
+        vectors[start : start + block] = torch.nn.functional.normalize(rows).half().cpu().numpy()
+    chosen = vectors[torch.randint(count, (num_queries,)).numpy()].astype(np.float32)
+    queries = chosen + 0.02 * torch.randn(num_queries, dim).numpy()
 
     def peer() -> np.ndarray:
         device_queries = torch.from_numpy(queries).to(setting.device)

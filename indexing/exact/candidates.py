@@ -12,7 +12,7 @@ from indexing.exact.hits import Hits, padded
 from retriever.errors import InputError
 
 CANDIDATES = 1 << 20  # candidates that are scored in one call: 8 MiB of rows, and a few arrays of that size
-_PAIRS = 16_384  # pairs of a query and a candidate per thread; fewer are scored sooner by one thread
+_PAIRS = 16_384  # pairs of a query and a candidate that a thread scores at once; fewer are scored sooner by one thread
 
 
 def rescore_pieces(
@@ -94,14 +94,20 @@ def _pair_scorer(
         return lambda query_ids, local, vectors: kernels.score_pairs(
             library, queries[query_ids], local, vectors, max(1, min(threads, len(local), local.size // _PAIRS))
         )
+    import torch
+
     from indexing.exact.torch_pass import score_pairs
 
-    double = queries.astype(np.float64)
+    double = torch.from_numpy(queries.astype(np.float64))
 
     def score(query_ids: np.ndarray, local: np.ndarray, vectors: np.ndarray) -> np.ndarray:
         scores = np.full(local.shape, -np.inf, np.float32)
         pairs = np.nonzero(local >= 0)
-        scores[pairs] = score_pairs(double, query_ids[pairs[0]], vectors, local[pairs])
+        for i in range(0, len(pairs[0]), _PAIRS):
+            some = pairs[0][i : i + _PAIRS], pairs[1][i : i + _PAIRS]
+            taken = torch.from_numpy(vectors[local[some]])  # a copy: a memory map cannot be written to, as torch wants
+            query = torch.from_numpy(query_ids[some[0]])
+            scores[some] = score_pairs(double, query, taken, torch.arange(len(taken))).numpy()
         return scores
 
     return score

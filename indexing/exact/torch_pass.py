@@ -1,4 +1,7 @@
-"""Exact search by torch, for CUDA devices and for CPUs on which the compiled kernel does not run."""
+"""Exact search by torch, for CUDA devices and for CPUs on which the compiled kernel does not run.
+
+Everything but the reading of the vectors happens on the device: the fast pass, the exact scores, and the order of hits.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,23 @@ from indexing.exact.checks import LARGEST
 from retriever.errors import InputError
 
 TINY = 1e-30  # covers products that underflow, which no relative bound does
-PAIR_ELEMENTS = 1 << 18  # (query, passage) pairs times dim that are scored at once: 2 MiB of float64, in a cache
+# (query, passage) pairs times dim that are scored at once, as float64: 2 MiB, in a cache; 256 MiB, in a GPU's memory
+PAIR_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 25}
+BLOCK_ROWS = {"cpu": 8_192, "cuda": 65_536}
+QUERY_STEP = {"cpu": 1_024, "cuda": 4_096}
 
 
 class Block(NamedTuple):
-    """Rows that are not deleted.
+    """Rows that are not deleted, on the device.
 
     Attributes:
-        vectors: [n, dim], float32; for CUDA in their own dtype.
-        rows: Global rows, int64 [n].
+        vectors: [n, dim], float32; on CUDA in their own dtype.
+        rows: Global rows, int64 [n], ascending.
         norm: The largest norm.
     """
 
-    vectors: np.ndarray
-    rows: np.ndarray
+    vectors: torch.Tensor
+    rows: torch.Tensor
     norm: float
 
 
@@ -34,25 +40,28 @@ class TorchSearch:
 
     def __init__(self, queries: np.ndarray, k: int, threads: int, device: str):
         self.k, self.threads, self.device = k, threads, torch.device(device)
-        self.queries = queries.astype(np.float64)
+        double = queries.astype(np.float64)
         # A power of two leaves the products' digits alone and keeps float16 queries from overflowing.
         largest = np.abs(queries).max(axis=1, initial=0)
-        self.scale = np.ldexp(1.0, -np.frexp(np.where(largest > 0, largest, 1))[1])
-        scaled: np.ndarray = self.queries * self.scale[:, None]
-        self.half = self.device.type == "cuda"
-        rounded: np.ndarray = scaled.astype(np.float16 if self.half else np.float32)
+        scale = np.ldexp(1.0, -np.frexp(np.where(largest > 0, largest, 1))[1])
+        scaled: np.ndarray = double * scale[:, None]
+        rounded: np.ndarray = scaled.astype(np.float16 if self.device.type == "cuda" else np.float32)
         norms = np.linalg.norm(scaled, axis=1)
         # Per unit of a passage's norm; the last term also covers the rounding of float32 thresholds and of the norms.
-        self.slack = np.linalg.norm(scaled - rounded, axis=1) + norms * (queries.shape[1] + 16) * 2.0**-23
-        self.rounded = torch.from_numpy(rounded).to(self.device)
-        self.scores = np.full((len(queries), k), -np.inf, np.float32)
-        self.rows = np.full((len(queries), k), -1, np.int64)
+        slack = np.linalg.norm(scaled - rounded, axis=1) + norms * (queries.shape[1] + 16) * 2.0**-23
+        self.queries, self.scale = self._moved(double), self._moved(scale)
+        self.rounded, self.slack = self._moved(rounded), self._moved(slack)
+        self.scores = torch.full((len(queries), k), -torch.inf, device=self.device)
+        self.rows = torch.full((len(queries), k), -1, dtype=torch.int64, device=self.device)
+
+    def _moved(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
-        self.add_blocks(blocks_of(vectors, first_row, deleted, self.half))
+        self.add_blocks(blocks_of(vectors, first_row, deleted, self.device))
 
     def add_blocks(self, blocks: Iterable[Block]) -> None:
-        step = 4_096 if self.half else 1_024
+        step = QUERY_STEP[self.device.type]
         threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
         torch.set_num_threads(self.threads)
         torch.set_float32_matmul_precision("highest")  # a user's "medium" would break the bound
@@ -65,85 +74,112 @@ class TorchSearch:
             torch.set_float32_matmul_precision(precision)
 
     def result(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        return [(self.scores.copy(), self.rows.copy())]
+        return [(self.scores.cpu().numpy().copy(), self.rows.cpu().numpy().copy())]
 
     def _search(self, q: slice, block: Block) -> None:
-        fast = self._multiply(self.rounded[q], torch.from_numpy(block.vectors).to(self.device))
-        error = self.slack[q] * block.norm * 1.001 + TINY
+        fast = self._multiply(self.rounded[q], block.vectors)
+        error = self.slack[q] * (block.norm * 1.001) + TINY
         threshold = self.scores[q, -1] * self.scale[q]
-        if np.isneginf(threshold).any() and len(block.rows) >= self.k:
+        if torch.isneginf(threshold).any() and len(block.rows) >= self.k:
             best = torch.topk(fast, self.k, dim=1, sorted=True).values[:, -1]
-            threshold = np.maximum(threshold, best.cpu().numpy().astype(np.float64) - error)
+            threshold = torch.maximum(threshold, best.double() - error)
         # In float32, rounded down: compared with float64, torch would convert every product.
-        cut = np.nextafter((threshold - error).astype(np.float32), np.float32(-np.inf))
-        may_be_hit = fast >= torch.from_numpy(cut[:, None]).to(self.device)
-        query_ids, positions = (i.cpu().numpy() for i in torch.nonzero(may_be_hit, as_tuple=True))
+        cut = (threshold - error).float()
+        cut = torch.nextafter(cut, torch.full_like(cut, -torch.inf))
+        query_ids, positions = torch.nonzero(fast >= cut[:, None], as_tuple=True)
         scores = score_pairs(self.queries[q], query_ids, block.vectors, positions)
         self._keep(q, query_ids, scores, block.rows[positions])
 
     def _multiply(self, queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
-        if self.half and passages.dtype == torch.float16:
+        if queries.is_cuda and passages.dtype == torch.float16:
             return torch.mm(queries, passages.T, out_dtype=torch.float32)
         return queries.float() @ passages.float().T
 
-    def _keep(self, q: slice, query_ids: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> None:
-        old = np.nonzero(self.rows[q] >= 0)
-        in_order = not len(old[0]) or (len(rows) and rows.min() > self.rows[q][old].max())
-        query_ids = np.concatenate([old[0], query_ids])
-        scores = np.concatenate([self.scores[q][old], scores])
-        rows = np.concatenate([self.rows[q][old], rows])
-        bits = scores.view(np.int32).astype(np.int64)
-        key = (query_ids << 32) + (1 << 31) - np.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # by query, best first
-        order = np.argsort(key, kind="stable") if in_order else np.lexsort((rows, key))
+    def _keep(self, q: slice, query_ids: torch.Tensor, scores: torch.Tensor, rows: torch.Tensor) -> None:
+        """Merges candidates into the hits of the queries: score descending, then row ascending."""
+        kept_scores, kept_rows = self.scores[q], self.rows[q]
+        old = torch.nonzero(kept_rows >= 0, as_tuple=True)
+        query_ids = torch.cat([old[0], query_ids])
+        scores, rows = torch.cat([kept_scores[old], scores]), torch.cat([kept_rows[old], rows])
+        by_row = torch.argsort(rows, stable=True)
+        bits = scores[by_row].view(torch.int32).long()
+        ascending = torch.where(bits < 0, -(bits & 0x7FFFFFFF), bits)  # integers in the order of the scores
+        order = by_row[torch.argsort((query_ids[by_row] << 32) - ascending, stable=True)]
         query_ids = query_ids[order]
-        rank = np.arange(len(order)) - np.searchsorted(query_ids, query_ids)
+        rank = torch.arange(len(order), device=self.device) - torch.searchsorted(query_ids, query_ids)
         best = rank < self.k
-        self.scores[q][query_ids[best], rank[best]] = scores[order][best]
-        self.rows[q][query_ids[best], rank[best]] = rows[order][best]
+        at = query_ids[best], rank[best]
+        kept_scores[at], kept_rows[at] = scores[order][best], rows[order][best]
 
 
-def blocks_of(vectors: np.ndarray, first_row: int, deleted: np.ndarray, half: bool = False) -> Iterator[Block]:
+def blocks_of(
+    vectors: np.ndarray, first_row: int, deleted: np.ndarray, device: torch.device | None = None
+) -> Iterator[Block]:
     """Yields blocks of a size at which products are fast.
 
     Args:
         vectors: float16 or float32 [n, dim].
         first_row: Global row of the first vector.
         deleted: int64 rows of `vectors` that are excluded.
-        half: Keep the dtype, for CUDA.
+        device: Where the blocks are searched; None: on the CPU.
 
     Raises:
         InputError: For NaN, Inf and norms above 1e15.
     """
-    size = 65_536 if half else 8_192
+    device = device or torch.device("cpu")
+    size = BLOCK_ROWS[device.type]
     for start in range(0, len(vectors), size):
         rows = np.arange(start, min(start + size, len(vectors)))
-        block = np.array(vectors[start : start + size])
         live = np.setdiff1d(rows, deleted, assume_unique=True)
         if not len(live):
             continue
-        if len(live) < len(rows):
-            block = block[live - start]
-        wide = _widened(block, torch.float32)
-        norms = np.linalg.norm(wide, axis=1).astype(np.float64)
-        bad = live[~(norms <= LARGEST)]
-        if len(bad):
+        read = vectors[start : start + size] if len(live) == len(rows) else vectors[live]
+        block = torch.from_numpy(np.array(read)).to(device)
+        wide = block.float()
+        norms = torch.linalg.vector_norm(wide, dim=1).double()
+        if (bad := torch.nonzero(~(norms <= LARGEST))).numel():
             raise InputError(
-                f"the vector of row {first_row + bad[0]} has NaN, Inf or a norm above 1e15: encode it again"
+                f"the vector of row {first_row + live[int(bad[0])]} has NaN, Inf or a norm above 1e15: encode it again"
             )
-        yield Block(block if half else wide, first_row + live, float(norms.max()))
+        global_rows = torch.from_numpy(first_row + live).to(device)
+        yield Block(block if device.type == "cuda" else wide, global_rows, float(norms.max()))
 
 
-def score_pairs(queries: np.ndarray, query_ids: np.ndarray, vectors: np.ndarray, local: np.ndarray) -> np.ndarray:
-    """Returns inner products of float64 queries[query_ids] and vectors[local], summed in float64: float32 [n]."""
-    scores = np.empty(len(local), np.float32)
-    step = max(1, PAIR_ELEMENTS // queries.shape[1])
-    for i in range(0, len(local), step):
+def score_pairs(
+    queries: torch.Tensor, query_ids: torch.Tensor, vectors: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Returns inner products of queries[query_ids] and vectors[positions], summed in float64 and rounded once.
+
+    On a device, the order of a sum depends on dim alone: a score is the same in any set of pairs.
+
+    Args:
+        queries: float64 [q, dim].
+        query_ids: int64 [n].
+        vectors: float16 or float32 [p, dim].
+        positions: int64 [n].
+
+    Returns:
+        float32 [n].
+    """
+    scores = torch.empty(len(positions), device=queries.device)
+    step = max(1, PAIR_ELEMENTS[queries.device.type] // queries.shape[1])
+    for i in range(0, len(positions), step):
         pair = slice(i, i + step)
-        scores[pair] = np.einsum("nd,nd->n", queries[query_ids[pair]], _widened(vectors[local[pair]], torch.float64))
+        left, right = queries[query_ids[pair]], vectors[positions[pair]].double()
+        if queries.is_cuda:
+            scores[pair] = sum_columns(left * right)
+        else:
+            scores[pair] = torch.from_numpy(np.einsum("nd,nd->n", left.numpy(), right.numpy()))
     return scores
 
 
-def _widened(vectors: np.ndarray, dtype: torch.dtype) -> np.ndarray:
-    """Returns the same numbers in a wider type. numpy converts float16 one number at a time, so torch does it."""
-    wide: np.ndarray = torch.from_numpy(vectors).to(dtype).numpy()
-    return wide
+def sum_columns(products: torch.Tensor) -> torch.Tensor:
+    """Returns the sums of the rows of [n, dim], [n], by adding the second half of the columns to the first.
+
+    The order of `torch.sum` depends on n and, on a CPU, on the number of threads.
+    """
+    while (width := products.shape[1]) > 1:
+        half = width // 2
+        added = products[:, :half] + products[:, half : 2 * half]
+        products = torch.cat([added, products[:, 2 * half :]], dim=1) if width % 2 else added
+    return products[:, 0]

@@ -2,12 +2,15 @@
 
 import functools
 import itertools
+import math
 
 import numpy as np
 import pytest
+import torch
 from kernels import must_load
 
 from indexing.exact import ExactSearch, Hits, OpenPart, exact_search, kernel, merge, rescore_pieces, search_open
+from indexing.exact.torch_pass import sum_columns
 from retriever.errors import InputError
 
 NEEDS_KERNEL = pytest.mark.skipif(not must_load(kernel.NEEDED), reason="the CPU lacks AVX-512 BF16")
@@ -105,6 +108,14 @@ def test_all_equal_and_zero_queries(use_kernel):
     found = exact_search(queries, [(100, vectors)], 30, use_kernel=use_kernel)
     np.testing.assert_array_equal(found.rows, np.tile(np.arange(100, 130), (5, 1)))
     assert_same(found, brute_force(queries, vectors, 30, first_row=100))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 5, 31, 32, 768])
+def test_sums_of_a_gpu_do_not_depend_on_the_number_of_pairs(dim):
+    products = torch.from_numpy(np.random.default_rng(0).standard_normal((300, dim)))
+    sums = sum_columns(products)
+    np.testing.assert_allclose(sums, [math.fsum(row) for row in products.tolist()], rtol=1e-12, atol=1e-12)
+    assert torch.equal(sums[7:9], sum_columns(products[7:9]))
 
 
 @pytest.mark.parametrize("use_kernel", PATHS)
