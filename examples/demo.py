@@ -26,7 +26,7 @@ from riptide import Client, Corpus, Queries, Store, __version__
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 QUESTION = "When did the 1973 oil crisis begin?"
-CHAT = f"What is the capital of Poland? {QUESTION}"
+CHAT = f"Which animals live in the Amazon rainforest? {QUESTION}"
 SEARCHES = ("bm25", "dense", "hybrid")
 SQUAD = ROOT / "examples" / "squad"
 
