@@ -17,6 +17,7 @@ a passage has no value, only null holds; so {"not": {"lang": "en"}} matches pass
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -171,7 +172,7 @@ class _Compiler:
 
     def _condition(self, name: str, condition: Any) -> Test:
         if name not in self.columns:
-            names = ", ".join(self.columns) or "none; riptide import-corpus --filters adds them"
+            names = ", ".join(map(_quoted, self.columns)) or "none; riptide import-corpus --filters adds them"
             raise InputError(f"filter: {name[:100]!r} is no filter of this corpus; there are: {names}")
         kind, column = self.columns[name], f"filter.{name}"
         if condition is None:
@@ -250,6 +251,11 @@ def _any(masks: list[np.ndarray]) -> np.ndarray:
 
 def _as_bools(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
     return np.asarray(values.to_numpy(zero_copy_only=False), bool)
+
+
+def _quoted(field: str) -> str:
+    """Returns a field as a filter in text names it: in quotes unless it is a word."""
+    return field if re.fullmatch(r"""[^\s"'=!<>(),]+""", field) else json.dumps(field, ensure_ascii=False)
 
 
 def _shown(value: Any) -> str:

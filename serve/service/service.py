@@ -194,7 +194,8 @@ class Service:
                 continue  # a busy part has not failed
             except Exception as error:
                 live = self.live
-                if live is not None and live.release.id == release.id:  # files of others may be removed
+                # Files of other releases may be removed, and a process that ends starts no threads.
+                if live is not None and live.release.id == release.id and not self.draining:
                     self.states.mark_failed(part, reason_of(error), str(error))
             else:
                 self.states.mark_working(part)
