@@ -10,6 +10,7 @@ from jobs.comparison.passages import ShownPassage
 from jobs.evaluation.frames import import_pandas
 
 from indexing.store.result_files import whole_file
+from retriever.errors import InputError
 
 if TYPE_CHECKING:
     import pandas
@@ -143,10 +144,13 @@ class Comparison:
             overwrite: Replace a file that has other content.
 
         Raises:
-            InputError: If no file can be written there, or if a file with other content exists.
+            InputError: If no file can be written there, if a file with other content exists, or if `examples` is
+                below 1.
         """
         from jobs.comparison.page import render_page
 
+        if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
+            raise InputError(f"examples={examples!r}: expected an integer of at least 1")
         with whole_file(path, overwrite=overwrite) as file:
             file.write_text(render_page(self, examples), encoding="utf-8")
 
