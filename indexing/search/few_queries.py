@@ -25,14 +25,14 @@ from retriever.errors import InputError
 
 
 def _check_unicode(queries: Sequence[str]) -> None:
-    """Raises InputError for a query with half of a surrogate pair, as bytes of a command line that are not UTF-8."""
+    """Raises InputError for a query with an unpaired surrogate; bytes of arguments that are not UTF-8 become such."""
     for number, query in enumerate(queries):
         try:
             query.encode()
         except UnicodeEncodeError as error:
-            found = query[error.start]
+            character = query[error.start]
             raise InputError(
-                f"query {number}: found {found!r} at character {error.start + 1}, expected text in UTF-8"
+                f"query {number}: found {character!r} at character {error.start + 1}, expected text in UTF-8"
             ) from error
 
 

@@ -130,12 +130,12 @@ def _check_names(names: Sequence[str]) -> None:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Returns a table of which all libraries make the same one: without dictionaries, and with one type of texts."""
+    """Returns the table in types that do not depend on the library: no dictionaries, and one type of texts."""
     _check_names(table.column_names)
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_struct(column.type) and not column.type.num_fields:
-            continue  # objects without fields say nothing, and Parquet has no place for them
+            continue  # an object without fields has no value, and Parquet cannot store it
         try:
             columns[name] = column.cast(_plain_type(column.type))
         except pa.ArrowException as error:
@@ -144,7 +144,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
 
 def _plain_type(kind: Any) -> Any:
-    """Returns the one type of texts, lists and dictionaries for those that libraries have for them."""
+    """Returns the type that stands for all types of texts, of lists, or of dictionaries."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
     if pa.types.is_string(kind) or pa.types.is_string_view(kind):

@@ -24,7 +24,7 @@ class MetricComparison:
         metric: Name of the metric.
         first: Mean of the first run.
         second: Mean of the second run.
-        difference: Mean of the second run less that of the first one.
+        difference: Mean of the second run minus that of the first one.
         low: Lower end of the 95% bootstrap interval of the difference.
         high: Upper end of that interval.
         p_value: Two-sided p-value of a paired randomisation test.
@@ -69,7 +69,7 @@ class ComparedQuery:
     Attributes:
         id: Its id.
         text: Its text.
-        difference: Value of the second run less that of the first one, in the metric that orders the queries.
+        difference: Value of the second run minus that of the first one, in the metric that orders the queries.
         first: The result of the first run.
         second: The result of the second run.
         relevant: The passages that are judged relevant, best grade first.
@@ -117,7 +117,7 @@ class Comparison:
         return tuple(row for row in self.rows[:count] if row.difference > 0)
 
     def lost(self, count: int) -> tuple[ComparedQuery, ...]:
-        """Returns the queries with the largest differences below 0, largest first."""
+        """Returns the queries with the lowest differences below 0, lowest first."""
         return tuple(row for row in self.rows[::-1][:count] if row.difference < 0)
 
     def to_pandas(self) -> pandas.DataFrame:
