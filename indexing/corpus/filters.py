@@ -64,6 +64,8 @@ class Filter:
             _check_unicode(document)
             is_json = document.lstrip().startswith("{")
             document = _parse_json(document) if is_json else parse_filter_text(document, columns)
+        if not isinstance(document, Mapping):
+            raise InputError(f"filter: expected a text or an object, found {type(document).__name__}")
         _check_size(document)
         _Compiler(columns).test_of(document)
         return cls(canonical_json(document).decode())
@@ -132,6 +134,8 @@ def _check_size(document: Mapping[str, Any]) -> None:
             if isinstance(value, str):
                 characters += len(value)
             elif isinstance(value, Mapping):
+                if unnamed := [name for name in value if not isinstance(name, str)]:
+                    raise InputError(f"filter: expected fields by name, found {unnamed[0]!r}")
                 characters += sum(map(len, value))
                 below += value.values()
             elif isinstance(value, list):
@@ -259,4 +263,4 @@ def _quoted(field: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return json.dumps(value)[:80]
+    return json.dumps(value, default=repr)[:80]
