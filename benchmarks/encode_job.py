@@ -78,7 +78,7 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
     from jobs.encode_corpus import EncodeCorpus, open_encoders
 
     from indexing.embeddings.embeddings import DENSE
-    from indexing.embeddings.encoders import spec_of
+    from indexing.embeddings.encoders import find_encoder_spec
     from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
     from indexing.embeddings.encoding import PartDone, numerics_of
     from indexing.store.store import Store
@@ -95,7 +95,7 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
 
     def main(options: EncodeCorpus) -> None:
         corpus_store = Store(options.store)
-        spec = spec_of(corpus_store, options.encoder, options.task, options.encoder_options())
+        spec = find_encoder_spec(corpus_store, options.encoder, options.task, options.encoder_options())
         model_type = spec.describe("passage")["model_type"]
         runner, resources = open_encoders(corpus_store, options, spec, model_type, name)
         numerics = numerics_of(runner, spec.options, model_type, Resources(resources.cores, resources.gpus), 1)

@@ -157,7 +157,7 @@ def compare(
     from jobs import build_bm25
 
     from indexing.lucene.bm25 import Bm25
-    from indexing.lucene.searching import search_alive
+    from indexing.lucene.searching import search_undeleted
 
     store = Store(store_url)
     corpus = Corpus.open(store)
@@ -177,7 +177,7 @@ def compare(
             build_bm25.main(build_bm25.BuildBm25(store=store_url, name=bm25_name, shards=shards))
             bm25 = Bm25.open(store, bm25_name, corpus)
             sizes[f"bm25, {shards}"] = lucene_bytes(bm25.shards)
-            systems[f"bm25, {shards}"] = partial(search_alive, bm25.searcher(), texts, options.k, corpus.deleted)
+            systems[f"bm25, {shards}"] = partial(search_undeleted, bm25.searcher(), texts, options.k, corpus.deleted)
     speeds: dict[str, dict[str, list[float]]] = {}
     for count in options.threads:
         calls = {system: partial(call, count) for system, call in systems.items()}

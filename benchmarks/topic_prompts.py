@@ -40,7 +40,7 @@ from indexing.training.tuning import TuneMaker
 from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions, Side
 from retriever.prompts.prompts import load_prompt
-from retriever.topics.model import with_default
+from retriever.topics.model import with_default_topic
 
 HITS = 100  # per query
 
@@ -66,11 +66,11 @@ class Searched:
 
     def topics_of_passages(self) -> np.ndarray:
         """Returns the topic of each passage, int64 [n]; one without a known word has the most probable topic."""
-        return with_default(self.topics.topic_per_row(), self.topics.model)
+        return with_default_topic(self.topics.topic_per_row(), self.topics.model)
 
     def topics_of_queries(self) -> np.ndarray:
         """Returns the topic of each query, which its text decides, int64 [q]."""
-        return with_default(self.topics.model.infer(self.texts), self.topics.model)
+        return with_default_topic(self.topics.model.infer(self.texts), self.topics.model)
 
     def judged_topics(self) -> np.ndarray:
         """Returns the topic of the first judged passage of each query, int64 [q]."""

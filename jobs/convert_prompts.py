@@ -7,7 +7,7 @@ r"""Convert prompts from DPTDR's authors or PEFT, or to PEFT's prefix tuning.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, human, run, say, say_complete
+from jobs.common.cli import Common, format_bytes, run, say, say_complete
 
 import tempfile
 from dataclasses import asdict, dataclass, field
@@ -122,7 +122,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
             return say_complete(complete.url)
         say(f"prompt    {describe_prompt(prompt)}, of {_TOOLS[read.format]}")
         say(f"backbone  {describe_comparison(read, options.backbone)}")
-        size = human(sum(file.stat().st_size for file in files))
+        size = format_bytes(sum(file.stat().st_size for file in files))
         if options.plan:
             say(f"writes    prompts/{options.task}, {size}")
             return None

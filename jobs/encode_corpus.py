@@ -7,7 +7,7 @@ r"""Encode a corpus with a pool of encoders, part by part.
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, as_options, chosen_task, human, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, as_options, chosen_task, format_bytes, run, say, say_complete, say_stages
 
 import time
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from typing import Any, ClassVar
 from jobs.common.session import join_cluster, num_gpus
 from jobs.common.workers import GpuWorkers, say_line
 
-from indexing.embeddings.encoders import EncoderSpec, spec_of
+from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from indexing.embeddings.encoding import CALLS, PartDone, count_pending, is_encoded, numerics_of, similarity_of
 from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
 from indexing.embeddings.kind import VectorKind
-from indexing.hit_sources.registry import find_vectors
+from indexing.hit_sources.registry import find_index_kind
 from indexing.store.artifact import Artifact
 from indexing.store.documents import sum_cuts
 from indexing.store.store import Store, artifact_key, check_name, generation
@@ -63,7 +63,7 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     store.require()
     options = replace(options, task=chosen_task(store, options.task))
     encoder_options = options.vectors
-    spec = spec_of(store, options.encoder, options.task, encoder_options)
+    spec = find_encoder_spec(store, options.encoder, options.task, encoder_options)
     if spec.query_model:
         raise InputError(
             f"--task {options.task}: {spec.query_model} is an encoder of queries only, and the backbone "
@@ -72,7 +72,7 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
     check_name("embeddings", name)
     described = spec.describe("passage")
-    kind = find_vectors(described).reader.kind
+    kind = find_index_kind(described).reader.kind
     encoded = is_encoded(store, name, described, options.limit)
     if options.plan and encoded:
         say_complete(store.generations("embeddings", name)[-1].url)
@@ -131,7 +131,7 @@ class Speed:
 
 def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> Speed:
     """Encodes the pending parts of the corpus and completes its generations."""
-    model_type = kind.batched_type(spec.describe("passage"))
+    model_type = kind.batched_model_type(spec.describe("passage"))
     runner, resources = open_encoders(store, options, spec, model_type, name)
     count = count_pending(store, name, options.limit)
     numerics = numerics_of(runner, spec.options, model_type, Resources(resources.cores, resources.gpus), count)
@@ -207,7 +207,7 @@ def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: Vec
     described = work.described
     corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)
-    say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {human(text)}")
+    say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {format_bytes(text)}")
     say(f"encoder  {options.task or spec.name}: {described['dim']} dimensions, {similarity_of(described)}")
     say_topics(work)
     say_stages(work)

@@ -11,7 +11,7 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, Workers, as_options, human, run, say, say_complete, say_stages
+from jobs.common.cli import Stage, Workers, as_options, format_bytes, run, say, say_complete, say_stages
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -24,7 +24,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus as ImportWork
 from indexing.corpus.importing import ImportOptions
 from indexing.corpus.later_filters import AddFilters
-from indexing.corpus.queries import check_splits, complete_queries, import_queries, read_judged_queries
+from indexing.corpus.queries import check_splits, find_complete_queries, import_queries, read_judged_queries
 from indexing.files.columns import PassageNames
 from indexing.files.splitting import BYTES_PER_WORD, Split
 from indexing.formats.chunking import CHUNK_BYTES
@@ -120,7 +120,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     if options.plan and work.complete:
         latest = work.previous[-1]
         name = queries_name(with_queries, options, latest) if with_queries else ""
-        if with_queries is None or complete_queries(store, with_queries, name, hold_out=hold_out):
+        if with_queries is None or find_complete_queries(store, with_queries, name, hold_out=hold_out):
             say_complete(latest.url)
             return None
     if options.plan:
@@ -236,16 +236,16 @@ def print_plan(store: Store, source: Source | None, work: ImportWork, options: I
         files = work.config["source"]
         size = sum(each["bytes"] * (3 if each["file"].endswith(".gz") else 1) for each in files)
         number = sum(each.get("documents", 1) for each in files)
-        say(f"source   {source.format.name}: {number:,} corpus files, about {human(size)} of text")
+        say(f"source   {source.format.name}: {number:,} corpus files, about {format_bytes(size)} of text")
         with_queries = source.query_source or source
         say(f"queries  {len(with_queries.queries)} files, splits: {', '.join(with_queries.qrels) or 'none'}")
-        part = f"{options.part_size:,} passages, at most {human(CHUNK_BYTES)}"
+        part = f"{options.part_size:,} passages, at most {format_bytes(CHUNK_BYTES)}"
         growth = 1.05
         if split := work.options.split:
             growth *= split.words / (split.words - split.overlap)
             passages = growth * size / (split.words * BYTES_PER_WORD)
             say(f"split    about {passages:,.0f} passages of at most {split.words:,} words")
-        say(f"disk     about {human(size * growth)}; memory a few parts per core ({part} each)")
+        say(f"disk     about {format_bytes(size * growth)}; memory a few parts per core ({part} each)")
     if options.delete:
         say(f"delete   the ids in {options.delete}")
 

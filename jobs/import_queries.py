@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from jobs.common.options import Heading
 
 from indexing.corpus.hold_out import HoldOut
-from indexing.corpus.queries import Queries, complete_queries, import_queries
+from indexing.corpus.queries import Queries, find_complete_queries, import_queries
 from indexing.files.columns import QueryNames
 from indexing.formats.registry import FormatName
 from indexing.formats.sources import describe_columns, detect_queries
@@ -74,7 +74,9 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     for line in describe_columns(source):
         say(as_options(line))
     name = options.queries or source.name
-    if options.plan and (complete := complete_queries(store, source, name, limit=options.limit, hold_out=hold_out)):
+    if options.plan and (
+        complete := find_complete_queries(store, source, name, limit=options.limit, hold_out=hold_out)
+    ):
         say_complete(complete.artifact.url)
         return None
     if options.plan:

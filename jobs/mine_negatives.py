@@ -168,7 +168,7 @@ def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     name_some("have no relevant passage in the corpus", without_positive)
 
 
-def columns_of_export(negatives: SampleNegatives) -> int:
+def count_export_columns(negatives: SampleNegatives) -> int:
     """Returns the number of negatives that each row of an export with a fixed number of columns has.
 
     A passage that is drawn both denoised and from the whole pool is one negative, so queries have different numbers of
@@ -204,7 +204,7 @@ def export(options: MineNegatives, negatives: SampleNegatives) -> None:
         name_some("are left out of it: no positive, or no negative", left_out)
     if options.sentence_transformers:
         path = options.sentence_transformers
-        num_negatives = columns_of_export(negatives)
+        num_negatives = count_export_columns(negatives)
         rows, left_out = export_sentence_transformers(
             negatives.tables(), queries, corpus, path, num_negatives=num_negatives, overwrite=options.overwrite
         )

@@ -17,7 +17,7 @@ the steps that are complete take seconds. All steps run in this process, so Ray 
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, as_options, input_error, run, say
+from jobs.common.cli import Common, as_options, find_input_error, run, say
 
 import contextlib
 import dataclasses
@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from jobs.common.steps import Step, find_step, read_steps
 
-from indexing.store.storage import full_disk
+from indexing.store.storage import explain_disk_errors
 from indexing.work.work import resumable
 from retriever.errors import InputError
 from retriever.options import option
@@ -75,13 +75,13 @@ def choose_steps(steps: Sequence[Step], only: str | None, until: str | None) -> 
 def run_step(step: Step) -> None:
     """Runs the job of a step. Raises InputError with the place of the step and the job's own message."""
     try:
-        with full_disk(Path(step.options.store)):
+        with explain_disk_errors(Path(step.options.store)):
             step.main(step.options)
     except SystemExit as end:  # the job has printed the reason
         if end.code:
             raise InputError(f"step {step.place}: ended with status {end.code}") from None
     except Exception as error:
-        cause = input_error(error)
+        cause = find_input_error(error)
         if cause is None:
             error.add_note(f"in step {step.place}")
             raise

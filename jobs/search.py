@@ -20,7 +20,7 @@ from jobs.common.workers import GpuWorkers
 
 import numpy as np
 
-from indexing.hit_sources.grammar import check_used
+from indexing.hit_sources.grammar import check_options_used
 from indexing.hit_sources.modes import default_source, resolve, source_of_mode
 from indexing.hit_sources.options import By, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
@@ -123,7 +123,7 @@ def run_job(store: Store, options: Search) -> Artifact | None:
     source = choose_source(store, options)
     others = {} if options.rerank else {"rerank_depth": options.rerank_depth, "gpus": options.gpus}
     unused = {name: (value, "parameter rerank") for name, value in others.items() if value is not None}
-    check_used(source, options.settings, unused)
+    check_options_used(source, options.settings, unused)
     if options.query:
         show_hits(store, source, options)
         return None
@@ -155,9 +155,9 @@ def search_split(store: Store, source: str, options: Search) -> Artifact | None:
     if artifact is None:
         [artifact] = run_work(store, work, open_runner(store, options), Stage)
     say(f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(work.split.ids):,} queries in {work.source}")
-    if unanswered := work.unanswered():
-        more = f" and {len(unanswered) - SHOWN} more" if len(unanswered) > SHOWN else ""
-        say(f"  {len(unanswered):,} queries found nothing: {', '.join(unanswered[:SHOWN])}{more}")
+    if queries_without_hits := work.queries_without_hits():
+        more = f" and {len(queries_without_hits) - SHOWN} more" if len(queries_without_hits) > SHOWN else ""
+        say(f"  {len(queries_without_hits):,} queries found nothing: {', '.join(queries_without_hits[:SHOWN])}{more}")
     say_part_cuts(artifact.group("part"), work.sources)
     if options.run:
         write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)

@@ -34,7 +34,7 @@ import uvloop
 from indexing.corpus.corpus import Corpus
 from indexing.store.cache import CorruptError
 from indexing.store.keys import Key
-from indexing.store.models import find_task, stored_model
+from indexing.store.models import resolve_task, stored_model
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
@@ -254,7 +254,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
         embeddings=options.embeddings,
         index=options.index,
         bm25=options.bm25,
-        tasks=options.tasks and [find_task(store, task) for task in options.tasks],
+        tasks=options.tasks and [resolve_task(store, task) for task in options.tasks],
         reranker=None if reranker == NO_RERANKER else reranker,
         before=before,
         sources=options.sources,

@@ -11,7 +11,7 @@ riptide store gc --store data/squad
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, as_options, human, run, say
+from jobs.common.cli import Common, as_options, format_bytes, run, say
 
 import json
 import shutil
@@ -122,7 +122,7 @@ def removal_verb(options: StoreJob) -> str:
 
 def count_and_bytes(files: list[tuple[str, int]]) -> str:
     """Returns the number and the bytes of files: `3 files, 1.2 MB`."""
-    return f"{len(files):,} {'file' if len(files) == 1 else 'files'}, {human(sum(size for _, size in files))}"
+    return f"{len(files):,} {'file' if len(files) == 1 else 'files'}, {format_bytes(sum(size for _, size in files))}"
 
 
 def collect_garbage(store: Store, options: StoreJob) -> None:
@@ -147,16 +147,16 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
         problems.append(str(error))
     if freed or not problems:
         say(f"{removal_verb(options)} {count_and_bytes(freed)} in total" if freed else "nothing to remove")
-    end_with(problems, "nothing that these documents may name was removed")
+    raise_for_problems(problems, "nothing that these documents may name was removed")
 
 
 def print_removal(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
     """Prints a line on what is removed; prints nothing without files, which means that another process needs it now."""
     if files:
-        say(f"{removal_verb(options)} {key}, {human(sum(size for _, size in files))}")
+        say(f"{removal_verb(options)} {key}, {format_bytes(sum(size for _, size in files))}")
 
 
-def end_with(problems: list[str], note: str) -> None:
+def raise_for_problems(problems: list[str], note: str) -> None:
     """Prints a line for each problem, and raises InputError with their number; does nothing if there are none."""
     for problem in problems:
         say(as_options(f"bad: {problem}"))
@@ -183,15 +183,18 @@ def list_artifacts(store: Store, limit: int | None) -> None:
         total += size
         written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(written.get(f"{key}/{MANIFEST}", 0)))
         parents = ", ".join(entry["artifact"] for entry in artifact.inputs.values()) or "-"
-        table.append((key, human(size), f"{artifact.rows:,}", written_at, parents))
+        table.append((key, format_bytes(size), f"{artifact.rows:,}", written_at, parents))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for key, size_text, rows, written_at, parents in table:
         say(f"{key:{widths[0]}}  {size_text:>{widths[1]}}  {rows:>{widths[2]}}  {written_at:{widths[3]}}  {parents}")
     for key, state in unfinished.items():
         say(f"{key:{widths[0]}}  {state}")
     shown = f"{len(table) - 1} of {len(keys)}" if len(table) - 1 < len(keys) else f"{len(keys)}"
-    say(f"{shown} artifacts, {human(total)}; all files of the store: {count_and_bytes(list(store.storage.list('')))}")
-    end_with(problems, "restore them, or remove their artifacts and make them again")
+    say(
+        f"{shown} artifacts, {format_bytes(total)}; "
+        f"all files of the store: {count_and_bytes(list(store.storage.list('')))}"
+    )
+    raise_for_problems(problems, "restore them, or remove their artifacts and make them again")
 
 
 def unfinished_artifacts(store: Store, limit: int | None) -> dict[str, str]:
@@ -217,7 +220,7 @@ def export(store: Store, key: str, options: StoreJob) -> None:
         raise InputError(f"--to {options.to}: expected a folder that this machine sees")
     if not artifact.group("file"):
         raise InputError(f"{key}: expected models/NAME or prompts/TASK, whose files have names")
-    target, size = Path(options.to).expanduser(), human(sum(part.bytes for part in artifact.parts))
+    target, size = Path(options.to).expanduser(), format_bytes(sum(part.bytes for part in artifact.parts))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"--to {target}: is there and is no empty folder")
     if options.plan:
@@ -263,7 +266,7 @@ def print_artifact(store: Store, key: str, limit: int | None) -> None:
     for counts in stored_counts(artifact):
         say(f"cuts         {counts}")
     for part in artifact.parts[:limit]:
-        say(f"part         {part.file:44} {part.rows:>12,} rows {human(part.bytes):>10}  {part.sha256[:12]}")
+        say(f"part         {part.file:44} {part.rows:>12,} rows {format_bytes(part.bytes):>10}  {part.sha256[:12]}")
 
 
 def check_query_id_options(options: StoreJob, key: str) -> None:

@@ -35,10 +35,10 @@ def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> i
 
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch reuses these bytes
         return int(torch.cuda.mem_get_info(device)[0]) + cached
-    return max(0, min([_of_machine(root), *_of_cgroups(root), *_of_address_space(root)]))
+    return max(0, min([_free_machine_memory(root), *_free_cgroup_memory(root), *_of_address_space(root)]))
 
 
-def human(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Formats a size in bytes for people: `3.2 MB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000 or unit == "TB":
@@ -47,14 +47,14 @@ def human(size: float) -> str:
     raise AssertionError
 
 
-def _of_machine(root: Path) -> int:
+def _free_machine_memory(root: Path) -> int:
     """Returns the available memory of the machine; all of it where the system does not say what is available."""
     if match := re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE):
         return 1024 * int(match[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _of_cgroups(root: Path) -> Iterator[int]:
+def _free_cgroup_memory(root: Path) -> Iterator[int]:
     """Yields what is free in each cgroup with a limit, for the cgroups of this process and those above them."""
     for folder, version in _cgroups(root):
         limit_file, used_file, reclaimable = version

@@ -37,7 +37,7 @@ from serve.protocol import MAX_MS
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from serve.release.live import live_release_id
 from serve.release.release import Release
-from serve.remote import PREPARE_S, LeafReplica, RemotePart, as_raised, send_to_leaves
+from serve.remote import PREPARE_S, LeafReplica, RemotePart, send_to_leaves, unwrap_replica_errors
 from serve.service.changes import Changes
 from serve.service.options import ServiceOptions
 from serve.service.service import LOOK_S, Service
@@ -108,14 +108,14 @@ async def announce() -> None:
     """
     results: list[Any] = []
     try:
-        with contextlib.suppress(LostError), as_raised():
+        with contextlib.suppress(LostError), unwrap_replica_errors():
             response = ray_serve.get_deployment_handle("ingress").broadcast("refresh")
             results = await response.results_async(timeout_s=PREPARE_S, return_exceptions=True)
     except TimeoutError as error:
         raise LostError(f"a replica does not serve the new release after {PREPARE_S:g} s") from error
     for result in results:
         if isinstance(result, Exception):
-            with contextlib.suppress(LostError), as_raised():
+            with contextlib.suppress(LostError), unwrap_replica_errors():
                 raise result
 
 

@@ -116,7 +116,7 @@ def reason_of(error: BaseException) -> str:
     return f"fails ({type(error).__name__})"
 
 
-def without_places(message: str, *places: str) -> str:
+def without_locations(message: str, *places: str) -> str:
     """Returns a message for clients: without the given locations, other absolute paths, buckets and long digests.
 
     Args:

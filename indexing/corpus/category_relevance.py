@@ -92,7 +92,7 @@ class CategoryRelevance:
         """
         metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
         without = [id for id in ids if not _has_field(metadata[id], self.field)]
-        by_query = {} if qrels is None else self._of_judged(qrels, without)
+        by_query = {} if qrels is None else self._categories_from_judgements(qrels, without)
         unjudged = "" if qrels is None else ", which has no judged passage,"
         for id in ids:
             if id not in by_query:  # raises InputError for those of `without` that have no judged passage
@@ -101,7 +101,7 @@ class CategoryRelevance:
                 by_query[id] = frozenset(category_names(metadata[id], self.field, place))
         return QueryCategories(by_query, len(without))
 
-    def _of_judged(self, qrels: pa.Table, ids: Sequence[str]) -> dict[str, frozenset[str]]:
+    def _categories_from_judgements(self, qrels: pa.Table, ids: Sequence[str]) -> dict[str, frozenset[str]]:
         """Returns the categories of the judged passages of queries, for those with a judgement above 0."""
         chosen = pa.array(ids, qrels["query_id"].type)
         qrels = qrels.filter(pc.and_(pc.greater(qrels["score"], 0), pc.is_in(qrels["query_id"], chosen)))

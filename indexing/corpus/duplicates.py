@@ -55,7 +55,7 @@ def merge_ids(
         if not (drop_duplicates and is_equal):
             raise _duplicate_error(new, one, other, drop_duplicates)
         dropped.append(other)
-    for row, known, is_equal in _known_before(new, ids, before, committed):
+    for row, known, is_equal in _repeated_from_earlier(new, ids, before, committed):
         if not (drop_duplicates and is_equal):
             raise _known_id_error(new, row, known, drop_duplicates)
         dropped.append(row)
@@ -156,7 +156,7 @@ def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, i
                 yield one, other, first == second
 
 
-def _known_before(
+def _repeated_from_earlier(
     new: _NewRows, ids: np.ndarray, before: Corpus, committed: Mapping[str, Part]
 ) -> Iterator[tuple[int, int, bool]]:
     """Yields new rows with the id of a passage of an earlier generation that is not deleted.

@@ -64,13 +64,13 @@ class Filter:
             is_json = document.lstrip().startswith("{")
             document = _parse_json(document) if is_json else parse_filter_text(document, columns)
         _check_size(document)
-        _Compiler(columns).test_of(document)
+        _Compiler(columns).compile_filter(document)
         return cls(canonical_json(document).decode())
 
     def rows(self, corpus: Corpus, first_row: int = 0, end: int | None = None) -> np.ndarray:
         """Returns the matching rows in [first_row, end), int64 ascending; deleted rows are excluded."""
         end = corpus.num_rows if end is None else end
-        test = _Compiler(filter_columns(corpus)).test_of(json.loads(self.text))
+        test = _Compiler(filter_columns(corpus)).compile_filter(json.loads(self.text))
         matching = [np.empty(0, np.int64)]
         for part in corpus.parts:
             low, high = max(first_row, part.first_row), min(end, part.end)
@@ -146,7 +146,7 @@ class _Compiler:
     def __init__(self, columns: Mapping[str, pa.DataType]):
         self.columns, self.num_conditions = columns, 0
 
-    def test_of(self, document: Mapping[str, Any]) -> Test:
+    def compile_filter(self, document: Mapping[str, Any]) -> Test:
         """Returns the test of a filter. Raises InputError for a bad one."""
         self.num_conditions += max(1, len(document))
         if self.num_conditions > _MAX_CONDITIONS:
@@ -161,11 +161,11 @@ class _Compiler:
         if name == "not":
             if not isinstance(documents, dict):
                 raise InputError(f"filter: not: expected a filter, an object, found {_shown(documents)}")
-            test = self.test_of(documents)
+            test = self.compile_filter(documents)
             return lambda table: ~test(table)
         if not isinstance(documents, list) or not documents or not all(isinstance(each, dict) for each in documents):
             raise InputError(f"filter: {name}: expected a list of filters, as objects, found {_shown(documents)}")
-        tests = [self.test_of(document) for document in documents]
+        tests = [self.compile_filter(document) for document in documents]
         combine = _all if name == "and" else _any
         return lambda table: combine([test(table) for test in tests])
 
@@ -180,7 +180,7 @@ class _Compiler:
             conditions = _conditions(name, condition, kind)
             return lambda table: _holds(table.column(column), conditions)
         conditions = _conditions(name, condition, kind.value_type)
-        return lambda table: _holds_for_one(table.column(column).combine_chunks(), conditions)
+        return lambda table: _hold_for_one_value(table.column(column).combine_chunks(), conditions)
 
 
 def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str, Any]]:
@@ -221,16 +221,16 @@ def _value(name: str, value: Any, kind: pa.DataType) -> Any:
 
 def _holds(values: pa.Array | pa.ChunkedArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
     """Returns for which values all conditions hold: bool [n]. None holds for a missing value."""
-    return _all([_holds_one(values, operator, value) for operator, value in conditions])
+    return _all([_compare_values(values, operator, value) for operator, value in conditions])
 
 
-def _holds_one(values: pa.Array | pa.ChunkedArray, operator: str, value: Any) -> np.ndarray:
+def _compare_values(values: pa.Array | pa.ChunkedArray, operator: str, value: Any) -> np.ndarray:
     if operator == "in":
         return _as_bools(pc.and_(pc.is_in(values, value_set=value), pc.is_valid(values)))
     return _as_bools(pc.fill_null(_ORDER[operator](values, value), False))
 
 
-def _holds_for_one(lists: pa.ListArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
+def _hold_for_one_value(lists: pa.ListArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
     """Returns which lists have a value for which all conditions hold: bool [lists]."""
     holds = _holds(pc.list_flatten(lists), conditions)
     result = np.zeros(len(lists), bool)

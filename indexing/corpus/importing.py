@@ -77,12 +77,12 @@ class ImportCorpus(WorkDefaults):
         self.previous = store.generations("corpus")
         if self.previous:
             existing = self.previous[-1 if append or delete is not None else 0]
-            options = replace(options, filters=_same_filters(existing, options.filters))
+            options = replace(options, filters=_require_same_filters(existing, options.filters))
         else:
             check_field_names(options.filters)
         grows = append or delete is not None
         if self.previous and grows:
-            options = replace(options, split=_same_split(self.previous[0], options.split))
+            options = replace(options, split=_require_same_split(self.previous[0], options.split))
         check_filter_types(options.filters)
         self.source, self.options = source, options
         self.config: dict[str, Any] = {
@@ -279,7 +279,7 @@ def import_part(
     """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages."""
     table = parse_corpus(format, chunk, filters, split)
     pieces = [[piece.file, piece.first_line, piece.rows, hash_lines(piece)] for piece in chunk.pieces]
-    facts: dict[str, Any] = {"source": pieces, **filter_facts(table, filters)}
+    facts: dict[str, Any] = {"source": pieces, **unused_filter_facts(table, filters)}
     if chunk.titles is not None:
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:
@@ -299,7 +299,7 @@ def _parse_first_rows(source: Source, options: ImportOptions) -> None:
     parse_corpus(source.format, first, options.filters, options.split)
 
 
-def filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
+def unused_filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
     """Returns the filters without a value in a part and its metadata fields, as facts; {} if all have a value."""
     empty = sorted(name for name in filters if table[f"filter.{name}"].null_count == len(table))
     if not empty:
@@ -310,7 +310,7 @@ def filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
 
 
 def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: Mapping[str, str]) -> None:
-    """Raises InputError for a filter without a value in any passage. facts: of all parts, from `filter_facts`.
+    """Raises InputError for a filter without a value in any passage. facts: of all parts, from `unused_filter_facts`.
 
     Appended passages are not checked. They may all lack a field: their column is null.
     """
@@ -325,7 +325,7 @@ def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: M
             )
 
 
-def _same_filters(existing: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
+def _require_same_filters(existing: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
     """Returns the filters of an existing generation. Raises InputError for other filters."""
     expected: Mapping[str, str] = existing.config["filters"]
     if filters and dict(filters) != expected:
@@ -336,7 +336,7 @@ def _same_filters(existing: Artifact, filters: Mapping[str, str]) -> Mapping[str
     return expected
 
 
-def _same_split(first: Artifact, split: Split | None) -> Split | None:
+def _require_same_split(first: Artifact, split: Split | None) -> Split | None:
     """Returns how the first generation is split, which holds for all later ones. Refuses another split."""
     existing = Split(**first.config["split"]) if "split" in first.config else None
     if split is not None and split != existing:

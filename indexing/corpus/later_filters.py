@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from indexing.corpus.corpus import Corpus, open_table, write_table
 from indexing.corpus.filters import check_field_names
-from indexing.corpus.importing import filter_facts, refuse_filters_without_values
+from indexing.corpus.importing import refuse_filters_without_values, unused_filter_facts
 from indexing.files.columns import value_at
-from indexing.formats.parse import FILTER_TYPES, check_filter_types, filter_value, typed_field
+from indexing.formats.parse import FILTER_TYPES, check_filter_types, convert_field, convert_filter_value
 from indexing.formats.registry import find_format
 from indexing.store.artifact import Draft
 from indexing.store.chain import RowPart
@@ -112,7 +112,7 @@ class FilterTask:
         part: RowPart = unit.payload
         passages = open_table(part)
         table = pa.table(columns_of_metadata(part, passages, self.filters))
-        facts = filter_facts(table.append_column("metadata", passages["metadata"]), self.filters)
+        facts = unused_filter_facts(table.append_column("metadata", passages["metadata"]), self.filters)
         self.draft.commit(unit.names[0], ".arrow", lambda path: write_table(table, path), rows=len(table), **facts)
 
 
@@ -133,8 +133,8 @@ def columns_of_metadata(part: RowPart, passages: pa.Table, filters: Mapping[str,
     for id, metadata in zip(passages["id"].to_pylist(), passages["metadata"].to_pylist(), strict=True):
         fields = orjson.loads(metadata) if metadata else {}
         for name, kind in filters.items():
-            value = typed_field(value_at(fields, name), kind) if is_text else value_at(fields, name)
-            columns[name].append(filter_value(partial(_refused_value_error, id), name, kind, value))
+            value = convert_field(value_at(fields, name), kind) if is_text else value_at(fields, name)
+            columns[name].append(convert_filter_value(partial(_refused_value_error, id), name, kind, value))
     return {f"filter.{name}": pa.array(columns[name], FILTER_TYPES[kind]) for name, kind in filters.items()}
 
 

@@ -165,13 +165,13 @@ def import_queries(
     artifact_key("queries", name)
     check_splits(source)
     corpus = Corpus.open(store)
-    if (existing := complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
+    if (existing := find_complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
         return existing
     config = _config(source, limit, hold_out)
     partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
     judged = judged or read_judged_queries(source, limit=limit, partial=partial)
     qrels = {
-        split: _checked_qrels(source.qrels[split], table, corpus, partial) for split, table in judged.qrels.items()
+        split: _known_judgements(source.qrels[split], table, corpus, partial) for split, table in judged.qrels.items()
     }
     if hold_out:
         qrels = hold_out.apply(qrels)
@@ -181,7 +181,7 @@ def import_queries(
     return Queries.open(store, name)
 
 
-def complete_queries(
+def find_complete_queries(
     store: Store, source: Source, name: str, *, limit: int | None = None, hold_out: HoldOut | None = None
 ) -> Queries | None:
     """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
@@ -282,7 +282,7 @@ def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
     return lambda path: pq.write_table(table, path, compression="zstd")
 
 
-def _checked_qrels(file: str, qrels: pa.Table, corpus: Corpus, partial: bool) -> pa.Table:
+def _known_judgements(file: str, qrels: pa.Table, corpus: Corpus, partial: bool) -> pa.Table:
     """Returns the judgements of a file restricted to known passages. Unless `partial`, an unknown one is an error.
 
     In a split corpus, documents are judged.

@@ -68,7 +68,7 @@ class BuildIndex(GrowingWork):
         first = self.previous[0].config if self.previous else None
         factory = options.factory
         if factory == "auto":
-            factory = first["factory"] if first else _chosen_factory(embeddings, options)
+            factory = first["factory"] if first else _choose_factory(embeddings, options)
         check_factory(factory, embeddings.dim)
         self.config: dict[str, Any] = {
             "embeddings": embeddings.name,
@@ -136,17 +136,17 @@ class BuildIndex(GrowingWork):
             rows_by_depth = candidates_by_depth(shards, self.embeddings, queries, width, nprobe, runner)
             return {depth: without_own_row(rows, own_rows) for depth, rows in rows_by_depth.items()}
 
-        return choose_setting(
+        return choose_search_parameters(
             search, without_own_row(exact.rows, own_rows), max(1, num_lists(self.factory)), self.recall
         )
 
 
-def _chosen_factory(embeddings: Embeddings, options: IndexOptions) -> str:
+def _choose_factory(embeddings: Embeddings, options: IndexOptions) -> str:
     """Returns the factory of a new index. Raises InputError if none fits the memory."""
     return choose_factory(embeddings.num_rows, embeddings.dim, options.recall, options.memory_bytes, options.shards)
 
 
-def choose_setting(
+def choose_search_parameters(
     search: Callable[[int], Mapping[int, np.ndarray]], truth: np.ndarray, max_nprobe: int, recall: float
 ) -> SearchSetting:
     """Returns the smallest nprobe (a power of two), then the smallest depth, that reach a recall@100.

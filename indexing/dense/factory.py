@@ -31,7 +31,7 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
         memory_bytes = 1 << 62
     if num_vectors < SMALL and num_vectors * (4 * dim + 16) <= memory_bytes:
         return "Flat"
-    count = _lists_for(num_vectors)
+    count = _choose_num_lists(num_vectors)
     lists, links = (f"IVF{count}", 0) if count < 32_768 else (f"IVF{count}_HNSW32", 2 * 32 * 4)
     centroids = (4 * dim + links) * count * shards
     codes = _codes(dim, recall)
@@ -44,7 +44,7 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
     )
 
 
-def _lists_for(num_vectors: int) -> int:
+def _choose_num_lists(num_vectors: int) -> int:
     """Returns a power of two near 4 sqrt(n), with enough vectors to train each centroid."""
     preferred = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
     most = 2 ** int(math.log2(max(2, num_vectors / 39)))

@@ -36,7 +36,7 @@ def search_exact(
         end: Search the rows [0, end); None: all rows.
     """
     task = SearchExactTask(shards, queries, k, allowed)
-    stretches = _stretches(shards.embeddings.num_rows if end is None else end)
+    stretches = _split_rows(shards.embeddings.num_rows if end is None else end)
     return merge_results((hits for _, hits in runner.run(task, stretches)), k)
 
 
@@ -126,6 +126,6 @@ def merge_results(hits: Iterable[Hits], k: int) -> Hits:
     return best
 
 
-def _stretches(end: int) -> Sequence[tuple[int, int]]:
+def _split_rows(end: int) -> Sequence[tuple[int, int]]:
     """Splits the rows [0, end) into stretches of at most STRETCH_ROWS. The hits do not depend on the cut."""
     return split_range(0, end, max(1, -(-end // STRETCH_ROWS)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from indexing.dense.index import Shard
 from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, exact_search, no_hits, rescore_pieces
+from indexing.exact import Hits, empty_hits, exact_search, rescore_pieces
 
 NONE_DELETED = np.empty(0, np.int64)
 EXACT_ROWS = 100_000  # allowed rows of a shard up to which all of them are scored
@@ -79,7 +79,7 @@ class OpenShard:
         if allowed is None:
             return exact_search(queries, self.pieces, k, deleted=self.deleted, threads=threads)
         if not len(allowed):
-            return no_hits(len(queries), k)
+            return empty_hits(len(queries), k)
         if len(allowed) <= EXACT_ROWS:
             hits = exact_search(queries, [(0, self.embeddings.take(allowed))], k, threads=threads)
             return Hits(hits.scores, np.where(hits.rows >= 0, allowed[hits.rows], -1))

@@ -270,11 +270,11 @@ def tokenize_part(
     else:
         tokens = encoder.tokenize(texts, side="passage")
     if not allow_unknown_tokens:
-        check_known(*encoder.unknown_tokens(tokens), f"{part.artifact.url}/{part.part.file}")
+        check_unknown_tokens(*encoder.unknown_tokens(tokens), f"{part.artifact.url}/{part.part.file}")
     return tokens
 
 
-def check_known(unknown: int, total: int, part: str) -> None:
+def check_unknown_tokens(unknown: int, total: int, part: str) -> None:
     """Raises InputError if more than MAX_UNKNOWN of a part's tokens are unknown to the tokenizer."""
     if unknown > MAX_UNKNOWN * total:
         raise InputError(
@@ -287,7 +287,7 @@ def check_known(unknown: int, total: int, part: str) -> None:
 class EncoderNumericsTask:
     """Returns the numerics class of a worker's encoder, without loading weights.
 
-    model_type: of the backbone; None if its batches are neither packed nor compiled (`VectorKind.batched_type`).
+    model_type: of the backbone; None if its batches are neither packed nor compiled (`VectorKind.batched_model_type`).
     """
 
     options: EncoderOptions

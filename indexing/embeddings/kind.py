@@ -92,7 +92,7 @@ class VectorKind(ABC):
         """Returns what encodes queries: an object with `forward`, whose arguments are those of `Encoder.forward`."""
         return encoder
 
-    def batched_type(self, described: Mapping[str, Any]) -> str | None:
+    def batched_model_type(self, described: Mapping[str, Any]) -> str | None:
         """Returns the backbone's model_type if its batches may be packed or compiled, else None."""
         return str(described["model_type"])
 

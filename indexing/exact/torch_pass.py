@@ -49,16 +49,16 @@ class TorchSearch:
         norms = np.linalg.norm(scaled, axis=1)
         # Per unit of a passage's norm; the last term also covers the rounding of float32 thresholds and of the norms.
         slack = np.linalg.norm(scaled - rounded, axis=1) + norms * (queries.shape[1] + 16) * 2.0**-23
-        self.queries, self.scale = self._moved(double), self._moved(scale)
-        self.rounded, self.slack = self._moved(rounded), self._moved(slack)
+        self.queries, self.scale = self._to_device(double), self._to_device(scale)
+        self.rounded, self.slack = self._to_device(rounded), self._to_device(slack)
         self.scores = torch.full((len(queries), k), -torch.inf, device=self.device)
         self.rows = torch.full((len(queries), k), -1, dtype=torch.int64, device=self.device)
 
-    def _moved(self, array: np.ndarray) -> torch.Tensor:
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
-        self.add_blocks(blocks_of(vectors, first_row, deleted, self.device))
+        self.add_blocks(make_blocks(vectors, first_row, deleted, self.device))
 
     def add_blocks(self, blocks: Iterable[Block]) -> None:
         step = QUERY_STEP[self.device.type]
@@ -112,7 +112,7 @@ class TorchSearch:
         kept_scores[at], kept_rows[at] = scores[order][best], rows[order][best]
 
 
-def blocks_of(
+def make_blocks(
     vectors: np.ndarray, first_row: int, deleted: np.ndarray, device: torch.device | None = None
 ) -> Iterator[Block]:
     """Yields blocks of a size at which products are fast.

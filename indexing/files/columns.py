@@ -50,7 +50,7 @@ class Table:
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Returns the names that are neither those of columns nor paths of fields or objects."""
-        existing = {*self.names, *(name for path in self.nested for name in _with_objects(path))}
+        existing = {*self.names, *(name for path in self.nested for name in _path_and_parents(path))}
         return [name for name in names if name not in existing]
 
 
@@ -66,7 +66,7 @@ class PassageNames:
     text: str | None = None
     metadata: tuple[str, ...] | None = None
 
-    def completed(self, file: str, table: Table, config: Mapping[str, Any]) -> tuple[PassageNames, str]:
+    def with_earlier_names(self, file: str, table: Table, config: Mapping[str, Any]) -> tuple[PassageNames, str]:
         """Returns the names with those of an earlier import of the corpus in place of names that are not given.
 
         Args:
@@ -214,7 +214,7 @@ def describe_query_columns(file: str, table: Table, columns: QueryColumns) -> st
     )
 
 
-def no_judgements(file: str, table: Table, columns: QueryColumns) -> str:
+def judgements_hint(file: str, table: Table, columns: QueryColumns) -> str:
     """Returns one line that says how judgements would be found in a table of queries that seems to have none."""
     others = [name for name in table.shown if name not in columns.used]
     example = f", for example {others[0]}" if others else ""
@@ -249,7 +249,7 @@ def remove_values(row: dict[str, Any], names: Iterable[str]) -> None:
                 remove_values(row, [path])
 
 
-def refuse_repeated(place: str, names: Sequence[str]) -> None:
+def refuse_repeated_columns(place: str, names: Sequence[str]) -> None:
     """Raises InputError if there are too many columns, or two of the same name."""
     if len(names) > limits.MAX_COLUMNS:
         raise limits.too_many_columns_error(place, len(names))
@@ -280,12 +280,12 @@ def _is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str
 def _describe_rest(table: Table, used: Sequence[str], metadata: tuple[str, ...] | None) -> str:
     rest = [name for name in table.shown if name not in used]
     kept = frozenset(rest if metadata is None else metadata)
-    dropped = [name for name in rest if kept.isdisjoint(_with_objects(name))]
+    dropped = [name for name in rest if kept.isdisjoint(_path_and_parents(name))]
     shown = shown_columns(rest if metadata is None else metadata) or "none"
     return shown + (f", left out = {shown_columns(dropped)}" if dropped else "")
 
 
-def _with_objects(path: str) -> Iterator[str]:
+def _path_and_parents(path: str) -> Iterator[str]:
     """Yields a path and those of the objects that hold it: a.b.c, a.b, a."""
     while path:
         yield path

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from indexing.files import limits
-from indexing.files.columns import Table, refuse_repeated, shown_columns
+from indexing.files.columns import Table, refuse_repeated_columns, shown_columns
 from indexing.files.raw import Lines, Piece, allow_long_fields, clip, no_rows_error
 from retriever.errors import InputError
 
@@ -131,7 +131,7 @@ def read_header(file: str, delimiter: str = "") -> Table:
             f"{file}:1: found no name for column {names.index('') + 1} of {len(names)}, expected a header that names "
             "every column; name it or write the file without it (pandas: index=False)"
         )
-    refuse_repeated(f"{file}:1", names)
+    refuse_repeated_columns(f"{file}:1", names)
     return Table(tuple(names), delimiter)
 
 

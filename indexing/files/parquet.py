@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from indexing.files import limits
-from indexing.files.columns import Table, refuse_repeated
+from indexing.files.columns import Table, refuse_repeated_columns
 from indexing.files.parquet_pages import check_footer, group_sizes, has_dictionary
 from indexing.files.raw import Piece, one_line, open_input
 from indexing.files.rows import metadata_text, row_error
@@ -73,7 +73,7 @@ def parquet_table(file: str) -> Table:
         names = schema.names
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _no_parquet_error(file, error) from None
-    refuse_repeated(file, names)
+    refuse_repeated_columns(file, names)
     return Table(tuple(names), nested=tuple(path for field in schema for path in _nested_paths(field)))
 
 
@@ -115,7 +115,7 @@ def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterat
     with open_input(piece.file) as opened:
         try:
             footer = pq.read_metadata(opened)
-            refuse_repeated(piece.file, footer.schema.to_arrow_schema().names)
+            refuse_repeated_columns(piece.file, footer.schema.to_arrow_schema().names)
             groups = [number for number, _ in _row_groups(footer, piece)]
             largest = max((footer.row_group(number).total_byte_size for number in groups), default=0)
             sizes = [group_sizes(piece.file, footer, number, columns) for number in groups]
@@ -205,10 +205,10 @@ def _batches(
 
 def _cut(piece: Piece, first: int, batch: Any) -> Iterator[Piece]:
     """Yields a record batch as blocks of about BLOCK_BYTES. Raises InputError for a row of more than MAX_ROW_BYTES."""
-    sizes = sum((_bytes_of(column) for column in batch.columns), np.zeros(len(batch), np.int64))
+    sizes = sum((_count_bytes(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     if len(long_rows := np.flatnonzero(sizes > limits.MAX_ROW_BYTES)):
         raise limits.too_long_error(f"{piece.file} row {first + long_rows[0]}", int(sizes[long_rows[0]]))
-    values = sum((_values_of(column) for column in batch.columns), np.zeros(len(batch), np.int64))
+    values = sum((_count_values(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     ends = np.cumsum(sizes + VALUE_BYTES * values)
     start = 0
     while start < len(batch):
@@ -219,23 +219,23 @@ def _cut(piece: Piece, first: int, batch: Any) -> Iterator[Piece]:
         start = end
 
 
-def _bytes_of(array: Any) -> np.ndarray:
+def _count_bytes(array: Any) -> np.ndarray:
     """Returns the bytes of each value of an array, decoded: int64 [values]."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        sizes = np.append(_bytes_of(array.dictionary), 0)  # the last one is that of null
+        sizes = np.append(_count_bytes(array.dictionary), 0)  # the last one is that of null
         return sizes[array.indices.fill_null(len(array.dictionary)).to_numpy()]
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
         return pc.binary_length(array).fill_null(0).to_numpy().astype(np.int64)
-    return _sums_of(array, _bytes_of, array.nbytes // max(len(array), 1))
+    return _sum_nested(array, _count_bytes, array.nbytes // max(len(array), 1))
 
 
-def _values_of(array: Any) -> np.ndarray:
+def _count_values(array: Any) -> np.ndarray:
     """Returns the number of values in each value of an array, with those at all depths: int64 [values]."""
-    return 1 + _sums_of(array, _values_of, 0)
+    return 1 + _sum_nested(array, _count_values, 0)
 
 
-def _sums_of(array: Any, measure: Callable[[Any], np.ndarray], simple: int) -> np.ndarray:
+def _sum_nested(array: Any, measure: Callable[[Any], np.ndarray], simple: int) -> np.ndarray:
     """Returns, for each value of an array, the sum of a measure over its parts; `simple` for values without parts."""
     kind = array.type
     if pa.types.is_struct(kind):

@@ -66,7 +66,7 @@ def check_footer(file: str, opened: Any) -> None:
             if number == 2:
                 columns = _check_schema(file, thrift)
             elif number == 4:
-                groups, _ = thrift.list_header()
+                groups, _ = thrift.read_list_header()
                 if groups * columns > limits.MAX_COLUMN_CHUNKS:
                     raise InputError(
                         f"{file}: found {groups:,} row groups of {columns:,} columns, expected at most "
@@ -81,7 +81,7 @@ def check_footer(file: str, opened: Any) -> None:
 
 def _check_schema(file: str, thrift: Thrift) -> int:
     """Returns the number of columns, those within structs and lists counted one by one."""
-    size, _ = thrift.list_header()
+    size, _ = thrift.read_list_header()
     columns = 0
     pending: list[int] = []  # children that the open groups still lack
     for _ in range(size):
@@ -338,7 +338,7 @@ def _runs(data: bytes, width: int, num_values: int) -> Iterator[_Run]:
     """
     thrift = Thrift(data)  # its varints are Parquet's
     while num_values > 0:
-        header = thrift.varint()
+        header = thrift.read_varint()
         if header & 1:
             for start in range(0, header >> 1, LEVELS_STEP):
                 size = min(LEVELS_STEP, (header >> 1) - start) * width

@@ -7,7 +7,7 @@ import re
 import pyarrow as pa
 
 from indexing.files import limits
-from indexing.files.raw import Lines, clip, no_rows_error, tsv_fields
+from indexing.files.raw import Lines, clip, no_rows_error, split_tsv_line
 from indexing.files.rows import file_and_line, row_error, text_lines
 
 QRELS_SCHEMA = pa.schema(
@@ -38,7 +38,7 @@ def read_qrels(file: str) -> pa.Table:
             if delimiter == " ":
                 fields = [field for field in row.split(" ") if field]
             else:
-                fields = tsv_fields(file_and_line(piece, line), row) if '"' in row else row.split("\t")
+                fields = split_tsv_line(file_and_line(piece, line), row) if '"' in row else row.split("\t")
             if line == 1:
                 num_fields = len(fields)
                 if fields == HEADER:

@@ -116,13 +116,13 @@ def open_input(file: str) -> Any:
     filesystem, key = filesystem_of(file)
     try:
         if not file.startswith("s3://"):
-            refuse_irregular(file)
+            refuse_special_files(file)
         return filesystem.open_input_file(key)
     except OSError as error:
         raise unreadable_error(file, error) from None
 
 
-def refuse_irregular(path: str) -> None:
+def refuse_special_files(path: str) -> None:
     """Raises InputError for a local path that is neither a regular file nor a folder, and OSError for a missing one."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
@@ -193,7 +193,7 @@ def filesystem_of(path: str) -> tuple[Any, str]:
     return s3_filesystem(), path.removeprefix("s3://")
 
 
-def tsv_fields(place: str, line: str) -> list[str]:
+def split_tsv_line(place: str, line: str) -> list[str]:
     """Returns a line's tab-separated fields, quoted as by Python's csv module.
 
     Raises InputError that names the place if there are too many.

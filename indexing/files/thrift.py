@@ -21,7 +21,7 @@ class Thrift:
         self.at += 1
         return self.data[self.at - 1]
 
-    def varint(self) -> int:
+    def read_varint(self) -> int:
         value = shift = 0
         while shift < 70:
             byte = self.byte()
@@ -39,31 +39,31 @@ class Thrift:
             yield number, header & 15
 
     def integer(self) -> int:
-        value = self.varint()
+        value = self.read_varint()
         return (value >> 1) ^ -(value & 1)
 
-    def list_header(self) -> tuple[int, int]:
+    def read_list_header(self) -> tuple[int, int]:
         """Returns (number of elements, their type)."""
         header = self.byte()
-        return (header >> 4 if header >> 4 < 15 else self.varint()), header & 15
+        return (header >> 4 if header >> 4 < 15 else self.read_varint()), header & 15
 
     def skip(self, kind: int, depth: int = 0) -> None:
         """Skips a value."""
         if depth > 16:
             raise Malformed
         if kind in (3, 4, 5, 6):
-            self.varint() if kind != 3 else self.byte()
+            self.read_varint() if kind != 3 else self.byte()
         elif kind == 8:
-            length = self.varint()
+            length = self.read_varint()
             self.at += length
         elif kind in (7, 13):
             self.at += 8 if kind == 7 else 16
         elif kind in (9, 10):
-            size, element = self.list_header()
+            size, element = self.read_list_header()
             for _ in range(size):
                 self.skip_element(element, depth)
         elif kind == 11:
-            if size := self.varint():
+            if size := self.read_varint():
                 kinds = self.byte()
                 for _ in range(size):
                     self.skip_element(kinds >> 4, depth)

@@ -12,7 +12,7 @@ from indexing.files.columns import PassageColumns, QueryColumns, Table
 from indexing.files.delimited import DelimitedRows, delimited_blocks, read_fields, read_header
 from indexing.files.raw import Piece, clip
 from indexing.files.rows import Row, RowReader, file_and_line, flatten, integer_id, metadata_text, row_error
-from indexing.formats.tables import QueryRow, TableFormat, hash_id
+from indexing.formats.tables import QueryRow, TableFormat, id_from_content
 
 
 class DelimitedText(TableFormat):
@@ -55,7 +55,7 @@ class DelimitedText(TableFormat):
         if not columns.title:
             titles = [""] * len(texts)
         if not columns.id:
-            ids = [hash_id(text, title) for title, text in zip(titles, texts, strict=True)]
+            ids = [id_from_content(text, title) for title, text in zip(titles, texts, strict=True)]
         elif "" in ids:
             integer_id(block, lines[ids.index("")], "", columns.id)
         if not rest:

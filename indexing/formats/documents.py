@@ -147,7 +147,7 @@ ids are these paths.
         name = file.rpartition("/")[2]
         return {"file": name, "bytes": size, "documents": len(documents), "samples": digest.hexdigest()}
 
-    def left_out(self, file: str) -> str:
+    def describe_skipped_files(self, file: str) -> str:
         _, hidden, others = list_documents(file)
         if not hidden and not others:
             return ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from indexing.files import limits
 from indexing.files.columns import PassageColumns, Table, is_query_header
-from indexing.files.raw import Lines, Piece, clip, tsv_fields
+from indexing.files.raw import Lines, Piece, clip, split_tsv_line
 from indexing.files.rows import Row, RowReader, integer_id, quoted_rows, row_error
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
@@ -81,7 +81,7 @@ Queries:
         """Returns a reader that starts after the header. Raises InputError if the file has another first line."""
         lines = Lines(file)
         header = lines.take(1)
-        if header and tsv_fields(f"{file}:1", (header.data or b"").decode("utf-8", "replace")) != HEADER:
+        if header and split_tsv_line(f"{file}:1", (header.data or b"").decode("utf-8", "replace")) != HEADER:
             raise InputError(
                 f"{file}:1: found {clip(header.data)}, expected DPR's header id<TAB>text<TAB>title; "
                 "add it or name another format"

@@ -92,7 +92,7 @@ class CorpusFormat(ABC):
         """Returns what a resume compares, for the configuration of a corpus: at least `file`, its name, and `bytes`."""
         return file_identity(file)
 
-    def left_out(self, file: str) -> str:
+    def describe_skipped_files(self, file: str) -> str:
         """Returns a line about the files below a folder that an import leaves out; "": there are none."""
         return ""
 

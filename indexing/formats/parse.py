@@ -70,7 +70,7 @@ def parse_corpus(
             if split is None:
                 rows = format.read_passages(block, chunk.columns)
             else:
-                rows = _with_text(block, format.read_documents(block, chunk.columns))
+                rows = _require_text(block, format.read_documents(block, chunk.columns))
             tables.append(_passages(block, rows, filters, is_text=format.has_text_values))
             size += tables[-1].nbytes
             _check_growth(format, chunk, block, size, "lower parameter part_size")
@@ -86,7 +86,7 @@ def parse_corpus(
     return passages
 
 
-def _with_text(block: Piece, rows: Iterable[Row]) -> Iterator[Row]:
+def _require_text(block: Piece, rows: Iterable[Row]) -> Iterator[Row]:
     """Yields the documents of a block. Raises InputError for one without a title and a text."""
     for row in rows:
         line, id, title, text, _ = row
@@ -102,13 +102,15 @@ def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, 
     typed: dict[str, list[Any]] = {name: [] for name in filters}
     for line, id, title, text, fields in rows:
         if is_text and filters:
-            fields = {name: typed_field(value, filters.get(name)) for name, value in fields.items()}
+            fields = {name: convert_field(value, filters.get(name)) for name, value in fields.items()}
         ids.append(id)
         titles.append(title)
         texts.append(text)
         metadata.append(dump_metadata(block, line, fields) if fields else "")
         for name, kind in filters.items():
-            typed[name].append(filter_value(partial(row_error, block, line), name, kind, value_at(fields, name)))
+            typed[name].append(
+                convert_filter_value(partial(row_error, block, line), name, kind, value_at(fields, name))
+            )
     table = pa.table([ids, titles, texts, metadata], schema=CORPUS_SCHEMA)
     for name, kind in filters.items():
         table = table.append_column(f"filter.{name}", pa.array(typed[name], FILTER_TYPES[kind]))
@@ -158,7 +160,7 @@ def read_queries(source: Source) -> tuple[pa.Table, dict[str, pa.Table]]:
     return source.format.read_query_files(source.queries, source.query_columns, source.qrels)
 
 
-def typed_field(value: Any, kind: str | None) -> Any:
+def convert_field(value: Any, kind: str | None) -> Any:
     """Returns a field of CSV or TSV in the type of its filter; the unchanged text if it has another form."""
     if type(value) is not str or kind is None:
         return value
@@ -177,7 +179,7 @@ def _value_type(kind: str) -> str:
     return kind.removeprefix("list[").removesuffix("]")
 
 
-def filter_value(refuse: Callable[[str, str, str], InputError], name: str, kind: str, value: Any) -> Any:
+def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: str, kind: str, value: Any) -> Any:
     """Returns the value of a filter for Arrow.
 
     Args:
@@ -193,7 +195,7 @@ def filter_value(refuse: Callable[[str, str, str], InputError], name: str, kind:
         return None
     if (value_type := _value_type(kind)) != kind:
         values = value if isinstance(value, list) else [value]
-        return [filter_value(refuse, name, value_type, each) for each in values if each is not None] or None
+        return [convert_filter_value(refuse, name, value_type, each) for each in values if each is not None] or None
     if kind == "timestamp":
         try:
             moment = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else value)

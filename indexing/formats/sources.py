@@ -19,7 +19,7 @@ from indexing.files.columns import (
     QueryNames,
     describe_passage_columns,
     describe_query_columns,
-    no_judgements,
+    judgements_hint,
 )
 from indexing.files.listing import is_file, list_files, walk_files
 from indexing.files.start import FileStart, refuse_unreadable
@@ -86,7 +86,9 @@ def detect(
     path, listing = list_files(path)
     if listing is None:
         chosen = requested or _detect_corpus(path, is_named)
-        source = Source(chosen, _stem(path), (path,), (), {}, titles=_title_file(chosen, _files_beside(chosen, path)))
+        source = Source(
+            chosen, _stem(path), (path,), (), {}, titles=_title_file(chosen, _title_files_beside(chosen, path))
+        )
     else:
         chosen, corpus = _corpus_files(path, listing, requested)
         if chosen.is_folder:
@@ -100,7 +102,7 @@ def detect(
         titles = _title_file(chosen, [f"{path}/{name}" for name in listing])
         source = Source(chosen, _name(path), corpus, (), {}, titles=titles)
         if chosen.has_columns or chosen.is_folder:
-            source = replace(source, query_source=_queries_beside(path, listing))
+            source = replace(source, query_source=_find_queries_beside(path, listing))
         else:
             queries, qrels = _queries(path, listing, chosen)
             source = replace(source, queries=queries, qrels=qrels)
@@ -109,7 +111,7 @@ def detect(
             source = replace(source, format=_detect_corpus(source.corpus[0], has_columns=True))
         if isinstance(source.format, TableFormat):
             table = source.format.read_table(source.corpus[0])
-            names, line = names.completed(source.corpus[0], table, earlier)
+            names, line = names.with_earlier_names(source.corpus[0], table, earlier)
             source = replace(source, remembered=line)
     return replace(source, columns=source.format.choose_columns(source.corpus[0], names))
 
@@ -159,7 +161,7 @@ def describe_columns(source: Source) -> list[str]:
     those become metadata.
     """
     lines = []
-    if source.corpus and (left_out := source.format.left_out(source.corpus[0])):
+    if source.corpus and (left_out := source.format.describe_skipped_files(source.corpus[0])):
         lines.append(left_out)
     if source.remembered:
         lines.append(source.remembered)
@@ -170,7 +172,7 @@ def describe_columns(source: Source) -> list[str]:
     if source.queries and (shown := source.format.shown_query_columns(source.queries[0], source.query_columns)):
         lines.append(describe_query_columns(source.queries[0], *shown))
         if not source.qrels and shown[1].relevant is None:
-            lines.append(no_judgements(source.queries[0], *shown))
+            lines.append(judgements_hint(source.queries[0], *shown))
     return lines + (describe_columns(source.query_source) if source.query_source else [])
 
 
@@ -298,7 +300,7 @@ def _queries(path: str, listing: list[str], format: CorpusFormat) -> tuple[tuple
     return tuple(f"{path}/{name}" for name in format.find_queries(listing)), splits
 
 
-def _queries_beside(path: str, listing: list[str]) -> Source | None:
+def _find_queries_beside(path: str, listing: list[str]) -> Source | None:
     """Returns the queries in the folder of a table; their columns can only be recognised, not named."""
     if not any(each.find_queries(listing) for each in FORMATS):
         return None
@@ -325,7 +327,7 @@ def _query_tables(path: str, listing: list[str], names: QueryNames, split: str |
     return _with_query_columns(Source(tables[0], _name(path), (), queries, qrels), names, split)
 
 
-def _files_beside(format: CorpusFormat, path: str) -> list[str]:
+def _title_files_beside(format: CorpusFormat, path: str) -> list[str]:
     """Returns the files of titles beside a corpus file, if it has the name that the format gives it in a folder."""
     folder, name = path.removesuffix(_name(path)), _name(path)
     files = [f"{folder}{title_file}" for title_file in format.title_files if format.find_corpus([name])]

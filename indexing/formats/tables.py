@@ -185,7 +185,7 @@ def named_passages(
             if type(id) is not str or not id:
                 id = integer_id(block, line, id, columns.id)
         else:
-            id = hash_id(text, title)
+            id = id_from_content(text, title)
         if metadata is None:
             remove_values(document, used)
             fields = flatten(block, line, document) if document else document
@@ -196,7 +196,7 @@ def named_passages(
         yield line, id, title, text, {name: value for name, value in fields.items() if value is not None}
 
 
-def hash_id(text: str, title: str = "") -> str:
+def id_from_content(text: str, title: str = "") -> str:
     """Returns the id of a passage without an id: 32 hexadecimal digits of SHA-256 over its UTF-8 text.
 
     A title, if there is one, comes first, with a NUL between the two.
@@ -215,7 +215,7 @@ def _query(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) 
         if type(id) is not str:
             id = integer_id(piece, line, id, columns.id)
     else:
-        id = hash_id(text)
+        id = id_from_content(text)
     rest = copy.deepcopy(row) if any("." in name for name in columns.used) else dict(row)
     remove_values(rest, columns.used)
     fields = flatten(piece, line, rest)

@@ -13,7 +13,7 @@ from indexing.exact import Hits
 from indexing.hit_sources.kind import SearchContext, SourceKind
 from indexing.hit_sources.online import PROBE, Files, OnlineSearch, PinnedArtifacts, SearcherScope, Target
 from indexing.lucene.bm25 import DEFAULT, Bm25, search_bm25
-from indexing.lucene.searching import OpenSegments, segment_share
+from indexing.lucene.searching import OpenSegments, segments_in_range
 from indexing.store.artifact import Artifact
 from indexing.store.chain import check_lineage
 from indexing.work.tasks import Runner
@@ -56,7 +56,7 @@ class OnlineBm25(OnlineSearch):
         return OpenSegments(readers, corpus, scope.rows, scope.threads or 1)
 
     def files(self, readers: Bm25, scope: SearcherScope) -> list[Files]:
-        return [readers.shards[segment_share(readers, scope.rows)[0]]]
+        return [readers.shards[segments_in_range(readers, scope.rows)[0]]]
 
     def probe(self, searcher: OpenSegments) -> None:
         searcher.search([PROBE], 1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.dense.index import Index
-from indexing.dense.online import DenseShard, dense_stretches, index_share
+from indexing.dense.online import DenseShard, searched_row_ranges, shards_in_range
 from indexing.dense.shard import OpenShards
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
@@ -80,9 +80,9 @@ class OnlineDense(OnlineSearch):
     def files(self, readers: Space, scope: SearcherScope) -> list[Files]:
         """Returns the shards of the index, and the vectors of their rows, with which candidates are scored."""
         vectors, index = readers.embeddings, readers.index
-        ranges = dense_stretches(vectors, index, scope.rows)
+        ranges = searched_row_ranges(vectors, index, scope.rows)
         # The shards of a Flat index are not read.
-        shards = [] if index is None or index.factory == "Flat" else index_share(index, scope.rows)
+        shards = [] if index is None or index.factory == "Flat" else shards_in_range(index, scope.rows)
         parts = [
             part for part in vectors.parts if any(first < part.end and part.first_row < end for first, end in ranges)
         ]

@@ -77,7 +77,9 @@ def parse(source: str) -> Expression:
     return Expression(source, terms, weights)
 
 
-def check_used(source: str, options: SearchOptions, others: Mapping[str, tuple[object, str]] | None = None) -> None:
+def check_options_used(
+    source: str, options: SearchOptions, others: Mapping[str, tuple[object, str]] | None = None
+) -> None:
     """Checks that a source uses all settings of a search.
 
     Args:

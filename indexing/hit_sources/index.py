@@ -13,7 +13,7 @@ from indexing.hit_sources.kind import IndexKind, SearchContext
 from indexing.hit_sources.online import Target
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild
-from retriever.memory import human
+from retriever.memory import format_bytes
 
 
 class FaissKind(IndexKind):
@@ -67,7 +67,7 @@ class FaissKind(IndexKind):
             f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}",
             f"factory  {work.factory}, trained on {trained:,} vectors",
         ]
-        return IndexBuild(work, plan, f"{human(trained * embeddings.dim * 4)} to train", report)
+        return IndexBuild(work, plan, f"{format_bytes(trained * embeddings.dim * 4)} to train", report)
 
 
 INDEX = FaissKind()

@@ -90,7 +90,7 @@ class SearchContext:
         counts = {name: encoder.cuts(queries).stored() for name, encoder in self._encoders.items()}
         return {"query_cuts": counts} if counts else {}
 
-    def longest_query(self, embeddings: str) -> int | None:
+    def query_length_limit(self, embeddings: str) -> int | None:
         """Returns the largest length limit of the queries of some embeddings; None: their encoder allows any."""
         return self._encoders[embeddings].spec.longest("query")
 

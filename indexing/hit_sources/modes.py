@@ -105,10 +105,10 @@ def dense_names(store: Store, embeddings: str | None, index: str | None) -> tupl
     if index is not None:
         return store.only("embeddings", _embeddings_of(store, index, embeddings)), index
     embeddings = store.only("embeddings", embeddings, DENSE.holds)
-    return embeddings, index_over(store, embeddings, "say which with parameter index NAME")
+    return embeddings, find_index_over(store, embeddings, "say which with parameter index NAME")
 
 
-def index_over(store: Store, embeddings: str, remedy: str) -> str | None:
+def find_index_over(store: Store, embeddings: str, remedy: str) -> str | None:
     """Returns the name of the FAISS index over embeddings; None if it is missing.
 
     Args:

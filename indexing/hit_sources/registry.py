@@ -32,7 +32,7 @@ def index_kinds() -> list[IndexKind]:
     return [kind for kind in KINDS if isinstance(kind, IndexKind)]
 
 
-def find_vectors(described: Mapping[str, Any]) -> IndexKind:
+def find_index_kind(described: Mapping[str, Any]) -> IndexKind:
     """Returns the kind that searches the vectors of an encoder; it names their reader and their kind.
 
     described: the settings of the encoder (`EncoderSpec.describe`). Raises InputError for vectors of an unknown kind.

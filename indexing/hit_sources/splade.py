@@ -16,7 +16,7 @@ from indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, Se
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.lucene.java import FILL_MEMORY
-from indexing.lucene.searching import OpenSegments, segment_share
+from indexing.lucene.searching import OpenSegments, segments_in_range
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.store.chain import check_lineage
@@ -75,7 +75,7 @@ class OnlineSplade(OnlineSearch):
         return OpenSegments(readers.index, corpus, scope.rows, scope.threads or 1)
 
     def files(self, readers: Readers, scope: SearcherScope) -> list[Files]:
-        return [readers.index.shards[segment_share(readers.index, scope.rows)[0]]]
+        return [readers.index.shards[segments_in_range(readers.index, scope.rows)[0]]]
 
     def probe(self, searcher: OpenSegments) -> None:
         index: Any = searcher.index

@@ -18,7 +18,7 @@ from indexing.lucene.segments import (
     SegmentFiles,
     check_versions,
     commit_segment,
-    find_versions,
+    query_versions,
     segment_files,
     segments_of,
 )
@@ -141,7 +141,7 @@ class BuildBm25(GrowingWork):
             InputError: If Java does not work there or does not know the language, or if the existing generations were
                 built with other versions.
         """
-        self.config |= find_versions(runner, self.previous, self.language, self.num_shards)
+        self.config |= query_versions(runner, self.previous, self.language, self.num_shards)
 
     @property
     def stages(self) -> list[TaskStage]:

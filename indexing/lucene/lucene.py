@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from indexing.exact import Hits
-from indexing.lucene.java import Java, fat_jar, jvm
+from indexing.lucene.java import Java, find_anserini_jar, jvm
 from retriever.errors import InputError
 
 FIELD = "contents"
@@ -32,7 +32,7 @@ PACKAGE = "org.apache.lucene."
 
 
 @dataclass(frozen=True)
-class LuceneShard:
+class LuceneSegmentFiles:
     """A compound segment: one large file, and a few small ones.
 
     Attributes:
@@ -78,7 +78,7 @@ def _as(name: str, value: Any) -> Any:
 def versions() -> dict[str, str]:
     """Returns the versions of Lucene and Anserini, which decide the terms of a text."""
     version = _type("util.Version").LATEST.toString()
-    return {"lucene": version, "anserini": fat_jar().name.split("-")[1]}
+    return {"lucene": version, "anserini": find_anserini_jar().name.split("-")[1]}
 
 
 @functools.cache
@@ -101,12 +101,14 @@ def analyzer(language: str) -> Any:
     return analysis
 
 
-def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") -> LuceneShard:
+def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") -> LuceneSegmentFiles:
     """Writes passages as a segment, with the analyzer of a language; errors as of `write_segment`."""
     return write_segment(passages, folder, analyzer(language))
 
 
-def write_segment(passages: Iterable[str], folder: Path, analysis: Any, *, omit_norms: bool = False) -> LuceneShard:
+def write_segment(
+    passages: Iterable[str], folder: Path, analysis: Any, *, omit_norms: bool = False
+) -> LuceneSegmentFiles:
     """Writes passages, in their order, as the only segment of a new index in an empty folder.
 
     Args:
@@ -129,7 +131,7 @@ def write_segment(passages: Iterable[str], folder: Path, analysis: Any, *, omit_
         ) from error
 
 
-def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_norms: bool) -> LuceneShard:
+def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_norms: bool) -> LuceneSegmentFiles:
     java = lucene()
     config = _type("index.IndexWriterConfig")(_as("analysis.Analyzer", analysis))
     config.setRAMBufferSizeMB(BUFFER_MB)
@@ -165,7 +167,7 @@ def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_no
     [bulk] = [name for name in files if name.endswith(".cfs")] or [""]
     if not bulk:
         raise InputError(f"{count} passages made no segment; give a shard one passage at least")
-    return LuceneShard(bulk, {name: path.read_bytes() for name, path in files.items() if name != bulk})
+    return LuceneSegmentFiles(bulk, {name: path.read_bytes() for name, path in files.items() if name != bulk})
 
 
 class SegmentSearch(abc.ABC):
@@ -173,7 +175,7 @@ class SegmentSearch(abc.ABC):
 
     def __init__(
         self,
-        shards: Sequence[tuple[LuceneShard, Path]],
+        shards: Sequence[tuple[LuceneSegmentFiles, Path]],
         similarity: Any,
         *,
         searched: slice = slice(None),
@@ -246,7 +248,7 @@ class LuceneSearch(SegmentSearch):
 
     def __init__(
         self,
-        shards: Sequence[tuple[LuceneShard, Path]],
+        shards: Sequence[tuple[LuceneSegmentFiles, Path]],
         *,
         k1: float,
         b: float,
@@ -262,7 +264,7 @@ class LuceneSearch(SegmentSearch):
         return self._generator.buildQuery(FIELD, self._analyzer, query.replace("\0", " "))
 
 
-def open_shard(shard: LuceneShard, bulk: Path) -> Any:
+def open_shard(shard: LuceneSegmentFiles, bulk: Path) -> Any:
     """Returns a DirectoryReader of a shard.
 
     Lucene expects all files under their names in one folder, which exists only while the reader opens.

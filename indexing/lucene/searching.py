@@ -11,7 +11,7 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.corpus.row_ranges import Matches
-from indexing.exact import Hits, no_hits
+from indexing.exact import Hits, empty_hits
 from indexing.lucene.lucene import SegmentSearch
 from indexing.lucene.segments import segment_rows
 from indexing.store.artifact import Artifact
@@ -55,7 +55,7 @@ class SegmentedIndex(Protocol):
         """
 
 
-def segment_share(index: SegmentedIndex, rows: RowRange) -> tuple[slice, RowRange]:
+def segments_in_range(index: SegmentedIndex, rows: RowRange) -> tuple[slice, RowRange]:
     """Returns which segments of an index belong to a range of rows, and the rows that these hold."""
     segment_ranges = segment_rows(index.shards)
     share = rows.share(segment_ranges)
@@ -78,14 +78,14 @@ class OpenSegments:
 
     def __init__(self, index: SegmentedIndex, corpus: Corpus, rows: RowRange, threads: int = 1):
         self.index, self.corpus, self.threads = index, corpus, threads
-        share, rows_of_segments = segment_share(index, rows)
+        share, rows_of_segments = segments_in_range(index, rows)
         self._searcher = index.searcher(share) if index.shards[share] else None
         self._matches = Matches(corpus, rows_of_segments)
 
     def search(self, queries: Any, k: int, filter: Filter | None = None) -> Hits:
         """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
         if self._searcher is None:
-            return no_hits(len(queries), k)
+            return empty_hits(len(queries), k)
         among = None if filter is None else self._matches.rows(filter)
         deleted: np.ndarray = self.corpus.deleted
         return self.index.search(queries, k, deleted, threads=self.threads, among=among, searcher=self._searcher)
@@ -112,11 +112,13 @@ def search_segments(
 ) -> Hits:
     """Returns the top k of each query; arguments as of `SegmentedIndex.search`."""
     if among is None:
-        return search_alive(searcher, queries, k, deleted, threads)
+        return search_undeleted(searcher, queries, k, deleted, threads)
     return search_among(searcher, queries, k, among, threads)
 
 
-def search_alive(searcher: SegmentSearch, queries: Sequence[str], k: int, deleted: np.ndarray, threads: int) -> Hits:
+def search_undeleted(
+    searcher: SegmentSearch, queries: Sequence[str], k: int, deleted: np.ndarray, threads: int
+) -> Hits:
     """Returns the top k of each query without the deleted rows. Searches deeper until there are k."""
     if not len(deleted):
         return searcher.search(queries, k, threads=threads)
@@ -127,7 +129,7 @@ def search_alive(searcher: SegmentSearch, queries: Sequence[str], k: int, delete
 def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
     """Returns the top k of each query among some rows, int64, ascending. Searches deeper until there are k."""
     if not len(rows):
-        return no_hits(len(queries), k)
+        return empty_hits(len(queries), k)
     depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
     return _search_deeper(searcher, queries, k, depth, lambda numbers: np.isin(numbers, rows), threads, len(rows))
 
@@ -147,7 +149,7 @@ def _search_deeper(
     accepted.
     """
     expected = k if num_allowed is None else min(k, num_allowed)
-    scores, rows = no_hits(len(queries), k)
+    scores, rows = empty_hits(len(queries), k)
 
     def search(numbers: np.ndarray) -> np.ndarray:
         """Searches some queries; returns which of them have all of their hits."""

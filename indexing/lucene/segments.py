@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexing.lucene.lucene import LuceneShard, analyzer, versions
+from indexing.lucene.lucene import LuceneSegmentFiles, analyzer, versions
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange
 from indexing.store.documents import Part
@@ -33,9 +33,9 @@ def segment_files(shards: Sequence[tuple[Artifact, Part]]) -> SegmentFiles:
     return tuple(files)
 
 
-def segments_of(files: SegmentFiles) -> list[tuple[LuceneShard, Path]]:
+def segments_of(files: SegmentFiles) -> list[tuple[LuceneSegmentFiles, Path]]:
     """Returns the segments, each with the path of its bulk."""
-    return [(LuceneShard(bulk, dict(small)), Path(path)) for bulk, small, path in files]
+    return [(LuceneSegmentFiles(bulk, dict(small)), Path(path)) for bulk, small, path in files]
 
 
 def check_versions(of: Artifact | Draft) -> None:
@@ -48,7 +48,7 @@ def check_versions(of: Artifact | Draft) -> None:
             )
 
 
-def find_versions(runner: Runner, previous: Sequence[Artifact], language: str, count: int) -> dict[str, str]:
+def query_versions(runner: Runner, previous: Sequence[Artifact], language: str, count: int) -> dict[str, str]:
     """Returns the versions of Lucene and Anserini that a worker reports.
 
     Args:
@@ -84,7 +84,7 @@ class LuceneVersionsTask:
 
 
 def commit_segment(
-    draft: Draft, name: str, segment: LuceneShard, folder: Path, first: int, end: int, **facts: int
+    draft: Draft, name: str, segment: LuceneSegmentFiles, folder: Path, first: int, end: int, **facts: int
 ) -> None:
     """Commits a segment of the rows [first, end) as a part: its bulk is the file, its small files are in the record.
 

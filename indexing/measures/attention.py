@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from indexing.embeddings.encoders import EncoderSpec, spec_of
+from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from indexing.measures.distributions import cosines, divergences
 from indexing.store.store import Store
 from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
@@ -72,7 +72,7 @@ class MeasureAttention:
     """
 
     def __init__(self, store: Store, task: str):
-        spec = spec_of(store, None, task, EncoderOptions(compile="never"))
+        spec = find_encoder_spec(store, None, task, EncoderOptions(compile="never"))
         prompt = spec.prompt()
         if prompt is None or prompt.synthesis is None:
             raise InputError(

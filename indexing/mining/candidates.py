@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
 from indexing.hit_sources.grammar import source_label
@@ -266,7 +266,7 @@ def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None
     Raises:
         InputError: If the split has no qrels, or if an answer is not a text.
     """
-    pairs, chosen = judged_pairs(corpus, queries, split, limit), queries.split(split, limit)
+    pairs, chosen = read_judged_pairs(corpus, queries, split, limit), queries.split(split, limit)
     positives, others = (dict(zip(pairs.ids, rows, strict=True)) for rows in (pairs.rows, pairs.others))
     none = np.empty(0, np.int64)
     metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))

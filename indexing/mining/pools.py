@@ -141,12 +141,12 @@ def pool_hits(
         rank[places[inside]], score[places[inside]] = ranks[inside], scores[inside]
         columns[f"rank:{source}"] = pa.array(rank, mask=missing)
         columns[f"score:{source}"] = pa.array(score, mask=missing)
-        lowest = _lowest(relevant, key, scores, len(query_ids))[queries]
+        lowest = _lowest_positive_scores(relevant, key, scores, len(query_ids))[queries]
         columns[f"positive:{source}"] = pa.array(lowest, mask=np.isnan(lowest))
     return pa.table(columns)
 
 
-def _lowest(relevant: np.ndarray, key: np.ndarray, scores: np.ndarray, num_queries: int) -> np.ndarray:
+def _lowest_positive_scores(relevant: np.ndarray, key: np.ndarray, scores: np.ndarray, num_queries: int) -> np.ndarray:
     """Returns the lowest score of each query's positives among its hits: float32 [queries]; see `positive:S`."""
     order = np.argsort(key)
     key, scores = key[order], scores[order]

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from indexing.corpus.corpus import Corpus
 from indexing.mining.pools import sources_of
-from indexing.store.result_files import whole_files
+from indexing.store.result_files import atomic_files
 from retriever.errors import InputError
 
 THRESHOLDS = (0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 10)))
@@ -202,7 +202,7 @@ def write_report(
     Raises InputError if the folder cannot be made, or holds another report (unless `overwrite`).
     """
     page, numbers = Path(folder) / "report.html", statistics.numbers()
-    with whole_files([str(page), str(page.with_suffix(".json"))], overwrite=overwrite) as [written, beside]:
+    with atomic_files([str(page), str(page.with_suffix(".json"))], overwrite=overwrite) as [written, beside]:
         beside.write_bytes(orjson.dumps(numbers, option=orjson.OPT_INDENT_2))
         written.write_text(_render(numbers, examples, title), encoding="utf-8")
     return page

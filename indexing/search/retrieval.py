@@ -136,7 +136,7 @@ class SearchQueries:
         numerics = {part.facts["numerics"] for part in parts if "numerics" in part.facts}
         draft.add_notes(hits=sum(part.rows for part in parts), **({"numerics": numerics.pop()} if numerics else {}))
 
-    def unanswered(self) -> list[str]:
+    def queries_without_hits(self) -> list[str]:
         """Returns the ids of the queries without hits in the complete run, in order: none of their terms is indexed."""
         answered: set[str] = set()
         for table in read_run(self.store.open("runs", self.name)):

@@ -16,7 +16,7 @@ from indexing.exact import Hits
 from indexing.files.raw import Lines
 from indexing.files.rows import text_lines
 from indexing.store.artifact import Artifact
-from indexing.store.result_files import whole_file
+from indexing.store.result_files import atomic_file
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 
@@ -102,7 +102,7 @@ def write_trec(tables: Iterable[pa.Table], path: str, tag: str, *, overwrite: bo
     Raises:
         InputError: If an id is empty or contains white space, or if the file exists with other content.
     """
-    with whole_file(path, overwrite=overwrite) as temporary, open(temporary, "w", encoding="utf-8") as file:
+    with atomic_file(path, overwrite=overwrite) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for table in tables:
             query_ids, ids = table["query_id"].to_pylist(), table["id"].to_pylist()
             starts = _starts(query_ids)

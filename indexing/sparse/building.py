@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from indexing.lucene.segments import check_versions, commit_segment, find_versions
+from indexing.lucene.segments import check_versions, commit_segment, query_versions
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.files import blocks
 from indexing.sparse.impacts import SCALE, document_texts, quantise
@@ -47,8 +47,8 @@ class BuildImpacts(GrowingWork):
         self.num_shards = count_shards(shards, self.end - self.first_row, first_rows)
 
     def pin_versions(self, runner: Runner) -> None:
-        """Adds the versions of Lucene and Anserini to the configuration. Raises InputError as `find_versions` does."""
-        self.config |= find_versions(runner, self.previous, "en", self.num_shards)
+        """Adds the versions of Lucene and Anserini to the configuration. Raises InputError as `query_versions` does."""
+        self.config |= query_versions(runner, self.previous, "en", self.num_shards)
 
     @property
     def stages(self) -> list[TaskStage]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from indexing.lucene.lucene import FIELD, PACKAGE, LuceneShard, SegmentSearch, lucene, write_segment
+from indexing.lucene.lucene import FIELD, PACKAGE, LuceneSegmentFiles, SegmentSearch, lucene, write_segment
 
 
 @functools.cache
@@ -20,7 +20,7 @@ def _frequency_analyzer() -> Any:
     return builder.addTokenFilter("delimitedTermFrequency", arguments()).build()
 
 
-def write_impacts(passages: Iterable[str], folder: Path) -> LuceneShard:
+def write_impacts(passages: Iterable[str], folder: Path) -> LuceneSegmentFiles:
     """Writes passages of the form `word|frequency ...` as a segment; arguments and errors as of `write_segment`."""
     return write_segment(passages, folder, _frequency_analyzer(), omit_norms=True)
 
@@ -33,7 +33,7 @@ class ImpactSearch(SegmentSearch):
     (`indexing.lucene.lucene` raises Lucene's limit of clauses).
     """
 
-    def __init__(self, shards: Sequence[tuple[LuceneShard, Path]], first_row: int = 0):
+    def __init__(self, shards: Sequence[tuple[LuceneSegmentFiles, Path]], first_row: int = 0):
         """shards, first_row: as of SegmentSearch."""
         similarity = lucene().type("io.anserini.search.similarity.ImpactSimilarity")()
         super().__init__(shards, similarity, first_row=first_row)

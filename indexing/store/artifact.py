@@ -40,7 +40,7 @@ from indexing.store.documents import (
     utc,
 )
 from indexing.store.keys import Key
-from indexing.store.storage import Storage, full_disk
+from indexing.store.storage import Storage, explain_disk_errors
 from retriever.errors import InputError
 
 READABLE = {1: ("prompts", "models")}  # kinds of earlier formats that are still read
@@ -322,7 +322,7 @@ class Draft:
             return done
         path = self._storage.scratch(suffix)
         try:
-            with full_disk(path):
+            with explain_disk_errors(path):
                 write(path)
                 digest, size = file_sha256(path), path.stat().st_size
             file = f"{name}-{digest[:16]}{suffix}"

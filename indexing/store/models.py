@@ -23,7 +23,7 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError, file_sha256, node_cache
 from indexing.store.documents import fingerprint_of, seal, unseal
 from indexing.store.keys import Key
-from indexing.store.storage import full_disk
+from indexing.store.storage import explain_disk_errors
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import SIDES, Side
@@ -83,7 +83,7 @@ def stored_model(store: Store, name: str) -> Artifact | None:
     return store.open(kind, model) if kind == "models" and model else None
 
 
-def find_task(store: Store, name: str) -> str:
+def resolve_task(store: Store, name: str) -> str:
     """Returns the name of the prompt or model of a task: for a sweep, of the run that the dev split chose.
 
     Args:
@@ -127,7 +127,7 @@ class Checkpoints:
         storage = self.store.storage
         path = storage.scratch(".safetensors")
         try:
-            with full_disk(path.parent):
+            with explain_disk_errors(path.parent):
                 try:
                     write(path)
                 except SafetensorError as error:

@@ -24,7 +24,7 @@ GIVEN = "given"  # in the configuration of a prompt that arrived over HTTP
 
 def newest_releases(store: Store) -> list[str]:
     """Returns the ids of the complete releases, the one that was saved last first."""
-    saved = _last_written(store, "releases")
+    saved = _last_write_times(store, "releases")
     complete = set(store.keys("releases"))
     keys = sorted((key for key in saved if key in complete), key=lambda key: (-saved[key], key))
     return [key.removeprefix("releases/") for key in keys]
@@ -41,7 +41,7 @@ def expired_releases(store: Store) -> list[str]:
     current = read_live_record(store.storage)
     if current is None:
         return []
-    saved = _last_written(store, "releases")
+    saved = _last_write_times(store, "releases")
     return sorted(key for key in saved.keys() - current.named if saved[key] < time.time() - GRACE_S)
 
 
@@ -53,7 +53,7 @@ def expired_prompts(store: Store, releases: Collection[str] = (), among: Collect
         releases: Keys of the releases that are about to be removed; they need no prompts.
         among: Only these keys of prompts; None: all.
     """
-    written = _last_written(store, "prompts")
+    written = _last_write_times(store, "prompts")
     old = [key for key in sorted(written) if written[key] < time.time() - GRACE_S and (among is None or key in among)]
     with ThreadPoolExecutor(16) as threads:
         over_http = [
@@ -111,7 +111,7 @@ def _may_be_live(store: Store, key: str) -> bool:
     return current is None or key in current.named
 
 
-def _last_written(store: Store, kind: str) -> dict[str, float]:
+def _last_write_times(store: Store, kind: str) -> dict[str, float]:
     """Returns when the last object of each artifact of a kind was written, by key."""
     last: dict[str, float] = {}
     for file, written in store.storage.times(kind).items():

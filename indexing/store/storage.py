@@ -123,7 +123,7 @@ class LocalStorage:
         target = self.local_path(key)
         path = self._write_temporary(source, target) if isinstance(source, bytes) else source
         try:
-            with full_disk(target):
+            with explain_disk_errors(target):
                 _sync(path)
                 _place(path, target, os.replace)
         finally:
@@ -134,7 +134,7 @@ class LocalStorage:
         target = self.local_path(key)
         temporary = self._write_temporary(data, target)
         try:
-            with full_disk(target):
+            with explain_disk_errors(target):
                 _place(temporary, target, self._link)
         except FileExistsError:
             # A network file system may repeat a link whose acknowledgement was lost, and then finds its own.
@@ -172,7 +172,7 @@ class LocalStorage:
 
     def swap(self, key: str, data: bytes, tag: str | None) -> bool:
         target = self.local_path(key)
-        with full_disk(target):
+        with explain_disk_errors(target):
             _make_folder(target.parent)
             with open(target.parent / f".{target.name}.lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -191,7 +191,7 @@ class LocalStorage:
 
     def scratch(self, suffix: str = "") -> Path:
         folder = self.root / TEMPORARY
-        with full_disk(folder):
+        with explain_disk_errors(folder):
             _make_folder(folder)
         return folder / f"{uuid.uuid4().hex}{suffix}"
 
@@ -207,7 +207,7 @@ class LocalStorage:
     def _write_temporary(self, data: bytes, target: Path) -> Path:
         temporary = self.scratch()
         try:
-            with full_disk(target):
+            with explain_disk_errors(target):
                 temporary.write_bytes(data)
                 _sync(temporary)
         except BaseException:
@@ -251,7 +251,7 @@ class LocalStorage:
 
 
 @contextlib.contextmanager
-def full_disk(path: Path) -> Iterator[None]:
+def explain_disk_errors(path: Path) -> Iterator[None]:
     """Turns an error of the disk or of permissions into one line that names the error's file, or else `path`."""
     try:
         yield

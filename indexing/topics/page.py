@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from indexing.store.result_files import whole_file
+from indexing.store.result_files import atomic_file
 from indexing.topics.reader import Topics
 from indexing.topics.tree import Node
 
@@ -28,7 +28,7 @@ def write_page(topics: Topics, path: str, *, overwrite: bool = False) -> None:
     Raises:
         InputError: If no file can be written there, or if a file with other content exists.
     """
-    with whole_file(path, overwrite=overwrite) as file:
+    with atomic_file(path, overwrite=overwrite) as file:
         file.write_text(render_page(topics), encoding="utf-8")
 
 

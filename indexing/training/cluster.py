@@ -26,7 +26,7 @@ from indexing.training.messages import (
     TrainingResult,
 )
 from indexing.training.monitor import Listener, start_monitor
-from indexing.training.worker import TrainingTask, train_one
+from indexing.training.worker import TrainingTask, train_on_worker
 from indexing.training.workers import announce_waiting
 from retriever.errors import Diverged, InputError
 from retriever.training.hooks import Stopped, StopRequests, no_stop_requests
@@ -224,7 +224,7 @@ def run_worker(
     """
     send(Started(rank))
     try:
-        result = train_one(task, send, device=device, rank=rank, world=world, stop_requests=stop_requests)
+        result = train_on_worker(task, send, device=device, rank=rank, world=world, stop_requests=stop_requests)
         if result is not None:
             send(Finished(result))
     except Stopped:

@@ -176,7 +176,7 @@ def receive(state: RunState, message: Message) -> tuple[RunState, Update]:
     match message:
         case Started(rank=0):
             attempts = state.attempts + 1
-            losses = _describe_losses(state) if attempts == RETRIES + 2 else state.losses
+            losses = _lost_workers_error(state) if attempts == RETRIES + 2 else state.losses
             return replace(state, attempts=attempts, losses=losses, cause=""), Update(is_start=True)
         case Resumed(step) if step > state.last_step:
             return replace(state, last_step=step), Update(steps=step - state.last_step, is_reused=True)
@@ -195,7 +195,7 @@ def receive(state: RunState, message: Message) -> tuple[RunState, Update]:
             return state, Update()
 
 
-def _describe_losses(state: RunState) -> str:
+def _lost_workers_error(state: RunState) -> str:
     """Returns the error for workers that were lost again and again before a new step."""
     cause = f" ({state.cause})" if state.cause else ""
     return (

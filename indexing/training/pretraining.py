@@ -13,7 +13,7 @@ from indexing.corpus.corpus import Corpus, open_table
 from indexing.corpus.queries import Queries
 from indexing.store.chain import RowPart
 from indexing.store.store import Store
-from indexing.training.dev import DevSplit, dev_set
+from indexing.training.dev import DevSplit, open_dev_set
 from indexing.training.worker import open_backbone
 from indexing.work.tasks import PYTHON_CORE, Place, Report, Resources, Runner
 from retriever.errors import InputError
@@ -77,7 +77,7 @@ class RipMaker:
             return system.tokenizer.compose(titles, texts, system.encoder.title)
 
         queries = Queries.open(self.store, self.dev.queries)
-        dev = dev_set(corpus, queries, self.dev.split, self.dev.limit, self.dev.passages, compose)
+        dev = open_dev_set(corpus, queries, self.dev.split, self.dev.limit, self.dev.passages, compose)
         return system, lambda: dev.mrr(system, rank, world), None
 
 

@@ -14,7 +14,7 @@ from indexing.corpus.queries import Queries
 from indexing.mining.negatives import mined_corpus, training_data
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.training.dev import DevSplit, check_lists, dev_lists
+from indexing.training.dev import DevSplit, open_dev_lists, queries_with_negatives
 from indexing.training.order import RankedLists, compare_orders
 from indexing.training.worker import open_backbone
 from retriever.errors import InputError
@@ -73,7 +73,7 @@ class CrossMaker:
             return system.tokenizer.compose(titles, texts, self.options.title)
 
         data = open_dev_data(self.store, self.dev, self.store.open("negatives", self.dev_negatives or self.negatives))
-        dev = dev_lists(data, self.dev.split, self.dev.passages, compose)
+        dev = open_dev_lists(data, self.dev.split, self.dev.passages, compose)
         return system, lambda: dev.mrr(system, rank, world), None
 
     def judge(self, system: CrossSystem) -> dict[str, Any]:
@@ -106,5 +106,5 @@ def open_dev_data(store: Store, dev: DevSplit, negatives: Artifact) -> TrainingD
             f"parameter dev_split {dev.split}: {error}; mine the negatives of this split, and name them with parameter "
             "dev_negatives"
         ) from None
-    check_lists(data, dev.split)
+    queries_with_negatives(data, dev.split)
     return data

@@ -10,7 +10,7 @@ import numpy as np
 
 from indexing.corpus.categories import categories_of_rows
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.named_values import parse_named_values
 from indexing.corpus.queries import ALL, Queries
 from indexing.mining.negatives import check_room, mined_corpus, passages_of, training_data
@@ -75,7 +75,7 @@ def _canonical(url: str) -> str:
     return url if "://" in url else str(Path(url).resolve())
 
 
-def parse_set(text: str) -> SetName:
+def parse_training_set(text: str) -> SetName:
     """Returns the training set that `queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL` names.
 
     `size=N`, `embeddings=NAME` and `dev=SPLIT` may be added; `queries` is required. Without `negatives`, or with
@@ -251,7 +251,7 @@ def _set_data(
             f"training set {name.task or name.queries}: judged pairs alone have no teacher scores, "
             "which a distillation loss needs: name negatives, or another parameter loss"
         )
-    return pair_data(corpus, queries, name.split, limit, weighted=weighted)
+    return read_judged_data(corpus, queries, name.split, limit, weighted=weighted)
 
 
 def with_categories(data: TrainingData, corpus: Corpus, field: str) -> TrainingData:
@@ -277,7 +277,9 @@ def with_categories(data: TrainingData, corpus: Corpus, field: str) -> TrainingD
     return replace(data, categories=table)
 
 
-def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, weighted: bool) -> TrainingData:
+def read_judged_data(
+    corpus: Corpus, queries: Queries, split: str, limit: int | None, *, weighted: bool
+) -> TrainingData:
     """Returns the queries of a split with their relevant passages, and without negatives.
 
     Args:
@@ -295,7 +297,7 @@ def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *
             f"parameter split {ALL}: it has no judgements, which training without negatives needs; name a split of "
             f"{queries.artifact.key} with judgements"
         )
-    pairs = judged_pairs(corpus, queries, split, limit)
+    pairs = read_judged_pairs(corpus, queries, split, limit)
     if not pairs.ids:
         raise InputError(
             f"{queries.artifact.url}: none of the {pairs.num_queries:,} queries of the split {split!r} has a relevant "

@@ -114,7 +114,7 @@ def abandoned_s(last: Checkpoints) -> float | None:
     return None if last.exists() else ABANDONED_S
 
 
-def train_one(
+def train_on_worker(
     task: TrainingTask,
     send: Callable[[Message], object],
     *,

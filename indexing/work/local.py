@@ -31,7 +31,7 @@ from indexing.work.tasks import (
     Task,
     WorkerRequest,
     ignore,
-    may_draw,
+    may_submit,
     stays_open,
 )
 from retriever.errors import InputError, StorageError
@@ -243,7 +243,7 @@ def _run_bounded(
     pending = {} if pending is None else pending
     number = 0
     while True:
-        while may_draw(pending.values(), limit) and (item := next(items, END)) is not END:
+        while may_submit(pending.values(), limit) and (item := next(items, END)) is not END:
             pending[_submit_or_keep(submit, number, item, pending)] = item
             number += 1
         if not pending:

@@ -56,7 +56,7 @@ class RayActors(RayTasks):
         """Yields the unfinished items with their results, and removes them; returns the failure that ended the pool."""
         import ray
 
-        set_up(ray.data.DataContext.get_current())
+        configure_data_context(ray.data.DataContext.get_current())
         calls, items = task.resources.calls, dict(unfinished)
         size = min(self.request.max_workers, len(items))  # pending actors are demand
         wait_for_nodes(self.nodes, self.say, self.request, place.cores, place.gpus, size)
@@ -110,7 +110,7 @@ class PoolWorker:
         return {**row, "error": "", "failure": None, **dataclasses.asdict(result)}
 
 
-def set_up(context: Any) -> None:
+def configure_data_context(context: Any) -> None:
     """Configures Ray Data's DataContext for a pool."""
     context.enable_progress_bars = False
     context.max_errored_blocks = 0  # an item that fails ends the job: no item is dropped

@@ -30,7 +30,7 @@ from indexing.work.tasks import (
     Task,
     WorkerRequest,
     ignore,
-    may_draw,
+    may_submit,
     reports_progress,
     stays_open,
     task_name,
@@ -122,7 +122,7 @@ class RayTasks:
             stack.enter_context(self._say_waiting(place, lambda: min(most, len(pending))))
             call = self._call_of(task, task_name(task))
             while True:
-                while may_draw(pending.values(), 2 * most) and (item := next(source, END)) is not END:
+                while may_submit(pending.values(), 2 * most) and (item := next(source, END)) is not END:
                     pending[call(item, board, number)] = item
                     number += 1
                 if not pending:

@@ -156,7 +156,7 @@ class Runner(Protocol):
 
         Args:
             task: The task.
-            items: May be endless; drawn as workers become free (`may_draw`).
+            items: May be endless; drawn as workers become free (`may_submit`).
             on_progress: Called with the rows of unfinished items that are done so far.
         """
 
@@ -180,6 +180,6 @@ END: Any = object()
 """Stands for the end of an iterator in `next`, since an item may be None."""
 
 
-def may_draw(pending: Collection[Any], limit: int) -> bool:
+def may_submit(pending: Collection[Any], limit: int) -> bool:
     """Whether a runner may draw another item: fewer than `limit` are pending, of less than MAX_BYTES in total."""
     return len(pending) < limit and sum(getattr(item, "size_bytes", 0) for item in pending) < MAX_BYTES

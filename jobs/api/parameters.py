@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import input_error, options_of
+from jobs.common.cli import find_input_error, options_of
 
 import contextlib
 import importlib
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.common.command_line import as_arguments, known_names, remedy_of, setting_expectation, setting_value
+from jobs.common.command_line import as_arguments, known_names, setting_expectation, setting_value, suggest_option
 from jobs.common.options import Option, build_options, choices_of, describe_type, flatten
 
 from retriever.errors import InputError
@@ -120,7 +120,7 @@ class Parameters:
             if option.name == name:
                 return f"it is {parameter} here"
         known = known_names(self.options).replace("--help lists", f"describe_options({self.method!r}) lists")
-        return remedy_of(name, {parameter: parameter for parameter in self.options}) or known
+        return suggest_option(name, {parameter: parameter for parameter in self.options}) or known
 
     @contextlib.contextmanager
     def named(self, keywords: Mapping[str, Any], clean: Callable[[str], str] = str) -> Iterator[None]:
@@ -133,7 +133,7 @@ class Parameters:
         try:
             yield
         except Exception as error:
-            cause = input_error(error)
+            cause = find_input_error(error)
             if cause is None:
                 raise
             message = self.in_words(clean(str(cause)), keywords)

@@ -13,7 +13,7 @@ import numpy as np
 
 from indexing.corpus.corpus import Passage
 from indexing.exact import Hits
-from indexing.hit_sources.grammar import check_used
+from indexing.hit_sources.grammar import check_options_used
 from indexing.hit_sources.modes import default_source, find_mode, resolve, source_of_mode
 from indexing.hit_sources.options import By, SearchOptions
 from indexing.search.few_queries import LocalSearch
@@ -77,7 +77,7 @@ class Search:
         if rerank_depth is not None and rerank is None:
             raise InputError(f"parameter rerank_depth {rerank_depth}: it goes with parameter rerank")
         chosen = choose_source(store, source, embeddings, index)
-        check_used(chosen, settings)
+        check_options_used(chosen, settings)
         runner = LocalRunner(gpus=gpus)
         self._store, self._rerank_depth = store, RERANK_DEPTH if rerank_depth is None else rerank_depth
         search = LocalSearch(store, chosen, settings, runner, reranker=rerank, by=by, stays_open=True)

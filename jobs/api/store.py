@@ -119,13 +119,13 @@ class Store(Making):
         from jobs.common.session import num_gpus
 
         from indexing.hit_sources.options import SearchOptions
-        from indexing.store.models import find_task
+        from indexing.store.models import resolve_task
 
         settings = {"encoder": encoder, "task": task, "nprobe": nprobe, "depth": depth}
         choices = {"embeddings": embeddings, "index": index, "rerank": rerank, "rerank_depth": rerank_depth}
         with named_parameters({"source": source, "by": by, **settings, **choices}):
             self.require()
-            task = None if task is None else find_task(self, task)
+            task = None if task is None else resolve_task(self, task)
             options = SearchOptions(encoder=encoder, task=task, nprobe=nprobe, depth=depth)
             return Search(
                 self,

@@ -19,9 +19,9 @@ from typing import Any, ClassVar, TypeVar
 from jobs.common.command_line import UsageError, parse
 from jobs.common.metrics import StageMetrics
 from jobs.common.options import flatten
-from jobs.common.starting import finish, is_program, with_commands
+from jobs.common.starting import finish, runs_one_job, with_commands
 
-from indexing.store.models import find_task
+from indexing.store.models import resolve_task
 from indexing.store.storage import describe_os_error
 from indexing.store.store import Store
 from indexing.work.local import has_unfinished_threads
@@ -29,7 +29,7 @@ from indexing.work.nodes import parse_labels
 from indexing.work.tasks import MAX_WORKERS, WorkerRequest
 from indexing.work.work import Work, plan_stages
 from retriever.errors import InputError, shortened
-from retriever.memory import human as human
+from retriever.memory import format_bytes as format_bytes
 from retriever.options import option
 
 Options = TypeVar("Options", bound="Common")
@@ -134,7 +134,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
     except BrokenPipeError:
         os._exit(141)
     except BaseException as error:
-        cause = input_error(error)
+        cause = find_input_error(error)
         problem = str(cause) if cause is not None else os_problem(error, place)
         if problem is None:
             raise
@@ -181,7 +181,7 @@ def options_of(main: Callable[[Any], object]) -> type[Common]:
     return options
 
 
-def input_error(error: BaseException) -> InputError | None:
+def find_input_error(error: BaseException) -> InputError | None:
     """Returns the InputError behind an exception, through Ray's wrappers and causes; None if there is no such error."""
     seen: set[int] = set()
     while id(error) not in seen:
@@ -199,7 +199,7 @@ def input_error(error: BaseException) -> InputError | None:
 def fail(message: str, status: int) -> typing.NoReturn:
     """Prints one line to stderr and exits."""
     print(f"error: {shortened(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
-    if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and is_program():
+    if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
         os._exit(status)  # Python would wait for the units that threads have begun, up to a minute
     sys.exit(status)
@@ -237,7 +237,7 @@ def say(message: str) -> None:
         print(rewrite(message), file=sys.stderr, flush=True)
 
 
-def say_aside(message: str) -> None:
+def say_on_stderr(message: str) -> None:
     """Prints a line to stderr: about how the job runs, not about what it makes."""
     if _rewrite.get() is None:
         print(message, file=sys.stderr, flush=True)
@@ -247,7 +247,7 @@ def chosen_task(store: Store, name: str | None) -> str | None:
     """Returns the value of --task; for a sweep, the task that it chose, which is printed."""
     if name is None:
         return None
-    task = find_task(store, name)
+    task = resolve_task(store, name)
     if task != name:
         say(f"task     {task}, chosen by sweeps/{name.removeprefix('sweeps/')}")
     return task

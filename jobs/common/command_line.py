@@ -56,7 +56,9 @@ def parse(options: type[Options], arguments: Sequence[str], module: str = "") ->
     """
     flat = flatten(options)
     parser = make_parser(options, module)
-    known, unknown = parser.parse_known_intermixed_args(_attached([_with_dashes(each) for each in arguments], flat))
+    known, unknown = parser.parse_known_intermixed_args(
+        _attach_values([_with_dashes(each) for each in arguments], flat)
+    )
     words_of = vars(known)
     if unknown:
         refuse_argument(unknown[0], flat)
@@ -78,11 +80,11 @@ def refuse_argument(argument: str, known: Mapping[str, Option]) -> NoReturn:
         raise UsageError(f"{argument!r}: unexpected argument; options have names, for example --store")
     flag = argument.partition("=")[0]
     named = {name: option.flag for name, option in known.items() if not option.is_positional}
-    remedy = remedy_of(flag.lstrip("-").removeprefix("no-").replace("-", "_"), named)
+    remedy = suggest_option(flag.lstrip("-").removeprefix("no-").replace("-", "_"), named)
     raise UsageError(f"{flag}: unknown option; {remedy or '--help lists the options'}")
 
 
-def remedy_of(name: str, known: Mapping[str, str]) -> str:
+def suggest_option(name: str, known: Mapping[str, str]) -> str:
     """Returns what to write instead of an unknown option; empty: nothing is similar.
 
     Args:
@@ -142,7 +144,7 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
     for key, value in settings.items():
         name = str(key).replace("-", "_")
         if name not in flat:
-            remedy = remedy_of(name, {option: option for option in flat}) or known_names(flat)
+            remedy = suggest_option(name, {option: option for option in flat}) or known_names(flat)
             raise InputError(f"{place}: unknown key {key!r}; {remedy}")
         if value is None:
             continue
@@ -329,7 +331,7 @@ def _wrap(text: str, width: int) -> list[str]:
     ]
 
 
-def _attached(arguments: Sequence[str], flat: Mapping[str, Option]) -> list[str]:
+def _attach_values(arguments: Sequence[str], flat: Mapping[str, Option]) -> list[str]:
     """Returns arguments in which a value that begins with one dash is attached to its option: `--lr=-1e-3`.
 
     argparse would take it for an option.

@@ -35,7 +35,7 @@ def say_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
     for name, queries in cuts.queries.items():
         if queries.cut_texts:
             step = f"encode the corpus under another --name with a larger --query-length than {name} has"
-            say(queries.line("queries", step, sources.longest_query(name), "shorten the queries"))
+            say(queries.line("queries", step, sources.query_length_limit(name), "shorten the queries"))
     say_pair_cuts(cuts.pairs)
 
 

@@ -50,7 +50,7 @@ def job_name() -> str:
     return sys.argv[1].replace("-", "_") if is_command else os.path.splitext(os.path.basename(sys.argv[0]))[0]
 
 
-def is_program() -> bool:
+def runs_one_job() -> bool:
     """Whether this process runs one job, and is not a program that calls jobs."""
     return _start_form() != ""
 
@@ -67,7 +67,7 @@ def _start_form() -> str:
 
 def handle_signals() -> None:
     """Lets SIGINT and SIGTERM end a job that starts, if this process runs one; ignored signals stay ignored."""
-    if is_program():
+    if runs_one_job():
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, _end)
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:

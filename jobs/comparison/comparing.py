@@ -17,7 +17,7 @@ from jobs.evaluation.searches import needed_depth
 import numpy as np
 
 from indexing.corpus.queries import ALL, Queries
-from indexing.measures.metrics import bootstrap_interval, holm, paired_test, parse_metrics
+from indexing.measures.metrics import adjust_p_values, bootstrap_interval, paired_p_value, parse_metrics
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -109,8 +109,8 @@ def compare_means(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarr
         first: The values of the first run by metric, float64 [queries].
         second: The values of the second run, for the same queries.
     """
-    p_values = {metric: paired_test(first[metric], second[metric]) for metric in first}
-    adjusted = holm(p_values)
+    p_values = {metric: paired_p_value(first[metric], second[metric]) for metric in first}
+    adjusted = adjust_p_values(p_values)
     compared = []
     for metric, p_value in p_values.items():
         differences = second[metric] - first[metric]

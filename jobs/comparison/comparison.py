@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.comparison.passages import ShownPassage
 from jobs.evaluation.frames import import_pandas
 
-from indexing.store.result_files import whole_file
+from indexing.store.result_files import atomic_file
 
 if TYPE_CHECKING:
     import pandas
@@ -147,7 +147,7 @@ class Comparison:
         """
         from jobs.comparison.page import render_page
 
-        with whole_file(path, overwrite=overwrite) as file:
+        with atomic_file(path, overwrite=overwrite) as file:
             file.write_text(render_page(self, examples), encoding="utf-8")
 
     def document(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from indexing.corpus.queries import ALL, Queries
 from indexing.measures.hits import ranked_hits
 from indexing.measures.lengths import PassageLength, median_length
 from indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
-from indexing.measures.metrics import holm, paired_test
+from indexing.measures.metrics import adjust_p_values, paired_p_value
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options.categories import FIELD
@@ -181,7 +181,10 @@ def compare_with_first(
 ) -> dict[str, dict[str, float]]:
     """Returns the p-value of each run but the first, by metric, adjusted for their number."""
     first, *others = runs
-    return {m: holm({name: paired_test(values[first][m], values[name][m]) for name in others}) for m in metrics}
+    return {
+        m: adjust_p_values({name: paired_p_value(values[first][m], values[name][m]) for name in others})
+        for m in metrics
+    }
 
 
 def measure_length(store: Store, table: pa.Table, run: RunReference, ids: list[str], depth: int) -> PassageLength:

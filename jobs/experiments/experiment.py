@@ -25,7 +25,7 @@ from jobs.experiments.trials import Trial, make_trial, with_models
 
 import numpy as np
 
-from indexing.store.result_files import whole_file
+from indexing.store.result_files import atomic_file
 from indexing.store.store import Store
 from indexing.work.work import resumable
 from retriever.errors import Diverged, InputError
@@ -76,7 +76,7 @@ def main(options: RunExperiment, controls: Mapping[str, Control] | None = None) 
     document = summarise(run.results, experiment.pairs, run.subsets())
     _write(path, {"sets": document, "arms": run.notes, "seconds": performer.seconds})
     text = markdown_tables(document)
-    with whole_file(str(path.with_suffix(".md")), overwrite=True) as file:
+    with atomic_file(str(path.with_suffix(".md")), overwrite=True) as file:
         file.write_text(text)
     say(f"{text}\nfigures in {path}")
 
@@ -232,5 +232,5 @@ class Run:
 def _write(path: Path, document: Mapping[str, Any]) -> None:
     """Writes the file of figures."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(str(path), overwrite=True) as file:
+    with atomic_file(str(path), overwrite=True) as file:
         file.write_text(json.dumps(document, indent=1) + "\n")

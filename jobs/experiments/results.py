@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from indexing.measures.metrics import Interval, bootstrap_interval, paired_test
+from indexing.measures.metrics import Interval, bootstrap_interval, paired_p_value
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _differences(
             if len(masked) < len(sets):
                 break
             interval = bootstrap_interval([a - b for a, b in masked])
-            p = {"p": paired_test(masked[0][1], masked[0][0])} if len(sets) == 1 else {}
+            p = {"p": paired_p_value(masked[0][1], masked[0][0])} if len(sets) == 1 else {}
             document.setdefault(f"{one} - {other}", {})[metric] = {"interval": interval, **p}
     return document
 

@@ -29,11 +29,11 @@ from indexing.training.training_sets import (
     OpenSets,
     SetCorpus,
     SetName,
-    parse_set,
+    parse_training_set,
     resolve_stores,
 )
-from indexing.training.training_topics import agreement, training_topics
-from indexing.training.tuning import TuneMaker, open_tuning_sets, passage_embeddings
+from indexing.training.training_topics import agreement, open_training_topics
+from indexing.training.tuning import TuneMaker, find_passage_embeddings, open_tuning_sets
 from indexing.work.work import Target
 from retriever.errors import InputError
 from retriever.model.files import resolve
@@ -207,7 +207,7 @@ def configuration(options: TrainRetriever, maker: TuneMaker, loop: LoopOptions) 
     config: dict[str, Any] = {
         "backbone": maker.described,
         "tuning": maker.tuning.stored(),
-        "loop": loop.shaping(),
+        "loop": loop.fingerprint_options(),
         "split": options.split,
         "limit": options.limit,
         "dev": options.dev_config(),
@@ -242,7 +242,7 @@ def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: T
             "out the sets of other stores"
         )
     data = training.data
-    topics, of_texts = training_topics(store, options.topics, data.queries, data.num_passages, of)
+    topics, of_texts = open_training_topics(store, options.topics, data.queries, data.num_passages, of)
     return topics, agreement(of_texts, data)
 
 
@@ -293,7 +293,7 @@ def stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus
     for each in corpora:
         try:
             of = Store(each.store) if each.store else store
-            result.append(passage_embeddings(of, spec, each.corpus, each.embeddings))
+            result.append(find_passage_embeddings(of, spec, each.corpus, each.embeddings))
         except InputError as error:
             if not each.store:
                 raise
@@ -319,7 +319,7 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
         )
     name = queries.artifact.name
     first = SetName(queries=name, split=options.split, negatives=negatives, embeddings=options.embeddings)
-    further = [parse_set(text) for text in options.also_train]
+    further = [parse_training_set(text) for text in options.also_train]
     for other in further:
         if other.embeddings is not None and options.weights.sides != "query":
             raise InputError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import human, say
+from jobs.common.cli import format_bytes, say
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.common.workers import say_line
 from jobs.training.options import PretrainRip
-from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
 
 import numpy as np
 
@@ -69,7 +69,7 @@ def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
     setup = open_all(store, options)
     corpus = setup.corpus
     if options.plan:
-        if not plan_complete(options, store, setup.target):
+        if not report_if_complete(options, store, setup.target):
             weights = sum(file.stat().st_size for file in weight_files(setup.folder))
             print_plan(options, setup.rip, count_eligible(corpus, setup.rip, options.limit, LocalRunner()), weights)
             say_head(options, setup.head)
@@ -139,7 +139,7 @@ def configuration(
     config = {
         "backbone": described,
         "rip": {key: value for key, value in asdict(rip).items() if key not in ("steps", unset)},
-        "loop": {key: value for key, value in loop.shaping().items() if key != "steps"},
+        "loop": {key: value for key, value in loop.fingerprint_options().items() if key != "steps"},
         "epochs": None if options.steps is not None else options.epochs,
         "steps": options.steps,
         "limit": options.limit,
@@ -240,5 +240,5 @@ def print_plan(options: PretrainRip, rip: RipOptions, eligible: Eligible, weight
         size = {1: "its size", 3: "three times its size"}[options.checkpoint_bytes(1)]
         say(f"writes    a prompt, and a checkpoint of {size} every {options.loop.checkpoint_every} steps")
     else:
-        size, every = human(options.checkpoint_bytes(weights)), options.loop.checkpoint_every
-        say(f"writes    {human(weights)}, and a checkpoint of {size} every {every} steps")
+        size, every = format_bytes(options.checkpoint_bytes(weights)), options.loop.checkpoint_every
+        say(f"writes    {format_bytes(weights)}, and a checkpoint of {size} every {every} steps")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import human, say
+from jobs.common.cli import format_bytes, say
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jobs.training.options import TrainReranker
-from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
 
 from indexing.corpus.queries import Queries
 from indexing.mining.negatives import mined_corpus, training_data
@@ -55,7 +55,7 @@ def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
     store.require()
     setup = open_all(store, options)
     if options.plan:
-        if not plan_complete(options, store, setup.target):
+        if not report_if_complete(options, store, setup.target):
             print_plan(options, setup)
         return None
     counts = {"queries": setup.queries, "asked": setup.split_queries}
@@ -142,7 +142,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     config = {
         "backbone": described,
         "training": asdict(cross),
-        "loop": loop.shaping(),
+        "loop": loop.fingerprint_options(),
         "split": options.split,
         "limit": options.limit,
         "cpus": options.cpus,
@@ -168,6 +168,6 @@ def print_plan(options: TrainReranker, setup: RerankerSetup) -> None:
     say(f"steps     {steps:,} of {options.pairs.batch} queries on {options.workers} workers")
     say(f"pairs     {pairs:,}, at most {pairs * options.pairs.max_length:,} tokens forward and backward")
     checkpoint = options.checkpoint_bytes(weights)
-    say(f"memory    about {human(weights + checkpoint)} a worker, and a batch's intermediate values")
+    say(f"memory    about {format_bytes(weights + checkpoint)} a worker, and a batch's intermediate values")
     every = options.loop.checkpoint_every
-    say(f"writes    {human(weights)}, and a checkpoint of {human(checkpoint)} every {every} steps")
+    say(f"writes    {format_bytes(weights)}, and a checkpoint of {format_bytes(checkpoint)} every {every} steps")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from jobs.common.options import describe_type, flatten
 from jobs.training.options import Train, TrainRetriever
 
-from indexing.training.training_sets import NO_NEGATIVES, parse_set
+from indexing.training.training_sets import NO_NEGATIVES, parse_training_set
 from retriever.errors import InputError
 from retriever.model.files import resolve
 from retriever.model.modules import SPLADE
@@ -53,7 +53,9 @@ def tune_options(options: TrainRetriever, saved: SynthesisOptions | None = None)
         values["temperature_lr"] = TEMPERATURE_LR
     categories = category_options(options)
     if options.batch.negatives_per_query is None:
-        has_mined = options.negatives != NO_NEGATIVES or any(parse_set(text).negatives for text in options.also_train)
+        has_mined = options.negatives != NO_NEGATIVES or any(
+            parse_training_set(text).negatives for text in options.also_train
+        )
         values["negatives_per_query"] = 1 if has_mined and categories is None else 0
     if prompt != "none":
         values |= {name: value for name, value in vars(options.prompts).items() if value is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, human, say, say_complete, say_stages
+from jobs.common.cli import Stage, format_bytes, say, say_complete, say_stages
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +11,7 @@ from typing import Any
 
 from jobs.training.opening import RetrieverSetup, open_all
 from jobs.training.options import TrainRetriever
-from jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, plan_complete
+from jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
 from jobs.training.serving import serving_warnings
 from jobs.training.sweep_grid import Run, parse_grid
 from jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
@@ -72,7 +72,7 @@ def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
     for warning in serving_warnings(store, options, setup):
         say(f"warning: {warning}")
     if options.plan:
-        if not plan_complete(options, store, setup.target):
+        if not report_if_complete(options, store, setup.target):
             check_derived_names(store, options, setup)
             print_plan(options, setup)
         return None
@@ -229,7 +229,7 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
     size = sum(part.bytes for part in artifact.parts)
     learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
     say(
-        f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
+        f"{artifact.url}: {format_bytes(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
         f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}"
     )
     if "topic_agreement" in notes:
@@ -275,9 +275,12 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
         encoded = passages + under_topics
         tokens = loop.steps * (options.rows_per_step * encoder.query_length + encoded * (encoder.passage_length or 0))
         say(f"tokens    at most {tokens:,}, forward and backward")
-    say(f"trains    {human(size)}, over a backbone of {human(weights)}")
-    checkpoint = human(options.checkpoint_bytes(size))
-    say(f"writes    {human(written)}, and a checkpoint of {checkpoint} every {options.loop.checkpoint_every} steps")
+    say(f"trains    {format_bytes(size)}, over a backbone of {format_bytes(weights)}")
+    checkpoint = format_bytes(options.checkpoint_bytes(size))
+    say(
+        f"writes    {format_bytes(written)}, and a checkpoint of {checkpoint} every "
+        f"{options.loop.checkpoint_every} steps"
+    )
 
 
 def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, int]:

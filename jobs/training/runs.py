@@ -93,7 +93,7 @@ def make_artifact(
     return store.open(kind, name)
 
 
-def plan_complete(options: Training, store: Store, target: Target) -> bool:
+def report_if_complete(options: Training, store: Store, target: Target) -> bool:
     """Whether the artifact of a target is complete; prints that for --plan."""
     artifact = complete_target(store, target)
     if artifact is not None:

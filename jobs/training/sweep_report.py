@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jobs.training.sweep_work import SEED, Choice, Outcome
 
-from indexing.store.storage import full_disk
+from indexing.store.storage import explain_disk_errors
 
 
 def table_lines(outcomes: Sequence[Outcome], quality: str) -> list[str]:
@@ -51,7 +51,7 @@ def draw_sweep(outcomes: Sequence[Outcome], choice: Choice, folder: Path, title:
         if outcome.quality is not None:
             lines.setdefault(label, {}).setdefault(place, []).append(outcome.quality)
     folder.mkdir(parents=True, exist_ok=True)
-    with full_disk(folder):
+    with explain_disk_errors(folder):
         document = {"chosen": vars(choice.outcome), "runs": [vars(outcome) for outcome in outcomes]}
         (folder / "sweep.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         figure, axis = pyplot.subplots(figsize=(8, 5))

@@ -225,7 +225,7 @@ class Encoder:
 
     def _synthesiser_bytes(self, synthesis: SavedSynthesis) -> int:
         """Returns the bytes that an open synthesiser needs: its kept numbers, and their float32 form while it opens."""
-        return synthesis.kept_numbers() * (4 + self.dtype.itemsize)
+        return synthesis.count_kept_numbers() * (4 + self.dtype.itemsize)
 
     def _check_room(self, name: str, prompt: TaskPrompt) -> None:
         """Raises InputError if the tables with one more prompt exceed the free memory."""

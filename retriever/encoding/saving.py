@@ -16,7 +16,7 @@ from torch import nn
 from retriever.forward.pooling import Head
 from retriever.model.modules import POOLING_MODES, Dense
 from retriever.model.recipe import Recipe
-from retriever.model.vocabulary import end_texts, load_tokenizer
+from retriever.model.vocabulary import append_eos_token, load_tokenizer
 
 
 def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None = None) -> None:
@@ -32,7 +32,7 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
     backbone.save_pretrained(folder)
     tokenizer = load_tokenizer(recipe.backbone, vocabulary=recipe.vocabulary, **recipe.tokenizer_args)
     if recipe.append_eos:
-        end_texts(tokenizer, recipe.backbone, "append_eos")
+        append_eos_token(tokenizer, recipe.backbone, "append_eos")
     tokenizer.save_pretrained(folder)
     layout = _layout(recipe)
     modules = [("", layout.transformer), (f"1_{layout.pooling}", layout.pooling)]

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from retriever.errors import InputError
-from retriever.forward.kernels import attention, attention_pays
+from retriever.forward.kernels import attention, is_attention_faster
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 
 _NAME = "riptide"
@@ -117,7 +117,7 @@ def attend(
     elif (
         not kwargs.get("dropout")
         and (attention_mask is not None or not getattr(module, "is_causal", False))
-        and attention_pays(query, key, attention_mask)
+        and is_attention_faster(query, key, attention_mask)
     ):
         output = attention(query, key, value, attention_mask, kwargs.get("scaling"))
         return output.transpose(1, 2).contiguous(), None

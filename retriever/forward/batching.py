@@ -15,7 +15,7 @@ from tokenizers.normalizers import Sequence as Normalizers
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.model.recipe import Recipe
-from retriever.model.vocabulary import check_ids, end_texts, load_tokenizer
+from retriever.model.vocabulary import append_eos_token, check_ids, load_tokenizer
 from retriever.options import EncoderOptions, Side, TitlePolicy
 
 # Tokens per batch, padding included. On the CPU (2,048 to 12,288 tried) a layer's intermediate values stay in cache.
@@ -155,7 +155,7 @@ class TextTokenizer:
         if recipe.lower_case and "Lowercase" not in repr(base.normalizer):
             base.normalizer = Normalizers([Lowercase(), *([base.normalizer] if base.normalizer else [])])
         if recipe.append_eos:
-            end_texts(slow, recipe.backbone, "append_eos" if options.append_eos else "add_eos_token")
+            append_eos_token(slow, recipe.backbone, "append_eos" if options.append_eos else "add_eos_token")
         self._tokenizer = base
         self._sides: dict[Side, tuple[str, int]] = {
             "query": (recipe.query_prefix, recipe.query_length),

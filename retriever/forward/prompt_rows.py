@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from retriever.forward.kernels import dropped_out
+from retriever.forward.kernels import apply_dropout
 from retriever.options import Side
 
 
@@ -53,7 +53,7 @@ class PromptRows(NamedTuple):
         if self.rows is not None:
             both = both.index_select(1, self.rows)
         if self.dropout:
-            both = dropped_out(both, self.dropout, batch, dtype or both.dtype)
+            both = apply_dropout(both, self.dropout, batch, dtype or both.dtype)
         key, value = both.expand(2, batch, *both.shape[2:]).to(dtype or both.dtype).unbind()
         return key, value
 

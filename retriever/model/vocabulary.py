@@ -75,7 +75,7 @@ def load_tokenizer(folder: Path, *, vocabulary: int | None, trust_remote_code: b
     return tokenizer
 
 
-def end_texts(tokenizer: Any, folder: Path, setting: str) -> None:
+def append_eos_token(tokenizer: Any, folder: Path, setting: str) -> None:
     """Makes a fast tokenizer end every text with its end-of-sequence token, also a truncated one, if it does not yet.
 
     Args:

@@ -140,7 +140,7 @@ def load_model(
             for name, stored, expected in sorted(report["mismatched_keys"])
         ]
         raise InputError(f"{folder}: tensors whose shapes differ from config.json's: {listed(shapes)}; {_REMEDY}")
-    lacking = _lacking(model, missing, fresh)
+    lacking = _missing_fresh_tensors(model, missing, fresh)
     needed = sorted(name for name in missing - lacking if not any(part(name) for part in unused))
     encoder = _encoder_tensors(model)
     if needed and encoder and encoder <= missing and _has_decoder(folder):
@@ -219,7 +219,7 @@ def _shards(index: Path, files: Sequence[Path]) -> list[Path]:
     return [by_name[name] for name in sorted(set(names.values()))]
 
 
-def _lacking(model: Any, missing: set[str], fresh: Sequence[Part]) -> set[str]:
+def _missing_fresh_tensors(model: Any, missing: set[str], fresh: Sequence[Part]) -> set[str]:
     """Returns the missing tensors of fresh parts whose tensors are all missing.
 
     If only some tensors of a part are missing, the file is damaged, and these are not among them.

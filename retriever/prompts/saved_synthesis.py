@@ -49,7 +49,7 @@ class SavedSynthesis:
         """Numbers of a token of a prompt: layers * 2 * heads * head_dim."""
         return self.tensors["up.weight"].shape[0]
 
-    def kept_numbers(self) -> int:
+    def count_kept_numbers(self) -> int:
         """Returns how many numbers `KeptSynthesiser` keeps."""
         options = self.options
         tokens, prefix_encoder = options.prompts * options.length, options.bottleneck * self.numbers

@@ -197,21 +197,21 @@ class PromptTable:
                 numbers[:length, :, :, slot.number] = matrix.detach().permute(3, 0, 1, 2, 4).to(numbers)
                 slots.append(slot)
             without = _without(self._now.synthesisers, task)
-            self._become({**self._now.slots, task: tuple(slots)}, numbers, without)
+            self._replace_contents({**self._now.slots, task: tuple(slots)}, numbers, without)
 
     def put_synthesiser(self, task: str, synthesiser: KeptSynthesiser) -> None:
         """Adds or replaces the prompts of a task, which are computed from its texts."""
         with self._lock:
             synthesisers = {**self._now.synthesisers, task: synthesiser}
-            self._become(_without(self._now.slots, task), self._now.numbers, synthesisers)
+            self._replace_contents(_without(self._now.slots, task), self._now.numbers, synthesisers)
 
     def drop(self, task: str) -> None:
         """Removes the prompt of a task, if it has one."""
         with self._lock:
             slots, synthesisers = _without(self._now.slots, task), _without(self._now.synthesisers, task)
-            self._become(slots, self._now.numbers, synthesisers)
+            self._replace_contents(slots, self._now.numbers, synthesisers)
 
-    def _become(
+    def _replace_contents(
         self,
         slots: Mapping[str, tuple[_Slot, ...]],
         numbers: torch.Tensor,
@@ -241,7 +241,7 @@ class PromptTable:
         columns, capacity, wanted = old.shape[0], old.shape[3], shape[3]
         numbers = old.new_zeros(shape)
         numbers[:columns, :, :, :capacity] = old
-        self._become(self._now.slots, numbers, self._now.synthesisers)
+        self._replace_contents(self._now.slots, numbers, self._now.synthesisers)
         # Descending: `put` takes the last one, the lowest number.
         self._free[:0] = range(wanted - 1, capacity - 1, -1)
         return numbers

@@ -162,7 +162,7 @@ class TopicModel:
         return None
 
 
-def with_default(topics: np.ndarray, model: TopicModel) -> np.ndarray:
+def with_default_topic(topics: np.ndarray, model: TopicModel) -> np.ndarray:
     """Returns topics of passages, int64 [n], in which the topic of the most probable path replaces NO_TOPIC."""
     return np.where(topics == NO_TOPIC, model.path_topics[model.log_prior.argmax()], topics)
 

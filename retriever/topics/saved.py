@@ -15,7 +15,7 @@ from retriever.errors import InputError, listed, shortened
 from retriever.model.documents import has_type, shown
 from retriever.options import Side
 from retriever.options.topics import Wordless
-from retriever.topics.model import TopicModel, with_default
+from retriever.topics.model import TopicModel, with_default_topic
 
 PREFIX = "topics."  # of the names of its tensors in a task's file
 _MODEL = "model."
@@ -45,7 +45,7 @@ class TextTopics:
         probable path, as passages always have, which cannot be left out.
         """
         topics = self.model.infer(texts)
-        return topics if side == "query" and self.wordless == "refuse" else with_default(topics, self.model)
+        return topics if side == "query" and self.wordless == "refuse" else with_default_topic(topics, self.model)
 
 
 @dataclass(frozen=True, eq=False)

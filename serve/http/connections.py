@@ -155,7 +155,7 @@ class Connections:
                 self.on_close(f"{state.value} timeout")
                 connection.expire()
         for connection in [*self.served, *self.excess]:
-            size = connection.unread_bytes()
+            size = connection.unsent_bytes()
             if not size:
                 self._unread.pop(connection, None)
                 continue
@@ -237,7 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Closes the connection at once."""
         self.transport.abort()
 
-    def unread_bytes(self) -> int:
+    def unsent_bytes(self) -> int:
         """Returns the bytes of responses that the client has not read yet."""
         return int(self.transport.get_write_buffer_size())
 

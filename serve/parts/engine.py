@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from indexing.exact import Hits, merge_hits, no_hits
+from indexing.exact import Hits, empty_hits, merge_hits
 from indexing.hit_sources.fusion import fuse, source_depth
-from indexing.search.documents import DEEPER, first_depth, has_documents, passages_to_rerank, reranked_documents
+from indexing.search.documents import DEEPER, first_depth, has_enough_documents, passages_to_rerank, reranked_documents
 from indexing.search.rescoring import reranked
 from retriever.cuts import Cuts
 from retriever.errors import InputError
@@ -225,7 +225,7 @@ class Engine:
                 for number, label in group.members:
                     states[number].lose(leaf, [label], hits)
         for group, merged in zip(groups, hits_of_leaves, strict=True):
-            scores, rows = merge_hits(merged, group.depth) if merged else no_hits(len(group.members), group.depth)
+            scores, rows = merge_hits(merged, group.depth) if merged else empty_hits(len(group.members), group.depth)
             for row, (number, label) in enumerate(group.members):
                 if label not in states[number].sources:  # otherwise it is searched again, deeper
                     states[number].searchers += len(replies)
@@ -257,7 +257,7 @@ class Engine:
                 documents = np.array([[known.get(row, -1) for row in hits.rows[0].tolist()]], np.int64)
                 if errors and ((hits.rows >= 0) & (documents < 0)).any():
                     state.lose_all(errors, query.search.labels)
-                if has_documents(hits, documents, query.k)[0] or state.depth >= MAX_PASSAGES or errors:
+                if has_enough_documents(hits, documents, query.k)[0] or state.depth >= MAX_PASSAGES or errors:
                     fused[number] = passages_to_rerank(hits, documents, query.k, query.rerank)
                     state.documents = dict(zip(hits.rows[0].tolist(), documents[0].tolist(), strict=True))
                     pending.remove(number)

@@ -20,7 +20,7 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.corpus.row_ranges import OpenPassages, passage_parts
-from indexing.exact import Hits, no_hits
+from indexing.exact import Hits, empty_hits
 from indexing.hit_sources.online import OnlineSearch, SearcherScope, Target
 from indexing.hit_sources.registry import find_kind, online_searches
 from indexing.store.artifact import Artifact, Draft
@@ -184,7 +184,7 @@ class SourcePart(Part):
         if usable.result is not None and not usable.refused:
             return SourceHits(usable.result, {})
         width = request.k if usable.result is None else usable.result.rows.shape[1]
-        hits = no_hits(len(request.queries), width)
+        hits = empty_hits(len(request.queries), width)
         if usable.result is not None:
             hits.scores[usable.numbers], hits.rows[usable.numbers] = usable.result
         return SourceHits(hits, usable.refused)
@@ -211,7 +211,7 @@ class SourcePart(Part):
         """Returns the readers of the part's targets."""
         return {target: readers for (online, target), readers in artifacts.readers.items() if online is self.online}
 
-    def _try(self, release_id: str) -> None:
+    def _answer_probe(self, release_id: str) -> None:
         for searcher in self._of(release_id).values():
             self.online.probe(searcher)
 
@@ -256,6 +256,6 @@ class PassagesPart(Part):
         parts = passage_parts(artifacts.corpus, self.range_of(artifacts.corpus))
         return ((part.artifact, part.part) for part in parts)
 
-    def _try(self, release_id: str) -> None:
+    def _answer_probe(self, release_id: str) -> None:
         passages: OpenPassages = self._of(release_id)
         passages.fetch(np.array([passages.rows.first]))

@@ -169,7 +169,7 @@ class EncoderPart(Part):
                 slots[task.name] = self._prompts.get((key, slot), release.id, add_prompt)
         return _OpenEncoders(encoders, slots, sources)
 
-    def _try(self, release_id: str) -> None:
+    def _answer_probe(self, release_id: str) -> None:
         encoders: _OpenEncoders = self._of(release_id)
         if encoders.slots:
             self.encode(release_id, [PROBE], [next(iter(encoders.slots))], "query")
@@ -239,7 +239,7 @@ class RerankPart(Part):
 
         return self._models.get(repr(config), artifacts.release.id, start)
 
-    def _try(self, release_id: str) -> None:
+    def _answer_probe(self, release_id: str) -> None:
         if self._of(release_id) is not None:
             self.score(release_id, [PROBE], [""], [PROBE])
 

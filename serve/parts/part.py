@@ -179,7 +179,7 @@ class Part:
             self._damaged[release_id] = store_error(self.name, error)
             raise
         self._damaged.pop(release_id, None)
-        self._try(release_id)
+        self._answer_probe(release_id)
 
     def _of(self, release_id: str) -> Any:
         release = self._open_release(release_id)
@@ -205,7 +205,7 @@ class Part:
         """Returns the files that requests read, the most important ones first."""
         return []
 
-    def _try(self, release_id: str) -> None:
+    def _answer_probe(self, release_id: str) -> None:
         """Answers a small request."""
 
     def _forget(self, release_id: str) -> None:

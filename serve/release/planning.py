@@ -14,7 +14,7 @@ from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings, des
 from indexing.hit_sources.dense import Space
 from indexing.hit_sources.grammar import parse
 from indexing.hit_sources.kind import SearchContext
-from indexing.hit_sources.modes import dense_names, has_dense, index_over
+from indexing.hit_sources.modes import dense_names, find_index_over, has_dense
 from indexing.hit_sources.registry import open_source
 from indexing.lucene.bm25 import Bm25
 from indexing.search.rescoring import reranker_inputs
@@ -224,7 +224,7 @@ def _find_space(
             f"{', '.join(vectors.name for vectors in complete)}; {_PUT_INSTEAD}"
         )
     [vectors] = complete
-    return open_space(store, vectors.name, index_over(store, vectors.name, _PUT_INSTEAD), corpus)
+    return open_space(store, vectors.name, find_index_over(store, vectors.name, _PUT_INSTEAD), corpus)
 
 
 def _embeddings_of(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:

@@ -170,7 +170,7 @@ class Changes:
             if is_store_error(error):
                 raise store_error(STORE, error) from error
             if isinstance(error, InputError):
-                raise InputError(self.service.without_places(error)) from error
+                raise InputError(self.service.without_locations(error)) from error
             raise
 
 

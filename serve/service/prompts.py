@@ -137,7 +137,7 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: Upload, dead
             raise InputError(str(error).replace(f"{folder}/", "")) from error
         check_deadline(deadline)
         check_prompt(name, prompt, spec, space.embeddings)
-        return CheckedPrompt(upload, folder, prompt, _fit_of(artifacts.release, space))
+        return CheckedPrompt(upload, folder, prompt, _prompt_requirements(artifacts.release, space))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -157,7 +157,7 @@ def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) 
     """
     release, name = artifacts.release, checked.upload.name
     spec, space = _target(store, artifacts, checked.upload)
-    if _fit_of(release, space) != checked.fit:
+    if _prompt_requirements(release, space) != checked.fit:
         check_prompt(name, checked.prompt, spec, space.embeddings)
     digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
     artifact = _commit_prompt(store, f"{name}.{digest[:12]}", checked, spec)
@@ -180,7 +180,7 @@ def _size(stream: BinaryIO) -> int:
     return size
 
 
-def _fit_of(release: Release, space: Space) -> Any:
+def _prompt_requirements(release: Release, space: Space) -> Any:
     """Returns what decides whether a prompt fits: the encoder, its options and the embeddings."""
     encoder = None if release.encoder is None else release.fingerprints.get(release.encoder)
     vectors = [artifact.fingerprint for artifact in space.generations]
@@ -199,7 +199,7 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
     Raises:
         InputError: If the prompt does not fit the backbone or its settings, or if its passages have other vectors.
     """
-    folder = spec.folder_for(prompt)
+    folder = spec.folder_for_prompt(prompt)
     described = describe(folder, spec.options)
     check_backbone(prompt, described)
     check_offsets(read_recipe(resolve(folder), spec.options), {side: prompt.offset(side) for side in SIDES})
@@ -230,7 +230,7 @@ def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
             raise InputError(
                 f"task {name}: {SETTINGS}: synthesis.{field}: {getattr(options, field):,}, expected up to {most:,}"
             )
-    if (numbers := synthesis.kept_numbers()) > MAX_KEPT:
+    if (numbers := synthesis.count_kept_numbers()) > MAX_KEPT:
         raise InputError(
             f"task {name}: {SETTINGS}: synthesis: with these sizes {numbers:,} numbers are kept, expected up "
             f"to {MAX_KEPT:,}: use fewer or shorter basic prompts"

@@ -32,7 +32,7 @@ from serve.errors import (
     is_store_error,
     reason_of,
     store_error,
-    without_places,
+    without_locations,
 )
 from serve.parts.engine import REST_S, Engine
 from serve.parts.leaf import Ask
@@ -335,15 +335,15 @@ class Service:
         try:
             return await self.run_blocking(function, *arguments)
         except RefusedPromptError as error:
-            raise InputError(self.without_places(error)) from error
+            raise InputError(self.without_locations(error)) from error
         except Exception as error:
             if isinstance(error, InputError) or is_store_error(error):
                 raise store_error(STORE, error) from error
             raise
 
-    def without_places(self, error: Exception) -> str:
+    def without_locations(self, error: Exception) -> str:
         """Returns the message of an error for clients."""
-        return without_places(str(error), self.store.url, str(self.store.cache.folder))
+        return without_locations(str(error), self.store.url, str(self.store.cache.folder))
 
     def close_when_unused(self, release_id: str) -> None:
         """Closes a release that is not live, as soon as no request uses it and its linger time has passed."""

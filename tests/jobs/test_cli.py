@@ -230,8 +230,8 @@ def test_the_input_error_behind_an_exception_is_found_through_causes() -> None:
     inner = InputError("the file")
     wrapped = RuntimeError("wrapped")
     wrapped.__cause__ = inner
-    assert cli.input_error(wrapped) is inner
-    assert cli.input_error(ValueError("a mistake in the code")) is None
+    assert cli.find_input_error(wrapped) is inner
+    assert cli.find_input_error(ValueError("a mistake in the code")) is None
 
 
 def test_a_mistake_in_the_code_keeps_its_traceback(world, job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from samples import WORDS, write_beir
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
-from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
@@ -33,7 +33,7 @@ from indexing.search.documents import search_documents
 from indexing.search.few_queries import LocalSearch
 from indexing.search.runs import read_run, read_trec
 from indexing.store.store import Store
-from indexing.training.dev import dev_set
+from indexing.training.dev import open_dev_set
 from indexing.training.training_sets import SetName, open_sets
 from indexing.work.local import LocalRunner
 from retriever.encoding.encoder import Encoder, EncoderOptions
@@ -396,7 +396,7 @@ def test_no_passage_of_a_positive_document_is_a_negative(built: Path, done: Done
     corpus, queries = Corpus.open(store), Queries.open(store)
     sources = ("--sources", "bm25", "exact:enc", "--depth", 300, "--pool-negatives", 200)
     done("mine_negatives", "--store", store.url, "--split", "test", *sources, "--name", "mined")
-    own, pairs = passages_of_positives(store, "test"), judged_pairs(corpus, queries, "test")
+    own, pairs = passages_of_positives(store, "test"), read_judged_pairs(corpus, queries, "test")
     assert pairs.ids == list(own)
     groups = read_groups(store.open("negatives", "mined"))
     assert groups.query_ids == pairs.ids
@@ -430,7 +430,7 @@ class Lengths:
 
 def test_dev_splits_rank_documents(store: Store) -> None:
     corpus, queries = Corpus.open(store), Queries.open(store)
-    dev = dev_set(corpus, queries, "test", None, 120, lambda titles, texts: list(texts))
+    dev = open_dev_set(corpus, queries, "test", None, 120, lambda titles, texts: list(texts))
     own, system = passages_of_positives(store, "test"), Lengths()
     rows = np.setdiff1d(np.arange(corpus.num_rows), corpus.deleted)
     documents = corpus.documents(rows).tolist()

@@ -22,7 +22,7 @@ from indexing.hit_sources.options import Mode
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.deployments import Application, open_front
-from serve.errors import OverloadedError, StoreError, without_places
+from serve.errors import OverloadedError, StoreError, without_locations
 from serve.local import open_local
 from serve.parts.engine import Engine
 from serve.parts.part import Part
@@ -185,7 +185,7 @@ def test_an_encoder_or_a_reranker_that_fails_is_reported(
         raise OSError("/models/weights: Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(service.parts[part], "_try", fail)
+        broken.setattr(service.parts[part], "_answer_probe", fail)
         check(service)
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["parts"][part]["reason"]) == (503, "files cannot be read")
@@ -407,6 +407,6 @@ def test_messages_for_clients_show_no_places() -> None:
     message = (
         f"index 'x': /data/my store has none; s3://bucket/prefix/a.npy, {digest} and /var/lib/x.faiss: damaged 3/4"
     )
-    assert without_places(message, "/data/my store", "") == (
+    assert without_locations(message, "/data/my store", "") == (
         "index 'x': the store has none; …, 0123456789ab… and …: damaged 3/4"
     )

@@ -21,7 +21,7 @@ from indexing.store.models import Checkpoints, commit_files
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import LocalStorage
 from indexing.store.store import Store
-from retriever.memory import human
+from retriever.memory import format_bytes
 
 
 def test_list_shows_each_artifact_with_size_rows_and_lineage(world, done) -> None:
@@ -42,7 +42,7 @@ def test_list_shows_each_artifact_with_size_rows_and_lineage(world, done) -> Non
     assert len(starts) == 1, "the inputs begin in one column"
     total = sum(file.stat().st_size for file in world.store.rglob("*") if file.is_file() and ".tmp" not in file.parts)
     assert totals.startswith("6 artifacts, ")
-    assert totals.endswith(f" files, {human(total)}")
+    assert totals.endswith(f" files, {format_bytes(total)}")
     limited = done("store", "list", "--store", world.store, "--limit", 2).splitlines()
     assert (len(limited), limited[-1].split(",")[0]) == (4, "2 of 6 artifacts")
     (world.store / "runs/dense/manifest.json").unlink()

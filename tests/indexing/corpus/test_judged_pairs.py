@@ -12,7 +12,7 @@ from small_stores import build_corpus
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus, ImportOptions
-from indexing.corpus.judged_pairs import JudgedPairs, choose_passages, judged_pairs
+from indexing.corpus.judged_pairs import JudgedPairs, choose_passages, read_judged_pairs
 from indexing.corpus.queries import CommitQueries, Queries
 from indexing.files.splitting import Split
 from indexing.formats.sources import detect
@@ -43,15 +43,15 @@ def commit_queries(store: Store, corpus: Corpus, judged: list[tuple[str, str, in
 
 
 def test_queries_are_in_the_order_of_the_split_and_rows_in_that_of_the_judgements(opened) -> None:
-    pairs = judged_pairs(*opened, "test")
+    pairs = read_judged_pairs(*opened, "test")
     assert (pairs.ids, pairs.texts) == (["q0", "q1"], ["text of q0", "text of q1"])
     assert [rows.tolist() for rows in pairs.rows] == [[1], [2, 0]]
     assert [scores.tolist() for scores in pairs.scores] == [[1], [2, 1]]
     assert pairs.num_queries == 5
-    limited = judged_pairs(*opened, "test", 1)
+    limited = read_judged_pairs(*opened, "test", 1)
     assert (limited.ids, limited.num_queries) == (["q0"], 1)
     with pytest.raises(InputError, match="no split 'dev'"):
-        judged_pairs(*opened, "dev")
+        read_judged_pairs(*opened, "dev")
 
 
 def test_the_relevant_passage_of_a_split_document_is_its_best_by_bm25(tmp_path: Path) -> None:
@@ -78,5 +78,5 @@ def test_no_query_of_a_split_corpus_has_a_relevant_document(tmp_path: Path) -> N
     source, store = detect(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
     run_work(store, ImportCorpus(store, source, ImportOptions(split=Split(2)), append=False), LocalRunner(cores=1))
     corpus = Corpus.open(store)
-    pairs = judged_pairs(corpus, commit_queries(store, corpus, [("q0", "a", 0), ("q1", "gone", 1)]), "test")
+    pairs = read_judged_pairs(corpus, commit_queries(store, corpus, [("q0", "a", 0), ("q1", "gone", 1)]), "test")
     assert pairs == JudgedPairs([], [], [], [], [], 2)

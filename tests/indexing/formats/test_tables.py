@@ -23,7 +23,7 @@ from indexing.formats.chunking import chunks
 from indexing.formats.csv_tsv import CSV
 from indexing.formats.parse import parse_corpus
 from indexing.formats.sources import describe_columns, detect
-from indexing.formats.tables import hash_id
+from indexing.formats.tables import id_from_content
 from retriever.errors import InputError
 
 NAMES = PassageNames(id="key", title="heading", text="story", metadata=("url", "lang"))
@@ -110,7 +110,7 @@ def test_hashed_ids_are_the_same_in_every_format(tmp_path: Path, stories: list[d
         assert set(table["metadata"].to_pylist()) == {'{"url":"x"}'}
         [line] = describe_columns(detect(str(file)))
         assert line == f"columns of {file}: id = a hash of title and text, title = Title, text = text, metadata = url"
-    assert hash_id("x") != hash_id("x", "x") != hash_id("xx")
+    assert id_from_content("x") != id_from_content("x", "x") != id_from_content("xx")
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 64, 1 << 20])
@@ -278,7 +278,7 @@ def test_an_id_that_the_first_lines_lack_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", '{"body": "x"}\n' * 1_200 + '{"id": "a", "body": "y"}\n')
     line = refusal(file)
     assert ":1201: found a field 'id', expected none, as in the first lines; name the id by parameter id" in line
-    assert imported(file, PassageNames(id=""), 10_000)["id"].to_pylist()[-1] == hash_id("y")
+    assert imported(file, PassageNames(id=""), 10_000)["id"].to_pylist()[-1] == id_from_content("y")
 
 
 def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
 
     assert row() == ["1", "T", "y", '{"text":"x","n":"2"}']
     assert row(id="n", title="text") == ["2", "x", "y", '{"id":"1","Title":"T"}']
-    assert row(id="", title="", metadata=()) == [hash_id("y"), "", "y", ""]
+    assert row(id="", title="", metadata=()) == [id_from_content("y"), "", "y", ""]
     assert row(metadata=("n", "id")) == ["1", "T", "y", '{"n":"2","id":"1"}']
     [line] = describe_columns(detect(str(file), names=PassageNames(text="body", metadata=("n",))))
     assert line.endswith("a.csv: id = id, title = Title, text = body, metadata = n, left out = text")

@@ -21,7 +21,7 @@ from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.modes import resolve, source_of_mode
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import Mode
-from indexing.hit_sources.registry import find_vectors, open_source
+from indexing.hit_sources.registry import find_index_kind, open_source
 from indexing.search.rescoring import reranked
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
@@ -199,10 +199,10 @@ def store_of(folder: Path, **names: str) -> Store:
 
 
 def test_vectors_and_indexes_of_an_unknown_kind_are_named(tmp_path: Path) -> None:
-    kinds = {pooling: find_vectors({"pooling": pooling}).name for pooling in ("cls", "mean", "last", "splade")}
+    kinds = {pooling: find_index_kind({"pooling": pooling}).name for pooling in ("cls", "mean", "last", "splade")}
     assert kinds == {"cls": "index", "mean": "index", "last": "index", "splade": "splade"}
     with pytest.raises(InputError, match=r"makes tokens vectors, expected one of the kinds dense, sparse$"):
-        find_vectors({"pooling": "tokens"})
+        find_index_kind({"pooling": "tokens"})
     store = Store(str(tmp_path))
     with store.create("index", "odd/g0000", config={"embeddings": "enc"}):
         pass

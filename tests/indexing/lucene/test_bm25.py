@@ -21,7 +21,7 @@ from indexing.lucene import searching, segments
 from indexing.lucene.bm25 import Bm25, BuildBm25, FillLuceneTask
 from indexing.lucene.bm25 import search_bm25 as search_with
 from indexing.lucene.lucene import versions
-from indexing.lucene.searching import search_alive, search_among
+from indexing.lucene.searching import search_among, search_undeleted
 from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
@@ -170,7 +170,7 @@ class Ranked:
 def test_only_the_queries_that_lack_hits_are_asked_again_and_deeper() -> None:
     deleted = np.arange(0, 300, dtype=np.int64)
     searcher = Ranked()
-    hits = search_alive(searcher, ["0", "290", "500", "995"], 10, deleted, 1)  # type: ignore[arg-type]
+    hits = search_undeleted(searcher, ["0", "290", "500", "995"], 10, deleted, 1)  # type: ignore[arg-type]
     expected = [range(300, 310), range(300, 310), range(500, 510), range(995, 1_000)]
     assert [[row for row, _ in pairs(hits, n)] for n in range(4)] == [list(rows) for rows in expected]
     assert [queries for queries, _ in searcher.asked] == [4, 1, 1, 1, 1]

@@ -13,14 +13,14 @@ import pytest
 from word_passages import assert_same_hits, expected_hits, pairs, stored_length, word_passages
 
 from indexing.exact import merge_hits
-from indexing.lucene.lucene import LuceneSearch, LuceneShard, lucene, open_shard, versions, write_shard
+from indexing.lucene.lucene import LuceneSearch, LuceneSegmentFiles, lucene, open_shard, versions, write_shard
 from indexing.lucene.stop_words import STOP_WORDS
 from retriever.errors import InputError
 
 MARKS = ("+", "-", "&&", "||", "!", "(", ")", "{", "}", "[", "]", "^", '"', "~", "*", "?", ":", "\\", "/")
 
 
-def write(folder: Path, passages: Sequence[str], shards: int = 1) -> list[tuple[LuceneShard, Path]]:
+def write(folder: Path, passages: Sequence[str], shards: int = 1) -> list[tuple[LuceneSegmentFiles, Path]]:
     made = []
     for number, some in enumerate(np.array_split(np.array(passages, object), shards)):
         at = folder / f"{len(list(folder.glob('*')))}-{number}"
@@ -262,7 +262,9 @@ def test_a_damaged_file_is_refused_by_name_and_the_process_lives(tmp_path: Path,
     if damage == "removed":
         path.unlink()
     elif damage == "small":
-        shard = LuceneShard(shard.bulk, {name: content[: len(content) // 2] for name, content in shard.small.items()})
+        shard = LuceneSegmentFiles(
+            shard.bulk, {name: content[: len(content) // 2] for name, content in shard.small.items()}
+        )
     else:
         changed = {"empty": b"", "cut": data[: len(data) // 2], "text": b"<html>no segment</html>" * 500}
         for where, at in (("start", 0), ("end", len(data) - 16)):

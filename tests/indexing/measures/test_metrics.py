@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import monte_carlo_test
 
 from indexing.measures import metrics
-from indexing.measures.metrics import bootstrap_interval, holm, paired_test, parse_metrics, per_query
+from indexing.measures.metrics import adjust_p_values, bootstrap_interval, paired_p_value, parse_metrics, per_query
 from retriever.errors import InputError
 
 
@@ -163,8 +163,8 @@ def test_p_values_approach_those_of_all_sign_patterns(queries: int, shift: float
     draw = np.random.default_rng(queries)
     one = draw.normal(size=queries)
     other = one + draw.normal(shift, 0.5, size=queries)
-    assert paired_test(one, other) == pytest.approx(exact_p_value(one, other), abs=0.007)
-    assert paired_test(other, one) == pytest.approx(exact_p_value(one, other), abs=0.007)
+    assert paired_p_value(one, other) == pytest.approx(exact_p_value(one, other), abs=0.007)
+    assert paired_p_value(other, one) == pytest.approx(exact_p_value(one, other), abs=0.007)
 
 
 @pytest.mark.parametrize("queries", [3, 90, 700])
@@ -185,7 +185,7 @@ def test_p_values_are_those_of_scipy(queries: int) -> None:
 
     observed = np.zeros(queries, np.uint8)
     options = {"vectorized": True, "n_resamples": metrics.RESAMPLES, "batch": metrics.BATCH_NUMBERS // queries}
-    assert paired_test(one, other) == pytest.approx(monte_carlo_test(observed, patterns, total, **options).pvalue)
+    assert paired_p_value(one, other) == pytest.approx(monte_carlo_test(observed, patterns, total, **options).pvalue)
 
 
 def test_p_values_have_a_seed_and_leave_out_queries_that_do_not_differ() -> None:
@@ -193,29 +193,29 @@ def test_p_values_have_a_seed_and_leave_out_queries_that_do_not_differ() -> None
     one = draw.normal(size=15)
     other = one + draw.normal(0.2, 0.5, size=15)
     same = draw.normal(size=400)
-    p_value = paired_test(one, other)
-    assert p_value == paired_test(one, other)
-    assert p_value == paired_test(np.concatenate([same, one]), np.concatenate([same, other]))
-    assert p_value != paired_test(one, other, seed=1)
+    p_value = paired_p_value(one, other)
+    assert p_value == paired_p_value(one, other)
+    assert p_value == paired_p_value(np.concatenate([same, one]), np.concatenate([same, other]))
+    assert p_value != paired_p_value(one, other, seed=1)
 
 
 def test_the_smallest_p_value_is_that_of_no_sample_as_extreme() -> None:
     """Two-sided, of 9,999 samples and the observed one."""
-    assert paired_test(np.zeros(60), np.ones(60)) == pytest.approx(2 / 10_000)
+    assert paired_p_value(np.zeros(60), np.ones(60)) == pytest.approx(2 / 10_000)
 
 
 def test_runs_that_do_not_differ_have_a_p_of_one() -> None:
     values = np.random.default_rng(3).random(20)
-    assert paired_test(values, values.copy()) == 1.0
-    assert paired_test(np.empty(0), np.empty(0)) == 1.0
+    assert paired_p_value(values, values.copy()) == 1.0
+    assert paired_p_value(np.empty(0), np.empty(0)) == 1.0
 
 
 def test_holm_adjusts_as_published() -> None:
     """The step-down procedure by hand: p (m - rank), made monotone, at most 1."""
-    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
-    assert holm({"a": 0.5, "b": 0.9}) == {"a": 1.0, "b": 1.0}
-    assert holm({"only": 0.2}) == {"only": 0.2}
-    assert holm({}) == {}
+    assert adjust_p_values({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+    assert adjust_p_values({"a": 0.5, "b": 0.9}) == {"a": 1.0, "b": 1.0}
+    assert adjust_p_values({"only": 0.2}) == {"only": 0.2}
+    assert adjust_p_values({}) == {}
 
 
 def test_an_interval_is_that_of_a_normal_distribution_for_many_queries() -> None:

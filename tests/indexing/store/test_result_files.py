@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from indexing.store.result_files import whole_file, whole_files
+from indexing.store.result_files import atomic_file, atomic_files
 from retriever.errors import InputError
 
 
 def write(paths: list[Path], content: str, *, overwrite: bool = False) -> None:
-    with whole_files(list(map(str, paths)), overwrite=overwrite) as files:
+    with atomic_files(list(map(str, paths)), overwrite=overwrite) as files:
         for file in files:
             file.write_text(content)
 
@@ -33,7 +33,7 @@ def test_if_one_file_is_refused_none_is_written(tmp_path: Path, existing: str) -
 
 
 def write_half(paths: list[Path]) -> None:
-    with whole_files(list(map(str, paths))) as [first, _]:
+    with atomic_files(list(map(str, paths))) as [first, _]:
         first.write_text("half")
         raise KeyError
 
@@ -53,7 +53,7 @@ def test_two_results_cannot_have_the_same_file(tmp_path: Path) -> None:
 
 
 def test_one_file(tmp_path: Path) -> None:
-    with whole_file(str(tmp_path / "folder" / "a")) as file:
+    with atomic_file(str(tmp_path / "folder" / "a")) as file:
         file.write_text("x")
         assert contents(tmp_path / "folder") == {file.name: "x"}
     assert contents(tmp_path / "folder") == {"a": "x"}

@@ -126,12 +126,12 @@ def test_an_endless_source_is_drawn_a_bounded_number_of_bytes_ahead(monkeypatch:
 
 
 def test_an_input_error_is_raised_as_one_and_ends_the_run() -> None:
-    from jobs.common.cli import input_error
+    from jobs.common.cli import find_input_error
 
     drawn: list[int] = []
     with pytest.raises(InputError) as raised:
         list(RayTasks(WorkerRequest(max_workers=2)).run(Calls(fail_at, 5), counted(drawn)))
-    assert str(input_error(raised.value)) == "item 5 is bad"
+    assert str(find_input_error(raised.value)) == "item 5 is bad"
     assert len(drawn) < 1_000  # of an endless source; other workers go on until one has failed
 
 

@@ -30,7 +30,7 @@ from indexing.embeddings.embeddings import Embeddings
 from indexing.search.rescoring import OPTIONS
 from indexing.store.models import Checkpoints
 from indexing.store.store import Store
-from indexing.training.dev import dev_set
+from indexing.training.dev import open_dev_set
 from retriever.encoding.reranker import Reranker
 from retriever.systems.dual import DualSystem
 from retriever.training.reranker_data import batch_at
@@ -95,7 +95,7 @@ def test_quality_is_the_mean_over_the_dev_splits_of_all_sets(world, foreign: For
         return system.tokenizer.compose(titles, texts, system.encoder.title)
 
     values = [
-        dev_set(Corpus.open(store), Queries.open(store, name), "train", None, 40, compose).mrr(system)
+        open_dev_set(Corpus.open(store), Queries.open(store, name), "train", None, 40, compose).mrr(system)
         for store, name in ((Store(str(world.store)), "tiny"), (foreign.store, "foreign"))
     ]
     assert values[0] != values[1]

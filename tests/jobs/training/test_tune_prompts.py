@@ -19,7 +19,7 @@ from training_commands import COMMON
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.encoders import EncoderSpec, spec_of
+from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from indexing.search.runs import read_run
 from indexing.store.models import model_folder
 from indexing.store.store import Store
@@ -102,7 +102,9 @@ def test_a_fine_tuned_model_flows_through_encoding_and_search(world, mined: Stor
     expected = peer.encode([f"{p.title} {p.text}" if p.title else p.text for p in part])
     np.testing.assert_allclose(Embeddings.open(mined, "f", corpus).take(np.arange(20)), expected, atol=2e-3)
     done("search", "--store", world.store, "--mode", "exact", "--embeddings", "f", "--k", 5, "--name", "f")
-    ours = spec_of(mined, None, "f", EncoderOptions(dtype="float32", compile="never")).open(side="query", device="cpu")
+    ours = find_encoder_spec(mined, None, "f", EncoderOptions(dtype="float32", compile="never")).open(
+        side="query", device="cpu"
+    )
     np.testing.assert_allclose(ours.encode(["a b c"], side="query"), peer.encode(["a b c"]), atol=1e-5)
 
 

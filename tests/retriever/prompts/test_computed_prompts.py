@@ -164,7 +164,7 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     network = KeptSynthesiser(prompt.synthesis.open(SHAPE), encoder.dtype, encoder.device)
     tensors = [network._keys, network._bank, network._up, *network._network.parameters()]
     kept_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
-    assert kept_bytes == 4 * prompt.synthesis.kept_numbers()
+    assert kept_bytes == 4 * prompt.synthesis.count_kept_numbers()
     monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes - 1)
     with pytest.raises(InputError, match=r"^task 'task': what computes its prompts takes 0\.0 GiB, and 0\.0 are free$"):
         encoder.put_task("task", prompt)

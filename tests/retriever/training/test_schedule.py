@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retriever.training import mixture_schedule as schedule
-from retriever.training.mixture_schedule import Mixture, take_turns
+from retriever.training.mixture_schedule import Mixture, schedule_sets
 
 SHARES = [[1], [1, 1], [3, 1], [1, 2, 5], [0.001, 1, 7, 7], [1] * 9]
 
@@ -20,7 +20,7 @@ def test_turns_are_those_of_the_whole_sequence_sorted_by_time(shares: list[float
     times = [((number + 0.5) / (share / total), place) for place, share in enumerate(shares) for number in range(3000)]
     whole = [place for _, place in sorted(times)][:2500]
     for first in (0, 1, 2, 7, 500, 2490):
-        sets, numbers = take_turns(np.array(shares), first, 10)
+        sets, numbers = schedule_sets(np.array(shares), first, 10)
         assert sets.tolist() == whole[first : first + 10]
         for place, number in zip(sets, numbers, strict=True):
             assert whole.index(place) >= 0
@@ -31,7 +31,7 @@ def test_turns_are_those_of_the_whole_sequence_sorted_by_time(shares: list[float
 @pytest.mark.parametrize("shares", SHARES)
 def test_every_stretch_has_the_shares_of_the_sets(shares: list[float]) -> None:
     for first in (0, 3, 10**6):
-        sets, _ = take_turns(np.array(shares), first, 1000)
+        sets, _ = schedule_sets(np.array(shares), first, 1000)
         counts = np.bincount(sets, minlength=len(shares))
         expected = 1000 * np.array(shares) / sum(shares)
         assert np.abs(counts - expected).max() <= 1 + len(shares)

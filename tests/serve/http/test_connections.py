@@ -353,7 +353,7 @@ def test_a_client_that_does_not_read_its_response_is_closed() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.transport.pause_reading()
         writer.write(b"GET /big HTTP/1.1\r\n" + HEAD + b"\r\n")
-        await until(lambda: any(one.unread_bytes() for one in server.connections.served))
+        await until(lambda: any(one.unsent_bytes() for one in server.connections.served))
         server.connections.sweep()
         server.pass_time(LIMITS.write_timeout_s - 0.1)
         assert len(server.connections) == 1
