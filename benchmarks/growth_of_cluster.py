@@ -30,7 +30,7 @@ from benchmarks.common.files import write_json
 from benchmarks.common.program import ROOT, Parser
 from indexing.work.ray_actors import RayActors
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import Place, Report, Resources, WorkerRequest
+from indexing.work.tasks import Allocation, Report, Resources, WorkerRequest
 
 CORES = 2  # of a node and of a worker
 CALLS = {"tasks": 1, "actors": 2}  # parts that a worker takes at a time, by the kind of runner
@@ -50,7 +50,7 @@ class Sleep:
     seconds: float
     resources: Resources
 
-    def open(self, place: Place) -> Callable[[int, Report], Slept]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], Slept]:
         """Returns the worker."""
 
         def sleep(part: int, report: Report) -> Slept:

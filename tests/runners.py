@@ -8,7 +8,7 @@ from typing import Any
 
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.work.tasks import ANY_WORKERS, Item, Place, Report, Resources, Task, ignore
+from indexing.work.tasks import ANY_WORKERS, Item, Allocation, Report, Resources, Task, ignore
 from indexing.work.work import Work, run_work
 
 
@@ -38,9 +38,9 @@ class InlineRunner:
         self._fail_after, self._error = fail_after, error or RuntimeError("interrupted")
         self.ran: list[tuple[str, Any]] = []
 
-    def place(self, resources: Resources) -> Place:
+    def allocate(self, resources: Resources) -> Allocation:
         """Returns what a worker with these resources gets."""
-        return Place(resources.cores or self._cores)
+        return Allocation(resources.cores or self._cores)
 
     def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner."""
@@ -48,7 +48,7 @@ class InlineRunner:
         for item in self._order(items):
             if len(self.ran) == self._fail_after:
                 raise self._error
-            worker = worker or task.open(self.place(task.resources))
+            worker = worker or task.open(self.allocate(task.resources))
             self.ran.append((type(task).__name__, item))
             yield item, worker(item, on_progress)
 

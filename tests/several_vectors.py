@@ -28,7 +28,7 @@ from indexing.store.chain import check_lineage, open_chain
 from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild, count_shards, next_target
-from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import ONE_CORE, Allocation, Report, Resources, Runner
 from indexing.work.work import Target, TaskStage, Unit, WorkDefaults, shard_units
 from retriever.options import VECTORS
 
@@ -131,7 +131,7 @@ class CopyTask:
     embeddings: SeveralEmbeddings
     resources: Resources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         def copy(unit: Unit, report: Report) -> None:
             [name], (first, end) = unit.names, unit.payload
             rows = np.arange(first, end)
@@ -152,7 +152,7 @@ class SearchTask:
     allowed: np.ndarray | None
     resources: Resources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[tuple[Artifact, Part], Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[tuple[Artifact, Part], Report], Hits]:
         return lambda shard, report: self._search(np.load(shard[0].local(shard[1])))
 
     def _search(self, table: np.ndarray) -> Hits:

@@ -33,7 +33,7 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.conflicts import describe_changes
 from indexing.store.documents import Part
 from indexing.store.store import Store, generation
-from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Resources, Runner
 from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults
 from retriever.errors import InputError
 
@@ -219,7 +219,7 @@ class ParseTask:
     split: Split | None
     resources: Resources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[Unit, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], int]:
         """Returns the worker."""
         return lambda unit, report: import_part(unit.payload, self.draft, self.format, self.filters, self.split)
 
@@ -264,7 +264,7 @@ class MergeIdsTask:
     drop_duplicates: bool
     resources: Resources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         """Returns the worker."""
         return self._merge
 

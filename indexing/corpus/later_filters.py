@@ -23,7 +23,7 @@ from indexing.formats.registry import find_format
 from indexing.store.artifact import Draft
 from indexing.store.chain import RowPart
 from indexing.store.store import Store, generation
-from indexing.work.tasks import PYTHON_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Resources, Runner
 from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit, WorkDefaults
 from retriever.errors import InputError
 
@@ -104,7 +104,7 @@ class FilterTask:
     filters: Mapping[str, str]
     resources: Resources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         """Returns the worker."""
         return self._make
 

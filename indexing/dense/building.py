@@ -29,7 +29,7 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork, count_shards
-from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, Report, Resources, Runner
 from indexing.work.work import Progress, TaskStage, Unit, check_same_options, shard_units
 
 SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
@@ -188,7 +188,7 @@ class TrainTask:
     threads: int
     resources: Resources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         """Returns the worker."""
         return self._train
 
@@ -225,7 +225,7 @@ class FillTask:
     resources: Resources = ONE_CORE
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         """Returns the worker."""
         return self._fill
 
@@ -272,14 +272,14 @@ class SearchDepthsTask:
     depths: Sequence[int]
     resources: Resources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[Shard, Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[Shard, Report], Hits]:
         """Returns the worker."""
 
         def probe(shard: Shard, report: Report) -> Hits:
             index = read_index(shard.artifact.local(shard.part))
             open_shard = OpenShard(self.embeddings, shard.first_row, shard.end, index=index)
-            rows = open_shard.candidates(self.queries, max(self.depths), nprobe=self.nprobe, threads=place.cores)
-            hits = [open_shard.rescore(self.queries, rows[:, :depth], self.k, place.cores) for depth in self.depths]
+            rows = open_shard.candidates(self.queries, max(self.depths), nprobe=self.nprobe, threads=allocation.cores)
+            hits = [open_shard.rescore(self.queries, rows[:, :depth], self.k, allocation.cores) for depth in self.depths]
             return Hits(*(np.concatenate(arrays) for arrays in zip(*hits, strict=True)))
 
         return probe

@@ -11,7 +11,7 @@ from indexing.dense.index import Index, Shard
 from indexing.dense.shard import OpenShards
 from indexing.exact import Hits, merge_hits
 from indexing.store.chain import split_range
-from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Resources, Runner
 
 STRETCH_ROWS = 500_000  # rows of one task at most, so that nodes that join find work
 
@@ -50,12 +50,12 @@ class SearchExactTask:
     allowed: np.ndarray | None
     resources: Resources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[tuple[int, int], Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[tuple[int, int], Report], Hits]:
         """Returns the worker."""
 
         def search(stretch: tuple[int, int], report: Report) -> Hits:
             open_shard = self.shards.rows(*stretch)
-            return open_shard.search_exact(self.queries, self.k, threads=place.cores, allowed=self.allowed)
+            return open_shard.search_exact(self.queries, self.k, threads=allocation.cores, allowed=self.allowed)
 
         return search
 
@@ -100,7 +100,7 @@ class SearchShardTask:
     depth: int
     resources: Resources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[Shard, Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[Shard, Report], Hits]:
         """Returns the worker."""
 
         def search(shard: Shard, report: Report) -> Hits:
@@ -110,7 +110,7 @@ class SearchShardTask:
                 self.k,
                 nprobe=self.nprobe,
                 depth=self.depth,
-                threads=place.cores,
+                threads=allocation.cores,
                 allowed=self.allowed,
             )
 

@@ -20,7 +20,7 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
 from indexing.store.store import Store, artifact_key, generation
 from indexing.topics.passages import PassageTopics, open_passage_topics
-from indexing.work.tasks import Place, Report, Resources, Runner
+from indexing.work.tasks import Allocation, Report, Resources, Runner
 from indexing.work.work import Progress, Target, TaskStage, Unit
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
@@ -162,17 +162,17 @@ class EncodeTask:
     topics: PassageTopics | None = None
     reports: bool = True
 
-    def open(self, place: Place) -> EncodeWorker:
+    def open(self, allocation: Allocation) -> EncodeWorker:
         """Returns the worker. Raises InputError if its encoder or numerics class is not the pinned one."""
-        return EncodeWorker(self, place)
+        return EncodeWorker(self, allocation)
 
 
 class EncodeWorker:
     """An open encoder that takes two calls at once: one part is read or written while the other is encoded."""
 
-    def __init__(self, task: EncodeTask, place: Place):
+    def __init__(self, task: EncodeTask, allocation: Allocation):
         started = time.time()
-        self.task, self.place = task, place
+        self.task, self.allocation = task, allocation
         # The model runs in this one thread only. OpenMP keeps a pool of threads for each thread that calls it; if these
         # exceed the number of cores, its workers sleep between steps instead of spinning.
         self.model_thread = ThreadPoolExecutor(1, "riptide-model")
@@ -182,7 +182,7 @@ class EncodeWorker:
 
     def _open(self) -> Encoder:
         task, pinned = self.task, self.task.drafts[0]
-        encoder = task.spec.open(side="passage", device=self.place.device, threads=self.place.cores)
+        encoder = task.spec.open(side="passage", device=self.allocation.device, threads=self.allocation.cores)
         check_encoder(task.spec.config_of(encoder, "passage"), pinned.config["encoder"])
         if encoder.numerics != task.numerics:
             raise InputError(
@@ -294,12 +294,12 @@ class EncoderNumericsTask:
     model_type: str | None
     resources: Resources
 
-    def open(self, place: Place) -> Callable[[None, Report], str]:
+    def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
         """Returns the worker."""
         from retriever.forward.numerics import expected_numerics
 
         options = self.options if self.model_type is not None else replace(self.options, compile="never")
-        return lambda item, report: expected_numerics(options, place.device, self.model_type)
+        return lambda item, report: expected_numerics(options, allocation.device, self.model_type)
 
 
 def numerics_of(

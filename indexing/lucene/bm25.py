@@ -26,7 +26,7 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart, open_chain
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork
-from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, JVM_CORE, Allocation, Report, Resources, Runner
 from indexing.work.work import TaskStage, Unit, check_same_options, shard_units
 from retriever.errors import InputError
 
@@ -164,7 +164,7 @@ class FillLuceneTask:
     resources: Resources = JVM_CORE  # pyjnius binds a method to the object that a thread used last: no threads
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
         check_versions(self.draft)
         return self._fill
@@ -221,13 +221,13 @@ class SearchBm25Task:
     allowed: np.ndarray | None
     resources: Resources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[tuple[int, list[str]], Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[tuple[int, list[str]], Report], Hits]:
         """Returns the worker, with the shards opened."""
         searcher = self.bm25.searcher()
 
         def search(block: tuple[int, list[str]], report: Report) -> Hits:
             return self.bm25.search(
-                block[1], self.k, self.deleted, threads=place.cores, among=self.allowed, searcher=searcher
+                block[1], self.k, self.deleted, threads=allocation.cores, among=self.allowed, searcher=searcher
             )
 
         return search

@@ -12,7 +12,7 @@ from indexing.lucene.lucene import LuceneSegmentFiles, analyzer, versions
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange
 from indexing.store.documents import Part
-from indexing.work.tasks import JVM_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import JVM_CORE, Allocation, Report, Resources, Runner
 from retriever.errors import InputError
 
 SegmentFiles = tuple[tuple[str, tuple[tuple[str, bytes], ...], str], ...]
@@ -77,7 +77,7 @@ class LuceneVersionsTask:
     language: str
     resources: Resources = JVM_CORE  # a thread that ends while the JVM knows it brings the JVM down
 
-    def open(self, place: Place) -> Callable[[None, Report], dict[str, str]]:
+    def open(self, allocation: Allocation) -> Callable[[None, Report], dict[str, str]]:
         """Returns the worker. Raises InputError if Java does not work or does not know the language."""
         analyzer(self.language)
         return lambda item, report: versions()

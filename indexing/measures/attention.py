@@ -11,7 +11,7 @@ import numpy as np
 from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from indexing.measures.distributions import cosines, divergences
 from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Resources, Runner
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 
@@ -24,9 +24,9 @@ class AttentionWeightsTask:
     resources: Resources = ALL_CORES
     stays_open: bool = True
 
-    def open(self, place: Place) -> Callable[[list[str], Report], np.ndarray]:
+    def open(self, allocation: Allocation) -> Callable[[list[str], Report], np.ndarray]:
         """Returns the worker."""
-        encoder = self.spec.open(side="query", device=place.device, threads=place.cores)
+        encoder = self.spec.open(side="query", device=allocation.device, threads=allocation.cores)
         assert self.spec.task is not None
         task = self.spec.task
         return lambda texts, report: encoder.prompt_weights(texts, task=task)

@@ -30,7 +30,7 @@ from indexing.search.retrieval import QUERY_BLOCK
 from indexing.search.runs import write_parquet
 from indexing.store.artifact import Draft
 from indexing.store.store import Store
-from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import ONE_CORE, Allocation, Report, Resources, Runner
 from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults
 from retriever.errors import InputError
 
@@ -248,7 +248,7 @@ class PoolTask:
     copies: Copies
     resources: Resources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[PoolItem, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[PoolItem, Report], None]:
         """Returns the worker."""
         return self._pool
 

@@ -18,7 +18,7 @@ import xxhash
 from indexing.corpus.corpus import Corpus, open_table
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
-from indexing.work.tasks import PYTHON_CORE, Place, Report, Resources, Runner, ignore
+from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Resources, Runner, ignore
 
 PART = "copies"  # the part of an artifact that `commit_copies` makes
 _BLOCK = 65_536  # given passages whose texts are in memory at once
@@ -60,7 +60,7 @@ class MatchTask:
     hashes: np.ndarray
     resources: Resources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[RowPart, Report], tuple[np.ndarray, np.ndarray]]:
+    def open(self, allocation: Allocation) -> Callable[[RowPart, Report], tuple[np.ndarray, np.ndarray]]:
         """Returns the worker: rows int64 [n] and their hashes uint64 [n]."""
         return lambda part, report: self._match(part)
 

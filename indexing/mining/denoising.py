@@ -19,7 +19,7 @@ from indexing.mining.sampling import NegativeOptions, sample_negatives
 from indexing.mining.scoring import ScoreCandidates, positive_scores, probabilities
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.store import Store
-from indexing.work.tasks import ONE_CORE, Place, Report, Resources
+from indexing.work.tasks import ONE_CORE, Allocation, Report, Resources
 from indexing.work.work import Target, TaskStage, Unit, WorkDefaults, complete_artifact
 
 
@@ -101,7 +101,7 @@ class SampleTask:
     options: NegativeOptions
     resources: Resources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         """Returns the worker."""
         return self._sample
 

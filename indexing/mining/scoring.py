@@ -35,7 +35,7 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import fingerprint_of, sum_cuts
 from indexing.store.keys import Key
 from indexing.store.store import Store, artifact_key, generation
-from indexing.work.tasks import Place, Report, Resources, Runner
+from indexing.work.tasks import Allocation, Report, Resources, Runner
 from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit, WorkDefaults, run_work, silent
 from retriever.cuts import Cuts
 from retriever.errors import InputError
@@ -238,9 +238,9 @@ class ScoreTask:
         """The resources of a worker."""
         return self.spec.resources
 
-    def open(self, place: Place) -> Callable[[Unit, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], int]:
         """Returns the worker, with the re-ranker opened. It returns the number of pairs that it scored."""
-        scorer = self.spec.open(place)
+        scorer = self.spec.open(allocation)
         return lambda unit, report: self._score(scorer, unit, report)
 
     def _score(self, scorer: PairScorer, unit: Unit, report: Report) -> int:

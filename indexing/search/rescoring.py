@@ -14,7 +14,7 @@ from indexing.store.artifact import Artifact
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store
 from indexing.work.numerics import pinned_gpus
-from indexing.work.tasks import Place, Report, Resources, Runner
+from indexing.work.tasks import Allocation, Report, Resources, Runner
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import RerankerOptions
@@ -57,11 +57,11 @@ class RerankerNumericsTask:
 
     resources: Resources
 
-    def open(self, place: Place) -> Callable[[None, Report], str]:
+    def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
         """Returns the worker."""
         from retriever.encoding.reranker import expected_reranker_numerics
 
-        return lambda item, report: expected_reranker_numerics(OPTIONS, place.device)
+        return lambda item, report: expected_reranker_numerics(OPTIONS, allocation.device)
 
 
 def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, place: str = "") -> str:
@@ -104,12 +104,12 @@ class RerankerSpec:
         """The resources of a worker: all cores, or the GPU of its numerics class."""
         return Resources(cores=None, gpus=pinned_gpus(self.numerics, None, ""))
 
-    def open(self, place: Place) -> PairScorer:
+    def open(self, allocation: Allocation) -> PairScorer:
         """Returns the opened re-ranker. Raises InputError if it is not the pinned one."""
         from retriever.encoding.reranker import Reranker
 
         name = resolve_model(self.store, self.name)
-        model = Reranker(name, self.options, device=place.device, threads=place.cores)
+        model = Reranker(name, self.options, device=allocation.device, threads=allocation.cores)
         if model.config != self.config:
             raise InputError(f"the re-ranker {self.name} on this node is not the pinned one: give all nodes the same")
         if model.numerics != self.numerics:
@@ -149,9 +149,9 @@ class RerankTask:
         """The resources of a worker."""
         return self.spec.resources
 
-    def open(self, place: Place) -> Callable[[tuple[int, list[str], np.ndarray], Report], tuple[np.ndarray, Cuts]]:
+    def open(self, allocation: Allocation) -> Callable[[tuple[int, list[str], np.ndarray], Report], tuple[np.ndarray, Cuts]]:
         """Returns the worker: scores float32 [q, d], -inf for missing hits; and the counts of cut pairs."""
-        scorer = self.spec.open(place)
+        scorer = self.spec.open(allocation)
 
         def score(block: tuple[int, list[str], np.ndarray], report: Report) -> tuple[np.ndarray, Cuts]:
             _, texts, rows = block

@@ -16,7 +16,7 @@ from indexing.sparse.lucene_search import write_impacts
 from indexing.store.artifact import Draft
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork, count_shards
-from indexing.work.tasks import JVM_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import JVM_CORE, Allocation, Report, Resources, Runner
 from indexing.work.work import TaskStage, Unit, check_same_options, shard_units
 
 
@@ -68,7 +68,7 @@ class FillImpactsTask:
     resources: Resources = JVM_CORE
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
         check_versions(self.draft)
         return self._fill

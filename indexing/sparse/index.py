@@ -19,7 +19,7 @@ from indexing.sparse.lucene_search import ImpactSearch
 from indexing.store.artifact import Artifact
 from indexing.store.chain import open_chain
 from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Resources, Runner
 from retriever.encoding.sparse_vectors import SparseVectors
 from retriever.errors import TextsError
 
@@ -181,14 +181,14 @@ class SearchImpactsTask:
     allowed: np.ndarray | None
     resources: Resources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
         """Returns the worker, with the shards opened."""
         self.index.searcher()
 
         def search(block: tuple[int, SparseVectors], report: Report) -> Hits:
             first, queries = block
             return self.index.search(
-                queries, self.k, self.deleted, threads=place.cores, among=self.allowed, first_query=first
+                queries, self.k, self.deleted, threads=allocation.cores, among=self.allowed, first_query=first
             )
 
         return search

@@ -18,7 +18,7 @@ from indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version
 from indexing.topics.options import FitOptions
 from indexing.topics.tree import build_topics
 from indexing.work.growth import GrowingWork
-from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Resources, Runner
 from indexing.work.work import Progress, TaskStage, Unit, check_same_options
 from retriever.errors import InputError
 from retriever.topics.model import NO_TOPIC, TopicModel
@@ -155,7 +155,7 @@ class FitTask:
     resources: Resources = ONE_CORE
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         """Returns the worker."""
         return lambda unit, report: self._fit(report)
 
@@ -188,7 +188,7 @@ class AssignTask:
     resources: Resources = PYTHON_CORE
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         """Returns the worker, with the model opened."""
         model = read_model(self.fitted or self.draft)
         known = np.empty((0, 2), np.int64)

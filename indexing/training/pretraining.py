@@ -15,7 +15,7 @@ from indexing.store.chain import RowPart
 from indexing.store.store import Store
 from indexing.training.dev import DevSplit, open_dev_set
 from indexing.training.worker import open_backbone
-from indexing.work.tasks import PYTHON_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Resources, Runner
 from retriever.errors import InputError
 from retriever.options.pretraining import RipOptions
 from retriever.systems.condenser import describe_head
@@ -93,7 +93,7 @@ class FindRows:
     options: RipOptions
     resources: Resources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[RowPart, Report], np.ndarray]:
+    def open(self, allocation: Allocation) -> Callable[[RowPart, Report], np.ndarray]:
         """Returns a worker that takes a part and returns its rows, deleted ones included: int64 [n]."""
 
         def find(part: RowPart, report: Report) -> np.ndarray:

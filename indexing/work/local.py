@@ -25,7 +25,7 @@ from indexing.work.tasks import (
     ANY_WORKERS,
     END,
     Item,
-    Place,
+    Allocation,
     Report,
     Resources,
     Task,
@@ -94,17 +94,17 @@ class LocalRunner:
         self._open: list[tuple[Task, list[Callable[[Any, Report], Any]]]] = []
         self._opening = threading.RLock()
 
-    def place(self, resources: Resources) -> Place:
+    def allocate(self, resources: Resources) -> Allocation:
         """Returns what a worker with these resources gets."""
         resources = self.request.fill(resources)
         wants_gpu = resources.gpus is None or resources.gpus > 0
         cores = self.cores if resources.cores is None else min(resources.cores, self.cores)
-        return Place(cores, "cuda" if wants_gpu and self.gpus else "cpu")
+        return Allocation(cores, "cuda" if wants_gpu and self.gpus else "cpu")
 
     def slots(self, resources: Resources) -> int:
         """Returns how many workers with these resources run at once, at least 1."""
-        place = self.place(resources)
-        return self.gpus if place.device == "cuda" else max(1, self.cores // place.cores)
+        allocation = self.allocate(resources)
+        return self.gpus if allocation.device == "cuda" else max(1, self.cores // allocation.cores)
 
     def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner."""
@@ -139,13 +139,13 @@ class LocalRunner:
 
     def _workers(self, task: Task, count: int) -> list[Callable[[Any, Report], Any]]:
         """Returns `count` opened workers of a task; see `stays_open`. Threads that run the same task share them."""
-        place = self.place(task.resources)
+        allocation = self.allocate(task.resources)
         if not stays_open(task):
-            return [task.open(place) for _ in range(count)]
+            return [task.open(allocation) for _ in range(count)]
         with self._opening:
             workers = next((workers for other, workers in self._open if other is task), [])
             while len(workers) < count:
-                workers.append(task.open(place))
+                workers.append(task.open(allocation))
             others = [entry for entry in self._open if entry[0] is not task]
             self._open = [*others, (task, workers)][-KEPT_TASKS:]
             return workers[:count]
@@ -189,7 +189,7 @@ class LocalRunner:
             pending: dict[Future, Item] = {}
             reader, writer = multiprocessing.Pipe(duplex=False)
             folder = tempfile.TemporaryDirectory(prefix="riptide-workers-", ignore_cleanup_errors=True)
-            arguments = (task, self.place(task.resources), reader, folder.name)
+            arguments = (task, self.allocate(task.resources), reader, folder.name)
             pool = ProcessPoolExecutor(slots, multiprocessing.get_context("spawn"), _start_process, arguments)
             try:
                 with folder, _running(pool, writer) as processes:
@@ -318,11 +318,11 @@ def _submit_or_keep(
         raise
 
 
-_task_of_process: tuple[Task, Place] | None = None
+_task_of_process: tuple[Task, Allocation] | None = None
 _worker_of_process: Callable[[Any, Report], Any] | None = None
 
 
-def _start_process(task: Task, place: Place, alive: multiprocessing.connection.Connection, folder: str) -> None:
+def _start_process(task: Task, allocation: Allocation, alive: multiprocessing.connection.Connection, folder: str) -> None:
     """Prepares a spawned process. Ctrl-C reaches it too, and the main process is the one that reports it.
 
     If the main process is killed, or closes the other end of `alive`, the process ends at once. Otherwise it would wait
@@ -344,13 +344,13 @@ def _start_process(task: Task, place: Place, alive: multiprocessing.connection.C
 
     tempfile.tempdir = folder
     threading.Thread(target=end_with_parent, daemon=True).start()
-    _task_of_process = task, place
+    _task_of_process = task, allocation
 
 
 def _call_worker(item: Any) -> Any:
     """Calls the worker of a spawned process, which is opened for the first item."""
     global _worker_of_process
     assert _task_of_process is not None
-    task, place = _task_of_process
-    _worker_of_process = _worker_of_process or task.open(place)
+    task, allocation = _task_of_process
+    _worker_of_process = _worker_of_process or task.open(allocation)
     return _worker_of_process(item, ignore)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from indexing.work.tasks import Place, Report, Task, WorkerRequest, ignore
+from indexing.work.tasks import Allocation, Report, Task, WorkerRequest, ignore
 from retriever.errors import InputError, StorageError
 
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
@@ -246,7 +246,7 @@ class NodeFailure:
         """Returns the error that ends a job."""
         return InputError(line) if self.is_input else StorageError(line)
 
-    def exclude(self, nodes: Nodes, place: Place) -> Nodes:
+    def exclude(self, nodes: Nodes, allocation: Allocation) -> Nodes:
         """Returns the nodes without the one that failed.
 
         Raises:
@@ -257,18 +257,18 @@ class NodeFailure:
         line = f"node {self.address}: {self.reason}"
         if failed > MAX_EXCLUDED:
             raise self.error(f"{line}; workers could not open on {failed} nodes")
-        if not others.places(place.cores, place.gpus) and not can_grow():
+        if not others.places(allocation.cores, allocation.gpus) and not can_grow():
             is_only = not nodes.excluded and len(nodes.live()) == 1
             raise self.error(self.reason if is_only else f"{line}; no other node is left for the worker")
         return others
 
 
-def open_worker(task: Task, place: Place) -> Callable[[Any, Report], Any] | NodeFailure:
+def open_worker(task: Task, allocation: Allocation) -> Callable[[Any, Report], Any] | NodeFailure:
     """Opens the worker of a task in a process of Ray; any exception counts as a failure of the node."""
     import ray
 
     try:
-        return task.open(place)
+        return task.open(allocation)
     except Exception as error:
         is_input = isinstance(error, InputError) and not isinstance(error, StorageError)
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"

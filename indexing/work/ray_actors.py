@@ -15,7 +15,7 @@ from indexing.work.ray_progress import progress_board, reporter
 from indexing.work.ray_tasks import RETRIES, RayTasks
 from indexing.work.tasks import (
     Item,
-    Place,
+    Allocation,
     Report,
     Task,
     WorkerRequest,
@@ -43,15 +43,15 @@ class RayActors(RayTasks):
             yield from super().run(task, items, on_progress=on_progress)
             return
         unfinished = dict(enumerate(items))
-        place = self.place(task.resources)
+        allocation = self.allocate(task.resources)
         with progress_board(on_progress if reports_progress(task) else ignore) as board:
             while unfinished:
-                failure = yield from self._run_pool(task, place, unfinished, board)
+                failure = yield from self._run_pool(task, allocation, unfinished, board)
                 if failure is not None:
-                    self._exclude(failure, place)
+                    self._exclude(failure, allocation)
 
     def _run_pool(
-        self, task: Task, place: Place, unfinished: dict[int, Any], board: Any
+        self, task: Task, allocation: Allocation, unfinished: dict[int, Any], board: Any
     ) -> Generator[tuple[Any, Any], None, NodeFailure | None]:
         """Yields the unfinished items with their results, and removes them; returns the failure that ended the pool."""
         import ray
@@ -59,7 +59,7 @@ class RayActors(RayTasks):
         configure_data_context(ray.data.DataContext.get_current())
         calls, items = task.resources.calls, dict(unfinished)
         size = min(self.request.max_workers, len(items))  # pending actors are demand
-        wait_for_nodes(self.nodes, self.say, self.request, place.cores, place.gpus, size)
+        wait_for_nodes(self.nodes, self.say, self.request, allocation.cores, allocation.gpus, size)
         strategy = ray.data.ActorPoolStrategy(
             size=size,  # Ray Data would end actors of a pool that grows while they wait for nodes
             max_concurrent_calls_per_actor=calls,
@@ -67,15 +67,15 @@ class RayActors(RayTasks):
             enable_true_multi_threading=True,
         )
         numbers = ray.data.from_items([{"item": n} for n in items], override_num_blocks=len(items))
-        with self._say_waiting(place, lambda: min(size, len(unfinished))):
+        with self._say_waiting(allocation, lambda: min(size, len(unfinished))):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # the last two arguments have no replacement yet
                 dataset = numbers.map(
                     type(task_name(task), (PoolWorker,), {}),  # Ray names the actors by the class
-                    fn_constructor_args=(task, place, items, board),
+                    fn_constructor_args=(task, allocation, items, board),
                     compute=strategy,
-                    num_cpus=place.cores,
-                    num_gpus=place.gpus,
+                    num_cpus=allocation.cores,
+                    num_gpus=allocation.gpus,
                     label_selector=self.nodes.selector,
                     max_restarts=RESTARTS,
                     max_task_retries=-1,  # waiting for a new actor takes retries too; the restarts are the limit
@@ -94,9 +94,9 @@ class RayActors(RayTasks):
 class PoolWorker:
     """A worker in an actor. Results are dataclasses of numbers and strings, which Ray Data passes on as rows."""
 
-    def __init__(self, task: Task, place: Place, items: dict[int, Any], board: Any = None):
+    def __init__(self, task: Task, allocation: Allocation, items: dict[int, Any], board: Any = None):
         self.items, self.board = items, board
-        self.worker = open_worker(task, place)
+        self.worker = open_worker(task, allocation)
 
     def __call__(self, row: dict[str, int]) -> dict[str, Any]:
         """Returns a row with the result; an exception that left an actor would be wrapped and printed by Ray."""

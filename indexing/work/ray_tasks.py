@@ -24,7 +24,7 @@ from indexing.work.tasks import (
     ANY_WORKERS,
     END,
     Item,
-    Place,
+    Allocation,
     Report,
     Resources,
     Task,
@@ -58,9 +58,9 @@ class RayTasks:
         self.nodes = Nodes(request.labels)
         self._handles: list[tuple[Task, str, Any]] = []
         self._cores: dict[int, int] = {}  # all cores, by the number of GPUs
-        self._room: dict[Place, int] = {}  # numbers of workers that nodes had room for
+        self._room: dict[Allocation, int] = {}  # numbers of workers that nodes had room for
 
-    def place(self, resources: Resources) -> Place:
+    def allocate(self, resources: Resources) -> Allocation:
         """Returns what a worker with these resources gets. It is decided once, at the first call.
 
         All cores are those of the smallest node of the kind that the work needs. If there is no such node, waits for
@@ -70,7 +70,7 @@ class RayTasks:
         if resources.gpus is None and resources.cores is None:
             self._wait_for_node(0)
         gpus = self._gpus if resources.gpus is None else resources.gpus
-        return Place(resources.cores or self._all_cores(gpus), "cuda" if gpus else "cpu")
+        return Allocation(resources.cores or self._all_cores(gpus), "cuda" if gpus else "cpu")
 
     @functools.cached_property
     def _gpus(self) -> int:
@@ -88,20 +88,20 @@ class RayTasks:
     def _wait_for_node(self, gpus: int) -> None:
         wait_for_nodes(self.nodes, self.say, self.request, gpus=gpus)
 
-    def _check_room(self, place: Place, workers: int) -> None:
+    def _check_room(self, allocation: Allocation, workers: int) -> None:
         """Waits until nodes have room for `min_workers`, once for each number of workers that the job can use."""
         workers = min(workers, self.request.min_workers)
-        if self._room.get(place, 0) < workers:
-            require_room(self.nodes, place.cores, place.gpus, workers, self.request)
-            self._room[place] = workers
+        if self._room.get(allocation, 0) < workers:
+            require_room(self.nodes, allocation.cores, allocation.gpus, workers, self.request)
+            self._room[allocation] = workers
 
-    def _exclude(self, failure: NodeFailure, place: Place) -> None:
+    def _exclude(self, failure: NodeFailure, allocation: Allocation) -> None:
         """Excludes the node of a worker that could not open, and says so. Raises InputError if no other one is left.
 
         The work then continues with any number of workers, but needs room for one.
         """
         if failure.node not in self.nodes.excluded:
-            self.nodes = failure.exclude(self.nodes, place)
+            self.nodes = failure.exclude(self.nodes, allocation)
             self.request = replace(self.request, min_workers=1)
             self._room.clear()
             self.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
@@ -116,10 +116,10 @@ class RayTasks:
         pending: dict[Any, Item] = {}
         source = iter(items)
         number = 0
-        place, most = self.place(task.resources), self.request.max_workers
+        allocation, most = self.allocate(task.resources), self.request.max_workers
         with contextlib.ExitStack() as stack:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore))
-            stack.enter_context(self._say_waiting(place, lambda: min(most, len(pending))))
+            stack.enter_context(self._say_waiting(allocation, lambda: min(most, len(pending))))
             call = self._call_of(task, task_name(task))
             while True:
                 while may_submit(pending.values(), 2 * most) and (item := next(source, END)) is not END:
@@ -127,13 +127,13 @@ class RayTasks:
                     number += 1
                 if not pending:
                     return
-                self._check_room(place, len(pending))
+                self._check_room(allocation, len(pending))
                 [done], _ = ray.wait(list(pending), num_returns=1)
                 item = pending.pop(done)
                 result = ray.get(done)
                 del done
                 if isinstance(result, NodeFailure):
-                    self._exclude(result, place)
+                    self._exclude(result, allocation)
                     call = self._call_of(task, task_name(task))
                     pending[call(item, board, number)] = item
                     number += 1
@@ -148,16 +148,16 @@ class RayTasks:
         """
         import ray
 
-        place = self.place(task.resources)
+        allocation = self.allocate(task.resources)
         count = max(1, min(count, self.request.max_workers))
         probe = type(f"probe {task_name(task)}", (Probe,), {})
         key, handle = self._put(task)
         lost = 0
-        with self._say_waiting(place, lambda: count):
+        with self._say_waiting(allocation, lambda: count):
             while True:
-                with actors_of(probe, self.nodes, place.cores, place.gpus, count) as actors:
-                    pending = [actor.call.remote(item, key, [handle], place) for actor in actors]
-                    self._check_room(place, count)
+                with actors_of(probe, self.nodes, allocation.cores, allocation.gpus, count) as actors:
+                    pending = [actor.call.remote(item, key, [handle], allocation) for actor in actors]
+                    self._check_room(allocation, count)
                     [done], _ = ray.wait(pending, num_returns=1)
                     try:  # Ray's own retries would print a line about each actor that is ended
                         result = ray.get(done)
@@ -168,10 +168,10 @@ class RayTasks:
                         continue
                 if not isinstance(result, NodeFailure):
                     return result
-                self._exclude(result, place)
+                self._exclude(result, allocation)
 
-    def _say_waiting(self, place: Place, num_workers: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
-        return say_waiting(self.say, lambda: self.nodes, place.cores, place.gpus, num_workers)
+    def _say_waiting(self, allocation: Allocation, num_workers: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
+        return say_waiting(self.say, lambda: self.nodes, allocation.cores, allocation.gpus, num_workers)
 
     def _call_of(self, task: Task, name: str) -> Callable[[Any, Any, int], Any]:
         """Returns a function that submits a task for (item, board, number of the item) and returns its reference.
@@ -180,12 +180,12 @@ class RayTasks:
         """
         import ray
 
-        place = self.place(task.resources)
+        allocation = self.allocate(task.resources)
         # max_calls=0: a worker keeps what it has opened; Ray would end one that has a GPU after each task.
-        call = ray.remote(num_cpus=place.cores, num_gpus=place.gpus, max_retries=RETRIES, max_calls=0)(_call)
+        call = ray.remote(num_cpus=allocation.cores, num_gpus=allocation.gpus, max_retries=RETRIES, max_calls=0)(_call)
         call = call.options(name=name, label_selector=self.nodes.selector)
         key, handle = self._put(task)
-        return lambda item, board, number: call.remote(item, key, [handle], place, board, number)
+        return lambda item, board, number: call.remote(item, key, [handle], allocation, board, number)
 
     def _put(self, task: Task) -> tuple[str, Any]:
         """Returns the key and the object reference of a task, which is put into the object store once."""
@@ -205,31 +205,31 @@ class RayTasks:
 class Probe:
     """An actor that runs a task for one item."""
 
-    def call(self, item: Any, key: str, handles: list[Any], place: Place) -> Any:
+    def call(self, item: Any, key: str, handles: list[Any], allocation: Allocation) -> Any:
         """Returns the result, or a NodeFailure if the worker could not open."""
-        return _call(item, key, handles, place, None, 0)
+        return _call(item, key, handles, allocation, None, 0)
 
 
-_workers: dict[tuple[str, Place], tuple[Callable[[Any, Report], Any], bool]] = {}  # with whether it stays open
+_workers: dict[tuple[str, Allocation], tuple[Callable[[Any, Report], Any], bool]] = {}  # with whether it stays open
 
 
-def _call(item: Any, key: str, handles: list[Any], place: Place, board: Any, number: int) -> Any:
+def _call(item: Any, key: str, handles: list[Any], allocation: Allocation, board: Any, number: int) -> Any:
     """Calls the worker of this process; it is opened for the first item of its task.
 
     Returns its result, or a NodeFailure if the worker could not open.
     """
     import ray
 
-    entry = _workers.pop((key, place), None)
+    entry = _workers.pop((key, allocation), None)
     if entry is None:
         [task] = ray.get(handles)
         for other in [other for other, (_, stays) in _workers.items() if not stays]:
             del _workers[other]  # of an earlier run
-        worker = open_worker(task, place)
+        worker = open_worker(task, allocation)
         if isinstance(worker, NodeFailure):
             return worker
         entry = worker, stays_open(task)
-    _workers[key, place] = entry
+    _workers[key, allocation] = entry
     while len(_workers) > KEPT_TASKS:
         del _workers[next(iter(_workers))]
     worker, _ = entry

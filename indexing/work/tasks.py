@@ -96,7 +96,7 @@ ANY_WORKERS = WorkerRequest()
 
 
 @dataclass(frozen=True)
-class Place:
+class Allocation:
     """The cores and the device that a runner assigns to a worker.
 
     Attributes:
@@ -120,7 +120,7 @@ class Task(Protocol):
     def resources(self) -> Resources:
         """The resources of one worker."""
 
-    def open(self, place: Place) -> Callable[[Any, Report], Any]:
+    def open(self, allocation: Allocation) -> Callable[[Any, Report], Any]:
         """Returns the worker: called once in each worker's process, where it may load a model or start a JVM.
 
         The worker takes an item and a Report, and returns the item's result.
@@ -169,7 +169,7 @@ class Runner(Protocol):
             count: The number of workers that the job will use next. On a cluster, nodes for all of them are requested.
         """
 
-    def place(self, resources: Resources) -> Place:
+    def allocate(self, resources: Resources) -> Allocation:
         """Returns what a worker with these resources gets, the same for the whole job."""
 
 

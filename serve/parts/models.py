@@ -14,7 +14,7 @@ from indexing.hit_sources.online import PROBE, OnlineSearch, Target
 from indexing.search.rescoring import open_reranker
 from indexing.store.models import model_folder, resolve_model
 from indexing.store.store import Store
-from indexing.work.tasks import Place
+from indexing.work.tasks import Allocation
 from retriever.encoding.encoder import Encoder
 from retriever.encoding.reranker import Reranker
 from retriever.errors import InputError
@@ -128,11 +128,11 @@ class EncoderPart(Part):
 
     def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
         release, spec = artifacts.release, artifacts.spec
-        place, sources = Place(self.threads or available_threads(), self.device), {}
+        allocation, sources = Allocation(self.threads or available_threads(), self.device), {}
         for (online, target), readers in artifacts.readers.items():
             if online.encodes:
                 queries = online.encoder(readers)
-                sources[online, target] = self._sources.get(queries.key, release.id, partial(queries.open, place))
+                sources[online, target] = self._sources.get(queries.key, release.id, partial(queries.open, allocation))
         if spec is None or release.encoder is None:  # no task has dense embeddings
             return _OpenEncoders({}, {}, sources)
         options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from indexing.lucene.searching import search_among, search_undeleted
 from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
-from indexing.work.tasks import Place, ignore
+from indexing.work.tasks import Allocation, ignore
 from indexing.work.work import Unit, run_work
 from retriever.errors import InputError
 
@@ -257,10 +257,10 @@ def test_java_is_called_by_one_thread_only(tmp_path: Path, monkeypatch: pytest.M
     passages = word_passages(40, seed=7)
     corpus = extend_corpus(tmp_path, [passages])
     threads: set[int] = set()
-    for place, name in ((module, "write_shard"), (segments, "versions")):
-        real = getattr(place, name)
+    for owner, name in ((module, "write_shard"), (segments, "versions")):
+        real = getattr(owner, name)
         monkeypatch.setattr(
-            place, name, lambda *a, real=real, **k: (threads.add(threading.get_ident()), real(*a, **k))[1]
+            owner, name, lambda *a, real=real, **k: (threads.add(threading.get_ident()), real(*a, **k))[1]
         )
     store, here = Store(str(tmp_path / "store")), LocalRunner(cores=4)
     work = BuildBm25(store, corpus, "bm25", shards=4)
@@ -274,7 +274,7 @@ def test_a_retried_shard_is_not_made_again(tmp_path: Path, monkeypatch) -> None:
     corpus = extend_corpus(tmp_path, [["w1", "w2"]])
     store = Store(str(tmp_path / "store"))
     draft = store.create("bm25", "bm25/g0000", config=versions())
-    fill = FillLuceneTask(draft, corpus.parts, "en").open(Place(1))
+    fill = FillLuceneTask(draft, corpus.parts, "en").open(Allocation(1))
     unit = Unit(("shard-00000",), 2, (0, 2))
     fill(unit, ignore)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store/bm25").rglob("*")}
@@ -290,7 +290,7 @@ def test_a_shard_is_not_filled_by_another_lucene(tmp_path: Path, monkeypatch) ->
     draft = store.create("bm25", "bm25/g0000", config={**versions(), "lucene": "8.0.0"})
     monkeypatch.setattr(module, "write_shard", lambda *_, **__: pytest.fail("filled"))
     with pytest.raises(InputError, match=rf"g0000 was made with lucene 8\.0\.0, here is {versions()['lucene']}: build"):
-        FillLuceneTask(draft, corpus.parts, "en").open(Place(1))
+        FillLuceneTask(draft, corpus.parts, "en").open(Allocation(1))
     assert draft.committed() == {}
 
 

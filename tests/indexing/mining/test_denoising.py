@@ -29,7 +29,7 @@ from indexing.search.rescoring import OPTIONS, RerankerSpec
 from indexing.store.artifact import Artifact
 from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
-from indexing.work.tasks import Place, ignore
+from indexing.work.tasks import Allocation, ignore
 from indexing.work.work import Unit, run_work
 from retriever.cuts import Cuts
 from retriever.errors import InputError
@@ -146,7 +146,7 @@ def drawn(store: Store, scores: ScoreCandidates, draw: NegativeOptions, name: st
     pool = store.open("candidates", "pool")
     with store.create("negatives", name) as draft:
         for part in pool.group("part"):
-            sample_part = SampleTask(draft, pool, scores.generations, draw).open(Place(1))
+            sample_part = SampleTask(draft, pool, scores.generations, draw).open(Allocation(1))
             sample_part(Unit((part.name,), 0, asked(int(part.name[-5:]))), ignore)
     made = store.open("negatives", name)
     return [line for part in made.group("part") for line in pq.read_table(made.local(part)).to_pylist()]
@@ -222,7 +222,7 @@ def test_a_task_that_is_tried_again_scores_nothing(store: Store, loop: Loop) -> 
     pool = store.open("candidates", "pool")
     draw = NegativeOptions(denoised_negatives=2)
     with store.create("scores", "again/g0000") as draft:
-        worker = ScoreStage(scores_of(store, draw)).task([draft]).open(Place(1))
+        worker = ScoreStage(scores_of(store, draw)).task([draft]).open(Allocation(1))
         units = [Unit((part.name,), 0, None) for part in pool.group("part")]
         made = [worker(unit, ignore) for unit in units]
         before = loop.scored.copy()

@@ -23,7 +23,7 @@ from indexing.work.nodes import (
     seconds_to_wait,
 )
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Resources, WorkerRequest
+from indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, Resources, WorkerRequest
 from retriever.errors import InputError, StorageError
 
 ANY_DEVICE = Resources(cores=None, gpus=None)
@@ -52,25 +52,25 @@ def test_places_are_counted_node_by_node(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("resources", "all_cores", "any_device"),
     [
-        ([{"CPU": 7.0}, {"CPU": 16.0}, {"memory": 1.0}], Place(7), Place(7)),
-        ([{"CPU": 2.0, "GPU": 1.0}, {"CPU": 16.0}], Place(16), Place(2, "cuda")),
-        ([{"CPU": 8.0, "GPU": 1.0}], Place(8), Place(4, "cuda")),
+        ([{"CPU": 7.0}, {"CPU": 16.0}, {"memory": 1.0}], Allocation(7), Allocation(7)),
+        ([{"CPU": 2.0, "GPU": 1.0}, {"CPU": 16.0}], Allocation(16), Allocation(2, "cuda")),
+        ([{"CPU": 8.0, "GPU": 1.0}], Allocation(8), Allocation(4, "cuda")),
     ],
 )
 def test_all_cores_are_those_of_the_smallest_node_of_the_right_kind(
-    resources: list[dict[str, float]], all_cores: Place, any_device: Place, monkeypatch: pytest.MonkeyPatch
+    resources: list[dict[str, float]], all_cores: Allocation, any_device: Allocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes_of(monkeypatch, *resources)
     runner = RayTasks()
-    assert (runner.place(ALL_CORES), runner.place(ANY_DEVICE)) == (all_cores, any_device)
+    assert (runner.allocate(ALL_CORES), runner.allocate(ANY_DEVICE)) == (all_cores, any_device)
 
 
 def test_what_a_worker_gets_does_not_change_while_the_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch, {"CPU": 8.0})
     runner = RayTasks()
-    before = runner.place(ALL_CORES), runner.place(ANY_DEVICE)
+    before = runner.allocate(ALL_CORES), runner.allocate(ANY_DEVICE)
     nodes_of(monkeypatch, {"CPU": 8.0}, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0})
-    assert (runner.place(ALL_CORES), runner.place(ANY_DEVICE)) == before
+    assert (runner.allocate(ALL_CORES), runner.allocate(ANY_DEVICE)) == before
     assert Nodes().cores() == 2
 
 
@@ -231,30 +231,30 @@ def test_up_to_three_nodes_are_excluded_while_others_are_left(monkeypatch: pytes
     nodes_of(monkeypatch, *({"CPU": 2.0} for _ in "abcde"))
     some = Nodes()
     for node in "abc":
-        some = failure(node).exclude(some, Place(2))
+        some = failure(node).exclude(some, Allocation(2))
     assert some == Nodes(excluded=("a", "b", "c"))
     with pytest.raises(InputError) as raised:
-        failure("d").exclude(some, Place(2))
+        failure("d").exclude(some, Allocation(2))
     assert str(raised.value) == "node 10.0.0.d: the model is damaged; workers could not open on 4 nodes"
     nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 1.0})
     with pytest.raises(InputError) as raised:
-        failure("a").exclude(Nodes(), Place(2))
+        failure("a").exclude(Nodes(), Allocation(2))
     assert str(raised.value) == "node 10.0.0.a: the model is damaged; no other node is left for the worker"
     nodes_of(monkeypatch, {"CPU": 2.0})
     with pytest.raises(StorageError) as stored:
-        NodeFailure("a", "10.0.0.a", "OSError: no space", is_input=False).exclude(Nodes(), Place(2))
+        NodeFailure("a", "10.0.0.a", "OSError: no space", is_input=False).exclude(Nodes(), Allocation(2))
     assert str(stored.value) == "OSError: no space"
     nodes_of(monkeypatch, {HEAD: 1.0}, {"CPU": 2.0})
-    assert failure("b").exclude(Nodes(), Place(2)).excluded == ("b",), "an autoscaler may add another one"
+    assert failure("b").exclude(Nodes(), Allocation(2)).excluded == ("b",), "an autoscaler may add another one"
 
 
 def test_a_request_fills_in_sizes_that_are_not_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a requested size no node is needed to decide what a worker gets."""
     nodes_of(monkeypatch, {HEAD: 1.0})
     runner = RayTasks(WorkerRequest(cpus=8, gpus=1))
-    assert [runner.place(each) for each in (ONE_CORE, ALL_CORES, ANY_DEVICE)] == [
-        Place(1),
-        Place(8),
-        Place(8, "cuda"),
+    assert [runner.allocate(each) for each in (ONE_CORE, ALL_CORES, ANY_DEVICE)] == [
+        Allocation(1),
+        Allocation(8),
+        Allocation(8, "cuda"),
     ]
-    assert RayTasks(WorkerRequest(cpus=8)).place(ANY_DEVICE) == Place(8)
+    assert RayTasks(WorkerRequest(cpus=8)).allocate(ANY_DEVICE) == Allocation(8)

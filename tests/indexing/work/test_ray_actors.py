@@ -13,7 +13,7 @@ import pytest
 from indexing.embeddings.encoding import CALLS
 from indexing.work.nodes import HEAD
 from indexing.work.ray_actors import RayActors, choose_pool
-from indexing.work.tasks import ANY_WORKERS, Place, Report, Resources, WorkerRequest
+from indexing.work.tasks import ANY_WORKERS, Allocation, Report, Resources, WorkerRequest
 from retriever.errors import InputError
 
 TWO_CALLS = Resources(calls=CALLS)
@@ -106,7 +106,7 @@ class Squares:
     broken: bool = False
     resources: Resources = TWO_CALLS
 
-    def open(self, place: Place) -> Callable[[int, Report], Result]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], Result]:
         if self.broken:
             raise InputError("the model is damaged")
         return self._square

@@ -16,7 +16,7 @@ import pytest
 
 from indexing.work import ray_progress, ray_tasks, tasks
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import ONE_CORE, Place, Report, Resources, WorkerRequest
+from indexing.work.tasks import ONE_CORE, Allocation, Report, Resources, WorkerRequest
 from retriever.errors import InputError
 
 pytestmark = pytest.mark.cluster
@@ -39,7 +39,7 @@ class Calls:
     resources: Resources = ONE_CORE
     stays_open: bool = True
 
-    def open(self, place: Place) -> Callable[[int, Report], Any]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], Any]:
         if self.folder:
             (self.folder / f"opened-{os.getpid()}-{time.monotonic_ns()}").touch()
         return lambda item, report: self.function(item, self.argument)
@@ -189,7 +189,7 @@ class Broken:
 
     resources: Resources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[int, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         raise OSError("the disk is full")
 
 
@@ -224,7 +224,7 @@ class Reporting:
     resources: Resources = ONE_CORE
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[int, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         def work(item: int, report: Report) -> int:
             end = time.monotonic() + 60
             while not self.received.exists() and time.monotonic() < end:

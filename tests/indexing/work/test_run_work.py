@@ -19,7 +19,7 @@ from indexing.store.documents import Part
 from indexing.store.store import Store
 from indexing.work import local
 from indexing.work.local import LocalRunner
-from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import ONE_CORE, Allocation, Report, Resources, Runner
 from indexing.work.work import RESUME, Committed, Progress, StageDefaults, Target, Unit, run_work
 from retriever.errors import InputError, StorageError
 
@@ -73,7 +73,7 @@ class Square:
     bad: int | None
     resources: Resources
 
-    def open(self, place: Place) -> Callable[[Unit, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[Unit, Report], int]:
         return self._square
 
     def _square(self, unit: Unit, report: Report) -> int:
