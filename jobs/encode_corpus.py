@@ -31,7 +31,7 @@ from indexing.work.ray_actors import RayActors, choose_pool
 from indexing.work.tasks import Resources, Runner
 from indexing.work.work import Unit, run_work
 from retriever.errors import InputError
-from retriever.model.files import resolve, weight_files
+from retriever.model.files import find_model_folder, weight_files
 from retriever.options import EncoderOptions
 
 
@@ -94,7 +94,7 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
 
 def say_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Artifact]) -> None:
     """Prints how many passages were cut, those of earlier runs included; nothing if none was."""
-    cuts = sum_cuts(part for artifact in generations for part in artifact.group("part"))
+    cuts = sum_cuts(part for artifact in generations for part in artifact.numbered_parts("part"))
     if cuts.cut_texts:
         step = "give a larger --passage-length under another --name"
         if options.task is not None:
@@ -191,7 +191,7 @@ def open_encoders(
     from retriever.forward.numerics import choose_device
     from retriever.forward.packing import will_pack
 
-    weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder_of("passage"))))
+    weights = sum(file.stat().st_size for file in weight_files(find_model_folder(spec.folder_of("passage"))))
     pool = choose_pool(
         replace(request, gpus=gpus),
         weights=weights,

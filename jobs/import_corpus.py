@@ -29,7 +29,7 @@ from indexing.files.columns import PassageNames
 from indexing.files.splitting import BYTES_PER_WORD, Split
 from indexing.formats.chunking import CHUNK_BYTES
 from indexing.formats.registry import FormatName
-from indexing.formats.sources import Source, describe_columns, detect
+from indexing.formats.sources import Source, describe_columns, detect_source
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store, artifact_key, generation
 from indexing.work.work import resumable, run_work
@@ -148,7 +148,7 @@ def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Sou
         return None
     first = store.generations("corpus")[:1] if options.append else []
     earlier = first[0].config.get("columns") if first else None
-    source = detect(options.source, options.format, names, earlier=earlier)
+    source = detect_source(options.source, options.format, names, earlier=earlier)
     for line in describe_columns(source):
         say(as_options(line))
     return source
@@ -161,11 +161,11 @@ def describe(store: Store, source: Source | None, work: ImportWork) -> Artifact:
     documents = f" of {corpus.num_documents:,} documents" if corpus.is_split else ""
     parts = f"{len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted"
     say(f"{latest.url}: {corpus.num_rows:,} passages{documents} in {parts}")
-    if dropped := sum(part.rows for part in latest.group("dropped")):
+    if dropped := sum(part.rows for part in latest.numbered_parts("dropped")):
         say(f"dropped  {dropped:,} passages with the id, title and text of an earlier one")
     if source is not None and source.titles is not None:
         # If the source was imported before, later generations may be those of other sources.
-        imported = next(a for a in reversed(corpus.generations) if a.config == work.config).group("part")
+        imported = next(a for a in reversed(corpus.generations) if a.config == work.config).numbered_parts("part")
         titled = sum(part.facts["titles"] for part in imported)
         rows = sum(part.facts.get("documents", part.rows) for part in imported)
         say(f"{source.titles}: {titled:,} of {rows:,} {'documents' if corpus.is_split else 'passages'} have a title")

@@ -19,7 +19,7 @@ from indexing.corpus.hold_out import HoldOut
 from indexing.corpus.queries import Queries, find_complete_queries, import_queries
 from indexing.files.columns import QueryNames
 from indexing.formats.registry import FormatName
-from indexing.formats.sources import describe_columns, detect_queries
+from indexing.formats.sources import describe_columns, detect_query_source
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
@@ -70,7 +70,7 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     store.require()
     names = QueryNames(options.id, options.text, options.relevant, options.score, options.metadata)
     hold_out = hold_out_of(options)
-    source = detect_queries(options.source, options.format, names, options.split)
+    source = detect_query_source(options.source, options.format, names, options.split)
     for line in describe_columns(source):
         say(as_options(line))
     name = options.queries or source.name

@@ -119,7 +119,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
         negatives = SampleNegatives(pool, scores, draw, options.name)
         [artifact] = run_work(store, negatives, runner, Stage)
     print_summary(candidates, negatives)
-    say_part_cuts(candidates.group("part"), pool.sources)
+    say_part_cuts(candidates.numbered_parts("part"), pool.sources)
     if scores is not None:
         say_pair_cuts(scores.cuts())
     export(options, negatives)

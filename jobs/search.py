@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from jobs.common.cuts import say_part_cuts, say_search_cuts
-from jobs.common.options import Heading, flatten
+from jobs.common.options import Heading, options_by_name
 from jobs.common.session import num_gpus, open_runner
 from jobs.common.workers import GpuWorkers
 
 import numpy as np
 
 from indexing.hit_sources.grammar import check_options_used
-from indexing.hit_sources.modes import default_source, resolve, source_of_mode
+from indexing.hit_sources.modes import default_source, expand_mode, source_of_mode
 from indexing.hit_sources.options import By, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
 from indexing.search.few_queries import LocalSearch
@@ -158,7 +158,7 @@ def search_split(store: Store, source: str, options: Search) -> Artifact | None:
     if queries_without_hits := work.queries_without_hits():
         more = f" and {len(queries_without_hits) - SHOWN} more" if len(queries_without_hits) > SHOWN else ""
         say(f"  {len(queries_without_hits):,} queries found nothing: {', '.join(queries_without_hits[:SHOWN])}{more}")
-    say_part_cuts(artifact.group("part"), work.sources)
+    say_part_cuts(artifact.numbered_parts("part"), work.sources)
     if options.run:
         write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)
         say(options.run)
@@ -192,7 +192,7 @@ def choose_source(store: Store, options: Search) -> str:
         InputError: If the store lacks what a mode searches, or has several artifacts of a kind.
     """
     if options.source is not None:
-        return resolve(options.source, store)
+        return expand_mode(options.source, store)
     if options.mode is not None:
         return source_of_mode(options.mode, store, options.embeddings, options.index)
     source = default_source(store, options.embeddings, options.index)
@@ -241,7 +241,7 @@ def check_options(options: Search) -> None:
     Raises:
         InputError: For a number below 1, an empty query, or an option of a run together with --query.
     """
-    known = flatten(Search)
+    known = options_by_name(Search)
     for name in ("k", "nprobe", "depth", "rerank_depth"):
         if (value := known[name].value(options)) is not None and value < 1:
             raise InputError(f"{known[name].flag} {value}: expected at least 1")

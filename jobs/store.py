@@ -28,7 +28,7 @@ from indexing.search.hit_tables import hit_table, style_for
 from indexing.search.judgements import read_run_query
 from indexing.store.artifact import Artifact
 from indexing.store.cache import CorruptError
-from indexing.store.documents import MANIFEST, PROVENANCE, unseal
+from indexing.store.documents import MANIFEST, PROVENANCE, check_own_hash
 from indexing.store.keys import Key
 from indexing.store.models import abandoned_checkpoints, model_folder, own_checkpoints
 from indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
@@ -218,7 +218,7 @@ def export(store: Store, key: str, options: StoreJob) -> None:
         raise InputError(f"export {key}: expected --to, the folder for its files")
     if "://" in options.to:
         raise InputError(f"--to {options.to}: expected a folder that this machine sees")
-    if not artifact.group("file"):
+    if not artifact.numbered_parts("file"):
         raise InputError(f"{key}: expected models/NAME or prompts/TASK, whose files have names")
     target, size = Path(options.to).expanduser(), format_bytes(sum(part.bytes for part in artifact.parts))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -252,7 +252,7 @@ def print_artifact(store: Store, key: str, limit: int | None) -> None:
     artifact = store.open(*Key.parse(key))
     file = f"{key}/{PROVENANCE}"
     try:
-        provenance = unseal(store.storage.read(file), f"{store.url}/{file}")
+        provenance = check_own_hash(store.storage.read(file), f"{store.url}/{file}")
     except FileNotFoundError as error:
         raise InputError(f"{store.url}/{file}: the file is missing; restore it, or remove {key}") from error
     say(f"{artifact.url}\nfingerprint  {artifact.fingerprint}")

@@ -259,7 +259,7 @@ def run_application(
         try:
             ray_serve.run(build(args), name=APPLICATION, route_prefix="/")
         except RuntimeError as error:
-            raise InputError(f"a replica does not start on its node: {_reason() or error}") from error
+            raise InputError(f"a replica does not start on its node: {_failure_reason() or error}") from error
         announce(address_of(host, port))
         ended.wait()
     finally:
@@ -269,7 +269,7 @@ def run_application(
             ray_serve.shutdown()
 
 
-def _reason() -> str:
+def _failure_reason() -> str:
     """Returns why a deployment of the application fails: the last line of the exception of a replica, if any."""
     status = ray_serve.status().applications.get(APPLICATION)
     messages = [deployment.message for deployment in status.deployments.values()] if status else []

@@ -64,10 +64,10 @@ class LeafReplica:
 
 def send_to_leaves(handles: Sequence[Any], method: str, request: Any) -> list[Reply[Any]]:
     """Sends a request to all deployments at once; returns their pending replies."""
-    return [Sent(getattr(handle, method).remote, request) for handle in handles]
+    return [PendingReply(getattr(handle, method).remote, request) for handle in handles]
 
 
-class Sent(Generic[Result]):
+class PendingReply(Generic[Result]):
     """A Reply from Ray Serve.
 
     If the replica is lost during the call, the call is sent once more, to another replica or to the next one that

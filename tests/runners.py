@@ -8,7 +8,7 @@ from typing import Any
 
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.work.tasks import ANY_WORKERS, Item, Allocation, Report, Resources, Task, ignore
+from indexing.work.tasks import ANY_WORKERS, Allocation, Item, Report, Resources, Task, ignore
 from indexing.work.work import Work, run_work
 
 
@@ -52,7 +52,7 @@ class InlineRunner:
             self.ran.append((type(task).__name__, item))
             yield item, worker(item, on_progress)
 
-    def first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: Task, item: Any, count: int) -> Any:
         """Runs the task for one item; see Runner."""
         [(_, result)] = self.run(task, [item])
         return result

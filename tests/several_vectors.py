@@ -97,7 +97,7 @@ class SeveralEmbeddings(EmbeddingsReader):
 class SeveralIndex:
     def __init__(self, name: str, generations: Sequence[Artifact]):
         self.name, self.generations = name, list(generations)
-        self.shards = [(made, part) for made in generations for part in made.group("shard")]
+        self.shards = [(made, part) for made in generations for part in made.numbered_parts("shard")]
         self.num_rows = sum(part.rows for _, part in self.shards)
 
 

@@ -60,7 +60,7 @@ class CategoryRelevance:
         return int(self._alive.sum())
 
     @functools.cached_property
-    def _rows(self) -> list[np.ndarray]:
+    def _rows_by_category(self) -> list[np.ndarray]:
         """The rows of each category, int64 [any] each."""
         rows = np.repeat(np.arange(self.table.num_rows), np.diff(self.table.offsets))
         order = np.argsort(self.table.values, kind="stable")
@@ -74,7 +74,7 @@ class CategoryRelevance:
         """
         result = np.zeros(self.table.num_rows, bool)
         for name in categories & self._numbers.keys():
-            result[self._rows[self._numbers[name]]] = True
+            result[self._rows_by_category[self._numbers[name]]] = True
         return result & self._alive
 
     def categories_of(self, queries: Queries, ids: Sequence[str], qrels: pa.Table | None) -> QueryCategories:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from indexing.corpus.corpus import Corpus, document_starts, open_table, save_array
 from indexing.corpus.ids import merge_bucket, repeated_hashes, rows_with_hashes
 from indexing.files.delimited import line_of_row
-from indexing.files.raw import clip
+from indexing.files.raw import short_repr
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import split_rows
 from indexing.store.documents import Part
@@ -92,12 +92,12 @@ class _NewRows:
 
     def source_id(self, row: int) -> str:
         """Returns the id of a row in the source, for messages."""
-        index, offset = self._find(row)
-        return clip(self._table(index).column(self.id_column)[offset].as_py())
+        index, offset = self._locate(row)
+        return short_repr(self._table(index).column(self.id_column)[offset].as_py())
 
-    def place(self, row: int) -> str:
+    def file_and_line(self, row: int) -> str:
         """Returns `file:line` of a row; if a line can hold several rows (KILT), that of the first line of the part."""
-        index, offset = self._find(row)
+        index, offset = self._locate(row)
         part, table = self.parts[index], self._table(index)
         pieces, num_rows = part.facts["source"], part.rows
         if "document" in table.schema.names:
@@ -113,7 +113,7 @@ class _NewRows:
             offset -= rows
         raise AssertionError("a row beyond its part")
 
-    def _find(self, row: int) -> tuple[int, int]:
+    def _locate(self, row: int) -> tuple[int, int]:
         """Returns the number of the part of a row, and the row within it."""
         index = int(np.searchsorted(self.starts, row, side="right")) - 1
         return index, row - int(self.starts[index])
@@ -168,7 +168,7 @@ def _repeated_from_earlier(
     if "deleted" in committed:
         deleted = np.union1d(deleted, np.load(new.draft.local(committed["deleted"])))
     for artifact in before.generations:
-        files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
+        files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
         positions, known = rows_with_hashes(files, ids[0])
         alive = ~np.isin(known, deleted)
         rows, known = ids[1][positions[alive]].astype(np.int64), known[alive]
@@ -185,14 +185,14 @@ def _duplicate_error(new: _NewRows, one: int, other: int, drops: bool) -> InputE
     columns = new.draft.config.get("columns")
     if columns and columns["id"] is None:
         return InputError(
-            f"{new.place(other)}: found the title and text of {new.place(one)}, expected distinct passages, since "
-            "their ids are hashes of title and text; remove one, give every passage an id, or leave the later one out "
-            "by parameter drop_duplicates"
+            f"{new.file_and_line(other)}: found the title and text of {new.file_and_line(one)}, "
+            "expected distinct passages, since their ids are hashes of title and text; remove one, give every "
+            "passage an id, or leave the later one out by parameter drop_duplicates"
         )
     difference = " with another title or text" if drops else ""
     return InputError(
-        f"{new.place(other)}: id {new.source_id(other)} comes a second time{difference}, first in {new.place(one)}; "
-        "rename or remove one and import again"
+        f"{new.file_and_line(other)}: id {new.source_id(other)} comes a second time{difference}, "
+        f"first in {new.file_and_line(one)}; rename or remove one and import again"
     )
 
 
@@ -200,6 +200,6 @@ def _known_id_error(new: _NewRows, row: int, known: int, drops: bool) -> InputEr
     """Returns the error for a row whose id the corpus already has. `drops`: equal rows are dropped, so these differ."""
     difference = " with another title or text" if drops else ""
     return InputError(
-        f"{new.place(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known}; "
+        f"{new.file_and_line(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known}; "
         "delete it in the same command to replace it, or leave the line out"
     )

@@ -152,12 +152,12 @@ class _Compiler:
         if self.num_conditions > _MAX_CONDITIONS:
             raise InputError(f"filter: expected up to {_MAX_CONDITIONS} conditions, found more")
         tests = [
-            self._group(name, condition) if name in GROUPS else self._condition(name, condition)
+            self._compile_group(name, condition) if name in GROUPS else self._compile_condition(name, condition)
             for name, condition in document.items()
         ]
-        return lambda table: _all([test(table) for test in tests]) if tests else np.ones(len(table), bool)
+        return lambda table: _and_masks([test(table) for test in tests]) if tests else np.ones(len(table), bool)
 
-    def _group(self, name: str, documents: Any) -> Test:
+    def _compile_group(self, name: str, documents: Any) -> Test:
         if name == "not":
             if not isinstance(documents, dict):
                 raise InputError(f"filter: not: expected a filter, an object, found {_shown(documents)}")
@@ -166,10 +166,10 @@ class _Compiler:
         if not isinstance(documents, list) or not documents or not all(isinstance(each, dict) for each in documents):
             raise InputError(f"filter: {name}: expected a list of filters, as objects, found {_shown(documents)}")
         tests = [self.compile_filter(document) for document in documents]
-        combine = _all if name == "and" else _any
+        combine = _and_masks if name == "and" else _or_masks
         return lambda table: combine([test(table) for test in tests])
 
-    def _condition(self, name: str, condition: Any) -> Test:
+    def _compile_condition(self, name: str, condition: Any) -> Test:
         if name not in self.columns:
             names = ", ".join(self.columns) or "none; riptide import-corpus --filters adds them"
             raise InputError(f"filter: {name[:100]!r} is no filter of this corpus; there are: {names}")
@@ -178,7 +178,7 @@ class _Compiler:
             return lambda table: _as_bools(pc.is_null(table.column(column)))
         if not pa.types.is_list(kind):
             conditions = _conditions(name, condition, kind)
-            return lambda table: _holds(table.column(column), conditions)
+            return lambda table: _conditions_hold(table.column(column), conditions)
         conditions = _conditions(name, condition, kind.value_type)
         return lambda table: _hold_for_one_value(table.column(column).combine_chunks(), conditions)
 
@@ -188,18 +188,18 @@ def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str,
     if isinstance(condition, list):
         if not 1 <= len(condition) <= _MAX_CONDITIONS:
             raise InputError(f"filter: {name}: expected 1 to {_MAX_CONDITIONS} values, found {len(condition)}")
-        return [("in", pa.array([_value(name, value, kind) for value in condition], kind))]
+        return [("in", pa.array([_typed_value(name, value, kind) for value in condition], kind))]
     if not isinstance(condition, dict):
-        return [("in", pa.array([_value(name, condition, kind)], kind))]
+        return [("in", pa.array([_typed_value(name, condition, kind)], kind))]
     if not condition or set(condition) - set(_ORDER) or pa.types.is_boolean(kind):
         raise InputError(
             f"filter: {name}: expected a value, a list of values or bounds ({', '.join(_ORDER)}; none of "
             f"a bool), found {_shown(condition)}"
         )
-    return [(operator, pa.scalar(_value(name, value, kind), kind)) for operator, value in condition.items()]
+    return [(operator, pa.scalar(_typed_value(name, value, kind), kind)) for operator, value in condition.items()]
 
 
-def _value(name: str, value: Any, kind: pa.DataType) -> Any:
+def _typed_value(name: str, value: Any, kind: pa.DataType) -> Any:
     """Returns a JSON value in the type of a column. Raises InputError if it is of another type."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     fits = (
@@ -219,9 +219,9 @@ def _value(name: str, value: Any, kind: pa.DataType) -> Any:
     raise InputError(f"filter: {name}: expected values of type {type_name(kind)}, found {_shown(value)}")
 
 
-def _holds(values: pa.Array | pa.ChunkedArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
+def _conditions_hold(values: pa.Array | pa.ChunkedArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
     """Returns for which values all conditions hold: bool [n]. None holds for a missing value."""
-    return _all([_compare_values(values, operator, value) for operator, value in conditions])
+    return _and_masks([_compare_values(values, operator, value) for operator, value in conditions])
 
 
 def _compare_values(values: pa.Array | pa.ChunkedArray, operator: str, value: Any) -> np.ndarray:
@@ -232,18 +232,18 @@ def _compare_values(values: pa.Array | pa.ChunkedArray, operator: str, value: An
 
 def _hold_for_one_value(lists: pa.ListArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
     """Returns which lists have a value for which all conditions hold: bool [lists]."""
-    holds = _holds(pc.list_flatten(lists), conditions)
+    holds = _conditions_hold(pc.list_flatten(lists), conditions)
     result = np.zeros(len(lists), bool)
     result[np.asarray(pc.list_parent_indices(lists))[holds]] = True
     return result
 
 
-def _all(masks: list[np.ndarray]) -> np.ndarray:
+def _and_masks(masks: list[np.ndarray]) -> np.ndarray:
     result: np.ndarray = np.logical_and.reduce(masks)
     return result
 
 
-def _any(masks: list[np.ndarray]) -> np.ndarray:
+def _or_masks(masks: list[np.ndarray]) -> np.ndarray:
     result: np.ndarray = np.logical_or.reduce(masks)
     return result
 

@@ -21,11 +21,11 @@ from indexing.corpus.duplicates import merge_ids
 from indexing.corpus.filters import check_field_names
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.listing import file_identity
-from indexing.files.raw import Lines, Piece, clip, no_rows_error
+from indexing.files.raw import Lines, Piece, no_rows_error, short_repr
 from indexing.files.rows import text_lines
 from indexing.files.splitting import Split
 from indexing.files.titles import title_facts
-from indexing.formats.chunking import Chunk, chunks
+from indexing.formats.chunking import Chunk, cut_into_chunks
 from indexing.formats.format import CorpusFormat
 from indexing.formats.parse import check_filter_types, parse_corpus
 from indexing.formats.sources import Source
@@ -181,7 +181,7 @@ class ParseStage(StageDefaults):
     def units(self, committed: Committed) -> Iterator[Unit]:
         """Returns a unit for each chunk, as a stream: the raw text of few chunks is in memory at a time."""
         options = self.options
-        for chunk in chunks(self.source, options.part_size, limit=options.limit, split=options.split):
+        for chunk in cut_into_chunks(self.source, options.part_size, limit=options.limit, split=options.split):
             names = (f"part-{chunk.index:05d}", f"hashes-{chunk.index:05d}")
             size = sum(len(piece.data) for piece in chunk.pieces if piece.data is not None)
             part = committed[0].get(names[0])
@@ -295,7 +295,7 @@ def import_part(
 
 def _parse_first_rows(source: Source, options: ImportOptions) -> None:
     """Raises InputError if the source has no row, or if one of the first FIRST_ROWS rows is bad."""
-    first = next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS), split=options.split))
+    first = next(cut_into_chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS), split=options.split))
     parse_corpus(source.format, first, options.filters, options.split)
 
 
@@ -368,7 +368,7 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
         unknown = np.flatnonzero(firsts < 0)
         if len(unknown) and not num_unknown:
             line = int(unknown[0])
-            first = f"{delete}:{piece.first_line + line}: id {clip(ids[line])}"
+            first = f"{delete}:{piece.first_line + line}: id {short_repr(ids[line])}"
         num_unknown += len(unknown)
         deleted.append(np.concatenate(list(map(np.arange, firsts, ends))))
     if not deleted:

@@ -17,7 +17,7 @@ from indexing.corpus.corpus import Corpus, write_table
 from indexing.corpus.hold_out import HoldOut
 from indexing.files.listing import file_identity
 from indexing.files.qrels import read_qrels
-from indexing.files.raw import clip
+from indexing.files.raw import short_repr
 from indexing.formats.parse import read_queries
 from indexing.formats.sources import Source
 from indexing.store.artifact import Artifact, Draft
@@ -54,7 +54,8 @@ class Queries:
     def table(self) -> pa.Table:
         """The queries as columns id, text, metadata (JSON text or "")."""
         parts = [
-            pa.ipc.open_file(pa.memory_map(str(self.artifact.local(p)))).read_all() for p in self.artifact.group("part")
+            pa.ipc.open_file(pa.memory_map(str(self.artifact.local(p)))).read_all()
+            for p in self.artifact.numbered_parts("part")
         ]
         return pa.concat_tables(parts)
 
@@ -167,7 +168,7 @@ def import_queries(
     corpus = Corpus.open(store)
     if (existing := find_complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
         return existing
-    config = _config(source, limit, hold_out)
+    config = _queries_config(source, limit, hold_out)
     partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
     judged = judged or read_judged_queries(source, limit=limit, partial=partial)
     qrels = {
@@ -187,7 +188,7 @@ def find_complete_queries(
     """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
     if name not in store.names("queries"):
         return None
-    existing, config = Queries.open(store, name), _config(source, limit, hold_out)
+    existing, config = Queries.open(store, name), _queries_config(source, limit, hold_out)
     if existing.artifact.config != config:
         changed = describe_changes(existing.artifact.config, config)
         raise InputError(
@@ -197,7 +198,7 @@ def find_complete_queries(
     return existing
 
 
-def _config(source: Source, limit: int | None, hold_out: HoldOut | None) -> dict[str, Any]:
+def _queries_config(source: Source, limit: int | None, hold_out: HoldOut | None) -> dict[str, Any]:
     """Returns the configuration of a query set."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
     identities = [file_identity(file) for file in files]
@@ -301,7 +302,7 @@ def _refuse_unknown(file: str, qrels: pa.Table, column: str, known: np.ndarray, 
     first = int(np.flatnonzero(~known)[0])
     more = int((~known).sum()) - 1
     raise InputError(
-        f"{file}:{qrels['line'][first]}: judges {what} {clip(qrels[column][first].as_py())}, which is not in "
+        f"{file}:{qrels['line'][first]}: judges {what} {short_repr(qrels[column][first].as_py())}, which is not in "
         f"{where}{f' (and {more} more lines like it)' if more else ''}; add the {what} or remove the line"
     )
 
@@ -324,9 +325,9 @@ def _without_repetitions(file: str, qrels: pa.Table) -> pa.Table:
         first, second = int(order[at]), int(order[at + 1])
         query, passage = qrels["query_id"][second].as_py(), qrels["corpus_id"][second].as_py()
         raise InputError(
-            f"{file}:{qrels['line'][second]}: judges query {clip(query)} and passage {clip(passage)} with score "
-            f"{scores[second]}, line {qrels['line'][first]} with score {scores[first]}, expected one score; remove "
-            "one of the lines"
+            f"{file}:{qrels['line'][second]}: judges query {short_repr(query)} and passage {short_repr(passage)} with "
+            f"score {scores[second]}, line {qrels['line'][first]} with score {scores[first]}, expected one score; "
+            "remove one of the lines"
         )
     repeated = np.zeros(len(order), bool)
     repeated[order[1:][same]] = True
@@ -340,7 +341,8 @@ def _refuse_repeated_ids(source: Source, ids: Sequence[str]) -> None:
         if id in seen:
             name = Path(source.queries[0]).name if len(source.queries) == 1 else source.name
             raise InputError(
-                f"{name}: query id {clip(id)} comes a second time (as query {number}, first as {seen[id]}); rename one"
+                f"{name}: query id {short_repr(id)} comes a second time (as query {number}, first as {seen[id]}); "
+                "rename one"
             )
         seen[id] = number
 

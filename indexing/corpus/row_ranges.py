@@ -62,7 +62,7 @@ class OpenPassages:
             document, and the characters of its text at which the passage starts and ends.
         """
         passages = []
-        for row in self._within(rows).tolist():
+        for row in self._rows_in_range(rows).tolist():
             number = bisect.bisect_right(self._starts, row) - 1
             local = row - self._starts[number]
             passages.append((row, *(column[local].as_py() for column in self._columns[number])))
@@ -70,8 +70,8 @@ class OpenPassages:
 
     def documents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns those of the rows, int64 [n], that are in the range, and the number of the document of each."""
-        rows = self._within(rows)
+        rows = self._rows_in_range(rows)
         return rows, self._documents.numbers(rows)
 
-    def _within(self, rows: np.ndarray) -> np.ndarray:
+    def _rows_in_range(self, rows: np.ndarray) -> np.ndarray:
         return rows[(rows >= self.rows.first) & (rows < self.rows.end)]

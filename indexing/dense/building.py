@@ -278,8 +278,12 @@ class SearchDepthsTask:
         def probe(shard: Shard, report: Report) -> Hits:
             index = read_index(shard.artifact.local(shard.part))
             open_shard = OpenShard(self.embeddings, shard.first_row, shard.end, index=index)
-            rows = open_shard.candidates(self.queries, max(self.depths), nprobe=self.nprobe, threads=allocation.cores)
-            hits = [open_shard.rescore(self.queries, rows[:, :depth], self.k, allocation.cores) for depth in self.depths]
+            rows = open_shard.find_candidates(
+                self.queries, max(self.depths), nprobe=self.nprobe, threads=allocation.cores
+            )
+            hits = [
+                open_shard.rescore(self.queries, rows[:, :depth], self.k, allocation.cores) for depth in self.depths
+            ]
             return Hits(*(np.concatenate(arrays) for arrays in zip(*hits, strict=True)))
 
         return probe

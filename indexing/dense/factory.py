@@ -34,7 +34,7 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
     count = _choose_num_lists(num_vectors)
     lists, links = (f"IVF{count}", 0) if count < 32_768 else (f"IVF{count}_HNSW32", 2 * 32 * 4)
     centroids = (4 * dim + links) * count * shards
-    codes = _codes(dim, recall)
+    codes = _candidate_codes(dim, recall)
     for code, code_bytes in codes:
         if centroids + num_vectors * (code_bytes + 8) <= memory_bytes:
             return f"{lists},{code}"
@@ -51,7 +51,7 @@ def _choose_num_lists(num_vectors: int) -> int:
     return min(preferred, most, 1 << 18)
 
 
-def _codes(dim: int, recall: float) -> list[tuple[str, int]]:
+def _candidate_codes(dim: int, recall: float) -> list[tuple[str, int]]:
     """Returns (code, bytes per vector), from the code with the best recall to the smallest one."""
     one_bit = ("RaBitQ", dim // 8 + 8)
     codes = [one_bit] if recall <= 0.99 else [("SQ8", dim), one_bit]

@@ -32,7 +32,7 @@ class Index:
         self.shards = [
             Shard(artifact, part, part.facts["first_row"], part.facts["end"])
             for artifact in generations
-            for part in artifact.group("shard")
+            for part in artifact.numbered_parts("shard")
         ]
         self.num_rows = self.shards[-1].end if self.shards else 0
         self.factory: str = generations[0].config["factory"]

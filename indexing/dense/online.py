@@ -27,7 +27,7 @@ PARALLEL_QUERIES = 8  # queries of a batch from which on the files of an index a
 
 def shards_in_range(index: Index, rows: RowRange) -> list[Shard]:
     """Returns the shards of an index that belong to a range of rows."""
-    return index.shards[rows.share([(shard.first_row, shard.end) for shard in index.shards])]
+    return index.shards[rows.select_shards([(shard.first_row, shard.end) for shard in index.shards])]
 
 
 def searched_row_ranges(embeddings: Embeddings, index: Index | None, rows: RowRange) -> list[tuple[int, int]]:

@@ -63,19 +63,19 @@ class OpenShard:
             allowed: Consider only these rows, int64, ascending, none of them deleted; None: all. Those of other shards
                 are ignored. Up to EXACT_ROWS of them are all scored.
         """
-        allowed = self._within(allowed)
+        allowed = self._rows_in_shard(allowed)
         if self.index is None or (allowed is not None and len(allowed) <= EXACT_ROWS):
             return self.search_exact(queries, k, threads=threads, allowed=allowed)
         if allowed is not None:
             nprobe = -(-nprobe * (self.end - self.first_row) // len(allowed))
-        rows = self.candidates(queries, depth, nprobe=nprobe, threads=threads, allowed=allowed)
+        rows = self.find_candidates(queries, depth, nprobe=nprobe, threads=threads, allowed=allowed)
         return self.rescore(queries, rows, k, threads)
 
     def search_exact(
         self, queries: np.ndarray, k: int, *, threads: int | None, allowed: np.ndarray | None = None
     ) -> Hits:
         """Returns the exact top k of each query; arguments as of `search`."""
-        allowed = self._within(allowed)
+        allowed = self._rows_in_shard(allowed)
         if allowed is None:
             return exact_search(queries, self.pieces, k, deleted=self.deleted, threads=threads)
         if not len(allowed):
@@ -86,7 +86,7 @@ class OpenShard:
         others = np.setdiff1d(np.arange(self.first_row, self.end), allowed, assume_unique=True)
         return exact_search(queries, self.pieces, k, deleted=others, threads=threads)
 
-    def candidates(
+    def find_candidates(
         self, queries: np.ndarray, depth: int, *, nprobe: int, threads: int | None, allowed: np.ndarray | None = None
     ) -> np.ndarray:
         """Returns the candidates of the index, int64 [q, depth], -1 for none; arguments as of `search`."""
@@ -96,7 +96,7 @@ class OpenShard:
             self.index, queries, depth, nprobe=nprobe, deleted=self.deleted, allowed=allowed, threads=threads
         )
 
-    def _within(self, rows: np.ndarray | None) -> np.ndarray | None:
+    def _rows_in_shard(self, rows: np.ndarray | None) -> np.ndarray | None:
         """Returns those of some ascending rows that are in the shard."""
         return None if rows is None else rows[slice(*np.searchsorted(rows, [self.first_row, self.end]))]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from indexing.store.artifact import Artifact
 from indexing.store.models import model_folder, resolve_model, stored_model, untied_sides_of
 from indexing.store.store import Store
-from retriever.errors import InputError, shortened
+from retriever.errors import InputError, shorten
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 
 if TYPE_CHECKING:
@@ -105,10 +105,10 @@ class EncoderSpec:
 
     def longest(self, side: Side) -> int | None:
         """Returns the largest limit of the tokens of a side's texts; None: any, as positions are relative."""
-        from retriever.model.files import resolve
+        from retriever.model.files import find_model_folder
         from retriever.model.recipe import read_recipe
 
-        positions, prompt = read_recipe(resolve(self.folder_of(side)), self.options).positions, self.prompt()
+        positions, prompt = read_recipe(find_model_folder(self.folder_of(side)), self.options).positions, self.prompt()
         return positions if positions is None or prompt is None else positions - prompt.offset(side)
 
     def describe(self, side: Side) -> dict[str, Any]:
@@ -249,14 +249,16 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
         InputError: If the prompt was trained for another backbone, or with other settings that shape vectors, or if
             the backbone has too few positions for texts that start after it.
     """
-    from retriever.model.files import resolve
+    from retriever.model.files import find_model_folder
     from retriever.model.recipe import describe, read_recipe
-    from retriever.prompts.prompts import check_backbone, check_offsets
+    from retriever.prompts.prompts import check_backbone, check_prompt_positions
 
     folder = spec.folder_for_prompt(prompt)
     described = describe(folder, spec.options)
     check_backbone(prompt, described)
-    check_offsets(read_recipe(resolve(folder), spec.options), {side: prompt.offset(side) for side in SIDES})
+    check_prompt_positions(
+        read_recipe(find_model_folder(folder), spec.options), {side: prompt.offset(side) for side in SIDES}
+    )
     prompt_settings = describe(folder, _with_free_settings(prompt.options, spec.options))
     if differ := describe_differences(described, prompt_settings):
         raise InputError(
@@ -267,4 +269,4 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
 
 def _format_value(value: Any) -> str:
     """Returns the value of a setting as messages show it."""
-    return shortened(repr(value), 40)
+    return shorten(repr(value), 40)

@@ -88,14 +88,14 @@ class TorchSearch:
         cut = torch.nextafter(cut, torch.full_like(cut, -torch.inf))
         query_ids, positions = torch.nonzero(fast >= cut[:, None], as_tuple=True)
         scores = score_pairs(self.queries[q], query_ids, block.vectors, positions)
-        self._keep(q, query_ids, scores, block.rows[positions])
+        self._merge_into_hits(q, query_ids, scores, block.rows[positions])
 
     def _multiply(self, queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
         if queries.is_cuda and passages.dtype == torch.float16:
             return torch.mm(queries, passages.T, out_dtype=torch.float32)
         return queries.float() @ passages.float().T
 
-    def _keep(self, q: slice, query_ids: torch.Tensor, scores: torch.Tensor, rows: torch.Tensor) -> None:
+    def _merge_into_hits(self, q: slice, query_ids: torch.Tensor, scores: torch.Tensor, rows: torch.Tensor) -> None:
         """Merges candidates into the hits of the queries: score descending, then row ascending."""
         kept_scores, kept_rows = self.scores[q], self.rows[q]
         old = torch.nonzero(kept_rows >= 0, as_tuple=True)

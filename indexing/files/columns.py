@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from indexing.files import limits
-from indexing.files.raw import clip
-from retriever.errors import InputError, listed
+from indexing.files.raw import short_repr
+from retriever.errors import InputError, list_first
 
 ID_NAMES = ("_id", "id", "docid", "doc_id", "pid", "passage_id", "document_id")
 TITLE_NAMES = ("title",)
@@ -162,20 +162,20 @@ def choose_passage_columns(file: str, table: Table, names: PassageNames) -> Pass
     Raises:
         InputError: If a named column does not exist, several columns may be meant, or no column is known as the text.
     """
-    id = _choose(file, table, "id", names.id, ID_NAMES)
-    title = _choose(file, table, "title", names.title, TITLE_NAMES)
-    text = _choose(file, table, "text", names.text, TEXT_NAMES)
+    id = _choose_column(file, table, "id", names.id, ID_NAMES)
+    title = _choose_column(file, table, "title", names.title, TITLE_NAMES)
+    text = _choose_column(file, table, "text", names.text, TEXT_NAMES)
     return PassageColumns(
-        table, _required(file, table, text, TEXT_NAMES), id, title, _named_metadata(file, table, names)
+        table, _required_column(file, table, text, TEXT_NAMES), id, title, _named_metadata(file, table, names)
     )
 
 
 def choose_query_columns(file: str, table: Table, names: QueryNames) -> QueryColumns:
     """Returns the columns of a file of queries. Raises InputError as `choose_passage_columns` does."""
-    id = _choose(file, table, "id", names.id, QUERY_ID_NAMES)
-    text = _required(file, table, _choose(file, table, "text", names.text, QUERY_NAMES), QUERY_NAMES)
-    relevant = _choose(file, table, "relevant", names.relevant, RELEVANT_NAMES)
-    score = _choose(file, table, "score", names.score, SCORE_NAMES) if relevant or names.score else None
+    id = _choose_column(file, table, "id", names.id, QUERY_ID_NAMES)
+    text = _required_column(file, table, _choose_column(file, table, "text", names.text, QUERY_NAMES), QUERY_NAMES)
+    relevant = _choose_column(file, table, "relevant", names.relevant, RELEVANT_NAMES)
+    score = _choose_column(file, table, "score", names.score, SCORE_NAMES) if relevant or names.score else None
     if score and not relevant:
         raise InputError(
             f"parameter score {score}: {file} has {named_columns(table.names)}, none known as "
@@ -256,7 +256,7 @@ def refuse_repeated_columns(place: str, names: Sequence[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise InputError(f"{place}: found the column {clip(name)} twice, expected distinct names; rename one")
+            raise InputError(f"{place}: found the column {short_repr(name)} twice, expected distinct names; rename one")
         seen.add(name)
 
 
@@ -267,7 +267,7 @@ def named_columns(names: Sequence[str]) -> str:
 
 def shown_columns(names: Sequence[str]) -> str:
     """Returns the names of columns, as many and as much of each as fit into a message."""
-    return listed(names, SHOWN_COLUMNS, SHOWN_CHARACTERS)
+    return list_first(names, SHOWN_COLUMNS, SHOWN_CHARACTERS)
 
 
 def _is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str]) -> bool:
@@ -292,7 +292,7 @@ def _path_and_parents(path: str) -> Iterator[str]:
         path = path.rpartition(".")[0]
 
 
-def _choose(file: str, table: Table, role: str, name: str | None, known: Sequence[str]) -> str | None:
+def _choose_column(file: str, table: Table, role: str, name: str | None, known: Sequence[str]) -> str | None:
     """Returns the column of a role: the named one, or the only one with a well-known name."""
     if name == "":
         return ""
@@ -309,7 +309,7 @@ def _choose(file: str, table: Table, role: str, name: str | None, known: Sequenc
     return candidates[0] if candidates else None
 
 
-def _required(file: str, table: Table, text: str | None, known: Sequence[str]) -> str:
+def _required_column(file: str, table: Table, text: str | None, known: Sequence[str]) -> str:
     if not text:
         header = ", or add a header line if the first line is a row" if table.delimiter else ""
         raise InputError(

@@ -17,7 +17,7 @@ import pyarrow.csv as pa_csv
 
 from indexing.files import limits
 from indexing.files.columns import Table, refuse_repeated_columns, shown_columns
-from indexing.files.raw import Lines, Piece, allow_long_fields, clip, no_rows_error
+from indexing.files.raw import Lines, Piece, allow_long_fields, no_rows_error, short_repr
 from retriever.errors import InputError
 
 DELIMITERS = ",;\t|"  # of CSV, in the order of preference
@@ -38,7 +38,7 @@ class DelimitedRows(Lines):
         self._after = self._before.copy()  # bytes that may stand after a closing quote
         self._after[RETURN] = True
 
-    def _give(self, data: bytes, rows: int) -> Piece:
+    def _make_piece(self, data: bytes, rows: int) -> Piece:
         first_line = self.line
         self.line += data.count(b"\n") + 1
         return Piece(self.file, first_line, rows, len(data), data)
@@ -274,6 +274,6 @@ def _python_rows(piece: Piece, delimiter: str) -> Iterator[tuple[int, list[str]]
 def _wrong_fields_error(piece: Piece, table: Table, line: int, fields: list[str]) -> InputError:
     quoting = "quote a field that contains the delimiter" if len(fields) > len(table.names) else "add what is missing"
     return InputError(
-        f"{piece.file}:{line}: found {len(fields)} field{'s' if len(fields) != 1 else ''} ({clip(fields[0])} first), "
-        f"expected {len(table.names)}: {shown_columns(table.names)}; {quoting}"
+        f"{piece.file}:{line}: found {len(fields)} field{'s' if len(fields) != 1 else ''} "
+        f"({short_repr(fields[0])} first), expected {len(table.names)}: {shown_columns(table.names)}; {quoting}"
     )

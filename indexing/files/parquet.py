@@ -135,7 +135,7 @@ def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterat
             )
             rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, MAX_BATCH_BYTES // width))
             for first, batch in _batches(file, piece, groups, rows_per_batch, columns):
-                yield from _cut(piece, first, batch)
+                yield from _split_batch(piece, first, batch)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{piece.file}: found damaged Parquet ({one_line(error)}); fetch the file again") from None
 
@@ -203,7 +203,7 @@ def _batches(
             return
 
 
-def _cut(piece: Piece, first: int, batch: Any) -> Iterator[Piece]:
+def _split_batch(piece: Piece, first: int, batch: Any) -> Iterator[Piece]:
     """Yields a record batch as blocks of about BLOCK_BYTES. Raises InputError for a row of more than MAX_ROW_BYTES."""
     sizes = sum((_count_bytes(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     if len(long_rows := np.flatnonzero(sizes > limits.MAX_ROW_BYTES)):

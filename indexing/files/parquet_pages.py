@@ -62,7 +62,7 @@ def check_footer(file: str, opened: Any) -> None:
     thrift = Thrift(opened.read(length))
     columns = 0
     try:
-        for number, kind in thrift.fields():
+        for number, kind in thrift.read_fields():
             if number == 2:
                 columns = _check_schema(file, thrift)
             elif number == 4:
@@ -86,9 +86,9 @@ def _check_schema(file: str, thrift: Thrift) -> int:
     pending: list[int] = []  # children that the open groups still lack
     for _ in range(size):
         children = 0
-        for number, kind in thrift.fields():
+        for number, kind in thrift.read_fields():
             if number == 5:
-                children = thrift.integer()
+                children = thrift.read_integer()
             else:
                 thrift.skip(kind)
         if pending:
@@ -187,7 +187,7 @@ class _ColumnPages:
 
     def sizes(self) -> GroupSizes:
         """Returns the sizes of this column alone."""
-        pages = list(self._pages())
+        pages = list(self._page_headers())
         width, coded_width = self._value_bytes(pages)
         values = self._values_per_row(pages, width)
         coded_width = coded_width if has_dictionary(self.column) else width
@@ -216,7 +216,7 @@ class _ColumnPages:
         widest = coded = self.column.length if self.chunk.physical_type == "FIXED_LEN_BYTE_ARRAY" else 8
         dictionary = 0
         for page in pages:
-            self._check(page)
+            self._check_page(page)
             if self.chunk.physical_type == "BYTE_ARRAY":
                 if page.kind == DICTIONARY:
                     dictionary = self._longest_value(page)
@@ -231,7 +231,7 @@ class _ColumnPages:
                 raise limits.too_long_error(self.place, widest)
         return widest, coded
 
-    def _pages(self) -> Iterator[Page]:
+    def _page_headers(self) -> Iterator[Page]:
         """Yields the header of each page, as Arrow finds them."""
         chunk = self.chunk
         offset, seen = chunk.data_page_offset, 0
@@ -259,7 +259,7 @@ class _ColumnPages:
     def _damaged_error(self, offset: int) -> InputError:
         return InputError(f"{self.place}: found damaged Parquet (no page at byte {offset}); fetch the file again")
 
-    def _check(self, page: Page) -> None:
+    def _check_page(self, page: Page) -> None:
         if page.size > limits.MAX_ROW_BYTES and page.num_values == 1:
             raise limits.too_long_error(self.place, page.size)
         if page.size > max(limits.MAX_PAGE_BYTES, limits.MAX_PAGE_GROWTH * page.compressed_size):
@@ -274,7 +274,7 @@ class _ColumnPages:
                 f"{limits.MAX_DICTIONARY:,}; write the file without dictionaries"
             )
 
-    def _read(self, page: Page) -> bytes | None:
+    def _read_page(self, page: Page) -> bytes | None:
         """Returns the bytes of a page, decompressed; None if that is not possible."""
         self.opened.seek(page.offset)
         data = self.opened.read(page.compressed_size)
@@ -287,7 +287,7 @@ class _ColumnPages:
 
     def _longest_value(self, page: Page) -> int:
         """Returns the bytes of the longest value of a dictionary; of the whole page if it is small or unreadable."""
-        if page.size <= SMALL_VALUE or (data := self._read(page)) is None:
+        if page.size <= SMALL_VALUE or (data := self._read_page(page)) is None:
             return page.size
         at = longest = 0
         for _ in range(page.num_values):
@@ -307,12 +307,12 @@ class _ColumnPages:
             if page.kind == DATA_V2:
                 self.opened.seek(page.offset)
                 levels = self.opened.read(page.levels_size)
-            elif (data := self._read(page)) is None:
+            elif (data := self._read_page(page)) is None:
                 raise self._damaged_error(page.offset)
             else:
                 levels = data[4 : 4 + int.from_bytes(data[:4], "little")]
             try:
-                for run in _runs(levels, width, page.num_values):
+                for run in _read_level_runs(levels, width, page.num_values):
                     longest = max(longest, current + run.before, run.longest)
                     current = run.after if run.longest else current + run.before
             except Malformed:
@@ -320,7 +320,7 @@ class _ColumnPages:
         return max(longest, current)
 
 
-class _Run(NamedTuple):
+class _LevelRun(NamedTuple):
     """Consecutive repetition levels."""
 
     before: int  # levels before the first row that begins in the run
@@ -328,7 +328,7 @@ class _Run(NamedTuple):
     after: int  # levels of the last row
 
 
-def _runs(data: bytes, width: int, num_values: int) -> Iterator[_Run]:
+def _read_level_runs(data: bytes, width: int, num_values: int) -> Iterator[_LevelRun]:
     """Yields repetition levels in Parquet's hybrid of run lengths and packed bits.
 
     Args:
@@ -351,36 +351,36 @@ def _runs(data: bytes, width: int, num_values: int) -> Iterator[_Run]:
                 num_values -= len(levels)
                 starts = np.flatnonzero(~levels.any(axis=1))
                 if len(starts):
-                    yield _Run(int(starts[0]), int(np.diff(starts).max(initial=1)), len(levels) - int(starts[-1]))
+                    yield _LevelRun(int(starts[0]), int(np.diff(starts).max(initial=1)), len(levels) - int(starts[-1]))
                 else:
-                    yield _Run(len(levels), 0, 0)
+                    yield _LevelRun(len(levels), 0, 0)
                 if num_values <= 0:
                     return
         else:
             count = min(header >> 1, num_values)
-            is_zero = not any(thrift.byte() for _ in range(-(-width // 8)))
+            is_zero = not any(thrift.read_byte() for _ in range(-(-width // 8)))
             num_values -= count
-            yield _Run(0, 1, 1) if is_zero and count else _Run(count, 0, 0)
+            yield _LevelRun(0, 1, 1) if is_zero and count else _LevelRun(count, 0, 0)
 
 
 def _parse_header(data: bytes, offset: int) -> Page:
     thrift = Thrift(data)
     kind = size = compressed_size = num_values = encoding = levels_size = 0
-    for number, field in thrift.fields():
+    for number, field in thrift.read_fields():
         if number == 1:
-            kind = thrift.integer()
+            kind = thrift.read_integer()
         elif number == 2:
-            size = thrift.integer()
+            size = thrift.read_integer()
         elif number == 3:
-            compressed_size = thrift.integer()
+            compressed_size = thrift.read_integer()
         elif number in (5, 7, 8):
-            for inner, inner_field in thrift.fields():
+            for inner, inner_field in thrift.read_fields():
                 if inner == 1:
-                    num_values = thrift.integer()
+                    num_values = thrift.read_integer()
                 elif inner == (4 if number == 8 else 2):
-                    encoding = thrift.integer()
+                    encoding = thrift.read_integer()
                 elif inner == 6:
-                    levels_size = thrift.integer()
+                    levels_size = thrift.read_integer()
                 else:
                     thrift.skip(inner_field)
         else:

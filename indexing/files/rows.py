@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import orjson
 
 from indexing.files import limits
-from indexing.files.raw import Piece, allow_long_fields, clip
+from indexing.files.raw import Piece, allow_long_fields, short_repr
 from retriever.errors import InputError
 
 # A passage or a query: its line, id, title ("" for a query), text and metadata fields. A named tuple would take twice
@@ -59,16 +59,18 @@ def read_document(piece: Piece, line: int, doc: dict[str, Any], id_name: str, *,
         if title is not None:
             raise wrong_text_error(piece, line, "title", title)
         title = ""
-    return line, id, title, text, flatten(piece, line, doc) if doc else doc
+    return line, id, title, text, merge_metadata_fields(piece, line, doc) if doc else doc
 
 
-def flatten(piece: Piece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
+def merge_metadata_fields(piece: Piece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of `metadata` and of the top level as one object; removes `metadata` from `doc`."""
     nested = doc.pop("metadata", None)
     if nested is None:
         return doc
     if type(nested) is not dict:
-        raise row_error(piece, line, f"metadata {clip(nested)}", "an object", "put it into one, or rename the field")
+        raise row_error(
+            piece, line, f"metadata {short_repr(nested)}", "an object", "put it into one, or rename the field"
+        )
     if len(nested) + len(doc) > limits.MAX_COLUMNS:
         raise limits.too_many_columns_error(file_and_line(piece, line), len(nested) + len(doc))
     for name in nested.keys() & doc.keys():
@@ -87,7 +89,7 @@ def metadata_text(piece: Piece, line: int, text: str) -> Any:
         return orjson.loads(text) if text else None
     except orjson.JSONDecodeError as error:
         raise row_error(
-            piece, line, f"metadata {clip(text)} ({error.msg})", "a JSON object", "rename the column"
+            piece, line, f"metadata {short_repr(text)} ({error.msg})", "a JSON object", "rename the column"
         ) from None
 
 
@@ -100,7 +102,9 @@ def json_objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
         except orjson.JSONDecodeError as error:
             raise _not_json_error(piece, line, data, error) from None
         if type(doc) is not dict:
-            raise row_error(piece, line, f"JSON {clip(data.rstrip())}", "a JSON object", "write one document per line")
+            raise row_error(
+                piece, line, f"JSON {short_repr(data.rstrip())}", "a JSON object", "write one document per line"
+            )
         yield line, doc
 
 
@@ -124,7 +128,7 @@ def _not_json_error(piece: Piece, line: int, data: bytes, error: orjson.JSONDeco
     if "surrogate" in error.msg:
         actual = f"an unpaired surrogate escape at column {error.colno} ({error.msg})"
         return row_error(piece, line, actual, "Unicode text", "fix or remove the escape")
-    actual = f"no valid JSON ({error.msg} at column {error.colno} of {len(data.decode())}: {clip(data)})"
+    actual = f"no valid JSON ({error.msg} at column {error.colno} of {len(data.decode())}: {short_repr(data)})"
     return row_error(piece, line, actual, "one JSON object per line", "fix or remove the line")
 
 
@@ -157,7 +161,7 @@ def quoted_rows(piece: Piece, expected: str, num_columns: int) -> Iterator[tuple
         except csv.Error as error:
             raise row_error(piece, number, f"a bad field ({error})", "a CR within quotes only", "remove it") from None
         if rows.line_num != number - piece.first_line + 1:
-            problem = f"a quoted field that does not end in its line ({clip(line)})"
+            problem = f"a quoted field that does not end in its line ({short_repr(line)})"
             raise row_error(
                 piece, number, problem, "one row per line, a quote in a quoted field doubled", "fix the line"
             )
@@ -170,7 +174,7 @@ def integer_id(piece: Piece, line: int, id: Any, name: str) -> str:
     """Returns an integer id as a string. Raises InputError for any other value."""
     if type(id) is int:
         return str(id)
-    actual = f"no {name}" if id is None else f"{name} {clip(id)}"
+    actual = f"no {name}" if id is None else f"{name} {short_repr(id)}"
     raise row_error(piece, line, actual, "a string that is not empty, or an integer", "give each row its id")
 
 
@@ -186,14 +190,14 @@ def file_and_line(piece: Piece, line: int) -> str:
 
 def wrong_text_error(piece: Piece, line: int, name: str, value: Any) -> InputError:
     """Returns the error for a field that is missing or not a string."""
-    actual = f"no {name}" if value is None else f"{name} {clip(value)}"
+    actual = f"no {name}" if value is None else f"{name} {short_repr(value)}"
     return row_error(piece, line, actual, f"{name} to be a string", "add it, or name another format")
 
 
 def wrong_columns_error(piece: Piece, line: int, row: str, count: int, expected: str) -> InputError:
     """Returns the error for a line with a wrong number of columns."""
     remedy = "fix the line, or add a header line that names other columns"
-    return row_error(piece, line, f"{count} columns ({clip(row)})", expected, remedy)
+    return row_error(piece, line, f"{count} columns ({short_repr(row)})", expected, remedy)
 
 
 def _empty_line_error(piece: Piece, line: int) -> InputError:
@@ -208,14 +212,14 @@ def _bad_byte_error(piece: Piece, line: int, data: bytes, offset: int) -> InputE
 def dump_metadata(piece: Piece, line: int, fields: dict[str, Any]) -> str:
     """Returns metadata as JSON. Raises InputError for values that JSON cannot hold."""
     try:
-        return orjson.dumps(fields, default=_plain).decode()
+        return orjson.dumps(fields, default=_as_python_prints).decode()
     except orjson.JSONEncodeError as error:
         raise row_error(
             piece, line, f"metadata that JSON cannot hold ({error})", "text or numbers", "drop it"
         ) from None
 
 
-def _plain(value: Any) -> Any:
+def _as_python_prints(value: Any) -> Any:
     """Returns decimals, durations and timestamps in nanoseconds as Python prints them. Refuses bytes."""
     if isinstance(value, bytes):
         raise TypeError("bytes")

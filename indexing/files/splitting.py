@@ -11,7 +11,7 @@ import pyarrow as pa
 from sentencex import get_sentence_boundaries
 
 from retriever.errors import InputError
-from retriever.systems.sentences import runs
+from retriever.systems.sentences import word_runs
 
 # Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.
 _BLOCK = 4_096
@@ -55,7 +55,7 @@ def passage_spans(text: str, split: Split) -> Iterator[tuple[int, int]]:
     starts at the first sentence border among the last `split.overlap` words, otherwise `split.overlap` words before the
     end. Every word is in a passage, and each passage has a word that no earlier one has.
     """
-    words = np.fromiter((run.span() for run in runs(text)), np.dtype((np.int64, 2)))
+    words = np.fromiter((run.span() for run in word_runs(text)), np.dtype((np.int64, 2)))
     if len(words) <= split.words:
         if len(words):
             yield int(words[0, 0]), int(words[-1, 1])

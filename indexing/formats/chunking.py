@@ -42,7 +42,7 @@ class Chunk:
     titles: tuple[str, ...] | None = None  # of each row, if they are in a separate file
 
 
-def chunks(
+def cut_into_chunks(
     source: Source, rows_per_chunk: int, *, limit: int | None = None, split: Split | None = None
 ) -> Iterator[Chunk]:
     """Cuts the corpus into chunks, as a stream: it holds a chunk or two in memory, regardless of the file sizes.

@@ -10,8 +10,16 @@ import orjson
 from indexing.files import limits
 from indexing.files.columns import PassageColumns, QueryColumns, Table
 from indexing.files.delimited import DelimitedRows, delimited_blocks, read_fields, read_header
-from indexing.files.raw import Piece, clip
-from indexing.files.rows import Row, RowReader, file_and_line, flatten, integer_id, metadata_text, row_error
+from indexing.files.raw import Piece, short_repr
+from indexing.files.rows import (
+    Row,
+    RowReader,
+    file_and_line,
+    integer_id,
+    merge_metadata_fields,
+    metadata_text,
+    row_error,
+)
 from indexing.formats.tables import QueryRow, TableFormat, id_from_content
 
 
@@ -66,7 +74,7 @@ class DelimitedText(TableFormat):
             fields: dict[str, Any] = {name: value for name, value in zip(rest, others, strict=True) if value}
             if "metadata" in fields:
                 fields["metadata"] = metadata_text(block, line, fields["metadata"])
-                fields = flatten(block, line, fields)
+                fields = merge_metadata_fields(block, line, fields)
             yield line, id, title, text, fields
 
     def query_rows(self, block: Piece, table: Table, columns: QueryColumns) -> Iterator[QueryRow]:
@@ -301,5 +309,5 @@ def _split_ids(piece: Piece, line: int, text: str, name: str) -> list[Any]:
         return list(orjson.loads(text))
     except orjson.JSONDecodeError:
         raise row_error(
-            piece, line, f"{name} {clip(text)}", "ids separated by spaces, or a JSON list", "fix it"
+            piece, line, f"{name} {short_repr(text)}", "ids separated by spaces, or a JSON list", "fix it"
         ) from None

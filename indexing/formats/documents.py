@@ -17,7 +17,7 @@ from indexing.files.markup import read_html, read_markdown, read_plain
 from indexing.files.raw import BOM, Piece, check_path, open_input, unreadable_error
 from indexing.files.rows import Row, RowReader
 from indexing.formats.format import CorpusFormat
-from retriever.errors import InputError, listed
+from retriever.errors import InputError, list_first
 
 READERS = {"txt": read_plain, "md": read_markdown, "html": read_html, "htm": read_html}
 READS = 16  # files that are read at once, because S3 takes some 30 ms to answer
@@ -152,7 +152,7 @@ ids are these paths.
         if not hidden and not others:
             return ""
         counts = [f"{count:,} {f'.{ending}' if ending else 'without one'}" for ending, count in others.most_common()]
-        shown = f" ({listed(counts, SHOWN_ENDINGS)})" if counts else ""
+        shown = f" ({list_first(counts, SHOWN_ENDINGS)})" if counts else ""
         return f"left out of {file}: {hidden:,} hidden files, {others.total():,} files with other endings{shown}"
 
     def open_rows(self, file: str, table: Table | None = None) -> RowReader:
@@ -170,8 +170,10 @@ ids are these paths.
 
     def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
         files = [f"{block.file}/{document.name}" for document in block.batch]
-        for line, (file, data) in enumerate(zip(files, _map_in_threads(_read, files), strict=True), block.first_line):
-            title, text = _parse(file, data)
+        for line, (file, data) in enumerate(
+            zip(files, _map_in_threads(_read_file, files), strict=True), block.first_line
+        ):
+            title, text = _parse_document(file, data)
             yield line, file[len(block.file) + 1 :], title, text, {}
 
 
@@ -219,7 +221,7 @@ def _map_in_threads(function: Callable[[Any], T], items: Iterable[Any]) -> Itera
             yield from pool.map(function, some)
 
 
-def _read(file: str) -> bytes:
+def _read_file(file: str) -> bytes:
     """Returns the bytes of a file. Raises InputError if it cannot be read or is too long."""
     with open_input(file) as opened:
         if (size := opened.size()) > limits.MAX_ROW_BYTES:
@@ -232,7 +234,7 @@ def _read(file: str) -> bytes:
             raise unreadable_error(file, error) from None
 
 
-def _parse(file: str, data: bytes) -> tuple[str, str]:
+def _parse_document(file: str, data: bytes) -> tuple[str, str]:
     """Returns the title and the text of a document. Raises InputError if it is no text, or has none."""
     data = data.removeprefix(BOM)
     try:

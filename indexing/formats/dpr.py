@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from indexing.files import limits
 from indexing.files.columns import PassageColumns, Table, is_query_header
-from indexing.files.raw import Lines, Piece, clip, split_tsv_line
+from indexing.files.raw import Lines, Piece, short_repr, split_tsv_line
 from indexing.files.rows import Row, RowReader, integer_id, quoted_rows, row_error
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
@@ -83,7 +83,7 @@ Queries:
         header = lines.take(1)
         if header and split_tsv_line(f"{file}:1", (header.data or b"").decode("utf-8", "replace")) != HEADER:
             raise InputError(
-                f"{file}:1: found {clip(header.data)}, expected DPR's header id<TAB>text<TAB>title; "
+                f"{file}:1: found {short_repr(header.data)}, expected DPR's header id<TAB>text<TAB>title; "
                 "add it or name another format"
             )
         return lines
@@ -99,7 +99,9 @@ Queries:
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 answers = None
             if type(answers) is not list or not all(type(answer) is str for answer in answers):
-                raise row_error(block, line, f"answers {clip(literal)}", "a Python list of strings", "fix the line")
+                raise row_error(
+                    block, line, f"answers {short_repr(literal)}", "a Python list of strings", "fix the line"
+                )
             yield (line, f"q{line - 1}", "", query, {"answers": answers})
 
 

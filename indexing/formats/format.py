@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, QueryNames, Table
 from indexing.files.listing import file_identity
-from indexing.files.raw import Lines, Piece, clip, no_rows_error
+from indexing.files.raw import Lines, Piece, no_rows_error, short_repr
 from indexing.files.rows import Row, RowReader, dump_metadata, line_blocks, row_error
 from indexing.files.start import FileStart
 from retriever.errors import InputError
@@ -186,7 +186,7 @@ class CorpusFormat(ABC):
                     for line, id, _, text, fields in self.read_queries(block):
                         if id in earlier:
                             if earlier[id] != text:
-                                problem = f"query {clip(id)} with another text"
+                                problem = f"query {short_repr(id)} with another text"
                                 raise row_error(block, line, problem, "an earlier file's", "rename it")
                             continue
                         ids.append(id)

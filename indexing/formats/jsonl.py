@@ -9,7 +9,7 @@ import orjson
 
 from indexing.files import limits
 from indexing.files.columns import PassageColumns, QueryColumns, Table
-from indexing.files.raw import Lines, Piece, clip, no_rows_error
+from indexing.files.raw import Lines, Piece, no_rows_error, short_repr
 from indexing.files.rows import Row, json_objects
 from indexing.files.start import refuse_json_array
 from indexing.formats.tables import QueryRow, TableFormat, named_passages
@@ -162,7 +162,7 @@ def read_json_table(file: str) -> Table:
                 paths.update(dict.fromkeys(_nested_paths(document)))
     if not names:
         first = (sample.data or b"").partition(b"\n")[0]
-        raise InputError(f"{file}:1: found {clip(first)}, expected one JSON object per line; name another format")
+        raise InputError(f"{file}:1: found {short_repr(first)}, expected one JSON object per line; name another format")
     columns = tuple(name for name in names if not (has_nested and name == "metadata"))
     return Table(columns, nested=tuple(path for path in paths if not (has_nested and path.startswith("metadata."))))
 

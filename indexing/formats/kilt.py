@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from indexing.files import limits
 from indexing.files.columns import PassageColumns
-from indexing.files.raw import Piece, clip
+from indexing.files.raw import Piece, short_repr
 from indexing.files.rows import Row, integer_id, json_objects, row_error, wrong_text_error
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
@@ -128,7 +128,7 @@ Queries:
                 known = False
             if not known:
                 expected = "a list of {answer, provenance: [{wikipedia_id}]}"
-                raise row_error(block, line, f"output {clip(outputs)}", expected, "fix the line")
+                raise row_error(block, line, f"output {short_repr(outputs)}", expected, "fix the line")
             outcome = {"answers": answers, "provenance": [list(dict.fromkeys(page)) for page in pages if page]}
             yield (line, id, "", text, {name: value for name, value in outcome.items() if value} | doc)
 
@@ -143,7 +143,9 @@ def _pages(block: Piece) -> Iterator[tuple[int, str, str, list[str]]]:
         if type(title) is not str:
             raise wrong_text_error(block, line, "wikipedia_title", title)
         if type(paragraphs) is not list or not all(type(paragraph) is str for paragraph in paragraphs):
-            raise row_error(block, line, f"text {clip(paragraphs)}", "a list of strings", "use KILT's knowledge source")
+            raise row_error(
+                block, line, f"text {short_repr(paragraphs)}", "a list of strings", "use KILT's knowledge source"
+            )
         yield line, page_id, title, paragraphs
 
 

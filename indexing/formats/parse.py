@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from indexing.files import limits
 from indexing.files.columns import value_at
-from indexing.files.raw import Piece, clip
+from indexing.files.raw import Piece, short_repr
 from indexing.files.rows import Row, dump_metadata, file_and_line, row_error
 from indexing.files.splitting import Split, document_spans, passages_size, take_passages
 from indexing.formats.chunking import Chunk
@@ -71,7 +71,7 @@ def parse_corpus(
                 rows = format.read_passages(block, chunk.columns)
             else:
                 rows = _require_text(block, format.read_documents(block, chunk.columns))
-            tables.append(_passages(block, rows, filters, is_text=format.has_text_values))
+            tables.append(_parse_block(block, rows, filters, is_text=format.has_text_values))
             size += tables[-1].nbytes
             _check_growth(format, chunk, block, size, "lower parameter part_size")
     passages = pa.concat_tables(tables)
@@ -91,12 +91,12 @@ def _require_text(block: Piece, rows: Iterable[Row]) -> Iterator[Row]:
     for row in rows:
         line, id, title, text, _ = row
         if not title.strip() and not text.strip():
-            actual = f"document {clip(id)} without text"
+            actual = f"document {short_repr(id)} without text"
             raise row_error(block, line, actual, "a text to split, or a title", "add it or leave the document out")
         yield row
 
 
-def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
+def _parse_block(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
     """Returns the rows of a block as `parse_corpus` does. is_text: the fields are text, as in CSV."""
     ids, titles, texts, metadata = [], [], [], []
     typed: dict[str, list[Any]] = {name: [] for name in filters}
@@ -211,5 +211,5 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
     elif type(value) is {"string": str, "bool": bool}[kind]:
         return value
     wanted = "an ISO 8601 timestamp" if kind == "timestamp" else kind
-    actual = f"{name} {clip(value)} ({type(value).__name__})"
+    actual = f"{name} {short_repr(value)} ({type(value).__name__})"
     raise refuse(actual, f"{wanted}, as its filter says", "fix the value or give the filter another type")

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from indexing.corpus.corpus import Corpus
 from indexing.embeddings.embeddings import DENSE
-from indexing.embeddings.kind import vectors_of
+from indexing.embeddings.kind import vector_kind_of
 from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.grammar import fusion_text
@@ -73,7 +73,7 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
         if kind is not INDEX and _has_index(store, kind.is_index):
             return kind.text(store.only("index", None, kind.is_index, choice=f"the source {kind.text('NAME')}"))
     if names := store.names("embeddings"):
-        vectors = vectors_of(store.generations("embeddings", names[0])[0].config["encoder"])
+        vectors = vector_kind_of(store.generations("embeddings", names[0])[0].config["encoder"])
         missing = f"build an index of its {vectors} embeddings ({MADE_BY['index']})"
     else:
         Corpus.open(store)
@@ -132,7 +132,7 @@ def find_mode(source: str) -> Mode | None:
     return next((mode for mode in modes if mode == source), None)
 
 
-def resolve(source: str, store: Store) -> str:
+def expand_mode(source: str, store: Store) -> str:
     """Returns the source that a mode stands for if `source` is one of the modes, otherwise `source`."""
     mode = find_mode(source)
     return source if mode is None else source_of_mode(mode, store, by_name=True)

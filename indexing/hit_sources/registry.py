@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from indexing.embeddings.kind import vectors_of
+from indexing.embeddings.kind import vector_kind_of
 from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.index import INDEX
@@ -41,7 +41,7 @@ def find_index_kind(described: Mapping[str, Any]) -> IndexKind:
         if kind.reader.kind.makes(described):
             return kind
     known = ", ".join(kind.reader.kind.name for kind in index_kinds())
-    raise InputError(f"the encoder makes {vectors_of(described)} vectors, expected one of the kinds {known}")
+    raise InputError(f"the encoder makes {vector_kind_of(described)} vectors, expected one of the kinds {known}")
 
 
 def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSource:

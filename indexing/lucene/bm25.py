@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, contents
+from indexing.corpus.corpus import Corpus, passage_contents
 from indexing.exact import Hits
 from indexing.lucene.lucene import OPENING, LuceneSearch, write_shard
 from indexing.lucene.searching import search_blocks, search_segments
 from indexing.lucene.segments import (
     SegmentFiles,
-    check_versions,
+    check_lucene_versions,
     commit_segment,
     query_versions,
     segment_files,
@@ -42,7 +42,7 @@ class Bm25:
     def __init__(self, name: str, generations: Sequence[Artifact]):
         self.name = name
         self.generations = list(generations)
-        self.shards = [(artifact, part) for artifact in generations for part in artifact.group("shard")]
+        self.shards = [(artifact, part) for artifact in generations for part in artifact.numbered_parts("shard")]
         self.num_rows = sum(part.rows for _, part in self.shards)
         config = generations[0].config
         self.k1, self.b, self.language = float(config["k1"]), float(config["b"]), str(config["language"])
@@ -72,8 +72,8 @@ class Bm25:
         """
         first, end, _ = searched.indices(len(self.shards))
         with OPENING:
-            check_versions(self.generations[0])
-            return _searcher(segment_files(self.shards), self.k1, self.b, self.language, first, end)
+            check_lucene_versions(self.generations[0])
+            return _open_searcher(segment_files(self.shards), self.k1, self.b, self.language, first, end)
 
     def search(
         self,
@@ -93,7 +93,7 @@ class Bm25:
 
 
 @functools.lru_cache(maxsize=2)
-def _searcher(files: SegmentFiles, k1: float, b: float, language: str, first: int, end: int) -> LuceneSearch:
+def _open_searcher(files: SegmentFiles, k1: float, b: float, language: str, first: int, end: int) -> LuceneSearch:
     return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, searched=slice(first, end))
 
 
@@ -166,7 +166,7 @@ class FillLuceneTask:
 
     def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
-        check_versions(self.draft)
+        check_lucene_versions(self.draft)
         return self._fill
 
     def _fill(self, unit: Unit, report: Report) -> None:
@@ -175,7 +175,7 @@ class FillLuceneTask:
         if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
             return
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
-            texts = report_texts(contents(self.parts, first, end), report)
+            texts = report_texts(passage_contents(self.parts, first, end), report)
             segment = write_shard(texts, Path(folder), language=self.language)
             commit_segment(self.draft, name, segment, Path(folder), first, end)
 

@@ -43,13 +43,13 @@ def jvm() -> Java:
     call restores them.
     """
     with _STARTING:
-        java, handlers = _start()
+        java, handlers = _start_jvm()
         _restore_handlers(handlers)
         return java
 
 
 @functools.cache
-def _start() -> tuple[Java, dict[int, Any]]:
+def _start_jvm() -> tuple[Java, dict[int, Any]]:
     """Starts the JVM. Returns it with the handlers that it has installed for `_FAULTS`."""
     home = java_home()
     jar = find_anserini_jar()

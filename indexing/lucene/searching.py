@@ -58,7 +58,7 @@ class SegmentedIndex(Protocol):
 def segments_in_range(index: SegmentedIndex, rows: RowRange) -> tuple[slice, RowRange]:
     """Returns which segments of an index belong to a range of rows, and the rows that these hold."""
     segment_ranges = segment_rows(index.shards)
-    share = rows.share(segment_ranges)
+    share = rows.select_shards(segment_ranges)
     first, *_, last = [*segment_ranges[share], *segment_ranges[share]] or [RowRange(0, 0)] * 2
     return share, RowRange(first.first, last.end)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexing.lucene.lucene import LuceneSegmentFiles, analyzer, versions
+from indexing.lucene.lucene import LuceneSegmentFiles, analyzer, lucene_versions
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange
 from indexing.store.documents import Part
@@ -38,9 +38,9 @@ def segments_of(files: SegmentFiles) -> list[tuple[LuceneSegmentFiles, Path]]:
     return [(LuceneSegmentFiles(bulk, dict(small)), Path(path)) for bulk, small, path in files]
 
 
-def check_versions(of: Artifact | Draft) -> None:
+def check_lucene_versions(of: Artifact | Draft) -> None:
     """Raises InputError if this process has another Lucene than the pinned one."""
-    for package, version in versions().items():
+    for package, version in lucene_versions().items():
         if of.config[package] != version:
             raise InputError(
                 f"{of.url} was made with {package} {of.config[package]}, here is {version}: build another one "
@@ -60,7 +60,7 @@ def query_versions(runner: Runner, previous: Sequence[Artifact], language: str, 
     Raises:
         InputError: If Java does not work there, or if the existing generations were built with other versions.
     """
-    reported: dict[str, str] = runner.first(LuceneVersionsTask(language), None, count)
+    reported: dict[str, str] = runner.run_on_first(LuceneVersionsTask(language), None, count)
     before = {key: previous[0].config[key] for key in reported} if previous else reported
     if before != reported:
         raise InputError(
@@ -80,7 +80,7 @@ class LuceneVersionsTask:
     def open(self, allocation: Allocation) -> Callable[[None, Report], dict[str, str]]:
         """Returns the worker. Raises InputError if Java does not work or does not know the language."""
         analyzer(self.language)
-        return lambda item, report: versions()
+        return lambda item, report: lucene_versions()
 
 
 def commit_segment(

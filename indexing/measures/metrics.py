@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z]\w*(\([^()@#\s]*\))?(@[\d.]+)?", re.ASCII)
 _MAX_NAME = 100  # characters
 
 
-def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+def metrics_per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[str, np.ndarray]:
     """Returns the value of each metric for every judged query.
 
     Args:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from indexing.mining.candidates import PoolCandidates
 from indexing.mining.copies import read_copies
 from indexing.mining.sampling import NegativeOptions, sample_negatives
-from indexing.mining.scoring import ScoreCandidates, positive_scores, probabilities
+from indexing.mining.scoring import ScoreCandidates, known_probabilities, positive_scores
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.store import Store
 from indexing.work.tasks import ONE_CORE, Allocation, Report, Resources
@@ -69,12 +69,12 @@ class SampleNegatives(WorkDefaults):
         """Yields each part of the pool with its probabilities, float32, NaN for none; None without scores."""
         for name, _ in self.pool.parts():
             table = pq.read_table(self.candidates.local(name))
-            yield table, probabilities(table, name, self.scores) if self.scores else None
+            yield table, known_probabilities(table, name, self.scores) if self.scores else None
 
     def tables(self) -> Iterator[pa.Table]:
         """Yields the parts of the complete artifact, in order."""
         artifact = self.pool.store.open("negatives", self.name)
-        for part in artifact.group("part"):
+        for part in artifact.numbered_parts("part"):
             yield pq.read_table(artifact.local(part))
 
 
@@ -112,7 +112,7 @@ class SampleTask:
         lowest = [scores.min() if len(scores) else np.nan for scores in of_positives]
         samples = sample_negatives(
             table,
-            probabilities(table, name, self.scores) if self.scores else None,
+            known_probabilities(table, name, self.scores) if self.scores else None,
             self.options,
             query_ids=queries.ids,
             positives=queries.positives,

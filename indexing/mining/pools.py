@@ -217,7 +217,7 @@ def find_exceeding(
         return names, first
     if known is None:
         scorers = {
-            source: (_floats(table, "score", source), _floats(table, "positive", source))
+            source: (_column_as_floats(table, "score", source), _column_as_floats(table, "positive", source))
             for source in sources_of(table)
         }
     else:
@@ -230,7 +230,7 @@ def find_exceeding(
     return names, first
 
 
-def _floats(table: pa.Table, kind: str, source: str) -> np.ndarray:
+def _column_as_floats(table: pa.Table, kind: str, source: str) -> np.ndarray:
     """Returns a column of the pool as float32 [pairs], NaN for null."""
     return table[f"{kind}:{source}"].combine_chunks().to_numpy(zero_copy_only=False).astype(np.float32)
 

@@ -64,11 +64,11 @@ class Histogram:
         """Counts values: any finite numbers, [n]."""
         values = np.asarray(values, np.float64)
         if len(values):
-            self._cover(float(values.min()), float(values.max()))
+            self._extend_to(float(values.min()), float(values.max()))
             numbers, counts = np.unique(np.floor(values / self.width).astype(np.int64), return_counts=True)
             self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
-    def _cover(self, low: float, high: float) -> None:
+    def _extend_to(self, low: float, high: float) -> None:
         """Makes the bins wide enough for low and high in addition to the values so far."""
         if self._counts:
             low, high = min(low, min(self._counts) * self.width), max(high, max(self._counts) * self.width)

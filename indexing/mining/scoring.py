@@ -89,23 +89,23 @@ class ScoreCandidates(WorkDefaults):
     @property
     def complete(self) -> bool:
         """Whether the existing generations have all scores that the options need."""
-        return self._suffice(self.previous)
+        return self._are_sufficient(self.previous)
 
-    def _suffice(self, generations: Sequence[Artifact]) -> bool:
+    def _are_sufficient(self, generations: Sequence[Artifact]) -> bool:
         """Whether each part was once scored for options that need as much as these."""
-        parts = [part for artifact in generations for part in artifact.group("part")]
+        parts = [part for artifact in generations for part in artifact.numbered_parts("part")]
         sufficient = {part.name for part in parts if has_needed_pairs(part.facts["scored_for"], self.options)}
-        return bool(generations) and sufficient == {part.name for part in self.candidates.group("part")}
+        return bool(generations) and sufficient == {part.name for part in self.candidates.numbered_parts("part")}
 
     @property
     def generations(self) -> list[Artifact]:
         """The generations that the options need; later ones, for other options, do not change what is sampled."""
-        enough = [n for n in range(1, len(self.previous) + 1) if self._suffice(self.previous[:n])]
+        enough = [n for n in range(1, len(self.previous) + 1) if self._are_sufficient(self.previous[:n])]
         return self.previous[: enough[0]] if enough else self.previous
 
     def cuts(self) -> Cuts:
         """Returns how many pairs of the generations were cut to the re-ranker's length limit."""
-        return sum_cuts(part for artifact in self.generations for part in artifact.group("part"))
+        return sum_cuts(part for artifact in self.generations for part in artifact.numbered_parts("part"))
 
     @property
     def targets(self) -> list[Target]:
@@ -127,7 +127,7 @@ class ScoreCandidates(WorkDefaults):
         """
         key = artifact_key("scores", self._next)
         pinned = (self.store.pinned_config(key) or {}).get("numerics")
-        count = len(self.candidates.group("part"))
+        count = len(self.candidates.numbered_parts("part"))
         numerics = numerics_of_reranker(runner, count, pinned, f"{self.store.url}/{key}")
         self.spec = replace(self.spec, numerics=numerics)
         return numerics
@@ -186,7 +186,7 @@ class ScoreStage(StageDefaults):
 
     def units(self, committed: Committed) -> Iterator[Unit]:
         """Returns a unit for each part of the pool. Its number of pairs is known only after scoring."""
-        for part in self.work.candidates.group("part"):
+        for part in self.work.candidates.numbered_parts("part"):
             scored = committed[0].get(part.name)
             queries = self.work.parts[part.name] if self.work.parts else None
             yield Unit((part.name,), scored.rows if scored else 0, queries)
@@ -252,7 +252,7 @@ class ScoreTask:
         if part := self.draft.find(name):
             return part.rows
         table = pq.read_table(self.candidates.local(name))
-        known = probabilities(table, name, self.previous)
+        known = known_probabilities(table, name, self.previous)
         is_new = np.zeros(len(table), bool)
         texts, cuts = self._texts(table), Cuts()
         while len(chosen := pairs_to_score(table, known, self.options)):
@@ -308,7 +308,7 @@ def has_needed_pairs(scored_for: Mapping[str, Any], options: NegativeOptions) ->
     )
 
 
-def probabilities(table: pa.Table, name: str, generations: Sequence[Artifact]) -> np.ndarray:
+def known_probabilities(table: pa.Table, name: str, generations: Sequence[Artifact]) -> np.ndarray:
     """Returns the known probabilities of a part's pairs, in the order of its table: float32 [pairs], NaN if unknown."""
     return _known_scores(_table_keys(table), name, generations)
 

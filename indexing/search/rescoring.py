@@ -77,7 +77,7 @@ def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, 
         InputError: If the user requests another kind of device than the pinned one.
     """
     gpus = pinned_gpus(pinned, runner.request.gpus, place)
-    numerics: str = runner.first(RerankerNumericsTask(Resources(cores=None, gpus=gpus)), None, count)
+    numerics: str = runner.run_on_first(RerankerNumericsTask(Resources(cores=None, gpus=gpus)), None, count)
     return numerics
 
 
@@ -149,7 +149,9 @@ class RerankTask:
         """The resources of a worker."""
         return self.spec.resources
 
-    def open(self, allocation: Allocation) -> Callable[[tuple[int, list[str], np.ndarray], Report], tuple[np.ndarray, Cuts]]:
+    def open(
+        self, allocation: Allocation
+    ) -> Callable[[tuple[int, list[str], np.ndarray], Report], tuple[np.ndarray, Cuts]]:
         """Returns the worker: scores float32 [q, d], -inf for missing hits; and the counts of cut pairs."""
         scorer = self.spec.open(allocation)
 
@@ -167,7 +169,7 @@ class RerankTask:
 def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runner: Runner) -> tuple[Hits, Cuts]:
     """Orders the first `depth` hits of each query by their probability, which becomes their score.
 
-    The hits below follow as `reranked` says. Returns the counts of the pairs that were cut, too.
+    The hits below follow as `reorder_hits` says. Returns the counts of the pairs that were cut, too.
 
     Args:
         hits: The hits of the queries.
@@ -187,10 +189,10 @@ def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runne
     for (start, _, top), (found, cut) in runner.run(task, blocks):
         probabilities[start : start + len(top)] = found
         cuts += cut
-    return reranked(Hits(scores, rows), probabilities), cuts
+    return reorder_hits(Hits(scores, rows), probabilities), cuts
 
 
-def reranked(hits: Hits, probabilities: np.ndarray) -> Hits:
+def reorder_hits(hits: Hits, probabilities: np.ndarray) -> Hits:
     """Returns hits in the order of the re-ranker: the first ones by their probability, which becomes their score.
 
     The hits below keep their order, with -rank as their score, so a run stays as deep as it was. Equal probabilities

@@ -13,7 +13,7 @@ from indexing.corpus.corpus import Corpus, Documents
 from indexing.corpus.filters import Filter, filter_columns
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
-from indexing.hit_sources.grammar import parse, source_label
+from indexing.hit_sources.grammar import parse_source, source_label
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import By, SearchOptions
 from indexing.search.documents import is_by_document, search_documents
@@ -94,7 +94,7 @@ class SearchQueries:
         self.rerank_depth = rerank_depth
         task = options.task if options else None
         # Embeddings that were made for a task often have its name.
-        is_named = any(term.name == task for term in parse(self.source).terms)
+        is_named = any(term.name == task for term in parse_source(self.source).terms)
         self.name = name or default_name(
             *(self.queries.artifact.name, split, source_label(self.source)),
             *([source_label(task)] if task and not is_named else []),

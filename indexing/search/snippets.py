@@ -118,7 +118,7 @@ def snippet(text: str, words: QueryWords, width: int, marks: Marks = PLAIN) -> s
     matches = words.matches(text)
     first, last = cuts.extend(*cuts.best(matches))
     start, end = cuts.pieces[first][0], cuts.pieces[last][1]
-    marked = _marked(text, start, end, [m for m in matches if m.start >= start and m.end <= end], marks)
+    marked = _mark_matches(text, start, end, [m for m in matches if m.start >= start and m.end <= end], marks)
     before = f"{ELLIPSIS} " if first > 0 else ""
     after = f" {ELLIPSIS}" if last + 1 < len(cuts.pieces) else ""
     return f"{before}{marked}{after}"
@@ -189,7 +189,7 @@ def _pieces_within(start: int, end: int, columns: Sequence[int], room: int) -> I
     yield start, end
 
 
-def _marked(text: str, start: int, end: int, matches: Sequence[Token], marks: Marks) -> str:
+def _mark_matches(text: str, start: int, end: int, matches: Sequence[Token], marks: Marks) -> str:
     """Returns text[start:end] with marks around the matches; adjacent characters of a script without spaces share
     their marks."""
     spans: list[list[int]] = []

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from indexing.lucene.segments import check_versions, commit_segment, query_versions
+from indexing.lucene.segments import check_lucene_versions, commit_segment, query_versions
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.files import blocks
 from indexing.sparse.impacts import SCALE, document_texts, quantise
@@ -70,7 +70,7 @@ class FillImpactsTask:
 
     def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
         """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
-        check_versions(self.draft)
+        check_lucene_versions(self.draft)
         return self._fill
 
     def _label(self, first_row: int, number: int) -> str:

@@ -42,7 +42,7 @@ class ImpactSearch(SegmentSearch):
         self._parser = lucene().type(f"{PACKAGE}queryparser.classic.QueryParser")(FIELD, keywords)
         self._parsing = threading.Lock()
 
-    def _build(self, query: str) -> Any:
+    def _build_query(self, query: str) -> Any:
         if not query:
             return None
         # A parser has a state, so threads take turns. They cannot have one each: pyjnius keeps one Java object for each

@@ -28,16 +28,16 @@ from indexing.store.documents import (
     MANIFEST,
     PROVENANCE,
     Part,
+    add_own_hash,
+    check_own_hash,
     committed_parts,
     fingerprint_of,
     first_attempt,
+    format_utc,
     provenance,
     read_begun,
     read_mark,
     record_unless_removed,
-    seal,
-    unseal,
-    utc,
 )
 from indexing.store.keys import Key
 from indexing.store.storage import Storage, explain_disk_errors
@@ -54,7 +54,7 @@ class Artifact:
     def __init__(self, storage: Storage, cache: NodeCache, key: str):
         self.key = key
         self._storage, self._cache = storage, cache
-        document = unseal(storage.read(f"{key}/{MANIFEST}"), f"{storage.url}/{key}/{MANIFEST}")
+        document = check_own_hash(storage.read(f"{key}/{MANIFEST}"), f"{storage.url}/{key}/{MANIFEST}")
         if document["format"] != FORMAT and document["kind"] not in READABLE.get(document["format"], ()):
             raise InputError(
                 f"{storage.url}/{key}: it is of format {document['format']}, this release reads format {FORMAT}; make "
@@ -77,9 +77,9 @@ class Artifact:
 
     @property
     def rows(self) -> int:
-        return sum(part.rows for part in [*self.group("part"), *self.group("shard")])
+        return sum(part.rows for part in [*self.numbered_parts("part"), *self.numbered_parts("shard")])
 
-    def group(self, prefix: str) -> list[Part]:
+    def numbered_parts(self, prefix: str) -> list[Part]:
         """Returns the parts PREFIX-00000, PREFIX-00001, … in order."""
         return [part for part in self.parts if part.name.rpartition("-")[0] == prefix]
 
@@ -152,11 +152,11 @@ class Draft:
             InputError: If other inputs or another configuration are pinned and the draft may not be replaced.
         """
         path = f"{self.key}/{BEGUN}"
-        while not self._storage.put_new(path, seal(self._begun)):
+        while not self._storage.put_new(path, add_own_hash(self._begun)):
             existing = self._storage.read_tagged(path)
             if existing is None:  # another command has just removed it
                 continue
-            pinned = unseal(existing[0], f"{self._storage.url}/{path}")
+            pinned = check_own_hash(existing[0], f"{self._storage.url}/{path}")
             if self._is_replaceable(pinned, abandoned_s):
                 if self._replace(pinned, *existing):
                     self.created = True
@@ -217,7 +217,7 @@ class Draft:
         """Replaces the pinned draft with this one. Returns False if another command was first."""
         path = f"{self.key}/{BEGUN}"
         self._pin({**first_attempt(self._begun), "attempt": pinned.get("attempt", 0) + 1})
-        if not self._storage.swap(path, seal(self._begun), tag):
+        if not self._storage.swap(path, add_own_hash(self._begun), tag):
             return False
         if self._has_manifest():
             self._storage.put(path, data)
@@ -230,7 +230,7 @@ class Draft:
         Does nothing if the draft is complete or was replaced. Errors of the storage are not raised: the caller has
         the first error to report, and a draft without the mark can still be removed by hand.
         """
-        self._mark({"error": error})
+        self._write_mark({"error": error})
 
     def abandon(self, error: BaseException) -> None:
         """Marks the draft as abandoned if `begin` of this object began it and it has no part.
@@ -240,14 +240,14 @@ class Draft:
         """
         with contextlib.suppress(InputError, OSError):
             if self.created and not self.committed():
-                self._mark({"error": str(error) or "interrupted before its first part", "abandoned": True})
+                self._write_mark({"error": str(error) or "interrupted before its first part", "abandoned": True})
 
-    def _mark(self, mark: dict[str, Any]) -> None:
+    def _write_mark(self, mark: dict[str, Any]) -> None:
         """Writes failed.json, bound to this attempt; see `fail`."""
         with contextlib.suppress(InputError, OSError):
             if self.is_pinned() and not self._has_manifest():
-                document = {"begun": self._identity, "time": utc(time.time()), **mark}
-                self._storage.put(f"{self.key}/{FAILED}", seal(document))
+                document = {"begun": self._identity, "time": format_utc(time.time()), **mark}
+                self._storage.put(f"{self.key}/{FAILED}", add_own_hash(document))
 
     @property
     def removal(self) -> str:
@@ -262,7 +262,7 @@ class Draft:
 
     def renew(self) -> bool:
         """Shows that a process works on the draft; see `keep_alive`. Returns False if it was removed or replaced."""
-        is_pinned = self._storage.touch(f"{self.key}/{BEGUN}", seal(self._begun))
+        is_pinned = self._storage.touch(f"{self.key}/{BEGUN}", add_own_hash(self._begun))
         mark = read_mark(self._storage, self.key, self._begun) if is_pinned else None
         if mark is not None and mark.get("abandoned"):  # by the command that began the draft; this one joined it
             self._storage.delete(f"{self.key}/{FAILED}")
@@ -271,9 +271,9 @@ class Draft:
     def require_pinned(self) -> None:
         """Raises InputError if the draft was removed or replaced."""
         if not self.is_pinned():
-            raise self.removed()
+            raise self.removed_error()
 
-    def removed(self) -> InputError:
+    def removed_error(self) -> InputError:
         """Returns the error for a draft that was removed or replaced while it was written."""
         return InputError(f"{self.url}: it was removed while it was being made; run the command again")
 
@@ -331,7 +331,7 @@ class Draft:
         finally:
             path.unlink(missing_ok=True)
         part = Part(name, file, rows, size, digest, facts)
-        record, document = f"{self.key}/{name}.json", seal({**asdict(part), "begun": self._identity})
+        record, document = f"{self.key}/{name}.json", add_own_hash({**asdict(part), "begun": self._identity})
         other = None
         while other is None:
             if self._storage.put_new(record, document):
@@ -355,7 +355,7 @@ class Draft:
 
     def touch(self) -> None:
         """Writes provenance.json of a complete artifact again, so that the times of its files show its use."""
-        self._storage.put(f"{self.key}/{PROVENANCE}", seal(provenance(self._started)))
+        self._storage.put(f"{self.key}/{PROVENANCE}", add_own_hash(provenance(self._started)))
 
     def finish(self) -> None:
         """Writes the manifest: from now on the artifact is complete and never changes."""
@@ -375,11 +375,11 @@ class Draft:
         if not self._has_manifest():
             if "attempt" in self._begun:
                 self._remove_earlier_attempts(committed)
-            self._storage.put(f"{self.key}/{PROVENANCE}", seal(provenance(self._started)))
-            self._storage.put_new(f"{self.key}/{MANIFEST}", seal(manifest))
+            self._storage.put(f"{self.key}/{PROVENANCE}", add_own_hash(provenance(self._started)))
+            self._storage.put_new(f"{self.key}/{MANIFEST}", add_own_hash(manifest))
         with contextlib.suppress(FileNotFoundError):  # complete, and removed by another process since
             if Artifact(self._storage, self._cache, self.key).fingerprint != manifest["fingerprint"]:
-                raise self.removed()  # a process that wrote to the replaced draft completed it after all
+                raise self.removed_error()  # a process that wrote to the replaced draft completed it after all
         self.complete = True
 
     def _remove_earlier_attempts(self, parts: Iterable[Part]) -> None:

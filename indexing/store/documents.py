@@ -52,18 +52,18 @@ def fingerprint_of(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-def seal(document: dict[str, Any]) -> bytes:
+def add_own_hash(document: dict[str, Any]) -> bytes:
     """Returns a JSON document that contains its own sha256."""
     sealed = {**document, "own_sha256": fingerprint_of(document)}
     return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def unseal(data: bytes, name: str) -> dict[str, Any]:
-    """Returns the document that `seal` wrote. Raises CorruptError if any byte differs."""
+def check_own_hash(data: bytes, name: str) -> dict[str, Any]:
+    """Returns the document that `add_own_hash` wrote. Raises CorruptError if any byte differs."""
     try:
         document = json.loads(data)
         del document["own_sha256"]
-        if seal(document) == data:
+        if add_own_hash(document) == data:
             return document
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
@@ -103,7 +103,7 @@ def begun_document(
 
 def read_begun(storage: Storage, key: str) -> dict[str, Any]:
     """Returns the inputs and configuration that manifest.begun.json pins. Raises CorruptError, FileNotFoundError."""
-    return unseal(storage.read(f"{key}/{BEGUN}"), f"{storage.url}/{key}/{BEGUN}")
+    return check_own_hash(storage.read(f"{key}/{BEGUN}"), f"{storage.url}/{key}/{BEGUN}")
 
 
 def pinned_config(storage: Storage, key: str) -> dict[str, Any] | None:
@@ -139,7 +139,7 @@ def read_failure(storage: Storage, key: str) -> str | None:
 def read_mark(storage: Storage, key: str, document: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the content of failed.json; None if it is missing or damaged, or if an earlier draft has it."""
     with contextlib.suppress(FileNotFoundError, CorruptError):
-        mark = unseal(storage.read(f"{key}/{FAILED}"), f"{storage.url}/{key}/{FAILED}")
+        mark = check_own_hash(storage.read(f"{key}/{FAILED}"), f"{storage.url}/{key}/{FAILED}")
         if mark["begun"] == fingerprint_of(document):
             return mark
     return None
@@ -157,7 +157,7 @@ def committed_parts(storage: Storage, key: str, identity: str) -> list[Part]:
 
 def read_record(storage: Storage, key: str) -> tuple[Part, str]:
     """Returns the part of a record, and the identity of its draft. Raises CorruptError."""
-    document = unseal(storage.read(key), f"{storage.url}/{key}")
+    document = check_own_hash(storage.read(key), f"{storage.url}/{key}")
     identity = document.pop("begun")
     part = Part(**document)
     if not key.endswith(f"/{part.name}.json"):
@@ -189,12 +189,12 @@ def provenance(started: float) -> dict[str, Any]:
     return {
         "command": [printable(word) for word in (os.path.basename(sys.argv[0]), *sys.argv[1:])],
         "host": platform.node(),
-        "started": utc(started),
-        "finished": utc(time.time()),
+        "started": format_utc(started),
+        "finished": format_utc(time.time()),
         "versions": versions,
     }
 
 
-def utc(seconds: float) -> str:
+def format_utc(seconds: float) -> str:
     """Returns a time, in seconds since 1970, as text in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

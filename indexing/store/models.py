@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError, file_sha256, node_cache
-from indexing.store.documents import fingerprint_of, seal, unseal
+from indexing.store.documents import add_own_hash, check_own_hash, fingerprint_of
 from indexing.store.keys import Key
 from indexing.store.storage import explain_disk_errors
 from indexing.store.store import Store
@@ -58,7 +58,7 @@ def model_folder(artifact: Artifact) -> Path:
         InputError: If the artifact is no model.
         CorruptError: If the bytes of a file differ from the committed ones.
     """
-    parts = artifact.group("file")
+    parts = artifact.numbered_parts("file")
     if not parts:
         raise InputError(f"{artifact.url}: holds no model's files")
     identity = [artifact.url, artifact.fingerprint, *([part.facts["path"], part.sha256] for part in parts)]
@@ -102,7 +102,7 @@ def resolve_task(store: Store, name: str) -> str:
 
 def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
     """Returns the sides that have a separate encoder in models/NAME, from its record; empty for one model."""
-    files = {str(part.facts["path"]) for part in artifact.group("file")}
+    files = {str(part.facts["path"]) for part in artifact.numbered_parts("file")}
     return tuple(side for side in SIDES if {f"{side}/config.json", f"{side}/modules.json"} & files)
 
 
@@ -140,7 +140,7 @@ class Checkpoints:
         finally:
             path.unlink(missing_ok=True)
         document = {"identity": self.identity, "step": step, "file": file, "bytes": size, "sha256": digest}
-        storage.put(self._latest, seal(document))
+        storage.put(self._latest, add_own_hash(document))
         for key, _ in list(storage.list(self._folder)):
             if key not in (self._latest, f"{self._folder}/{file}"):
                 storage.delete(key)
@@ -191,7 +191,7 @@ class Checkpoints:
     def _read_latest(self) -> dict[str, Any] | None:
         """Returns latest.json, None if it is missing or of another draft."""
         try:
-            latest = unseal(self.store.storage.read(self._latest), f"{self.store.url}/{self._latest}")
+            latest = check_own_hash(self.store.storage.read(self._latest), f"{self.store.url}/{self._latest}")
         except FileNotFoundError:
             return None
         return latest if latest["identity"] == self.identity else None

@@ -124,8 +124,8 @@ class LocalStorage:
         path = self._write_temporary(source, target) if isinstance(source, bytes) else source
         try:
             with explain_disk_errors(target):
-                _sync(path)
-                _place(path, target, os.replace)
+                _flush_to_disk(path)
+                _move_into_folder(path, target, os.replace)
         finally:
             if isinstance(source, bytes):
                 path.unlink(missing_ok=True)
@@ -135,7 +135,7 @@ class LocalStorage:
         temporary = self._write_temporary(data, target)
         try:
             with explain_disk_errors(target):
-                _place(temporary, target, self._link)
+                _move_into_folder(temporary, target, self._link)
         except FileExistsError:
             # A network file system may repeat a link whose acknowledgement was lost, and then finds its own.
             return temporary.stat().st_nlink == 2
@@ -209,7 +209,7 @@ class LocalStorage:
         try:
             with explain_disk_errors(target):
                 temporary.write_bytes(data)
-                _sync(temporary)
+                _flush_to_disk(temporary)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -313,7 +313,7 @@ def _make_folder(folder: Path) -> None:
     raise InputError(f"{folder}: this folder cannot be made: {os.strerror(errno.ENOENT)}")
 
 
-def _place(source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
+def _move_into_folder(source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
     """Calls `move` to put a file into a folder that other processes remove whenever it is empty."""
     for attempt in range(1, ATTEMPTS + 1):
         _make_folder(target.parent)
@@ -324,7 +324,7 @@ def _place(source: Path, target: Path, move: Callable[[Path, Path], object]) -> 
             if attempt == ATTEMPTS or not source.exists():
                 raise
     with contextlib.suppress(FileNotFoundError):  # the file and its folder were deleted meanwhile
-        _sync(target.parent)
+        _flush_to_disk(target.parent)
 
 
 def _raise_unless_gone(error: OSError) -> None:
@@ -333,7 +333,7 @@ def _raise_unless_gone(error: OSError) -> None:
         raise error
 
 
-def _sync(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -20,9 +20,9 @@ from indexing.store.documents import (
     PROVENANCE,
     Reference,
     begun_document,
+    check_own_hash,
     pinned_config,
     read_failure,
-    unseal,
 )
 from indexing.store.keys import MAX_NAME, Key, without_generation
 from indexing.store.live_release import CURRENT, read_live_record
@@ -214,7 +214,7 @@ class Store:
         """Returns kind, inputs and configuration of an artifact, complete or not; None if no manifest can be read."""
         for file in (MANIFEST, BEGUN):
             with contextlib.suppress(CorruptError, FileNotFoundError):
-                return unseal(self.storage.read(f"{key}/{file}"), key)
+                return check_own_hash(self.storage.read(f"{key}/{file}"), key)
         return None
 
     def pinned_config(self, key: str) -> dict[str, Any] | None:

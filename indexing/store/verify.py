@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from indexing.store.cache import CorruptError
-from indexing.store.documents import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, read_record, unseal
+from indexing.store.documents import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, check_own_hash, read_record
 from indexing.store.live_release import CURRENT, read_live_record
 from indexing.store.store import Store
 
@@ -81,18 +81,18 @@ class _ArtifactCheck:
 
     def findings(self, limit: int | None) -> Iterator[Finding]:
         """Yields all results for the artifact; hashes at most `limit` of its parts."""
-        yield from self.documents()
-        yield from self.agreement()
+        yield from self.check_documents()
+        yield from self.check_agreement()
         for part in list(self.parts.values())[:limit]:
             yield _check_part(self.store, self.key, part)
 
-    def documents(self) -> Iterator[Finding]:
+    def check_documents(self) -> Iterator[Finding]:
         """Checks the seal of every JSON file, and that a record has the name of its part."""
         for file in sorted(f for f in self.files if f.endswith(".json")):
             name = f"{self.key}/{file}"
             try:
                 if file in (BEGUN, MANIFEST, PROVENANCE, FAILED):
-                    self.read[file] = unseal(self.store.storage.read(name), f"{self.store.url}/{name}")
+                    self.read[file] = check_own_hash(self.store.storage.read(name), f"{self.store.url}/{name}")
                 else:
                     part, _ = read_record(self.store.storage, name)
                     self.records[part.name] = part
@@ -102,7 +102,7 @@ class _ArtifactCheck:
             except FileNotFoundError:
                 yield _problem(self.store, name, "the file is missing")
 
-    def agreement(self) -> Iterator[Finding]:
+    def check_agreement(self) -> Iterator[Finding]:
         """Checks that every document exists and agrees with the manifest."""
         if BEGUN not in self.files:
             yield _problem(self.store, f"{self.key}/{BEGUN}", "the file is missing")
@@ -153,7 +153,7 @@ def _lineage_problem(
     source = manifests.get(entry["artifact"])
     if source is None or source["fingerprint"] != expected:
         try:
-            source = unseal(store.storage.read(name), name)
+            source = check_own_hash(store.storage.read(name), name)
         except (CorruptError, FileNotFoundError):
             source = None
     actual = source["fingerprint"] if source else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, contents, save_array
+from indexing.corpus.corpus import Corpus, passage_contents, save_array
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
 from indexing.store.documents import Part
@@ -139,7 +139,7 @@ def passage_words(parts: Iterable[RowPart], rows: np.ndarray) -> list[list[str]]
     for part in parts:
         rows_here = set(rows[(rows >= part.first_row) & (rows < part.end)].tolist())
         if rows_here:
-            texts = contents([part], part.first_row, part.end)
+            texts = passage_contents([part], part.first_row, part.end)
             words += [topic_words(text) for row, text in enumerate(texts, part.first_row) if row in rows_here]
     return words
 
@@ -206,7 +206,7 @@ class AssignTask:
         here = known[(known[:, 0] >= first) & (known[:, 0] < end)]
         topics[here[:, 0] - first] = here[:, 1]
         is_known[here[:, 0] - first] = True
-        for row, text in enumerate(contents([part], first, end)):
+        for row, text in enumerate(passage_contents([part], first, end)):
             if not is_known[row]:
                 [topics[row]] = model.infer([text])
             if row % _REPORT_EVERY == 0:

@@ -94,7 +94,7 @@ def _run(
     state = RunState()
     try:
         trainer = TorchTrainer(
-            functools.partial(work, task, monitor),
+            functools.partial(run_ray_worker, task, monitor),
             scaling_config=ScalingConfig(
                 num_workers=(group.min_workers, group.workers) if group.is_elastic else group.workers,
                 use_gpu=group.gpus > 0,
@@ -160,7 +160,7 @@ def fit(
     return failures[0] if failures else None
 
 
-def work(task: TrainingTask, monitor: Any) -> None:
+def run_ray_worker(task: TrainingTask, monitor: Any) -> None:
     """Runs one worker of Ray Train, unless the run has ended already.
 
     Args:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from indexing.training.messages import Message, RunState, Show, TrainingResult, receive, report
+from indexing.training.messages import Message, RunState, Show, TrainingResult, receive, report_update
 from indexing.training.worker import TrainingTask, limited_threads, train_on_worker
 from indexing.training.workers import WorkerGroup
 from indexing.work.local import cores_of_process
@@ -70,7 +70,7 @@ def run_local(
     def send(message: Message) -> None:
         nonlocal state
         state, update = receive(state, message)
-        report(update, count, show)
+        report_update(update, count, show)
 
     device = torch.device("cuda:0" if task.group.gpus else "cpu")
     group = contextlib.nullcontext() if task.loop.zero is None else single_process_group(device)

@@ -204,7 +204,7 @@ def _lost_workers_error(state: RunState) -> str:
     )
 
 
-def report(update: Update, count: Callable[[int, bool], object], show: Show) -> None:
+def report_update(update: Update, count: Callable[[int, bool], object], show: Show) -> None:
     """Reports an update to the user.
 
     Args:

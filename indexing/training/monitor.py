@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.training.messages import Message, RunState, Show, StepDone, Update, receive, report
+from indexing.training.messages import Message, RunState, Show, StepDone, Update, receive, report_update
 
 
 class Monitor:
@@ -82,7 +82,7 @@ class Listener:
                     if update.is_start:
                         self.started.set()
                     self.has_stepped |= isinstance(update.shown, StepDone)
-                    report(update, self.count, self.show)
+                    report_update(update, self.count, self.show)
         except Exception as error:
             self.error = error
             with contextlib.suppress(Exception):  # the monitor may be gone, which also ends the workers

@@ -13,7 +13,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.named_values import parse_named_values
 from indexing.corpus.queries import ALL, Queries
-from indexing.mining.negatives import check_room, mined_corpus, passages_of, training_data
+from indexing.mining.negatives import check_has_negatives, mined_corpus, passages_of, read_training_data
 from indexing.store.artifact import Artifact
 from indexing.store.documents import Reference
 from indexing.store.store import Store
@@ -245,7 +245,7 @@ def _set_data(
 ) -> TrainingData:
     """Returns the training data of a set: its mined negatives, or its judged pairs alone."""
     if negatives is not None:
-        return training_data(corpus, queries, name.split, negatives, limit, weighted=weighted, teacher=teacher)
+        return read_training_data(corpus, queries, name.split, negatives, limit, weighted=weighted, teacher=teacher)
     if teacher:
         raise InputError(
             f"training set {name.task or name.queries}: judged pairs alone have no teacher scores, "
@@ -304,7 +304,7 @@ def read_judged_data(
             "passage in the corpus; name another split, or import the passages"
         )
     no_rows = [np.empty(0, np.int64)] * len(pairs.ids)
-    check_room(corpus, queries.artifact.url, pairs.ids, pairs.rows, pairs.others)
+    check_has_negatives(corpus, queries.artifact.url, pairs.ids, pairs.rows, pairs.others)
     weights = [scores.astype(np.float64) for scores in pairs.scores] if weighted else None
     return TrainingData(
         pairs.texts,

@@ -48,7 +48,7 @@ def open_training_topics(
     return topics, TrainingTopics(model, known, of_queries, options.wordless)
 
 
-def agreement(topics: TrainingTopics, data: TrainingData) -> float:
+def topic_agreement(topics: TrainingTopics, data: TrainingData) -> float:
     """Returns the share of training queries whose text has the topic of their first positive, 0 to 1.
 
     A query without a known word does not agree.

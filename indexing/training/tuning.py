@@ -24,7 +24,7 @@ from indexing.training.dev import open_dev_set
 from indexing.training.training_sets import OpenSets, SetCorpus, SetName, open_sets
 from indexing.training.training_topics import open_training_topics
 from retriever.errors import InputError
-from retriever.model.files import resolve
+from retriever.model.files import find_model_folder
 from retriever.options.tuning import TuneOptions
 from retriever.prompts.prompts import load_prompt
 from retriever.systems.dual import DualSystem
@@ -110,7 +110,7 @@ class TuneMaker:
         start = None if self.start is None else load_prompt(model_folder(open_prompt(self.store, self.start)))
         readers = self._vector_readers(training.corpora)
         system = DualSystem(
-            resolve(self.backbone.folder),
+            find_model_folder(self.backbone.folder),
             self.backbone.options,
             self.tuning,
             training.data,

@@ -20,7 +20,7 @@ from indexing.training.messages import Message, Resumed, StartMeasured, StepDone
 from indexing.training.workers import WorkerGroup
 from retriever.errors import InputError
 from retriever.forward.numerics import choose_dtype
-from retriever.model.files import describe_backbone, resolve
+from retriever.model.files import describe_backbone, find_model_folder
 from retriever.options.loop import LoopOptions
 from retriever.training.hooks import Hooks, StopRequests, no_stop_requests
 from retriever.training.loop import Trainer
@@ -60,7 +60,7 @@ class JudgingMaker(Protocol):
 
 def open_backbone(store: Store, name: str, described: dict[str, Any]) -> Path:
     """Returns the folder of a Maker's backbone. Raises InputError if it differs from the job node's description."""
-    folder = resolve(resolve_model(store, name))
+    folder = find_model_folder(resolve_model(store, name))
     if describe_backbone(folder) != described:
         raise InputError(f"{name}: this node has other weights of it than the node of the job: {folder}")
     return folder
@@ -162,7 +162,7 @@ def train_on_worker(
         progress = trainer.train(hooks, evaluate, refresh)
         judged = task.maker.judge(system) if isinstance(task.maker, JudgingMaker) else {}
         with tempfile.TemporaryDirectory(prefix="riptide-model-") as folder:
-            with trainer.stepper.whole():
+            with trainer.stepper.gathered_weights():
                 if rank == 0:
                     system.save(Path(folder))
             if rank == 0:

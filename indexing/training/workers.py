@@ -46,7 +46,7 @@ class WorkerGroup:
     @property
     def capacity(self) -> int:
         """Number of such workers that the present nodes could hold if nothing else ran there."""
-        return Nodes(self.labels).places(self.cpus, self.gpus)
+        return Nodes(self.labels).count_worker_slots(self.cpus, self.gpus)
 
     @property
     def resources(self) -> dict[str, float]:

@@ -24,8 +24,8 @@ from typing import Any
 from indexing.work.tasks import (
     ANY_WORKERS,
     END,
-    Item,
     Allocation,
+    Item,
     Report,
     Resources,
     Task,
@@ -132,7 +132,7 @@ class LocalRunner:
         else:
             yield from self._run_threads(task, source, slots, on_progress)
 
-    def first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: Task, item: Any, count: int) -> Any:
         """Runs the task for one item and returns the result; see Runner."""
         [(_, result)] = self.run(task, [item])
         return result
@@ -322,7 +322,9 @@ _task_of_process: tuple[Task, Allocation] | None = None
 _worker_of_process: Callable[[Any, Report], Any] | None = None
 
 
-def _start_process(task: Task, allocation: Allocation, alive: multiprocessing.connection.Connection, folder: str) -> None:
+def _start_process(
+    task: Task, allocation: Allocation, alive: multiprocessing.connection.Connection, folder: str
+) -> None:
     """Prepares a spawned process. Ctrl-C reaches it too, and the main process is the one that reports it.
 
     If the main process is killed, or closes the other end of `alive`, the process ends at once. Otherwise it would wait

@@ -83,7 +83,7 @@ class Nodes:
         """Returns the number of GPUs of the nodes now."""
         return int(sum(node.get("GPU", 0) for node in self.live()))
 
-    def places(self, cores: int, gpus: int = 0) -> int:
+    def count_worker_slots(self, cores: int, gpus: int = 0) -> int:
         """Returns how many workers of so many cores and GPUs the nodes hold at once; 0 if none is large enough."""
         places = 0
         for node in self.live():
@@ -120,7 +120,7 @@ def wait_for_room(nodes: Nodes, cores: int, gpus: int, workers: int, wait_s: flo
     It requests no nodes: the caller has pending tasks or actors, which make an autoscaler add them.
     """
     end = time.monotonic() + wait_s
-    while nodes.places(cores, gpus) < workers and time.monotonic() < end:
+    while nodes.count_worker_slots(cores, gpus) < workers and time.monotonic() < end:
         time.sleep(POLL_S)
 
 
@@ -145,7 +145,7 @@ def check_room(nodes: Nodes, cores: int, gpus: int, workers: int, waited_s: floa
         InputError: If there is no room: no node has the labels, a worker is larger than every node, or there are too
             few nodes.
     """
-    present = nodes.places(cores, gpus)
+    present = nodes.count_worker_slots(cores, gpus)
     if present >= workers:
         return
     waited = f", after {waited_s:,.0f} s" if waited_s else ""
@@ -190,7 +190,7 @@ def wait_for_nodes(
         InputError: If too few nodes come; see `check_room`.
     """
     needed = min(count, request.min_workers)
-    if nodes.places(cores, gpus) >= needed:
+    if nodes.count_worker_slots(cores, gpus) >= needed:
         return
     with (
         actors_of(WaitForNodes, nodes, cores, gpus, count),
@@ -257,7 +257,7 @@ class NodeFailure:
         line = f"node {self.address}: {self.reason}"
         if failed > MAX_EXCLUDED:
             raise self.error(f"{line}; workers could not open on {failed} nodes")
-        if not others.places(allocation.cores, allocation.gpus) and not can_grow():
+        if not others.count_worker_slots(allocation.cores, allocation.gpus) and not can_grow():
             is_only = not nodes.excluded and len(nodes.live()) == 1
             raise self.error(self.reason if is_only else f"{line}; no other node is left for the worker")
         return others
@@ -294,7 +294,7 @@ def say_waiting(
     def look() -> None:
         previous = 0, 0
         while not stop.wait(WAIT_S):
-            present, count = nodes().places(cores, gpus), num_workers()
+            present, count = nodes().count_worker_slots(cores, gpus), num_workers()
             is_short = present < count and (not present or can_grow())
             report_waiting(count - present if is_short else 0)
             if is_short and (not present or (present, count) != previous):
@@ -316,14 +316,14 @@ def say_waiting(
 
 def describe_workers(count: int, cores: int, gpus: int) -> str:
     """Returns workers in words: `4 workers of 8 CPUs and 1 GPU`."""
-    return f"{_count(count, 'worker')} of {describe_resources({'CPU': cores, 'GPU': gpus})}"
+    return f"{_count_noun(count, 'worker')} of {describe_resources({'CPU': cores, 'GPU': gpus})}"
 
 
 def describe_resources(resources: Mapping[str, float]) -> str:
     """Returns Ray resources in words: `8 CPUs and 2 GPUs`."""
-    gpus = f" and {_count(resources['GPU'], 'GPU')}" if resources.get("GPU") else ""
-    return _count(resources.get("CPU", 0), "CPU") + gpus
+    gpus = f" and {_count_noun(resources['GPU'], 'GPU')}" if resources.get("GPU") else ""
+    return _count_noun(resources.get("CPU", 0), "CPU") + gpus
 
 
-def _count(number: float, noun: str) -> str:
+def _count_noun(number: float, noun: str) -> str:
     return f"{number:.0f} {noun}{'s' * (number != 1)}"

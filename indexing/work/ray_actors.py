@@ -14,8 +14,8 @@ from indexing.work.nodes import NodeFailure, Nodes, Say, open_worker, wait_for_n
 from indexing.work.ray_progress import progress_board, reporter
 from indexing.work.ray_tasks import RETRIES, RayTasks
 from indexing.work.tasks import (
-    Item,
     Allocation,
+    Item,
     Report,
     Task,
     WorkerRequest,

@@ -23,8 +23,8 @@ from indexing.work.ray_progress import progress_board, reporter
 from indexing.work.tasks import (
     ANY_WORKERS,
     END,
-    Item,
     Allocation,
+    Item,
     Report,
     Resources,
     Task,
@@ -120,7 +120,7 @@ class RayTasks:
         with contextlib.ExitStack() as stack:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore))
             stack.enter_context(self._say_waiting(allocation, lambda: min(most, len(pending))))
-            call = self._call_of(task, task_name(task))
+            call = self._make_submitter(task, task_name(task))
             while True:
                 while may_submit(pending.values(), 2 * most) and (item := next(source, END)) is not END:
                     pending[call(item, board, number)] = item
@@ -134,14 +134,14 @@ class RayTasks:
                 del done
                 if isinstance(result, NodeFailure):
                     self._exclude(result, allocation)
-                    call = self._call_of(task, task_name(task))
+                    call = self._make_submitter(task, task_name(task))
                     pending[call(item, board, number)] = item
                     number += 1
                     continue
                 yield item, result
                 del result
 
-    def first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: Task, item: Any, count: int) -> Any:
         """Returns the result of the first of `count` workers that runs the task; see Runner.
 
         One pending actor for each worker makes an autoscaler add the nodes for all of them at once.
@@ -151,7 +151,7 @@ class RayTasks:
         allocation = self.allocate(task.resources)
         count = max(1, min(count, self.request.max_workers))
         probe = type(f"probe {task_name(task)}", (Probe,), {})
-        key, handle = self._put(task)
+        key, handle = self._put_task(task)
         lost = 0
         with self._say_waiting(allocation, lambda: count):
             while True:
@@ -170,10 +170,12 @@ class RayTasks:
                     return result
                 self._exclude(result, allocation)
 
-    def _say_waiting(self, allocation: Allocation, num_workers: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
+    def _say_waiting(
+        self, allocation: Allocation, num_workers: Callable[[], int]
+    ) -> contextlib.AbstractContextManager[None]:
         return say_waiting(self.say, lambda: self.nodes, allocation.cores, allocation.gpus, num_workers)
 
-    def _call_of(self, task: Task, name: str) -> Callable[[Any, Any, int], Any]:
+    def _make_submitter(self, task: Task, name: str) -> Callable[[Any, Any, int], Any]:
         """Returns a function that submits a task for (item, board, number of the item) and returns its reference.
 
         name: The name on Ray's dashboard.
@@ -184,10 +186,10 @@ class RayTasks:
         # max_calls=0: a worker keeps what it has opened; Ray would end one that has a GPU after each task.
         call = ray.remote(num_cpus=allocation.cores, num_gpus=allocation.gpus, max_retries=RETRIES, max_calls=0)(_call)
         call = call.options(name=name, label_selector=self.nodes.selector)
-        key, handle = self._put(task)
+        key, handle = self._put_task(task)
         return lambda item, board, number: call.remote(item, key, [handle], allocation, board, number)
 
-    def _put(self, task: Task) -> tuple[str, Any]:
+    def _put_task(self, task: Task) -> tuple[str, Any]:
         """Returns the key and the object reference of a task, which is put into the object store once."""
         import ray
 

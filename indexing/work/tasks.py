@@ -160,7 +160,7 @@ class Runner(Protocol):
             on_progress: Called with the rows of unfinished items that are done so far.
         """
 
-    def first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: Task, item: Any, count: int) -> Any:
         """Runs the task for one item on the first worker that is there, and returns the result.
 
         Args:

@@ -258,7 +258,7 @@ class _Stage:
                     close()  # ends the workers now, and not when the traceback of an exception is released
         for draft, names in zip(self.drafts, self.names, strict=True):
             if names - draft.committed().keys():
-                raise draft.removed()
+                raise draft.removed_error()
 
 
 @contextlib.contextmanager
@@ -325,7 +325,7 @@ def run_work(
     except BaseException as error:
         for target, draft in zip(targets, drafts, strict=False):
             if isinstance(error, InputError) and not isinstance(error, StorageError):
-                _refuse(store, target, draft, error)
+                _clean_up_draft(store, target, draft, error)
             else:
                 draft.abandon(error)
         raise
@@ -380,7 +380,7 @@ def _begin(store: Store, target: Target) -> Draft:
     )
 
 
-def _refuse(store: Store, target: Target, draft: Draft, error: InputError) -> None:
+def _clean_up_draft(store: Store, target: Target, draft: Draft, error: InputError) -> None:
     """Leaves a draft such that the corrected command can be run."""
     if target.fails_whole:
         draft.fail(" ".join(str(getattr(error, "cause", None) or error).split()))  # Ray's wrapper has a cause

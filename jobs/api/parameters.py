@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.common.command_line import as_arguments, known_names, setting_expectation, setting_value, suggest_option
-from jobs.common.options import Option, build_options, choices_of, describe_type, flatten
+from jobs.common.options import Option, build_options, choices_of, describe_type, options_by_name
 
 from retriever.errors import InputError
 
@@ -71,7 +71,7 @@ class Parameters:
         options, other_names = options_of(module.main), {old: new for new, old in METHODS.get(name, {}).items()}
         shown = {
             other_names.get(each.name, each.name): each
-            for each in flatten(options).values()
+            for each in options_by_name(options).values()
             if each.name not in (*NO_PARAMETERS, *excluded) and not each.metadata.get("hidden")
         }
         return cls(method, getattr(module, "run_job", module.main), options, shown)

@@ -14,7 +14,7 @@ import numpy as np
 from indexing.corpus.corpus import Passage
 from indexing.exact import Hits
 from indexing.hit_sources.grammar import check_options_used
-from indexing.hit_sources.modes import default_source, find_mode, resolve, source_of_mode
+from indexing.hit_sources.modes import default_source, expand_mode, find_mode, source_of_mode
 from indexing.hit_sources.options import By, SearchOptions
 from indexing.search.few_queries import LocalSearch
 from indexing.search.retrieval import RERANK_DEPTH
@@ -204,7 +204,7 @@ def choose_source(store: Store, source: str | None, embeddings: str | None = Non
     if embeddings is not None or index is not None:
         name, value = ("index", index) if embeddings is None else ("embeddings", embeddings)
         raise InputError(f"parameter {name} {value}: the source {source!r} names what it searches; leave one out")
-    return resolve(source, store)
+    return expand_mode(source, store)
 
 
 def check_count(name: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from jobs.api.making import Making
 from jobs.api.parameters import named_parameters
 
 from indexing.store.cache import NodeCache
-from retriever.errors import InputError, listed
+from retriever.errors import InputError, list_first
 
 if TYPE_CHECKING:
     from jobs.api.runs import Run
@@ -226,12 +226,12 @@ class Store(Making):
 
     def _check_source(self, source: str, runs: Collection[str]) -> None:
         """Raises InputError for a name that is not in the grammar of sources, nor a run."""
-        from indexing.hit_sources.grammar import parse
+        from indexing.hit_sources.grammar import parse_source
         from indexing.hit_sources.modes import find_mode
 
         if find_mode(source) is None:
             try:
-                parse(source)
+                parse_source(source)
             except InputError as error:
-                runs = listed(sorted(runs)) or "none"
+                runs = list_first(sorted(runs)) or "none"
                 raise InputError(f"{source!r}: no run of {self.url} (runs: {runs}), no file, and no {error}") from None

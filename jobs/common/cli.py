@@ -16,9 +16,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
-from jobs.common.command_line import UsageError, parse
+from jobs.common.command_line import UsageError, parse_arguments
 from jobs.common.metrics import StageMetrics
-from jobs.common.options import flatten
+from jobs.common.options import options_by_name
 from jobs.common.starting import finish, runs_one_job, with_commands
 
 from indexing.store.models import resolve_task
@@ -28,7 +28,7 @@ from indexing.work.local import has_unfinished_threads
 from indexing.work.nodes import parse_labels
 from indexing.work.tasks import MAX_WORKERS, WorkerRequest
 from indexing.work.work import Work, plan_stages
-from retriever.errors import InputError, shortened
+from retriever.errors import InputError, shorten
 from retriever.memory import format_bytes as format_bytes
 from retriever.options import option
 
@@ -57,7 +57,7 @@ class Common:
         """Raises InputError for a limit below 1, or a text with a NUL character, which no path or name can contain."""
         if self.limit is not None and self.limit < 1:
             raise InputError(f"parameter limit {self.limit}: expected at least 1")
-        for each in flatten(type(self)).values():
+        for each in options_by_name(type(self)).values():
             value = each.value(self)
             for text in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(text, str) and "\0" in text:
@@ -123,7 +123,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid UTF-8
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars too; read when they are imported
     try:
-        parsed = parse(options, arguments, main.__module__)
+        parsed = parse_arguments(options, arguments, main.__module__)
         place = parsed.store
         finish()
         with raise_on_sigterm():
@@ -198,7 +198,7 @@ def find_input_error(error: BaseException) -> InputError | None:
 
 def fail(message: str, status: int) -> typing.NoReturn:
     """Prints one line to stderr and exits."""
-    print(f"error: {shortened(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
+    print(f"error: {shorten(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
         os._exit(status)  # Python would wait for the units that threads have begun, up to a minute

@@ -17,7 +17,7 @@ PAIRS = "pairs of a query and a passage"
 
 def stored_counts(artifact: Artifact) -> list[str]:
     """Returns the counts in the parts of embeddings, scores, a run or candidates, in words; none if it has none."""
-    parts = artifact.group("part")
+    parts = artifact.numbered_parts("part")
     search = search_cuts(part.facts for part in parts)
     counts = {f"queries of embeddings/{name}": cuts for name, cuts in search.queries.items()} | {PAIRS: search.pairs}
     if artifact.kind in ("embeddings", "scores"):

@@ -69,16 +69,16 @@ def handle_signals() -> None:
     """Lets SIGINT and SIGTERM end a job that starts, if this process runs one; ignored signals stay ignored."""
     if runs_one_job():
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, _end)
+            signal.signal(signal.SIGINT, _exit_at_once)
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _end)
+            signal.signal(signal.SIGTERM, _exit_at_once)
 
 
 def finish() -> None:
     """Restores the default handlers: the job has started."""
-    if signal.getsignal(signal.SIGINT) is _end:
+    if signal.getsignal(signal.SIGINT) is _exit_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGTERM) is _end:
+    if signal.getsignal(signal.SIGTERM) is _exit_at_once:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -93,7 +93,7 @@ def end_with_stdin() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _end(number: int, _: object) -> None:
+def _exit_at_once(number: int, _: object) -> None:
     """Prints one line and ends the process at once.
 
     An exception could be lost in an import, or abort the process in a C++ library. Nothing is open yet that needs to be

@@ -15,11 +15,11 @@ from typing import Any
 
 import jobs
 from jobs.common.command_line import as_arguments, recipe_values
-from jobs.common.options import build_options, flatten
+from jobs.common.options import build_options, options_by_name
 from jobs.common.starting import command_of
 from jobs.common.yaml_files import read_yaml
 
-from indexing.hit_sources.grammar import parse
+from indexing.hit_sources.grammar import parse_source
 from retriever.errors import InputError
 
 HEAD = ("store", "steps")  # the keys of a recipe
@@ -81,20 +81,20 @@ class Step:
             value = self._value(name)
             for each in value if isinstance(value, list | tuple) else filter(None, [value]):
                 if kind == "sources":
-                    yield from _searched(each)
+                    yield from _searched_keys(each)
                 else:
                     yield f"{kind}/{each.removeprefix(f'{kind}/')}"
 
     def _value(self, name: str) -> Any:
         """Returns the value of an option."""
-        return flatten(type(self.options))[name].value(self.options)
+        return options_by_name(type(self.options))[name].value(self.options)
 
 
-def _searched(source: str) -> Iterator[str]:
+def _searched_keys(source: str) -> Iterator[str]:
     """Yields the keys of the artifacts that a source of hits names."""
     # The artifacts of a mode depend on the store, and the job itself refuses a wrong source.
     with contextlib.suppress(InputError):
-        for term in parse(source).terms:
+        for term in parse_source(source).terms:
             yield f"{SEARCHED.get(term.kind.name, term.kind.name)}/{term.name or term.kind.name}"
 
 
@@ -189,7 +189,7 @@ def make_step(where: str, job: str, settings: dict[str, Any], store: str, number
     main, options = _open_job(job, where)
     where = f"{where} {job}"
     values = {"store": store, **recipe_values(settings, options, where)}
-    required = [option.name for option in flatten(options).values() if option.is_required]
+    required = [option.name for option in options_by_name(options).values() if option.is_required]
     if missing := [name for name in required if name not in values]:
         raise InputError(f"{where}: missing key {missing[0]!r}")
     try:

@@ -17,7 +17,7 @@ from indexing.corpus.queries import Queries
 from indexing.measures.answers import answer_ranks, answers_of
 from indexing.measures.hits import ranked_hits
 from indexing.measures.many_relevant import parse_metric
-from indexing.measures.metrics import check_cutoff, parse_metrics, per_query
+from indexing.measures.metrics import check_cutoff, metrics_per_query, parse_metrics
 from indexing.measures.pages import page_r_precision, page_sets
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -45,7 +45,7 @@ def needs_judgements(metric: str) -> bool:
 
 
 def measure_of(store: Store, queries: Queries, qrels: pa.Table, ids: list[str], metrics: list[str]) -> Measure:
-    """Returns a function that maps a run to its values per metric, as `per_query` returns them.
+    """Returns a function that maps a run to its values per metric, as `metrics_per_query` returns them.
 
     Args:
         store: The store.
@@ -60,7 +60,7 @@ def measure_of(store: Store, queries: Queries, qrels: pa.Table, ids: list[str], 
     measured = sorted(set(ids))
     measures: list[Measure] = []
     if others := [name for name in metrics if needs_judgements(name)]:
-        measures.append(lambda run: per_query(qrels, run, others))
+        measures.append(lambda run: metrics_per_query(qrels, run, others))
     if depths := {name: int(match.group(1)) for name in metrics if (match := _ANSWER.fullmatch(name))}:
         measures.append(answer_measure(store, queries, measured, depths))
     if PAGE_R_PRECISION in metrics:

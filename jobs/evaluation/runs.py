@@ -63,8 +63,8 @@ class EvaluationQueries:
 
 
 def measured_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> EvaluationQueries:
-    """Returns the queries of a split, the first of them with a limit, and their judgements. Raises as `judgements`."""
-    qrels = judgements(queries, options.split, metrics)
+    """Returns the queries of a split, the first ones with a limit, and their judgements; see `read_judgements`."""
+    qrels = read_judgements(queries, options.split, metrics)
     judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids
     return EvaluationQueries(
@@ -72,7 +72,7 @@ def measured_queries(queries: Queries, options: Evaluate, metrics: list[str]) ->
     )
 
 
-def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
+def read_judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
     """Returns the judgements of a split; none for "all", which only Answer@K and PageRprec can measure.
 
     Raises:

@@ -21,7 +21,7 @@ from indexing.corpus.queries import Queries
 from indexing.hit_sources.modes import hybrid_source
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.measures.sparsity import sparsity
+from indexing.measures.sparsity import sparsity_figures
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store.models import model_folder
 from indexing.store.store import Store
@@ -228,7 +228,7 @@ class Measurement:
 
 
 def measure_sparsity(data: DataSet, name: str, task: str | None, split: str) -> dict[str, float]:
-    """Returns the figures of `sparsity` of the queries of a split and of a corpus.
+    """Returns the figures of `sparsity_figures` of the queries of a split and of a corpus.
 
     Args:
         data: The set.
@@ -240,4 +240,4 @@ def measure_sparsity(data: DataSet, name: str, task: str | None, split: str) -> 
     embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
     texts = Queries.open(store, data.queries).split(split).texts
     queries: SparseVectors = QueryEncoder(store, embeddings, SearchOptions(task=task)).encode(texts, LocalRunner())
-    return sparsity([queries], [vectors for _, vectors in embeddings.between(0, embeddings.num_rows)])
+    return sparsity_figures([queries], [vectors for _, vectors in embeddings.between(0, embeddings.num_rows)])

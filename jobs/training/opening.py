@@ -32,18 +32,18 @@ from indexing.training.training_sets import (
     parse_training_set,
     resolve_stores,
 )
-from indexing.training.training_topics import agreement, open_training_topics
+from indexing.training.training_topics import open_training_topics, topic_agreement
 from indexing.training.tuning import TuneMaker, find_passage_embeddings, open_tuning_sets
 from indexing.work.work import Target
 from retriever.errors import InputError
-from retriever.model.files import resolve
+from retriever.model.files import find_model_folder
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions, Pooling
 from retriever.options.loop import LoopOptions
 from retriever.options.synthesis import SynthesisOptions
 from retriever.options.topics import TopicOptions
 from retriever.options.tuning import TuneOptions, offsets_of
-from retriever.prompts.prompts import check_offsets
+from retriever.prompts.prompts import check_prompt_positions
 from retriever.systems.encoders import trained_recipe
 from retriever.systems.lora import adapter_bytes
 
@@ -156,10 +156,10 @@ def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec
             "--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
             "on several workers; give --zero 0 to 2"
         )
-    folder = resolve(spec.folder)
+    folder = find_model_folder(spec.folder)
     if tuning.lora is not None:
         adapter_bytes(read_recipe(folder, spec.options), tuning.lora)  # refuses layers that the backbone lacks
-    check_offsets(trained_recipe(folder, spec.options, tuning), offsets_of(tuning))
+    check_prompt_positions(trained_recipe(folder, spec.options, tuning), offsets_of(tuning))
     refresh = options.refresh_epochs
     if refresh is not None and not tuning.negatives_per_query:
         raise InputError(
@@ -243,7 +243,7 @@ def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: T
         )
     data = training.data
     topics, of_texts = open_training_topics(store, options.topics, data.queries, data.num_passages, of)
-    return topics, agreement(of_texts, data)
+    return topics, topic_agreement(of_texts, data)
 
 
 def synthesis_of_tasks(

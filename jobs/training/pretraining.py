@@ -28,7 +28,7 @@ from indexing.work.ray_tasks import RayTasks
 from indexing.work.work import Target
 from retriever.errors import InputError
 from retriever.model.configuration import load_config
-from retriever.model.files import describe_backbone, resolve, weight_files
+from retriever.model.files import describe_backbone, find_model_folder, weight_files
 from retriever.model.recipe import positions_of
 from retriever.options import EncoderOptions
 from retriever.options.loop import LoopOptions
@@ -103,7 +103,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
         InputError: If an artifact is missing, or cannot be used for training.
     """
     corpus = Corpus.open(store)
-    folder = resolve(resolve_model(store, options.backbone))
+    folder = find_model_folder(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
     check_length(folder, options.pretraining.max_length)
     # The number of eligible passages is not known yet; `find_eligible` counts the steps again.

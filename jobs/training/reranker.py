@@ -11,7 +11,7 @@ from jobs.training.options import TrainReranker
 from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
 
 from indexing.corpus.queries import Queries
-from indexing.mining.negatives import mined_corpus, training_data
+from indexing.mining.negatives import mined_corpus, read_training_data
 from indexing.store.artifact import Artifact
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store, check_name
@@ -20,7 +20,7 @@ from indexing.training.reranking import CrossMaker, open_dev_data
 from indexing.work.work import Target
 from retriever.errors import InputError
 from retriever.model.configuration import load_config
-from retriever.model.files import describe_backbone, resolve, weight_files
+from retriever.model.files import describe_backbone, find_model_folder, weight_files
 from retriever.model.recipe import positions_of
 from retriever.options.loop import LoopOptions
 from retriever.options.reranking import CrossOptions
@@ -104,11 +104,11 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     negatives = store.open("negatives", store.only("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
     corpus = mined_corpus(store, negatives)
-    data = training_data(corpus, queries, options.split, negatives, options.limit)
+    data = read_training_data(corpus, queries, options.split, negatives, options.limit)
     cross = CrossOptions(**vars(options.pairs), seed=options.loop.seed)
     steps = options.count_steps(len(data.queries), options.pairs.batch)
     loop = options.loop_options(steps, lr=2e-5)
-    folder = resolve(resolve_model(store, options.backbone))
+    folder = find_model_folder(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
     check_length(folder, cross.max_length)
     inputs: dict[str, Artifact] = {

@@ -31,7 +31,7 @@ from retriever.encoding.backbones import empty_backbone, encoder_bytes
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptShape
 from retriever.model.configuration import load_config
-from retriever.model.files import resolve, weight_files
+from retriever.model.files import find_model_folder, weight_files
 from retriever.model.recipe import Recipe, read_recipe
 from retriever.options import EncoderOptions
 from retriever.options.synthesis import SynthesisOptions
@@ -191,7 +191,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
 def longest_text(setup: RetrieverSetup) -> int | None:
     """Returns the largest length limit that the backbone allows for texts after their prompts; None: any."""
     tuning = setup.maker.tuning
-    positions = trained_recipe(resolve(setup.spec.folder), setup.spec.options, tuning).positions
+    positions = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning).positions
     return None if positions is None else positions - max(offsets_of(tuning).values(), default=0)
 
 
@@ -245,7 +245,7 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
 
 def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
-    weights = sum(file.stat().st_size for file in weight_files(resolve(setup.spec.folder)))
+    weights = sum(file.stat().st_size for file in weight_files(find_model_folder(setup.spec.folder)))
     loop, passages = setup.loop, options.rows_per_step * (1 + setup.maker.tuning.negatives_per_query)
     encoder, topics = setup.spec.options, setup.maker.tuning.topics
     size, written = trained_bytes(options, setup)
@@ -286,7 +286,7 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
 def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, int]:
     """Returns the bytes of the trained weights, and of the written ones, in float32. Loads no weights."""
     tuning = setup.maker.tuning
-    recipe = trained_recipe(resolve(setup.spec.folder), setup.spec.options, tuning)
+    recipe = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning)
     synthesis, topics = tuning.synthesis, tuning.topics
     of_topics = (0, 0) if topics is None else topic_bytes(recipe, setup, topics.hidden)
     of_synthesis = (0, 0) if synthesis is None else synthesis_bytes(recipe, setup.spec.folder, synthesis)
@@ -321,7 +321,7 @@ def describe_set(name: SetName, *, several: bool) -> str:
 
 def prompt_bytes(folder: Path | str) -> int:
     """Returns the bytes of one token of a deep prompt: a key and a value in float32 for each layer and head."""
-    config = load_config(read_recipe(resolve(folder), EncoderOptions()).backbone)
+    config = load_config(read_recipe(find_model_folder(folder), EncoderOptions()).backbone)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
     return 4 * 2 * config.num_hidden_layers * heads * int(head_dim or config.hidden_size // config.num_attention_heads)

@@ -60,7 +60,7 @@ class Tokens:
         return Cuts.from_lengths(self.lengths[texts], self.num_cut[texts], self.limit)
 
     @classmethod
-    def joined(cls, pieces: Sequence[Tokens]) -> Tokens:
+    def join(cls, pieces: Sequence[Tokens]) -> Tokens:
         """Returns the tokens of the texts of several objects, at least one and all of one limit, in order."""
         if len(pieces) == 1:
             return pieces[0]
@@ -215,7 +215,7 @@ class TextTokenizer:
         check_ids(ids, lengths, self._vocabulary)
         return Tokens(ids, lengths, uncut, limit)
 
-    def unknown(self, tokens: Tokens) -> tuple[int, int]:
+    def count_unknown(self, tokens: Tokens) -> tuple[int, int]:
         """Returns how many tokens are unknown to the vocabulary, and how many there are, special tokens excluded."""
         special = self._is_special[np.minimum(tokens.ids, len(self._is_special) - 1)]
         unknown = 0 if self._unknown is None else int(np.count_nonzero(tokens.ids == self._unknown))

@@ -57,7 +57,7 @@ class PromptRows(NamedTuple):
         key, value = both.expand(2, batch, *both.shape[2:]).to(dtype or both.dtype).unbind()
         return key, value
 
-    def seen(self, batch: int) -> torch.Tensor:
+    def prompt_columns(self, batch: int) -> torch.Tensor:
         """Returns which columns belong to the prompt of a row: bool [batch, 1, 1, l]."""
         if self.inside is None:
             return self.table.new_ones((batch, 1, 1, self.table.shape[4]), dtype=torch.bool)

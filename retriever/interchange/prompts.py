@@ -17,7 +17,7 @@ from retriever.interchange.rows import from_rows
 from retriever.model.files import weight_files
 from retriever.model.recipe import Recipe, settings_of
 from retriever.options import SIDES, EncoderOptions, Side
-from retriever.prompts.prompts import TaskPrompt, backbone_of, check_offsets
+from retriever.prompts.prompts import TaskPrompt, backbone_of, check_prompt_positions
 
 PromptFormat = Literal["dptdr", "peft"]
 _WITHOUT_PREFIX_TUNING = ("t5", "mt5", "umt5")
@@ -109,7 +109,7 @@ def task_prompt(
     prompt = TaskPrompt(backbone_of(settings_of(recipe, options)), options, query, passage, position_offset)
     if position_offset:
         pooled.check_offsets()
-    check_offsets(recipe, {side: prompt.offset(side) for side in SIDES})
+    check_prompt_positions(recipe, {side: prompt.offset(side) for side in SIDES})
     return prompt
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from retriever.losses.category import category_loss, overlap, topic_loss, weighted_positives_loss
+from retriever.losses.category import category_loss, category_overlap, topic_loss, weighted_positives_loss
 from retriever.losses.contrastive import both_directions_loss, contrastive_loss, own_passages_loss, symmetric_loss
 from retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
 from retriever.losses.temperature import LearnedTemperature
@@ -29,10 +29,10 @@ __all__ = [
     "LearnedTemperature",
     "batch_loss",
     "category_loss",
+    "category_overlap",
     "contrastive_loss",
     "kl_loss",
     "margin_mse_loss",
-    "overlap",
     "own_passages_loss",
     "symmetric_loss",
     "teacher_logits",

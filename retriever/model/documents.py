@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from retriever.errors import InputError, shortened
+from retriever.errors import InputError, shorten
 
 MAX_BYTES = 16 << 20  # of a JSON file
 MAX_DIGITS = 308  # of an integer: more cannot be converted to a float
@@ -151,7 +151,7 @@ def check_object(value: Any, types: Mapping[str, type | None], path: str, file: 
         raise InputError(f"{file}: {path.rstrip('.') or 'content'}: expected an object, got {shown(value)}")
     for name, item in value.items():
         if name not in types:
-            raise InputError(f"{file}: {path}{shortened(name, 60)}: unknown field; expected {', '.join(types)}")
+            raise InputError(f"{file}: {path}{shorten(name, 60)}: unknown field; expected {', '.join(types)}")
         kind = types[name]
         if kind is not None and not has_type(item, kind):
             raise InputError(f"{file}: {path}{name}: expected {kind.__name__}, got {shown(item)}")

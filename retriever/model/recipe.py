@@ -13,7 +13,7 @@ from retriever.errors import InputError
 from retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from retriever.model.configuration import load_config
 from retriever.model.documents import read_count, read_field, read_object, shown
-from retriever.model.files import resolve, sha256_of, tokenizer_files, weight_files
+from retriever.model.files import find_model_folder, sha256_of, tokenizer_files, weight_files
 from retriever.model.modules import ENCODER_CONFIG, SPLADE, Dense, check_splade, read_modules
 from retriever.model.vocabulary import check_vocabulary
 from retriever.model.weights import check_files
@@ -123,7 +123,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     if modules.splade_file is not None:
         check_splade(modules.splade_file, vocabulary)
     pooling = options.pooling or modules.pooling
-    head = _head(modules.head, pooling, options)
+    head = _resolve_head(modules.head, pooling, options)
     dim = _dense_dim(folder, head, hidden, options)
     max_terms = read_count(read_object(folder / ENCODER_CONFIG), "max_active_dims", folder / ENCODER_CONFIG)
     query_terms = passage_terms = None
@@ -162,7 +162,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     )
 
 
-def _head(head: Sequence[Dense | str], pooling: Pooling, options: EncoderOptions) -> tuple[Dense | str, ...]:
+def _resolve_head(head: Sequence[Dense | str], pooling: Pooling, options: EncoderOptions) -> tuple[Dense | str, ...]:
     """Returns the steps after pooling, which are those of the folder unless the options differ.
 
     Raises:
@@ -216,7 +216,7 @@ def with_projection(recipe: Recipe, size: int) -> Recipe:
 
 def describe(name_or_path: str | Path, options: EncoderOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
     """Returns the settings that shape the vectors, JSON-able: an Encoder's `config`; loads no model."""
-    return settings_of(read_recipe(resolve(name_or_path), options), options)
+    return settings_of(read_recipe(find_model_folder(name_or_path), options), options)
 
 
 def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:

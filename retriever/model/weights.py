@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from retriever.errors import InputError, listed
+from retriever.errors import InputError, list_first
 from retriever.model.documents import parse_json, read_object, shown
 from retriever.model.failures import readable_errors, without_loading_report
 from retriever.model.files import weight_files
@@ -139,7 +139,7 @@ def load_model(
             f"{name} {list(stored)} instead of {list(expected)}"
             for name, stored, expected in sorted(report["mismatched_keys"])
         ]
-        raise InputError(f"{folder}: tensors whose shapes differ from config.json's: {listed(shapes)}; {_REMEDY}")
+        raise InputError(f"{folder}: tensors whose shapes differ from config.json's: {list_first(shapes)}; {_REMEDY}")
     lacking = _missing_fresh_tensors(model, missing, fresh)
     needed = sorted(name for name in missing - lacking if not any(part(name) for part in unused))
     encoder = _encoder_tensors(model)
@@ -149,11 +149,11 @@ def load_model(
             "the encoder, or with both"
         )
     if needed:
-        raise InputError(f"{folder}: the weights lack {listed(sorted(needed))}, which a {title} needs: {_REMEDY}")
+        raise InputError(f"{folder}: the weights lack {list_first(sorted(needed))}, which a {title} needs: {_REMEDY}")
     # A setting that overrides the number of layers leaves out the last ones on purpose.
     if "num_hidden_layers" not in settings and (surplus := surplus_layers(model, report["unexpected_keys"])):
         raise InputError(
-            f"{folder}: the weights hold layers that config.json does not use: {listed(sorted(surplus))}; correct "
+            f"{folder}: the weights hold layers that config.json does not use: {list_first(sorted(surplus))}; correct "
             "the number of layers in config.json"
         )
     return model, sorted(lacking)
@@ -215,7 +215,7 @@ def _shards(index: Path, files: Sequence[Path]) -> list[Path]:
         raise InputError(f"{index}: weight_map: expected a file name for each tensor, got {shown(names)}")
     by_name = {file.name: file for file in files}
     if lost := sorted(set(names.values()) - set(by_name)):
-        raise InputError(f"{index}: names {listed(lost)}, which is not in the folder; {_REMEDY}")
+        raise InputError(f"{index}: names {list_first(lost)}, which is not in the folder; {_REMEDY}")
     return [by_name[name] for name in sorted(set(names.values()))]
 
 
@@ -259,4 +259,4 @@ def _numbered(name: str) -> list[tuple[str, str]]:
 
 
 def _table(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return listed(sorted(f"{name} {list(shape)}" for name, shape in shapes.items())) or "none"
+    return list_first(sorted(f"{name} {list(shape)}" for name, shape in shapes.items())) or "none"

@@ -21,7 +21,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from safetensors.torch import save_file
 
-from retriever.errors import InputError, listed
+from retriever.errors import InputError, list_first
 from retriever.forward.prompt_rows import PromptShape
 from retriever.model.documents import check_object, has_type, read_object, shown
 from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
@@ -221,7 +221,7 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], names: set[str], file: P
     """Raises InputError unless the tensors are those that prompt.json names, alike in shape and dtype, and finite."""
     if set(tensors) != names:
         raise InputError(
-            f"{file}: holds {listed(sorted(tensors)) or 'no tensor'}, expected "
+            f"{file}: holds {list_first(sorted(tensors)) or 'no tensor'}, expected "
             f"{', '.join(sorted(names)) or 'none'} as {SETTINGS} says"
         )
     for name, tensor in tensors.items():
@@ -234,7 +234,7 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], names: set[str], file: P
             raise InputError(f"{file}: {name} holds numbers that are not finite")
     shapes = {(tensor.dtype, tensor.shape[0], tensor.shape[2], tensor.shape[4]) for tensor in tensors.values()}
     if len(shapes) > 1:
-        kinds = listed(sorted(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()))
+        kinds = list_first(sorted(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()))
         raise InputError(f"{file}: tensors of different dtypes, layers or heads: {kinds}")
 
 
@@ -301,7 +301,7 @@ def _without_scaling(backbone: Mapping[str, Any]) -> dict[str, Any]:
     return {**backbone, "head": [step for step in backbone.get("head", []) if step != "normalize"]}
 
 
-def check_offsets(recipe: Recipe, offsets: Mapping[Side, int]) -> None:
+def check_prompt_positions(recipe: Recipe, offsets: Mapping[Side, int]) -> None:
     """Raises InputError if a backbone has too few positions for texts that start after their prompts.
 
     Args:

@@ -167,11 +167,11 @@ class PromptTable:
         empty = torch.zeros(2, dtype=torch.int64, device=device)
         self._now = Prompts({}, numbers, empty, empty, {})
 
-    def now(self) -> Prompts:
+    def snapshot(self) -> Prompts:
         """Returns a snapshot of the prompts."""
         return self._now
 
-    def growth(self, length: int, count: int = 1) -> int:
+    def bytes_needed(self, length: int, count: int = 1) -> int:
         """Returns the bytes of the larger tensor that `count` prompts of `length` tokens need; 0 if they fit into this
         one."""
         with self._lock:

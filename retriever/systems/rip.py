@@ -49,7 +49,7 @@ class RipData:
     Attributes:
         num_passages: The corpus has rows 0 to num_passages - 1.
         texts: Maps rows, int64 [n], to the texts of n passages.
-        rows: Rows that can be drawn (`eligible`), int64 [any].
+        rows: Rows that can be drawn (`is_eligible`), int64 [any].
     """
 
     num_passages: int
@@ -98,7 +98,7 @@ def rip_loss(
     return functional.cross_entropy(scores, partners)
 
 
-def eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
+def is_eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
     """Returns which passages can be drawn, bool [texts].
 
     These are passages with two different sentences of at least `min_words` words, or with two spans of as many. If
@@ -106,7 +106,7 @@ def eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
     """
     if not options.has_pairs:
         return np.array([bool(text.strip()) for text in texts], bool)
-    return np.array([len(_units(text, options, np.random.default_rng(0))) > 1 for text in texts], bool)
+    return np.array([len(_passage_units(text, options, np.random.default_rng(0))) > 1 for text in texts], bool)
 
 
 def limit_batch(options: RipOptions, num_eligible: int) -> RipOptions:
@@ -146,7 +146,7 @@ def pair_of(text: str, options: RipOptions, epoch: int, passage: int) -> tuple[s
         InputError: If the passage has only one.
     """
     draw = np.random.default_rng([options.seed, _PAIR, epoch, passage])
-    units = _units(text, options, draw)
+    units = _passage_units(text, options, draw)
     if len(units) < 2:
         raise InputError(f"passage {passage}: has {len(units)} {options.unit}(s), two are needed: find the rows again")
     first, second = draw.choice(len(units), 2, replace=False)
@@ -344,7 +344,7 @@ class RipSystem:
         save_encoder(folder, replace(recipe, head=self.recipe.head), self.model)
 
 
-def _units(text: str, options: RipOptions, draw: np.random.Generator) -> list[str]:
+def _passage_units(text: str, options: RipOptions, draw: np.random.Generator) -> list[str]:
     """Returns the units from which a pair is drawn. Duplicate sentences are left out."""
     if options.unit == "sentence":
         sentences = dict.fromkeys(split_sentences(text, options.language))

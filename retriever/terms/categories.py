@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from retriever.losses import category_loss, overlap
+from retriever.losses import category_loss, category_overlap
 from retriever.options.tuning import TuneOptions
 from retriever.terms.term import Step, Term, sides_of
 from retriever.training.system import Batch
@@ -25,7 +25,7 @@ class CategoryTerm(Term):
         data = self.system.data
         assert data is not None
         assert data.categories is not None, "positives by category need the categories of passages"
-        rho = overlap(torch.from_numpy(data.categories.members(step.passages)))
+        rho = category_overlap(torch.from_numpy(data.categories.members(step.passages)))
         step.arguments["rho"] = rho[torch.from_numpy(step.positives)]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:

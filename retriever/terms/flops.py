@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from retriever.errors import Diverged, InputError
-from retriever.losses.flops import MIN_WORDS, flops, mean_words
+from retriever.losses.flops import MIN_WORDS, flops_loss, mean_words
 from retriever.model.recipe import Recipe
 from retriever.options import SIDES, Side
 from retriever.options.tuning import TuneOptions
@@ -65,5 +65,5 @@ class FlopsTerm(Term):
                     f"{getattr(options, name.removeprefix('flops_')):g}, or a smaller lr, under another name"
                 )
         weights = {"query": options.queries, "passage": options.passages}
-        terms = [weights[side] * flops(outputs[TOTALS[side]], len(vectors)) for side, vectors in sides.items()]
+        terms = [weights[side] * flops_loss(outputs[TOTALS[side]], len(vectors)) for side, vectors in sides.items()]
         return options.ramp(step) * torch.stack(terms).sum()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from retriever.errors import InputError, listed
+from retriever.errors import InputError, list_first
 from retriever.model.documents import shown
 from retriever.topics.words import topic_words
 
@@ -126,7 +126,7 @@ class TopicModel:
             raise InputError(f"{where} words: expected a list of words for each topic, got {shown(words)}")
         if set(named) != set(_TYPES):
             raise InputError(
-                f"{where} holds {listed(sorted(named)) or 'no array'}: expected {', '.join(sorted(_TYPES))}"
+                f"{where} holds {list_first(sorted(named)) or 'no array'}: expected {', '.join(sorted(_TYPES))}"
             )
         for name, dtype in _TYPES.items():
             if named[name].dtype != dtype:

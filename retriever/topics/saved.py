@@ -11,7 +11,7 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from retriever.errors import InputError, listed, shortened
+from retriever.errors import InputError, list_first, shorten
 from retriever.model.documents import has_type, shown
 from retriever.options import Side
 from retriever.options.topics import Wordless
@@ -120,14 +120,14 @@ def parse_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, 
     arrays = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     for name, tensor in arrays.items():
         if tensor.dtype not in _TYPES:  # numpy has no bfloat16, for example
-            full_name = shortened(f"{PREFIX}{_MODEL}{name}", 60)
+            full_name = shorten(f"{PREFIX}{_MODEL}{name}", 60)
             raise InputError(f"{weights}: {full_name} is {tensor.dtype}, expected integers or float32")
     model = TopicModel.load({name: array.numpy() for name, array in arrays.items()}, content["model"], weights)
     expected = [str(topic) for topic in range(model.num_topics)]
     actual = {name for name in tensors if not name.startswith(_MODEL)}
     if actual != set(expected):
         raise InputError(
-            f"{weights}: holds prompts of the topics {listed(sorted(actual)) or 'none'}: expected one for each of "
+            f"{weights}: holds prompts of the topics {list_first(sorted(actual)) or 'none'}: expected one for each of "
             f"the {model.num_topics} topics, {PREFIX}0 to {PREFIX}{model.num_topics - 1}"
         )
     first = tensors["0"]

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from retriever.errors import InputError, shortened
+from retriever.errors import InputError, shorten
 from serve.errors import (
     ConflictError,
     ExpiredError,
@@ -106,5 +106,5 @@ def request_id(request: Request) -> str:
 
 
 def _error(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
-    document = {"error": {"message": shortened(message), "type": kind, "request_id": request_id(request)}}
+    document = {"error": {"message": shorten(message), "type": kind, "request_id": request_id(request)}}
     return as_json(document, status, headers)

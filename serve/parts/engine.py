@@ -19,7 +19,7 @@ import orjson
 from indexing.exact import Hits, empty_hits, merge_hits
 from indexing.hit_sources.fusion import fuse, source_depth
 from indexing.search.documents import DEEPER, first_depth, has_enough_documents, passages_to_rerank, reranked_documents
-from indexing.search.rescoring import reranked
+from indexing.search.rescoring import reorder_hits
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import Side
@@ -129,10 +129,10 @@ class Engine:
         ends = (min if queries[0].partial else max)(query.deadline for query in queries)
         reserve_s = min(REST_S, max(0.0, ends - time.time()) / 4) if queries[0].partial else 0.0
         with _timed(took, "encode"):
-            groups = self._groups(release, queries, states, ends)
+            groups = self._make_groups(release, queries, states, ends)
         with _timed(took, "search"):
-            self._find(release, groups, states, ends - reserve_s)
-            fused = [_fused(query, state) for query, state in zip(queries, states, strict=True)]
+            self._search_leaves(release, groups, states, ends - reserve_s)
+            fused = [_fuse_hits(query, state) for query, state in zip(queries, states, strict=True)]
             if any(query.by_document for query in queries):
                 self._find_documents(release, queries, groups, states, fused, ends - reserve_s)
         with _timed(took, "passages"):
@@ -143,11 +143,13 @@ class Engine:
             self._rerank(release, queries, fused, texts, states, answers)
         for query, hits, state, answer in zip(queries, fused, states, answers, strict=True):
             if hits is not None and answer.error is None:
-                answer.hits = _hits(query, hits, state, texts)
+                answer.hits = _make_hits(query, hits, state, texts)
                 answer.json = _as_json(query.text, answer)
             answer.took = took
 
-    def _groups(self, release: Release, queries: Sequence[Query], states: list[QueryState], ends: float) -> list[Group]:
+    def _make_groups(
+        self, release: Release, queries: Sequence[Query], states: list[QueryState], ends: float
+    ) -> list[Group]:
         """Groups the queries by source, and encodes them; queries that cannot be used get an error."""
         by_key: dict[object, Group] = {}
         for number, query in enumerate(queries):
@@ -160,7 +162,7 @@ class Engine:
         numbers = dict.fromkeys(number for group in dense for number, _ in group.members)
         vectors = dict[tuple[str, str], np.ndarray]()
         try:
-            vectors = self._vectors(release, {number: queries[number] for number in numbers}, states, ends)
+            vectors = self._encode_queries(release, {number: queries[number] for number in numbers}, states, ends)
         except Exception as error:  # queries of the batch without dense sources need not fail
             for number in numbers:
                 states[number].refused = error
@@ -183,7 +185,7 @@ class Engine:
                 group.queries, group.members = used.result, [group.members[position] for position in used.numbers]
         return [group for group in groups if group.members]
 
-    def _vectors(
+    def _encode_queries(
         self, release: Release, queries: Mapping[int, Query], states: list[QueryState], ends: float
     ) -> dict[tuple[str, str], np.ndarray]:
         """Returns the vectors of queries by task and text, and refuses queries without a finite vector."""
@@ -200,7 +202,9 @@ class Engine:
                 states[number].refused = unusable_error(query.task.name, refused.get(key))
         return vectors
 
-    def _find(self, release: Release, groups: Sequence[Group], states: list[QueryState], deadline: float) -> None:
+    def _search_leaves(
+        self, release: Release, groups: Sequence[Group], states: list[QueryState], deadline: float
+    ) -> None:
         """Asks all leaves for the hits of all groups, in one call each, and merges them."""
         if not groups:
             return
@@ -223,7 +227,7 @@ class Engine:
                     continue
                 self._report(group.source.kind.online.name, hits, leaf)
                 for number, label in group.members:
-                    states[number].lose(leaf, [label], hits)
+                    states[number].count_lost(leaf, [label], hits)
         for group, merged in zip(groups, hits_of_leaves, strict=True):
             scores, rows = merge_hits(merged, group.depth) if merged else empty_hits(len(group.members), group.depth)
             for row, (number, label) in enumerate(group.members):
@@ -256,7 +260,7 @@ class Engine:
                 assert hits is not None
                 documents = np.array([[known.get(row, -1) for row in hits.rows[0].tolist()]], np.int64)
                 if errors and ((hits.rows >= 0) & (documents < 0)).any():
-                    state.lose_all(errors, query.search.labels)
+                    state.count_all_lost(errors, query.search.labels)
                 if has_enough_documents(hits, documents, query.k)[0] or state.depth >= MAX_PASSAGES or errors:
                     fused[number] = passages_to_rerank(hits, documents, query.k, query.rerank)
                     state.documents = dict(zip(hits.rows[0].tolist(), documents[0].tolist(), strict=True))
@@ -264,9 +268,11 @@ class Engine:
             again = {number: states[number] for number in pending}
             for state in again.values():
                 state.depth = min(DEEPER * state.depth, MAX_PASSAGES)
-            self._find(release, [deeper for group in groups for deeper in group.deeper(again)], states, deadline)
+            self._search_leaves(
+                release, [deeper for group in groups for deeper in group.deeper_groups(again)], states, deadline
+            )
             for number in pending:
-                fused[number] = _fused(queries[number], states[number])
+                fused[number] = _fuse_hits(queries[number], states[number])
 
     def _ask_passages(
         self, method: str, release: Release, rows: np.ndarray, deadline: float
@@ -304,7 +310,7 @@ class Engine:
             is_kept = np.isin(rows, [-1, *texts])
             if not is_kept.all():
                 fused[number] = Hits(hits.scores[:, : len(rows)][:, is_kept], rows[None, is_kept])
-                states[number].lose_all(errors, queries[number].search.labels)
+                states[number].count_all_lost(errors, queries[number].search.labels)
         return texts
 
     def _rerank(
@@ -337,7 +343,7 @@ class Engine:
         for number, probabilities in by_query.items():
             hits = fused[number]
             assert hits is not None
-            fused[number] = hits = reranked(hits, np.array([probabilities], np.float32))
+            fused[number] = hits = reorder_hits(hits, np.array([probabilities], np.float32))
             if queries[number].by_document:
                 documents = np.array([[states[number].documents[row] for row in hits.rows[0].tolist()]])
                 fused[number] = reranked_documents(hits, documents, queries[number].k)
@@ -373,7 +379,7 @@ def _timed(took: dict[str, float], stage: str) -> Iterator[None]:
     took[stage] = time.perf_counter() - start
 
 
-def _fused(query: Query, state: QueryState) -> Hits | None:
+def _fuse_hits(query: Query, state: QueryState) -> Hits | None:
     """Returns the fused hits of the sources, as a search job fuses them; if one source failed, those of the others.
 
     None: there is no answer.
@@ -391,7 +397,7 @@ def _rows_and_scores(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
     return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 
-def _hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]) -> list[Hit]:
+def _make_hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]) -> list[Hit]:
     """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
     by_source = {source: dict(_rows_and_scores(hits, hits.rows.shape[1])) for source, hits in state.sources.items()}
     output = []

@@ -236,14 +236,14 @@ class PassagesPart(Part):
     @raises_store_errors
     def fetch(self, request: PassagesRequest) -> list[Passage]:
         """Returns those of the passages that are in the range."""
-        return self._at(request).fetch(request.rows)
+        return self._passages_of_release(request).fetch(request.rows)
 
     @raises_store_errors
     def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
         """Returns those of the rows that are in the range, and the numbers of their documents: int64 [n] both."""
-        return self._at(request).documents(request.rows)
+        return self._passages_of_release(request).documents(request.rows)
 
-    def _at(self, request: PassagesRequest) -> OpenPassages:
+    def _passages_of_release(self, request: PassagesRequest) -> OpenPassages:
         """Returns the passages of a request's release. Raises ExpiredError if the request is late."""
         check_deadline(request.deadline)
         passages: OpenPassages = self._of(request.release)

@@ -178,7 +178,7 @@ class EncoderPart(Part):
 
     def _forget(self, release_id: str) -> None:
         for key, slot in self._prompts.release(release_id):
-            self._encoders.held(key).drop_task(slot)
+            self._encoders.get_held(key).drop_task(slot)
         self._encoders.release(release_id)
         self._sources.release(release_id)
 
@@ -223,7 +223,7 @@ class RerankPart(Part):
             for piece in text_pieces(map(len, passages)):
                 check_deadline(deadline)
                 pairs.append(model.tokenize(list(queries[batch][piece]), passages[piece]))
-            tokens, types = (Tokens.joined(own) for own in zip(*pairs, strict=True))
+            tokens, types = (Tokens.join(own) for own in zip(*pairs, strict=True))
             scores.append(model.forward(tokens, types))
         return np.concatenate(scores)
 
@@ -260,7 +260,7 @@ def _read_texts(
         tokens.append(encoder.tokenize(texts[piece], side=side))
         inferred = encoder.topics_of(texts[piece], side=side, task=tasks[piece])
         topics.append(np.full(len(tokens[-1]), NO_TOPIC) if inferred is None else inferred)
-    return Tokens.joined(tokens), np.concatenate(topics)
+    return Tokens.join(tokens), np.concatenate(topics)
 
 
 def are_finite(vectors: np.ndarray) -> np.ndarray:

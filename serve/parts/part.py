@@ -77,7 +77,7 @@ class Shared(Generic[T]):
             holders.add(release)
             return value
 
-    def held(self, key: Any) -> T:
+    def get_held(self, key: Any) -> T:
         """Returns the object of `key`."""
         return self._held[key][0]
 

@@ -121,17 +121,17 @@ class QueryState:
         failed, timed_out = len(self.failed), len(self.timed_out - self.failed)
         return Shards(self.searchers, self.searchers - failed - timed_out, failed, timed_out)
 
-    def lose(self, leaf: int, labels: Iterable[str], error: Exception) -> None:
+    def count_lost(self, leaf: int, labels: Iterable[str], error: Exception) -> None:
         """Counts the searchers of some sources in a leaf as failed, or as timed out."""
         is_late = isinstance(error, ExpiredError | TimeoutError)
         (self.timed_out if is_late else self.failed).update((leaf, label) for label in labels)
         if isinstance(error, StoreError):
             self.unreadable = error
 
-    def lose_all(self, errors: Mapping[int, Exception], labels: Iterable[str]) -> None:
+    def count_all_lost(self, errors: Mapping[int, Exception], labels: Iterable[str]) -> None:
         """Counts the searchers of some sources as failed in each leaf that has an error."""
         for leaf, error in errors.items():
-            self.lose(leaf, labels, error)
+            self.count_lost(leaf, labels, error)
 
     def error(self, is_partial: bool) -> Exception | None:
         """Returns why there is no answer; None: all searchers answered, or some did and that is enough."""
@@ -159,7 +159,7 @@ class Group:
     members: list[tuple[int, str]] = field(default_factory=list)
     queries: Any = None
 
-    def deeper(self, states: Mapping[int, QueryState]) -> list[Group]:
+    def deeper_groups(self, states: Mapping[int, QueryState]) -> list[Group]:
         """Returns groups that search some of the members again, as deep as their states say."""
         by_depth: dict[int, list[int]] = {}
         for position, (number, _) in enumerate(self.members):

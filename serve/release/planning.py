@@ -12,7 +12,7 @@ from indexing.dense.index import Index
 from indexing.embeddings.embeddings import DENSE, Embeddings
 from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings, describe_differences, differing_settings
 from indexing.hit_sources.dense import Space
-from indexing.hit_sources.grammar import parse
+from indexing.hit_sources.grammar import parse_source
 from indexing.hit_sources.kind import SearchContext
 from indexing.hit_sources.modes import dense_names, find_index_over, has_dense
 from indexing.hit_sources.registry import open_source
@@ -276,7 +276,7 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
     """
     names, artifacts = dict[str, None](), list[Artifact]()
     for source in dict.fromkeys(sources):  # tasks mostly have the same ones
-        expression = parse(source)
+        expression = parse_source(source)
         kind = expression.terms[0].kind
         if len(expression.terms) > 1:
             raise InputError(f"source {source!r}: expected one source; requests may fuse the sources of a task")

@@ -96,13 +96,13 @@ class Release:
             artifacts: The artifacts that the task uses.
         """
         tasks = [*(other for other in self.tasks if other.name != task.name), task]
-        return self._with(tasks, {**self.fingerprints, **fingerprints_of(artifacts)})
+        return self._with_tasks(tasks, {**self.fingerprints, **fingerprints_of(artifacts)})
 
     def without_task(self, name: str) -> Release:
         """Returns a release without one of the tasks."""
-        return self._with([task for task in self.tasks if task.name != name], self.fingerprints)
+        return self._with_tasks([task for task in self.tasks if task.name != name], self.fingerprints)
 
-    def _with(self, tasks: Iterable[Task], fingerprints: Mapping[str, str]) -> Release:
+    def _with_tasks(self, tasks: Iterable[Task], fingerprints: Mapping[str, str]) -> Release:
         """Returns a release with these tasks; artifacts of tasks stay only if one of these tasks names them."""
         ordered = tuple(sorted(tasks, key=lambda task: task.name))
         before, after = ({name for task in group for name in task.artifacts()} for group in (self.tasks, ordered))

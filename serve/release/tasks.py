@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
-from indexing.hit_sources.grammar import Term, fusion_text, parse
+from indexing.hit_sources.grammar import SourceTerm, fusion_text, parse_source
 from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.kind import SourceKind
 from indexing.hit_sources.modes import mode_sources
@@ -56,10 +56,10 @@ class Task:
 
     def served(self) -> list[ServedSource]:
         """Returns the sources that the task serves: the index, its vectors, BM25, others."""
-        terms = [Term(INDEX, self.index)] if self.index else []
-        terms += [Term(EXACT, self.embeddings)] if self.embeddings else []
-        terms += [Term(BM25, self.bm25)] if self.bm25 else []
-        terms += [term for source in self.sources for term in parse(source).terms]
+        terms = [SourceTerm(INDEX, self.index)] if self.index else []
+        terms += [SourceTerm(EXACT, self.embeddings)] if self.embeddings else []
+        terms += [SourceTerm(BM25, self.bm25)] if self.bm25 else []
+        terms += [term for source in self.sources for term in parse_source(source).terms]
         names = {"embeddings": self.embeddings, "index": self.index}
         return [ServedSource(term.kind, term.name, term.kind.target(term.name, **names)) for term in terms]
 
@@ -106,9 +106,9 @@ def search_of(task: Task, source: str) -> Search:
     Raises:
         InputError: If the source is not in the grammar, or if the task does not serve it.
     """
-    expression = parse(source)
+    expression = parse_source(source)
     served = task.served()
-    parts = tuple(_served(task, term, served) for term in expression.terms)
+    parts = tuple(_source_of_term(task, term, served) for term in expression.terms)
     names = tuple(part.text for part in parts)
     expression.check_distinct(names)
     return Search(fusion_text(names, expression.weights), parts, names, expression.weights)
@@ -139,7 +139,7 @@ def supported_modes(*tasks: Task) -> list[Mode]:
     return [mode for mode in get_args(Mode) if mode in modes]
 
 
-def _served(task: Task, term: Term, served: list[ServedSource]) -> ServedSource:
+def _source_of_term(task: Task, term: SourceTerm, served: list[ServedSource]) -> ServedSource:
     """Returns the source of a term; a kind alone stands for the only source of that kind, or for the default one."""
     of_kind = [source for source in served if source.kind is term.kind]
     named = [source for source in of_kind if source.text == term.kind.text(term.name)]

@@ -22,10 +22,10 @@ from retriever.encoding.encoder import describe
 from retriever.errors import InputError
 from retriever.memory import free_memory
 from retriever.model.documents import shown
-from retriever.model.files import resolve
+from retriever.model.files import find_model_folder
 from retriever.model.recipe import read_recipe
 from retriever.options import SIDES
-from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, check_offsets, load_prompt
+from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, check_prompt_positions, load_prompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.table import task_config
 from serve.errors import MemoryShortageError
@@ -108,21 +108,21 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: Upload, dead
     name, weights, settings = upload.name, upload.weights, upload.settings
     if not TASK_NAME.fullmatch(name) or name == BASE:
         raise InputError(f"task {shown(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
-    if (size := _size(settings)) > MAX_SETTINGS:
+    if (size := _size_and_rewind(settings)) > MAX_SETTINGS:
         raise InputError(f"{SETTINGS}: {size:,} bytes, expected up to {MAX_SETTINGS:,}")
     if (size := int.from_bytes(weights.read(8), "little")) > MAX_HEADER:
         raise InputError(f"{WEIGHTS}: a header of {size:,} bytes, expected up to {MAX_HEADER:,}")
     for file, text in ((SETTINGS, settings.read()), (WEIGHTS, weights.read(size))):
         if (number := text.count(b"[") + text.count(b"{")) > MAX_CONTAINERS:
             raise InputError(f"{file}: {number:,} JSON objects and lists, expected up to {MAX_CONTAINERS:,}")
-    needed, free = COPIES * _size(weights) + RESERVE, free_memory()
+    needed, free = COPIES * _size_and_rewind(weights) + RESERVE, free_memory()
     if needed > free // CHECKS:
         raise MemoryShortageError(
             f"task {name}: the check of {WEIGHTS} needs {needed >> 20:,} MiB of memory, and may use "
             f"{free // CHECKS >> 20:,} of the {free >> 20:,} MiB that are free: try again later, use fewer or shorter "
             "prompts, or serve with more memory"
         )
-    spec, space = _target(store, artifacts, upload)
+    spec, space = _find_target(store, artifacts, upload)
     folder = Path(tempfile.mkdtemp(prefix="riptide-task-"))
     try:
         for file, stream in ((WEIGHTS, weights), (SETTINGS, settings)):
@@ -156,7 +156,7 @@ def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) 
         InputError: If the prompt does not fit the release.
     """
     release, name = artifacts.release, checked.upload.name
-    spec, space = _target(store, artifacts, checked.upload)
+    spec, space = _find_target(store, artifacts, checked.upload)
     if _prompt_requirements(release, space) != checked.fit:
         check_prompt(name, checked.prompt, spec, space.embeddings)
     digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
@@ -166,14 +166,14 @@ def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) 
     return release.with_task(task, [artifact, *space.generations])
 
 
-def _target(store: Store, artifacts: ReleaseArtifacts, upload: Upload) -> tuple[EncoderSpec, Space]:
+def _find_target(store: Store, artifacts: ReleaseArtifacts, upload: Upload) -> tuple[EncoderSpec, Space]:
     """Returns the encoder of a release, and the space that the task of an upload searches. Raises InputError."""
     if artifacts.spec is None:
         raise InputError(f"task {upload.name}: this release has no dense embeddings, over which prompts are served")
     return artifacts.spec, _named_space(store, artifacts, upload.index)
 
 
-def _size(stream: BinaryIO) -> int:
+def _size_and_rewind(stream: BinaryIO) -> int:
     """Returns the bytes of a file, and sets its position to the start."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
@@ -202,7 +202,9 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
     folder = spec.folder_for_prompt(prompt)
     described = describe(folder, spec.options)
     check_backbone(prompt, described)
-    check_offsets(read_recipe(resolve(folder), spec.options), {side: prompt.offset(side) for side in SIDES})
+    check_prompt_positions(
+        read_recipe(find_model_folder(folder), spec.options), {side: prompt.offset(side) for side in SIDES}
+    )
     for matrices in map(prompt.matrices, SIDES):
         if matrices and not 1 <= matrices[0].shape[3] <= MAX_TOKENS:
             raise InputError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MAX_TOKENS}")

@@ -75,7 +75,7 @@ class WarmUp:
         Args:
             release: A release that all parts have opened.
         """
-        pending = {key: sample for key, sample in _keys(release).items() if key not in self._warm}
+        pending = {key: sample for key, sample in _samples_by_key(release).items() if key not in self._warm}
         if not pending or not self.total_s:
             return
         start = time.monotonic()
@@ -145,7 +145,7 @@ class WarmUp:
         return seconds[-1]
 
 
-def _keys(release: Release) -> dict[tuple[Any, ...], Sample]:
+def _samples_by_key(release: Release) -> dict[tuple[Any, ...], Sample]:
     """Returns a sample by key (part and fingerprints) of the passages, of each target of sources, of the re-ranker."""
     first = release.tasks[0]
     served = first.served()

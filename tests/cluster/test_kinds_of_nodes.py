@@ -270,7 +270,7 @@ def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: 
     try:
         out = start(*map(str, encoded), "--min-workers", "3", environment=cluster.environment).end()
     finally:
-        cluster.lose(blind)
+        cluster.count_lost(blind)
     assert f"node {blind.address} is excluded, as a worker could not open there: " in out
     expected, actual = (artifacts(one)["embeddings/tiny/g0000"] for one in (alone, store))
     assert actual.parts == expected.parts

@@ -26,7 +26,7 @@ from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.hit_sources.options import SearchOptions
-from indexing.measures.metrics import per_query
+from indexing.measures.metrics import metrics_per_query
 from indexing.mining.negatives import read_groups
 from indexing.search import documents, rescoring
 from indexing.search.documents import search_documents
@@ -203,7 +203,7 @@ def test_evaluation_judges_documents(store: Store, done: Done, refused, document
     ranking = read_ranking(tmp_path / "documents.trec")
     rows = [(query, id, -float(rank)) for query, ids in ranking.items() for rank, id in enumerate(ids)]
     table = pa.table(dict(zip(("query_id", "id", "score"), map(list, zip(*rows, strict=True)), strict=True)))
-    expected = per_query(Queries.open(store).qrels("test"), table, ("nDCG@10", "RR@10", "R@20"))
+    expected = metrics_per_query(Queries.open(store).qrels("test"), table, ("nDCG@10", "RR@10", "R@20"))
     for run in runs:
         assert means[run] == pytest.approx({name: values.mean() for name, values in expected.items()})
     printed = done("evaluate", *at, "--run", "shallow", *measures, "--json", tmp_path / "other.json")
@@ -221,7 +221,10 @@ def test_evaluation_judges_documents(store: Store, done: Done, refused, document
     query = ranking and next(iter(ranking))
     printed = done("store", "show", "runs/own", *at, "--query-id", query)
     assert f"  {ranking[query][0]}" in printed
-    assert f"nDCG@10 {per_query(Queries.open(store).qrels('test'), table, ('nDCG@10',))['nDCG@10'][0]:.4f}" in printed
+    assert (
+        f"nDCG@10 {metrics_per_query(Queries.open(store).qrels('test'), table, ('nDCG@10',))['nDCG@10'][0]:.4f}"
+        in printed
+    )
 
 
 def test_a_query_that_is_a_document_does_not_find_itself(store: Store) -> None:

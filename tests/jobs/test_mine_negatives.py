@@ -16,7 +16,7 @@ from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.mining.negatives import training_data
+from indexing.mining.negatives import read_training_data
 from indexing.search import rescoring
 from indexing.search.rescoring import OPTIONS
 from indexing.search.runs import read_run
@@ -62,7 +62,7 @@ def store(built: Path, tmp_path: Path) -> str:
 
 def tables(store: str, kind: str, name: str) -> list[pa.Table]:
     artifact = Store(store).open(kind, name)
-    return [pq.read_table(artifact.local(part)) for part in artifact.group("part")]
+    return [pq.read_table(artifact.local(part)) for part in artifact.numbered_parts("part")]
 
 
 def mine(done: Done, store: str, *more: object) -> str:
@@ -135,7 +135,7 @@ def test_every_pair_is_scored_once_and_kept(
         pool = Store(store).open("candidates", "pool")
         found: dict[tuple[str, int], float] = {}
         for artifact in Store(store).generations("scores", *Store(store).names("scores")):
-            for part in artifact.group("part"):
+            for part in artifact.numbered_parts("part"):
                 ids = pq.read_table(pool.local(part.name))
                 names = dict(zip(ids["query"].to_pylist(), ids["query_id"].to_pylist(), strict=True))
                 for line in pq.read_table(artifact.local(part)).to_pylist():
@@ -439,7 +439,7 @@ def test_a_passage_with_the_text_of_the_positive_is_no_negative(doubled: str, do
         assert not {number, number + 20} & {*line["negatives"]}
     store = Store(doubled)
     negatives = store.open("negatives", "twice-train-bm25")
-    data = training_data(Corpus.open(store), Queries.open(store), "train", negatives, None)
+    data = read_training_data(Corpus.open(store), Queries.open(store), "train", negatives, None)
     assert [data.relevant(number).tolist() for number in range(20)] == [[n, n + 20] for n in range(20)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from jobs.common import options
-from jobs.common.command_line import RENAMED, UsageError, as_arguments, parse, recipe_values
+from jobs.common.command_line import RENAMED, UsageError, as_arguments, parse_arguments, recipe_values
 
 import pytest
 
@@ -119,8 +119,8 @@ def test_values_are_built_and_replaced_by_name() -> None:
 def test_the_command_line_gives_values_and_is_written_from_them(arguments: list[str], expected: dict[str, Any]) -> None:
     needed = {"store": "s", "task": "t"}
     built = options.build_options(Job, {**needed, **expected})
-    assert parse(Job, ["--store", "s", "--task", "t", *arguments]) == built
-    assert parse(Job, as_arguments(Job, {**needed, **expected})) == built
+    assert parse_arguments(Job, ["--store", "s", "--task", "t", *arguments]) == built
+    assert parse_arguments(Job, as_arguments(Job, {**needed, **expected})) == built
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_the_command_line_gives_values_and_is_written_from_them(arguments: list[
 )
 def test_a_wrong_command_line_gets_one_line(arguments: list[str], line: str) -> None:
     with pytest.raises(UsageError) as raised:
-        parse(Job, ["--store", "s", "--task", "t", *arguments])
+        parse_arguments(Job, ["--store", "s", "--task", "t", *arguments])
     assert str(raised.value) == line
 
 
 def test_a_missing_option_is_named_with_its_help() -> None:
     with pytest.raises(UsageError, match=r"--task is required: Name of the task."):
-        parse(Job, ["--store", "s"])
+        parse_arguments(Job, ["--store", "s"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +162,9 @@ class Choose(Common):
 def test_a_command_line_has_positional_values_in_their_order_and_first() -> None:
     values = {"store": "s", "key": "k", "action": "show"}
     assert as_arguments(Choose, values) == ["show", "k", "--store", "s"]
-    assert parse(Choose, as_arguments(Choose, values)) == Choose(**values)
+    assert parse_arguments(Choose, as_arguments(Choose, values)) == Choose(**values)
     with pytest.raises(UsageError, match=r"^action is required: expected list or show$"):
-        parse(Choose, ["--store", "s"])
+        parse_arguments(Choose, ["--store", "s"])
 
 
 def test_a_recipe_has_the_same_names_and_checks() -> None:
@@ -194,7 +194,7 @@ def test_a_recipe_has_the_same_names_and_checks() -> None:
 
 def test_help_lists_the_options_by_groups(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        parse(Job, ["--help"])
+        parse_arguments(Job, ["--help"])
     assert end.value.code == 0
     text = capsys.readouterr().out
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]

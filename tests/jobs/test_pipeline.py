@@ -14,7 +14,7 @@ from typing import Any
 
 from jobs import import_corpus, pipeline, verify
 from jobs.common import cli
-from jobs.common.options import flatten
+from jobs.common.options import options_by_name
 from jobs.common.steps import Step, read_steps
 
 import pytest
@@ -362,7 +362,7 @@ def test_there_are_recipes_for_the_papers_and_three_small_ones() -> None:
 
 def values_of(options: Any) -> dict[str, Any]:
     """Returns the options of a job by their flat names."""
-    return {name: option.value(options) for name, option in flatten(type(options)).items()}
+    return {name: option.value(options) for name, option in options_by_name(type(options)).items()}
 
 
 def test_the_two_stages_of_gtr_differ_in_their_data_and_length_alone() -> None:

@@ -183,7 +183,7 @@ def wrong_embeddings(world, name: str, rows: int, dim: int) -> None:
     made = store.open("embeddings", "enc/g0000")
     inputs = {"corpus": store.open("corpus", "g0000")}
     with store.create("embeddings", f"{name}/g0000", inputs=inputs, config=made.config) as draft:
-        for part in made.group("part"):
+        for part in made.numbered_parts("part"):
             shape = (rows, dim) if part.name == "part-00000" else (part.rows, 32)
             vectors = np.ones(shape, np.float16)
             draft.commit(part.name, ".npy", lambda path, v=vectors: np.save(path, v), rows=part.rows)

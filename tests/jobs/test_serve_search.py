@@ -56,7 +56,7 @@ from retriever.errors import InputError
 from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from serve.client import Client, ServerError
 from serve.errors import LostError, OverloadedError
-from serve.http.guard import Tokens, digest
+from serve.http.guard import Tokens, token_digest
 from serve.local import open_local, run_server
 from serve.parts.models import Encoded
 from serve.parts.queries import Query, Texts
@@ -491,7 +491,7 @@ def test_a_release_that_cannot_be_opened_leaves_nothing_once_it_is_old(
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error")  # no mistake of the client
     assert (live_release_id(store), store.names("releases")) == before
     assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
-    assert service.engine.encoder._encoders.held(next(iter(service.engine.encoder._encoders._held))).tasks == ()
+    assert service.engine.encoder._encoders.get_held(next(iter(service.engine.encoder._encoders._held))).tasks == ()
 
 
 def test_a_prompt_that_there_is_no_memory_for_is_refused(
@@ -771,7 +771,7 @@ def test_a_request_with_more_questions_than_the_queue_is_taken_where_nothing_wai
 
 def test_what_comes_too_slowly_or_from_nobody_is_refused_unread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve.http.guard.BODY_S", 0.05)
-    tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
+    tokens = Tokens(user=frozenset([token_digest(USER)]), admin=frozenset([token_digest(ADMIN)]))
 
     async def ask(app: Any, token: str) -> list[Any]:
         scope = {
@@ -844,7 +844,7 @@ def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
 
 
 def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> None:
-    tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
+    tokens = Tokens(user=frozenset([token_digest(USER)]), admin=frozenset([token_digest(ADMIN)]))
     service = open_local(Store(str(root / "store")), ServiceOptions(threads=2), device="cpu")
     with serving(service, tokens) as client:
         for path in ("/v1/info", "/v1/tasks", "/metrics"):

@@ -289,7 +289,7 @@ def sharded_weights(
     assert system.pooled.backbone.embeddings.word_embeddings.weight.numel() == 0, "each worker holds all of it"
     vectors = system.encode(LONG_AND_SHORT, "passage", rank, 2)
     first = system.encode(LONG_AND_SHORT[:1], "passage", rank, 2)
-    with trainer.stepper.whole():
+    with trainer.stepper.gathered_weights():
         if rank == 0:
             system.save(out)
     return vectors, first

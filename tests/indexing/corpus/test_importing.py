@@ -18,7 +18,7 @@ from runners import InlineRunner
 from indexing.corpus import importing
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus, ImportOptions, ParseStage
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from indexing.store.store import Store
 from indexing.work.tasks import Runner, Task
 from indexing.work.work import run_work
@@ -45,7 +45,7 @@ def import_all(
     **filters: str,
 ) -> None:
     options = ImportOptions(part_size=part_size, filters=filters)
-    work = ImportCorpus(store, detect(source), options, append=append)
+    work = ImportCorpus(store, detect_source(source), options, append=append)
     run_work(store, work, runner or InlineRunner())
 
 
@@ -216,13 +216,13 @@ def test_the_first_rows_are_checked_before_anything_is_written(tmp_path: Path) -
 def test_a_unit_weighs_its_raw_text(tmp_path: Path) -> None:
     """A runner draws a bounded number of bytes ahead; the rows of Parquet are read by the workers and weigh nothing."""
     source = write_corpus(tmp_path / "raw", [{"text": "word " * (50 if n % 10 else 800)} for n in range(60)])
-    units = list(ParseStage(detect(source), ImportOptions(part_size=4)).units([{}]))
+    units = list(ParseStage(detect_source(source), ImportOptions(part_size=4)).units([{}]))
     lines = (tmp_path / "raw/corpus.jsonl").read_bytes().splitlines()
     expected = [len(b"\n".join(lines[first : first + 4])) for first in range(0, 60, 4)]
     assert [unit.size_bytes for unit in units] == expected
     assert [unit.rows for unit in units] == [4] * 15
     pq.write_table(pa.table({"id": [*"abc"], "text": ["x" * 100] * 3}), tmp_path / "x.parquet")
-    [unit] = ParseStage(detect(str(tmp_path / "x.parquet")), ImportOptions()).units([{}])
+    [unit] = ParseStage(detect_source(str(tmp_path / "x.parquet")), ImportOptions()).units([{}])
     assert (unit.rows, unit.size_bytes) == (3, 0)
 
 

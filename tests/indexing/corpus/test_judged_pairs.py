@@ -15,7 +15,7 @@ from indexing.corpus.importing import ImportCorpus, ImportOptions
 from indexing.corpus.judged_pairs import JudgedPairs, choose_passages, read_judged_pairs
 from indexing.corpus.queries import CommitQueries, Queries
 from indexing.files.splitting import Split
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import Target, run_work
@@ -62,7 +62,7 @@ def test_the_relevant_passage_of_a_split_document_is_its_best_by_bm25(tmp_path: 
     }
     lines = [json.dumps({"_id": id, "text": text}) for id, text in texts.items()]
     (tmp_path / "c.jsonl").write_text("\n".join(lines) + "\n")
-    source, store = detect(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
+    source, store = detect_source(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
     run_work(store, ImportCorpus(store, source, ImportOptions(split=Split(3)), append=False), LocalRunner(cores=1))
     corpus = Corpus.open(store)
     passages = [passage.text for passage in corpus.passages(range(5))]
@@ -75,7 +75,7 @@ def test_the_relevant_passage_of_a_split_document_is_its_best_by_bm25(tmp_path: 
 
 def test_no_query_of_a_split_corpus_has_a_relevant_document(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"_id": "a", "text": "the tide rises"}\n')
-    source, store = detect(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
+    source, store = detect_source(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
     run_work(store, ImportCorpus(store, source, ImportOptions(split=Split(2)), append=False), LocalRunner(cores=1))
     corpus = Corpus.open(store)
     pairs = read_judged_pairs(corpus, commit_queries(store, corpus, [("q0", "a", 0), ("q1", "gone", 1)]), "test")

@@ -14,13 +14,13 @@ from runners import InlineRunner, tallied
 from small_stores import build_bm25, extend_corpus, shuffled, shuffling_runner
 from word_passages import assert_same_hits, expected_hits, pairs, word_passages
 
-from indexing.corpus.corpus import Corpus, contents
+from indexing.corpus.corpus import Corpus, passage_contents
 from indexing.exact import Hits
 from indexing.lucene import bm25 as module
 from indexing.lucene import searching, segments
 from indexing.lucene.bm25 import Bm25, BuildBm25, FillLuceneTask
 from indexing.lucene.bm25 import search_bm25 as search_with
-from indexing.lucene.lucene import versions
+from indexing.lucene.lucene import lucene_versions
 from indexing.lucene.searching import search_among, search_undeleted
 from indexing.store.cache import CorruptError
 from indexing.store.store import Store
@@ -60,7 +60,7 @@ def test_what_is_indexed_is_title_and_text_of_each_row_once(tmp_path: Path) -> N
     assert corpus.passages([0])[0][2:4] == ("w1", "a b")
     for first in range(8):
         for end in range(first, 8):
-            assert list(contents(corpus.parts, first, end)) == passages[first:end]
+            assert list(passage_contents(corpus.parts, first, end)) == passages[first:end]
 
 
 def test_hits_are_those_of_the_formula_over_parts_shards_and_titles(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_java_is_called_by_one_thread_only(tmp_path: Path, monkeypatch: pytest.M
     passages = word_passages(40, seed=7)
     corpus = extend_corpus(tmp_path, [passages])
     threads: set[int] = set()
-    for owner, name in ((module, "write_shard"), (segments, "versions")):
+    for owner, name in ((module, "write_shard"), (segments, "lucene_versions")):
         real = getattr(owner, name)
         monkeypatch.setattr(
             owner, name, lambda *a, real=real, **k: (threads.add(threading.get_ident()), real(*a, **k))[1]
@@ -273,7 +273,7 @@ def test_java_is_called_by_one_thread_only(tmp_path: Path, monkeypatch: pytest.M
 def test_a_retried_shard_is_not_made_again(tmp_path: Path, monkeypatch) -> None:
     corpus = extend_corpus(tmp_path, [["w1", "w2"]])
     store = Store(str(tmp_path / "store"))
-    draft = store.create("bm25", "bm25/g0000", config=versions())
+    draft = store.create("bm25", "bm25/g0000", config=lucene_versions())
     fill = FillLuceneTask(draft, corpus.parts, "en").open(Allocation(1))
     unit = Unit(("shard-00000",), 2, (0, 2))
     fill(unit, ignore)
@@ -287,9 +287,11 @@ def test_a_shard_is_not_filled_by_another_lucene(tmp_path: Path, monkeypatch) ->
     """As on a node with another pyserini than the node that began it."""
     corpus = extend_corpus(tmp_path, [["w1", "w2"]])
     store = Store(str(tmp_path / "store"))
-    draft = store.create("bm25", "bm25/g0000", config={**versions(), "lucene": "8.0.0"})
+    draft = store.create("bm25", "bm25/g0000", config={**lucene_versions(), "lucene": "8.0.0"})
     monkeypatch.setattr(module, "write_shard", lambda *_, **__: pytest.fail("filled"))
-    with pytest.raises(InputError, match=rf"g0000 was made with lucene 8\.0\.0, here is {versions()['lucene']}: build"):
+    with pytest.raises(
+        InputError, match=rf"g0000 was made with lucene 8\.0\.0, here is {lucene_versions()['lucene']}: build"
+    ):
         FillLuceneTask(draft, corpus.parts, "en").open(Allocation(1))
     assert draft.committed() == {}
 

@@ -13,7 +13,7 @@ import pytest
 from word_passages import assert_same_hits, expected_hits, pairs, stored_length, word_passages
 
 from indexing.exact import merge_hits
-from indexing.lucene.lucene import LuceneSearch, LuceneSegmentFiles, lucene, open_shard, versions, write_shard
+from indexing.lucene.lucene import LuceneSearch, LuceneSegmentFiles, lucene, lucene_versions, open_shard, write_shard
 from indexing.lucene.stop_words import STOP_WORDS
 from retriever.errors import InputError
 
@@ -249,7 +249,7 @@ def test_words_are_stemmed_in_their_language(tmp_path: Path) -> None:
 
 
 def test_versions_are_those_of_the_jar() -> None:
-    found = versions()
+    found = lucene_versions()
     assert found["lucene"].split(".")[0].isdigit()
     assert found["anserini"].split(".")[0].isdigit()
     assert set(found) == {"lucene", "anserini"}

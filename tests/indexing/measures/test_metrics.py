@@ -10,7 +10,13 @@ import pytest
 from scipy.stats import monte_carlo_test
 
 from indexing.measures import metrics
-from indexing.measures.metrics import adjust_p_values, bootstrap_interval, paired_p_value, parse_metrics, per_query
+from indexing.measures.metrics import (
+    adjust_p_values,
+    bootstrap_interval,
+    metrics_per_query,
+    paired_p_value,
+    parse_metrics,
+)
 from retriever.errors import InputError
 
 
@@ -51,7 +57,7 @@ def test_values_equal_hand_written_ones() -> None:
     found = {q: {p: draw.random() for p in draw.sample(passages, draw.randrange(1, 25))} for q in judged}
     del found["q3"], found["q30"]  # without hits
     found["stranger"] = {"p1": 1.0}  # not judged
-    values = per_query(*tables(judged, found), ["nDCG@10", "RR@10", "R@5", "AP"])
+    values = metrics_per_query(*tables(judged, found), ["nDCG@10", "RR@10", "R@5", "AP"])
     for number, query in enumerate(sorted(judged)):
         expected = by_hand(judged[query], found.get(query, {}))
         assert {metric: value[number] for metric, value in values.items()} == pytest.approx(expected), query
@@ -62,7 +68,9 @@ def test_values_equal_hand_written_ones() -> None:
 
 def test_names_are_those_that_were_asked_for() -> None:
     qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0}})
-    assert {name: value.tolist() for name, value in per_query(qrels, run, ["MAP", "P@1", "Success@1"]).items()} == {
+    assert {
+        name: value.tolist() for name, value in metrics_per_query(qrels, run, ["MAP", "P@1", "Success@1"]).items()
+    } == {
         "MAP": [1],
         "P@1": [1],
         "Success@1": [1],
@@ -73,7 +81,7 @@ def test_numbers_of_hits_do_not_depend_on_other_metrics() -> None:
     """ir-measures gave NumRet without the hits that are not judged beside such a metric, for half of the hash seeds."""
     qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0, "x": 2.0}})
     for cutoff in range(1, 20):
-        assert per_query(qrels, run, ["NumRet", f"P(judged_only=True)@{cutoff}"])["NumRet"].tolist() == [2]
+        assert metrics_per_query(qrels, run, ["NumRet", f"P(judged_only=True)@{cutoff}"])["NumRet"].tolist() == [2]
 
 
 def test_measures_that_are_offered_have_values_for_every_query() -> None:
@@ -81,7 +89,7 @@ def test_measures_that_are_offered_have_values_for_every_query() -> None:
     names = ["nDCG", "P@3", "R@3", "AP", "AP@3", "RR", "RR@3", "Rprec", "Bpref", "infAP", "Compat", "Judged@3", "NumQ"]
     names += ["NumRel", "NumRet", "SetAP", "SetF", "SetP", "SetR", "Success@3", "IPrec@0.25", f"nDCG@{10**9}"]
     names += ["RR(rel=2)@3", "R(rel=2)@3", "AP(rel=2)", "nDCG(judged_only=True)@3"]
-    values = per_query(qrels, run, names)
+    values = metrics_per_query(qrels, run, names)
     assert {name: len(value) for name, value in values.items()} == dict.fromkeys(names, 3)
     assert values[f"nDCG@{10**9}"].tolist() == values["nDCG"].tolist() == [1, 0, 0]
 
@@ -137,7 +145,7 @@ NO_NAMES = [
 def test_what_is_no_metric_is_refused_by_name(metric: str) -> None:
     qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0}})
     with pytest.raises(InputError, match="not one of ir-measures'") as error:
-        per_query(qrels, run, [metric])
+        metrics_per_query(qrels, run, [metric])
     assert repr(metric) in str(error.value)
 
 

@@ -51,7 +51,7 @@ def test_a_complete_artifact_reads_back(store_url: str) -> None:
         write_part(draft, 0, b"hello ")
         draft.add_notes(seen=2)
     artifact = Store(store_url).open("corpus")
-    assert b"".join(artifact.local(part).read_bytes() for part in artifact.group("part")) == b"hello world"
+    assert b"".join(artifact.local(part).read_bytes() for part in artifact.numbered_parts("part")) == b"hello world"
     assert artifact.rows == 11
     assert artifact.config == {"part_size": 3}
     assert artifact.notes == {"seen": 2}

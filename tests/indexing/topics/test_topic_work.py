@@ -150,7 +150,7 @@ def test_a_limit_uses_the_first_passages(tmp_path: Path) -> None:
     make_store(tmp_path)
     topics = fit_small(tmp_path, limit=65)
     assert topics.topic_per_row().shape == (65,)
-    assert [part.rows for part in topics.generations[0].group("part")] == [30, 35]
+    assert [part.rows for part in topics.generations[0].numbered_parts("part")] == [30, 35]
 
 
 def test_topics_of_another_corpus_are_refused(tmp_path: Path) -> None:

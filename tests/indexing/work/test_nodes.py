@@ -45,8 +45,8 @@ def nodes_of(
 
 def test_places_are_counted_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch, {"CPU": 7.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 4.0}, {"CPU": 4.0}, {"memory": 1.0})
-    assert [Nodes().places(cores) for cores in (1, 2, 3, 7, 8)] == [13, 6, 3, 1, 0]
-    assert [Nodes().places(cores, gpus=1) for cores in (1, 2, 3, 8)] == [3, 2, 1, 0]
+    assert [Nodes().count_worker_slots(cores) for cores in (1, 2, 3, 7, 8)] == [13, 6, 3, 1, 0]
+    assert [Nodes().count_worker_slots(cores, gpus=1) for cores in (1, 2, 3, 8)] == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_job_says_what_it_waits_for(
         while len(looks) < 3:
             time.sleep(0.001)
     assert said[:1] == lines
-    assert set(reported[:2]) == {4 - Nodes().places(8) if lines else 0}
+    assert set(reported[:2]) == {4 - Nodes().count_worker_slots(8) if lines else 0}
     assert reported[-1] == 0
 
 
@@ -126,7 +126,7 @@ KINDS = ({"kind": "cpu", "zone": "a"}, {"kind": "gpu", "zone": "a", "ray.io/node
 def test_only_nodes_with_the_labels_that_are_not_excluded_count(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}, labels=KINDS)
     counts = [
-        (some.places(1), some.cores(), some.num_gpus())
+        (some.count_worker_slots(1), some.cores(), some.num_gpus())
         for some in (Nodes(), Nodes({"kind": "cpu"}), Nodes({"kind": "cpu", "zone": "a"}), Nodes({"zone": "a"}, ("a",)))
     ]
     assert counts == [(14, 2, 2), (10, 2, 0), (2, 2, 0), (4, 4, 2)]

@@ -15,7 +15,7 @@ from training_commands import RERANK, RIP, TUNE, command
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.queries import Queries
-from indexing.mining.negatives import training_data
+from indexing.mining.negatives import read_training_data
 from indexing.store.store import Store
 from indexing.training.dev import DevSplit, open_dev_lists, open_dev_set
 from indexing.training.reranking import open_dev_data
@@ -55,7 +55,7 @@ def test_the_lists_of_a_reranker_are_positives_and_the_first_negatives(world, mi
     dev = DevSplit(queries.artifact.key.partition("/")[2], "test", 9, 4)
     data = open_dev_data(mined, dev, mined.open("negatives", "hand"))
     lists = open_dev_lists(data, "test", 4, join)
-    expected = training_data(Corpus.open(mined), queries, "test", mined.open("negatives", "hand"), 9)
+    expected = read_training_data(Corpus.open(mined), queries, "test", mined.open("negatives", "hand"), 9)
     assert lists.queries == expected.queries
     assert len(lists.queries) == 9
     for number, passages in enumerate(lists.lists):

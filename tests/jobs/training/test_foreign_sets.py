@@ -125,7 +125,7 @@ def append(store: Store, foreign: ForeignStore, done: Done) -> None:
     corpus = Corpus.open(store)
     first = corpus.num_rows - 30
     inputs = {"corpus": corpus.generations[-1], "queries": Queries.open(store, "foreign").artifact}
-    [part] = (artifact := foreign.store.open("negatives", "taught")).group("part")
+    [part] = (artifact := foreign.store.open("negatives", "taught")).numbered_parts("part")
     table = pq.read_table(artifact.local(part))
     for name in ("positives", "negatives", "copies"):
         rows = [[first + row for row in own] for own in table[name].to_pylist()]

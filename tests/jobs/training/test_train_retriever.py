@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.common.options import build_options, flatten
+from jobs.common.options import build_options, options_by_name
 from jobs.training.options import TrainRetriever, TunePrompts
 
 import numpy as np
@@ -202,7 +202,7 @@ def test_options_keep_their_defaults_under_both_names() -> None:
     assert build_options(TunePrompts, required).as_train_retriever() == build_options(
         TrainRetriever, {**required, "train": "prompts"}
     )
-    assert flatten(TunePrompts).keys() - flatten(TrainRetriever).keys() == {
+    assert options_by_name(TunePrompts).keys() - options_by_name(TrainRetriever).keys() == {
         "method",
         "side",
         "untied",

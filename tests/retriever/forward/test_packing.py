@@ -19,7 +19,7 @@ from retriever.errors import InputError
 from retriever.forward import packing
 from retriever.forward.batching import plan_packed
 from retriever.forward.numerics import expected_numerics
-from retriever.forward.packing import PACKABLE, Team, _Prompts, load_kernel
+from retriever.forward.packing import PACKABLE, ThreadTeam, _Prompts, load_kernel
 from retriever.forward.prompt_rows import PromptRows
 
 Tiny = Callable[..., Path]
@@ -220,7 +220,7 @@ def test_a_team_raises_what_was_raised_when_none_is_at_work() -> None:
         done.append(number)
 
     with pytest.raises(ValueError, match="the second"):
-        Team(2).run(work, range(5))
+        ThreadTeam(2).run(work, range(5))
     assert sorted(done) == [0, 2, 3, 4]
 
 
