@@ -44,7 +44,7 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     from retriever.options import EncoderOptions
     from serve.release.live import make_current
     from serve.release.release import Release, fingerprints_of
-    from serve.release.tasks import Task
+    from serve.release.tasks import ServedTask
 
     source = Path(f"{store_url}-source") / "corpus.jsonl"
     source.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     parts = [*corpus.generations]
     for kind, name in (("embeddings", "random"), ("index", "random"), ("bm25", "bm25")):
         parts += store.generations(kind, name)
-    task = Task("default", None, "random", "random", "bm25")
+    task = ServedTask("default", None, "random", "random", "bm25")
     release = Release("none", EncoderOptions().__dict__, (task,), fingerprints_of(parts))
     release.save(store)
     make_current(store, release, None)

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from jobs.common.cli import run
 
 from jobs import train_retriever
-from jobs.common.steps import Step, make_step
+from jobs.common.steps import JobStep, make_step
 from jobs.experiments.experiment import RunExperiment, main
-from jobs.experiments.measuring import Control, ControlSearchRequest
+from jobs.experiments.measuring import ArmControl, ControlSearchRequest
 from jobs.pipeline import run_step
 from jobs.training.opening import open_all
 
@@ -187,7 +187,7 @@ class RandomTopicsMaker(TuneMaker):
         return system, evaluate, refresh
 
 
-def train_random(step: Step) -> None:
+def train_random(step: JobStep) -> None:
     """Trains prompts of topics whose texts have random topics, unless the store has them."""
     options: Any = step.options
     store = Store(options.store)
@@ -198,11 +198,11 @@ def train_random(step: Step) -> None:
 
 
 CONTROLS = {
-    "random": Control(train_random, search_random),
-    "shuffled": Control(search=search_shuffled),
-    "swapped": Control(search=search_swapped),
-    "judged": Control(search=search_judged),
-    "same-topic": Control(search=search_same_topic),
+    "random": ArmControl(train_random, search_random),
+    "shuffled": ArmControl(search=search_shuffled),
+    "swapped": ArmControl(search=search_swapped),
+    "judged": ArmControl(search=search_judged),
+    "same-topic": ArmControl(search=search_same_topic),
 }
 
 

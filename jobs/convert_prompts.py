@@ -22,7 +22,7 @@ from indexing.store.documents import fingerprint_of
 from indexing.store.models import commit_files, model_folder
 from indexing.store.result_files import write_folder
 from indexing.store.store import Store, check_name
-from indexing.work.work import Target, complete_target
+from indexing.work.work import ArtifactTarget, complete_target
 from retriever.errors import InputError
 from retriever.model.files import find_model_folder
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions, option
@@ -117,7 +117,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
             "side": options.side,
             "position_offset": options.position_offset,
         }
-        target = Target("prompts", options.task, spec.inputs(), config)
+        target = ArtifactTarget("prompts", options.task, spec.inputs(), config)
         if options.plan and (complete := complete_target(store, target)):
             return say_complete(complete.url)
         say(f"prompt    {describe_prompt(prompt)}, of {_TOOLS[read.format]}")

@@ -7,7 +7,7 @@ r"""Encode a corpus with a pool of encoders, part by part.
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, as_options, chosen_task, format_bytes, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, as_options, chosen_task, format_bytes, run, say, say_complete, say_stages
 
 import time
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ from indexing.store.store import Store, artifact_key, check_name, generation
 from indexing.work.local import LocalRunner
 from indexing.work.numerics import pinned_gpus
 from indexing.work.ray_actors import RayActors, choose_pool
-from indexing.work.tasks import Resources, Runner
-from indexing.work.work import Unit, run_work
+from indexing.work.tasks import Runner, WorkerResources
+from indexing.work.work import WorkUnit, run_work
 from retriever.errors import InputError
 from retriever.model.files import find_model_folder, weight_files
 from retriever.options import EncoderOptions
@@ -103,7 +103,7 @@ def say_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Art
 
 
 @dataclass
-class Speed:
+class EncodingSpeed:
     """The speed of an encoding.
 
     Attributes:
@@ -129,12 +129,12 @@ class Speed:
         self.rows, self.tokens = self.rows + done.rows, self.tokens + done.tokens
 
 
-def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> Speed:
+def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> EncodingSpeed:
     """Encodes the pending parts of the corpus and completes its generations."""
     model_type = kind.batched_model_type(spec.describe("passage"))
     runner, resources = open_encoders(store, options, spec, model_type, name)
     count = count_pending(store, name, options.limit)
-    numerics = numerics_of(runner, spec.options, model_type, Resources(resources.cores, resources.gpus), count)
+    numerics = numerics_of(runner, spec.options, model_type, WorkerResources(resources.cores, resources.gpus), count)
     work = EncodeWork(
         store,
         spec,
@@ -146,14 +146,14 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
         allow_unknown_tokens=options.allow_unknown_tokens,
     )
     say_topics(work)
-    speed = Speed()
-    stages: list[Stage] = []
+    speed = EncodingSpeed()
+    stages: list[StageProgress] = []
 
-    def open_stage(name: str, total: int | None, noun: str, artifact: str) -> Stage:
-        stages.append(Stage(name, total, noun, artifact))
+    def open_stage(name: str, total: int | None, noun: str, artifact: str) -> StageProgress:
+        stages.append(StageProgress(name, total, noun, artifact))
         return stages[-1]
 
-    def observe(unit: Unit, result: PartDone | dict[str, Any]) -> None:
+    def observe(unit: WorkUnit, result: PartDone | dict[str, Any]) -> None:
         done = result if isinstance(result, PartDone) else PartDone(**result)
         is_first = not speed.rows
         speed.add(done)
@@ -167,7 +167,7 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
 
 def open_encoders(
     store: Store, options: EncodeCorpus, spec: EncoderSpec, model_type: str | None, name: str
-) -> tuple[Runner, Resources]:
+) -> tuple[Runner, WorkerResources]:
     """Returns the runner and the resources of an encoder: on a cluster a pool of encoders, in this process one.
 
     Embeddings that are resumed get the kind of device that began them.
@@ -187,7 +187,7 @@ def open_encoders(
     gpus = pinned_gpus((store.pinned_config(key) or {}).get("numerics"), request.gpus, f"{store.url}/{key}")
     if not join_cluster(store, private=options.ray):
         runner = LocalRunner(gpus=num_gpus(), request=request)
-        return runner, Resources(cores=options.cpus, gpus=gpus, calls=CALLS)
+        return runner, WorkerResources(cores=options.cpus, gpus=gpus, calls=CALLS)
     from retriever.forward.numerics import choose_device
     from retriever.forward.packing import will_pack
 
@@ -198,12 +198,12 @@ def open_encoders(
         packed=lambda: will_pack(model_type, spec.options, choose_device("cpu")),
         say=say_line,
     )
-    return RayActors(pool, say_line), Resources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
+    return RayActors(pool, say_line), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
 def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
     """Prints what an encoding reads and writes; only a run tells the time."""
-    work = EncodeWork(store, spec, kind, name, resources=Resources(), numerics="", limit=options.limit)
+    work = EncodeWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
     described = work.described
     corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)

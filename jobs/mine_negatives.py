@@ -10,7 +10,7 @@ A re-ranker denoises the pool. The store keeps the output of each step: the pool
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, chosen_task, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, chosen_task, run, say, say_complete, say_stages
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from indexing.hit_sources.options import SearchOptions
 from indexing.mining.candidates import MiningOptions, PoolCandidates
 from indexing.mining.denoising import SampleNegatives, complete_negatives
 from indexing.mining.exports import export_sentence_transformers, export_tevatron
-from indexing.mining.report import Statistics, read_examples, write_report
+from indexing.mining.report import PoolStatistics, read_examples, write_report
 from indexing.mining.sampling import NegativeOptions, check_scales, queries_with_too_few
 from indexing.mining.scoring import score_candidates
 from indexing.search.rescoring import open_reranker
@@ -110,14 +110,14 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
         print_plan(store, options, pool)
         return None
     runner = open_runner(store, options)
-    [candidates] = run_work(store, pool, runner, Stage)
+    [candidates] = run_work(store, pool, runner, StageProgress)
     scores = None
     with resumable():  # the candidates are kept
         if options.reranker is not None:
             parts = dict(pool.parts()) if draw.needs_positives else None
-            scores = score_candidates(store, candidates, options.reranker, draw, runner, Stage, parts=parts)
+            scores = score_candidates(store, candidates, options.reranker, draw, runner, StageProgress, parts=parts)
         negatives = SampleNegatives(pool, scores, draw, options.name)
-        [artifact] = run_work(store, negatives, runner, Stage)
+        [artifact] = run_work(store, negatives, runner, StageProgress)
     print_summary(candidates, negatives)
     say_part_cuts(candidates.numbered_parts("part"), pool.sources)
     if scores is not None:
@@ -211,7 +211,7 @@ def export(options: MineNegatives, negatives: SampleNegatives) -> None:
         say(f"{path}: {rows:,} rows of {num_negatives} negatives")
         name_some("are left out of it: no positive, or too few negatives", left_out)
     if options.report:
-        statistics = Statistics()
+        statistics = PoolStatistics()
         for table, known in negatives.pools():
             statistics.add(table, known)
         for table in negatives.tables():

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from jobs.common.steps import Step, find_step, read_steps
+from jobs.common.steps import JobStep, find_step, read_steps
 
 from indexing.store.storage import explain_disk_errors
 from indexing.work.work import resumable
@@ -63,7 +63,7 @@ def main(options: Pipeline) -> None:
             run_step(step)
 
 
-def choose_steps(steps: Sequence[Step], only: str | None, until: str | None) -> Sequence[Step]:
+def choose_steps(steps: Sequence[JobStep], only: str | None, until: str | None) -> Sequence[JobStep]:
     """Returns the steps to run. Raises InputError if --only or --until names no step, or several."""
     if only is not None and until is not None:
         raise InputError("--only and --until: expected one of them")
@@ -72,7 +72,7 @@ def choose_steps(steps: Sequence[Step], only: str | None, until: str | None) -> 
     return steps if until is None else steps[: find_step(steps, until).number]
 
 
-def run_step(step: Step) -> None:
+def run_step(step: JobStep) -> None:
     """Runs the job of a step. Raises InputError with the place of the step and the job's own message."""
     try:
         with explain_disk_errors(Path(step.options.store)):
@@ -88,7 +88,7 @@ def run_step(step: Step) -> None:
         raise InputError(f"step {step.place}: {cause}") from error
 
 
-def print_plan(step: Step, steps: Sequence[Step]) -> None:
+def print_plan(step: JobStep, steps: Sequence[JobStep]) -> None:
     """Prints a step as a command, and what its job would do; or which step has to run first, and why."""
     say(f"$ {step.command}")
     try:

@@ -7,7 +7,7 @@ riptide search --store data/squad --query "who wrote Dracula?" --query "who wrot
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, chosen_task, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, chosen_task, run, say, say_complete, say_stages
 
 import sys
 from dataclasses import dataclass, field, replace
@@ -153,7 +153,7 @@ def search_split(store: Store, source: str, options: Search) -> Artifact | None:
         say_plan(work, artifact, options.run)
         return None
     if artifact is None:
-        [artifact] = run_work(store, work, open_runner(store, options), Stage)
+        [artifact] = run_work(store, work, open_runner(store, options), StageProgress)
     say(f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(work.split.ids):,} queries in {work.source}")
     if queries_without_hits := work.queries_without_hits():
         more = f" and {len(queries_without_hits) - SHOWN} more" if len(queries_without_hits) > SHOWN else ""

@@ -149,7 +149,7 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReleaseChoice:
     """The release to serve.
 
     Attributes:
@@ -187,7 +187,7 @@ def main(options: ServeSearch) -> None:
         serve_on_ray(store, options, tokens)
 
 
-def choose_release(store: Store, options: ServeSearch) -> Choice:
+def choose_release(store: Store, options: ServeSearch) -> ReleaseChoice:
     """Returns the release to serve: the live one, one of its tasks with newer artifacts, or one as the options say.
 
     Raises:
@@ -215,10 +215,10 @@ def choose_release(store: Store, options: ServeSearch) -> Choice:
     else:
         release = new_release(store, options, live)
     is_new = is_damaged or live is None or release.id != live.id
-    return Choice(release, is_new, tag, live if is_new and not options.renew else None)
+    return ReleaseChoice(release, is_new, tag, live if is_new and not options.renew else None)
 
 
-def say_release(store: Store, choice: Choice) -> None:
+def say_release(store: Store, choice: ReleaseChoice) -> None:
     """Prints the release that is served, with its backbone, tasks and re-ranker."""
     release = choice.release
     say(f"release   {release.id}{' (new)' if choice.is_new else ''} of {store.url}")
@@ -312,7 +312,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
     return release
 
 
-def make_live(store: Store, choice: Choice, open_release: Callable[[], object]) -> str:
+def make_live(store: Store, choice: ReleaseChoice, open_release: Callable[[], object]) -> str:
     """Opens a new release, and makes it the live one.
 
     Args:
@@ -355,7 +355,7 @@ def make_live(store: Store, choice: Choice, open_release: Callable[[], object]) 
     return live_id
 
 
-async def serve(store: Store, options: ServeSearch, tokens: Tokens, choice: Choice) -> None:
+async def serve(store: Store, options: ServeSearch, tokens: Tokens, choice: ReleaseChoice) -> None:
     """Serves a release from this process until SIGTERM or SIGINT; a new one becomes live when all parts have opened it.
 
     Args:
@@ -383,7 +383,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     for name, value in {**RAY_SERVE, **haproxy_variables()}.items():  # Ray Serve reads them at its import
         os.environ.setdefault(name, value)
     connect(store)
-    from indexing.work.nodes import Nodes
+    from indexing.work.nodes import ClusterNodes
     from serve.deployments import Application, run_application
 
     application = Application(
@@ -395,7 +395,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
         replicas=max(1, options.replicas),
         cpus=0,
         leaf_cpus=0,  # one machine: the threads share its cores
-        gpus=GPU_SHARE if Nodes().num_gpus() else 0.0,
+        gpus=GPU_SHARE if ClusterNodes().num_gpus() else 0.0,
     )
     run_application(application, options.host, options.port, announce, math.ceil(options.idle_timeout_s))
 

@@ -7,7 +7,7 @@ The exit status is 1 if a file is damaged or missing.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, Stage, as_options, fail, format_bytes, run, say
+from jobs.common.cli import Common, StageProgress, as_options, fail, format_bytes, run, say
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ def main(options: Verify) -> None:
         say(f"{store.url}: would read {len(files):,} files, {format_bytes(sum(size for _, size in files))}")
         return
     problems = 0
-    with Stage("verify", unit="bytes") as stage:
+    with StageProgress("verify", unit="bytes") as stage:
         for finding in verify(store, options.limit):
             stage.count(finding.bytes)
             if finding.problem:

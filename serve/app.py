@@ -27,7 +27,7 @@ from serve.http.guard import Guard, Tokens
 from serve.http.page import page_routes
 from serve.http.routes import JsonRoute, UploadRoute, as_json, as_json_list, cancelled_on_disconnect, remaining_s
 from serve.metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
-from serve.parts.queries import Answer
+from serve.parts.queries import QueryAnswer
 from serve.protocol import (
     EmbeddingsRequest,
     EmbeddingsResponse,
@@ -43,10 +43,10 @@ from serve.protocol import (
     TasksResponse,
 )
 from serve.release.artifacts import ReleaseArtifacts
-from serve.release.tasks import Task, supported_modes
-from serve.service.changes import Changes
+from serve.release.tasks import ServedTask, supported_modes
+from serve.service.changes import ReleaseChanges
 from serve.service.loops import repeat
-from serve.service.prompts import Upload
+from serve.service.prompts import PromptUpload
 from serve.service.service import LOOK_S, Service
 
 SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond
@@ -70,7 +70,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def build_app(
-    changes: Changes, tokens: Tokens, *, connections: Connections | None = None, exporter: Exporter | None = None
+    changes: ReleaseChanges, tokens: Tokens, *, connections: Connections | None = None, exporter: Exporter | None = None
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -107,7 +107,9 @@ def build_app(
     return app
 
 
-def _lifespan(changes: Changes, metrics: Metrics) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
+def _lifespan(
+    changes: ReleaseChanges, metrics: Metrics
+) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
     """Returns the context in which the application serves: its background loops, and the end of its service."""
     service = changes.service
 
@@ -203,7 +205,7 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
     return json_routes
 
 
-def release_routes(changes: Changes) -> APIRouter:
+def release_routes(changes: ReleaseChanges) -> APIRouter:
     """Returns the routes that show and switch the live release."""
     service = changes.service
     routes, json_routes = APIRouter(), APIRouter(route_class=JsonRoute)
@@ -242,7 +244,7 @@ def release_routes(changes: Changes) -> APIRouter:
     return routes
 
 
-def task_routes(changes: Changes) -> APIRouter:
+def task_routes(changes: ReleaseChanges) -> APIRouter:
     """Returns the routes that list, put and delete tasks."""
     service = changes.service
     routes, upload_routes = APIRouter(), APIRouter(route_class=UploadRoute)
@@ -271,7 +273,7 @@ def task_routes(changes: Changes) -> APIRouter:
         ] = None,
     ) -> Response:
         """Serves a prompt under a name, at once and after restarts; the response comes when every replica has it."""
-        await changes.put_task(Upload(name, prompt.file, settings.file, index))
+        await changes.put_task(PromptUpload(name, prompt.file, settings.file, index))
         live = _live(service)
         if name not in live.tasks:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")
@@ -321,7 +323,7 @@ def public_name(model: str) -> str:
     return Path(model).name if Path(model).is_absolute() or model.startswith((".", "~")) else model
 
 
-def _stage_ms(answers: list[tuple[Answer, float]]) -> dict[str, float]:
+def _stage_ms(answers: list[tuple[QueryAnswer, float]]) -> dict[str, float]:
     """Returns milliseconds by stage, each of the slowest query of a request."""
     took = {"queue": max(waited for _, waited in answers)}
     for answer, _ in answers:
@@ -350,7 +352,7 @@ def _tasks(live: ReleaseArtifacts) -> Response:
     return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
 
-def _task(live: ReleaseArtifacts, task: Task) -> dict[str, Any]:
+def _task(live: ReleaseArtifacts, task: ServedTask) -> dict[str, Any]:
     key = f"prompts/{task.prompt}"
     return {
         "name": task.name,

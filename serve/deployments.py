@@ -38,7 +38,7 @@ from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from serve.release.live import live_release_id
 from serve.release.release import Release
 from serve.remote import PREPARE_S, LeafReplica, RemotePart, send_to_leaves, unwrap_replica_errors
-from serve.service.changes import Changes
+from serve.service.changes import ReleaseChanges
 from serve.service.options import ServiceOptions
 from serve.service.service import LOOK_S, Service
 
@@ -130,7 +130,7 @@ class Ingress:
 
     def __init__(self, args: Application, leaves: list[Any]):
         self.args, self.leaves = args, leaves
-        self.changes: Changes | None = None
+        self.changes: ReleaseChanges | None = None
 
     async def __serve_build_asgi_app__(self) -> Any:
         from serve.app import build_app
@@ -148,7 +148,7 @@ class Ingress:
                 "this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
                 "there; set `without_tokens: true` only if no other machine reaches the port"
             )
-        self.changes = Changes(service, announce)
+        self.changes = ReleaseChanges(service, announce)
         await self.changes.refresh()
         favour_event_loop()
         return build_app(self.changes, tokens, exporter=RayExporter())

@@ -15,7 +15,7 @@ from retriever.errors import InputError
 from serve.http.guard import Tokens
 from serve.http.limits import HttpLimits, allowed_connections
 from serve.parts.leaf import Leaf, ask_here
-from serve.service.changes import Changes
+from serve.service.changes import ReleaseChanges
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
@@ -74,7 +74,7 @@ async def run_server(
 
     limits = limits or HttpLimits()
     connections = Connections(limits, allowed_connections(limits.max_connections))
-    app = build_app(Changes(service), tokens, connections=connections)
+    app = build_app(ReleaseChanges(service), tokens, connections=connections)
     config = uvicorn.Config(
         app,
         http=bounded_protocol(connections),

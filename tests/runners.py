@@ -8,7 +8,7 @@ from typing import Any
 
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.work.tasks import ANY_WORKERS, Allocation, Item, Report, Resources, Task, ignore
+from indexing.work.tasks import ANY_WORKERS, Allocation, Item, Report, WorkerResources, WorkerTask, ignore
 from indexing.work.work import Work, run_work
 
 
@@ -38,11 +38,13 @@ class InlineRunner:
         self._fail_after, self._error = fail_after, error or RuntimeError("interrupted")
         self.ran: list[tuple[str, Any]] = []
 
-    def allocate(self, resources: Resources) -> Allocation:
+    def allocate(self, resources: WorkerResources) -> Allocation:
         """Returns what a worker with these resources gets."""
         return Allocation(resources.cores or self._cores)
 
-    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
+    def run(
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore
+    ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner."""
         worker = None
         for item in self._order(items):
@@ -52,7 +54,7 @@ class InlineRunner:
             self.ran.append((type(task).__name__, item))
             yield item, worker(item, on_progress)
 
-    def run_on_first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Runs the task for one item; see Runner."""
         [(_, result)] = self.run(task, [item])
         return result

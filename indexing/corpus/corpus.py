@@ -19,7 +19,7 @@ import pyarrow as pa
 from indexing.corpus.ids import hash_ids, rows_with_hashes
 from indexing.store.artifact import Artifact
 from indexing.store.chain import RowPart, row_parts, split_rows
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -113,9 +113,9 @@ class Corpus:
         return open_table(part)
 
     @functools.cached_property
-    def _later_filters(self) -> dict[int, tuple[Artifact, Part]]:
+    def _later_filters(self) -> dict[int, tuple[Artifact, ArtifactPart]]:
         """The typed columns that a later generation made for a part of passages, by the first row of the part."""
-        files: dict[int, tuple[Artifact, Part]] = {}
+        files: dict[int, tuple[Artifact, ArtifactPart]] = {}
         for artifact in self.generations:
             columns = artifact.numbered_parts("filters")  # of the first parts of the corpus
             files |= {part.first_row: (artifact, file) for part, file in zip(self.parts, columns, strict=False)}
@@ -237,7 +237,7 @@ def document_starts(table: pa.Table) -> np.ndarray:
     return np.flatnonzero(np.append(True, begins)) if len(names) else np.empty(0, np.int64)
 
 
-class Documents:
+class DocumentNumbers:
     """The documents of passages, by number: the number of a document is the row of its first passage.
 
     Args:
@@ -295,7 +295,7 @@ def open_table(part: RowPart) -> pa.Table:
     return table
 
 
-def deletion_parts(generation: Artifact) -> list[Part]:
+def deletion_parts(generation: Artifact) -> list[ArtifactPart]:
     """Returns the files of a generation with rows that it deletes, or that it drops because an earlier one is equal."""
     return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
 

@@ -18,7 +18,7 @@ from indexing.files.delimited import line_of_row
 from indexing.files.raw import short_repr
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import split_rows
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from retriever.errors import InputError
 
 PAIRS_AT_ONCE = 4_096  # pairs of passages that are compared at once
@@ -28,7 +28,7 @@ Content = tuple[Any, ...]  # of a passage: the values that a duplicate shares, t
 def merge_ids(
     bucket: int,
     draft: Draft,
-    committed: Mapping[str, Part],
+    committed: Mapping[str, ArtifactPart],
     previous: Sequence[Artifact],
     buckets: int,
     *,
@@ -68,13 +68,13 @@ def merge_ids(
 class _NewRows:
     """The rows that a generation adds, with their numbers in the corpus."""
 
-    def __init__(self, draft: Draft, committed: Mapping[str, Part], first_row: int):
+    def __init__(self, draft: Draft, committed: Mapping[str, ArtifactPart], first_row: int):
         self.draft = draft
         self.parts = [part for name, part in committed.items() if name.startswith("part-")]
         self.starts = first_row + np.cumsum([0, *(part.rows for part in self.parts)])
         self.id_column = "document" if "split" in draft.config else "id"  # the ids of the source
 
-    def hash_files(self, committed: Mapping[str, Part]) -> list[tuple[Path, int]]:
+    def hash_files(self, committed: Mapping[str, ArtifactPart]) -> list[tuple[Path, int]]:
         """Returns the file of the hashes of each part, with the first row of the part."""
         files = [self.draft.local(committed[part.name.replace("part", "hashes")]) for part in self.parts]
         return list(zip(files, self.starts.tolist(), strict=False))
@@ -157,7 +157,7 @@ def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, i
 
 
 def _repeated_from_earlier(
-    new: _NewRows, ids: np.ndarray, before: Corpus, committed: Mapping[str, Part]
+    new: _NewRows, ids: np.ndarray, before: Corpus, committed: Mapping[str, ArtifactPart]
 ) -> Iterator[tuple[int, int, bool]]:
     """Yields new rows with the id of a passage of an earlier generation that is not deleted.
 

@@ -19,19 +19,27 @@ from indexing.files.listing import file_identity
 from indexing.files.qrels import read_qrels
 from indexing.files.raw import short_repr
 from indexing.formats.parse import read_queries
-from indexing.formats.sources import Source
+from indexing.formats.sources import ImportSource
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.conflicts import describe_changes
 from indexing.store.store import Store, artifact_key
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Runner
-from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults, run_work
+from indexing.work.work import (
+    ArtifactTarget,
+    Committed,
+    ProgressCounter,
+    StageDefaults,
+    WorkDefaults,
+    WorkUnit,
+    run_work,
+)
 from retriever.errors import InputError, printable
 
 ALL = "all"  # the split that every query set has: all of its queries
 
 
-class Split(NamedTuple):
+class SplitQueries(NamedTuple):
     """The queries of a split, in the order of their file."""
 
     ids: list[str]
@@ -59,7 +67,7 @@ class Queries:
         ]
         return pa.concat_tables(parts)
 
-    def split(self, split: str, limit: int | None = None) -> Split:
+    def split(self, split: str, limit: int | None = None) -> SplitQueries:
         """Returns the queries that the qrels of a split judge, in the order of their file.
 
         Args:
@@ -73,7 +81,7 @@ class Queries:
         if split != ALL:
             table = table.filter(pc.is_in(table["id"], self.qrels(split)["query_id"].combine_chunks().unique()))
         table = table.slice(0, limit)
-        return Split(table["id"].to_pylist(), table["text"].to_pylist())
+        return SplitQueries(table["id"].to_pylist(), table["text"].to_pylist())
 
     def qrels(self, split: str) -> pa.Table:
         """Returns the judgements of a split: columns query_id, corpus_id, score (int32).
@@ -104,7 +112,7 @@ class JudgedQueries:
     qrels: Mapping[str, pa.Table]
 
 
-def read_judged_queries(source: Source, *, limit: int | None = None, partial: bool = False) -> JudgedQueries:
+def read_judged_queries(source: ImportSource, *, limit: int | None = None, partial: bool = False) -> JudgedQueries:
     """Reads the query and qrels files of a source and checks all that needs no corpus.
 
     Args:
@@ -134,7 +142,7 @@ def read_judged_queries(source: Source, *, limit: int | None = None, partial: bo
 
 def import_queries(
     store: Store,
-    source: Source,
+    source: ImportSource,
     name: str,
     *,
     limit: int | None = None,
@@ -177,13 +185,13 @@ def import_queries(
     if hold_out:
         qrels = hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
-    target = Target("queries", name, inputs, config, by_content=True)
+    target = ArtifactTarget("queries", name, inputs, config, by_content=True)
     run_work(store, CommitQueries(target, judged.queries, qrels), LocalRunner(cores=1))
     return Queries.open(store, name)
 
 
 def find_complete_queries(
-    store: Store, source: Source, name: str, *, limit: int | None = None, hold_out: HoldOut | None = None
+    store: Store, source: ImportSource, name: str, *, limit: int | None = None, hold_out: HoldOut | None = None
 ) -> Queries | None:
     """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
     if name not in store.names("queries"):
@@ -198,7 +206,7 @@ def find_complete_queries(
     return existing
 
 
-def _queries_config(source: Source, limit: int | None, hold_out: HoldOut | None) -> dict[str, Any]:
+def _queries_config(source: ImportSource, limit: int | None, hold_out: HoldOut | None) -> dict[str, Any]:
     """Returns the configuration of a query set."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
     identities = [file_identity(file) for file in files]
@@ -218,14 +226,14 @@ def _queries_config(source: Source, limit: int | None, hold_out: HoldOut | None)
 class CommitQueries(WorkDefaults, StageDefaults):
     """The work that commits checked queries and their judgements, by split, as one unit."""
 
-    target: Target
+    target: ArtifactTarget
     queries: pa.Table
     qrels: Mapping[str, pa.Table]
     title: str = "import queries"
     noun: str = "queries"
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the query set."""
         return [self.target]
 
@@ -239,12 +247,14 @@ class CommitQueries(WorkDefaults, StageDefaults):
         """The number of queries."""
         return len(self.queries)
 
-    def units(self, committed: Committed) -> list[Unit]:
+    def units(self, committed: Committed) -> list[WorkUnit]:
         """Returns the one unit."""
         splits = (f"qrels-{split}" for split, table in self.qrels.items() if len(table))
-        return [Unit(("part-00000", *splits), len(self.queries), None)]
+        return [WorkUnit(("part-00000", *splits), len(self.queries), None)]
 
-    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+    def make(
+        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+    ) -> None:
         """Commits the missing tables."""
         for name in missing:
             if name == "part-00000":
@@ -255,7 +265,7 @@ class CommitQueries(WorkDefaults, StageDefaults):
         counter.count(unit.rows)
 
 
-def check_splits(source: Source) -> None:
+def check_splits(source: ImportSource) -> None:
     """Raises InputError if the split name of a judgements file is not a valid file name in a store."""
     for split, file in source.qrels.items():
         try:
@@ -334,7 +344,7 @@ def _without_repetitions(file: str, qrels: pa.Table) -> pa.Table:
     return qrels.filter(pa.array(~repeated)) if repeated.any() else qrels
 
 
-def _refuse_repeated_ids(source: Source, ids: Sequence[str]) -> None:
+def _refuse_repeated_ids(source: ImportSource, ids: Sequence[str]) -> None:
     """Raises InputError if a query id occurs twice."""
     seen: dict[str, int] = {}
     for number, id in enumerate(ids, 1):

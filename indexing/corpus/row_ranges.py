@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, Documents
+from indexing.corpus.corpus import Corpus, DocumentNumbers
 from indexing.corpus.filters import Filter
 from indexing.store.chain import RowPart, RowRange
 
 FILTERS = 64  # filters whose matching rows are cached
 
 
-class Matches:
+class MatchingRows:
     """The rows of one range that match a filter, with a cache of the latest filters. Thread-safe."""
 
     def __init__(self, corpus: Corpus, range: RowRange):
@@ -51,7 +51,7 @@ class OpenPassages:
         self._starts = [part.first_row for part in parts]
         names = ["id", "title", "text", "metadata", *(["document", "start", "end"] if corpus.is_split else [])]
         self._columns = [[table.column(name) for name in names] for table in map(corpus.table, parts)]
-        self._documents = Documents(parts if corpus.is_split else [])
+        self._documents = DocumentNumbers(parts if corpus.is_split else [])
         self._documents.numbers(np.empty(0, np.int64))  # reads the documents now, not in the first search
 
     def fetch(self, rows: np.ndarray) -> list[tuple[Any, ...]]:

@@ -13,8 +13,8 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
-from indexing.corpus.row_ranges import Matches
-from indexing.dense.index import Index, Shard
+from indexing.corpus.row_ranges import MatchingRows
+from indexing.dense.index import Index, IndexShard
 from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits, OpenPart, available_threads, empty_hits, merge_hits, search_open_parts
@@ -25,7 +25,7 @@ OPEN_ROWS = 200_000  # rows of a shard without an index up to which its vectors 
 PARALLEL_QUERIES = 8  # queries of a batch from which on the files of an index are searched by several threads
 
 
-def shards_in_range(index: Index, rows: RowRange) -> list[Shard]:
+def shards_in_range(index: Index, rows: RowRange) -> list[IndexShard]:
     """Returns the shards of an index that belong to a range of rows."""
     return index.shards[rows.select_shards([(shard.first_row, shard.end) for shard in index.shards])]
 
@@ -67,7 +67,7 @@ class DenseShard:
             together = 1  # torch uses its own threads, whose number is a setting of the process
         self.threads = max(1, cores // max(1, together))  # of each file
         self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
-        self._matches = [Matches(corpus, RowRange(first, end)) for first, end in stretches]
+        self._matches = [MatchingRows(corpus, RowRange(first, end)) for first, end in stretches]
         is_small = sum(end - first for first, end in stretches) <= OPEN_ROWS
         self._parts = [
             [OpenPart(vectors, row, shard.deleted) for row, vectors in shard.pieces]
@@ -99,7 +99,14 @@ class DenseShard:
         return merge_hits(hits, k) if hits else empty_hits(len(queries), k)
 
     def _search(
-        self, shard: OpenShard, matches: Matches, queries: np.ndarray, k: int, filter: Filter | None, *, exact: bool
+        self,
+        shard: OpenShard,
+        matches: MatchingRows,
+        queries: np.ndarray,
+        k: int,
+        filter: Filter | None,
+        *,
+        exact: bool,
     ) -> Hits:
         allowed = None if filter is None else matches.rows(filter)
         if exact or self.index is None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.dense.index import Index, Shard
+from indexing.dense.index import Index, IndexShard
 from indexing.dense.shard import OpenShards
 from indexing.exact import Hits, merge_hits
 from indexing.store.chain import split_range
-from indexing.work.tasks import ALL_CORES, Allocation, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
 
 STRETCH_ROWS = 500_000  # rows of one task at most, so that nodes that join find work
 
@@ -48,7 +48,7 @@ class SearchExactTask:
     queries: np.ndarray
     k: int
     allowed: np.ndarray | None
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[tuple[int, int], Report], Hits]:
         """Returns the worker."""
@@ -98,12 +98,12 @@ class SearchShardTask:
     allowed: np.ndarray | None
     nprobe: int
     depth: int
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
 
-    def open(self, allocation: Allocation) -> Callable[[Shard, Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
         """Returns the worker."""
 
-        def search(shard: Shard, report: Report) -> Hits:
+        def search(shard: IndexShard, report: Report) -> Hits:
             open_shard = self.shards.shard(shard)
             return open_shard.search(
                 self.queries,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from indexing.dense.index import Shard
+from indexing.dense.index import IndexShard
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits, empty_hits, exact_search, rescore_pieces
 
@@ -33,7 +33,7 @@ class OpenShard:
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
 
     @classmethod
-    def open(cls, shard: Shard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
+    def open(cls, shard: IndexShard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
         """Opens a shard of an index. The rows of a Flat index are scored in the embeddings, with the faster kernel."""
         index = None
         if shard.artifact.config["factory"] != "Flat":
@@ -133,7 +133,7 @@ class OpenShards:
                 self._open[key] = OpenShard(self.embeddings, first_row, end, self.deleted)
             return self._open[key]
 
-    def shard(self, shard: Shard) -> OpenShard:
+    def shard(self, shard: IndexShard) -> OpenShard:
         """Returns a shard of an index."""
         if self._open is None:
             return OpenShard.open(shard, self.embeddings, self.deleted)

@@ -20,8 +20,8 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
 from indexing.store.store import Store, artifact_key, generation
 from indexing.topics.passages import PassageTopics, open_passage_topics
-from indexing.work.tasks import Allocation, Report, Resources, Runner
-from indexing.work.work import Progress, Target, TaskStage, Unit
+from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
+from indexing.work.work import ArtifactTarget, Progress, TaskStage, WorkUnit
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 
@@ -73,7 +73,7 @@ class EncodeCorpus:
         kind: VectorKind,
         name: str,
         *,
-        resources: Resources,
+        resources: WorkerResources,
         numerics: str,
         limit: int | None = None,
         allow_unknown_tokens: bool = False,
@@ -88,11 +88,11 @@ class EncodeCorpus:
         self.topics = open_passage_topics(store, spec.task) if spec.task is not None and has_topics else None
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns one generation of embeddings for each generation of the corpus."""
         own = self.spec.inputs()
         return [
-            Target(
+            ArtifactTarget(
                 "embeddings",
                 f"{self.name}/{generation(number)}",
                 {"corpus": artifact, **own, **self._topics_of(artifact)},
@@ -116,7 +116,7 @@ class EncodeCorpus:
             rows = min(part.part.rows, self.num_rows - part.first_row)
             if rows > 0:
                 names = (part.part.name,) if self.topics is None else (topics_name(part), part.part.name)
-                units.append(Unit(names, rows, index, target=numbers[part.artifact.key]))
+                units.append(WorkUnit(names, rows, index, target=numbers[part.artifact.key]))
         return [TaskStage("encode", "passages", units, self._encode_task)]
 
     def _encode_task(self, drafts: Sequence[Draft]) -> EncodeTask:
@@ -156,7 +156,7 @@ class EncodeTask:
     drafts: tuple[Draft, ...]
     spec: EncoderSpec
     kind: VectorKind
-    resources: Resources
+    resources: WorkerResources
     numerics: str
     allow_unknown_tokens: bool
     topics: PassageTopics | None = None
@@ -191,7 +191,7 @@ class EncodeWorker:
             )
         return encoder
 
-    def __call__(self, unit: Unit, report: Report) -> PartDone:
+    def __call__(self, unit: WorkUnit, report: Report) -> PartDone:
         """Encodes and commits a part of the corpus.
 
         Raises:
@@ -292,7 +292,7 @@ class EncoderNumericsTask:
 
     options: EncoderOptions
     model_type: str | None
-    resources: Resources
+    resources: WorkerResources
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
         """Returns the worker."""
@@ -303,7 +303,7 @@ class EncoderNumericsTask:
 
 
 def numerics_of(
-    runner: Runner, options: EncoderOptions, model_type: str | None, resources: Resources, count: int
+    runner: Runner, options: EncoderOptions, model_type: str | None, resources: WorkerResources, count: int
 ) -> str:
     """Returns the numerics class of the encoders that the runner opens; waits until there is room for one.
 

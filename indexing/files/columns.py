@@ -27,7 +27,7 @@ SHOWN_CHARACTERS = 30  # of a column name: in a file without a header, a row of 
 
 
 @dataclass(frozen=True)
-class Table:
+class TableColumns:
     """The columns of a file.
 
     Attributes:
@@ -66,7 +66,7 @@ class PassageNames:
     text: str | None = None
     metadata: tuple[str, ...] | None = None
 
-    def with_earlier_names(self, file: str, table: Table, config: Mapping[str, Any]) -> tuple[PassageNames, str]:
+    def with_earlier_names(self, file: str, table: TableColumns, config: Mapping[str, Any]) -> tuple[PassageNames, str]:
         """Returns the names with those of an earlier import of the corpus in place of names that are not given.
 
         Args:
@@ -110,7 +110,7 @@ class PassageColumns:
     metadata: None: all remaining columns.
     """
 
-    table: Table
+    table: TableColumns
     text: str
     id: str | None = None
     title: str | None = None
@@ -156,7 +156,7 @@ class QueryColumns:
         return {name: value or None for name, value in named.items()} | {"metadata": metadata}
 
 
-def choose_passage_columns(file: str, table: Table, names: PassageNames) -> PassageColumns:
+def choose_passage_columns(file: str, table: TableColumns, names: PassageNames) -> PassageColumns:
     """Returns the columns of a corpus file.
 
     Raises:
@@ -170,7 +170,7 @@ def choose_passage_columns(file: str, table: Table, names: PassageNames) -> Pass
     )
 
 
-def choose_query_columns(file: str, table: Table, names: QueryNames) -> QueryColumns:
+def choose_query_columns(file: str, table: TableColumns, names: QueryNames) -> QueryColumns:
     """Returns the columns of a file of queries. Raises InputError as `choose_passage_columns` does."""
     id = _choose_column(file, table, "id", names.id, QUERY_ID_NAMES)
     text = _required_column(file, table, _choose_column(file, table, "text", names.text, QUERY_NAMES), QUERY_NAMES)
@@ -203,7 +203,7 @@ def describe_passage_columns(file: str, columns: PassageColumns) -> str:
     )
 
 
-def describe_query_columns(file: str, table: Table, columns: QueryColumns) -> str:
+def describe_query_columns(file: str, table: TableColumns, columns: QueryColumns) -> str:
     """Returns one line that says which column is taken as what."""
     judged = f"relevant = {columns.relevant or 'none'}"
     if columns.relevant:
@@ -214,7 +214,7 @@ def describe_query_columns(file: str, table: Table, columns: QueryColumns) -> st
     )
 
 
-def judgements_hint(file: str, table: Table, columns: QueryColumns) -> str:
+def judgements_hint(file: str, table: TableColumns, columns: QueryColumns) -> str:
     """Returns one line that says how judgements would be found in a table of queries that seems to have none."""
     others = [name for name in table.shown if name not in columns.used]
     example = f", for example {others[0]}" if others else ""
@@ -277,7 +277,7 @@ def _is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str
     return all(lower) and len(set(lower)) == len(lower) and has_text and any(name in others for name in lower)
 
 
-def _describe_rest(table: Table, used: Sequence[str], metadata: tuple[str, ...] | None) -> str:
+def _describe_rest(table: TableColumns, used: Sequence[str], metadata: tuple[str, ...] | None) -> str:
     rest = [name for name in table.shown if name not in used]
     kept = frozenset(rest if metadata is None else metadata)
     dropped = [name for name in rest if kept.isdisjoint(_path_and_parents(name))]
@@ -292,7 +292,7 @@ def _path_and_parents(path: str) -> Iterator[str]:
         path = path.rpartition(".")[0]
 
 
-def _choose_column(file: str, table: Table, role: str, name: str | None, known: Sequence[str]) -> str | None:
+def _choose_column(file: str, table: TableColumns, role: str, name: str | None, known: Sequence[str]) -> str | None:
     """Returns the column of a role: the named one, or the only one with a well-known name."""
     if name == "":
         return ""
@@ -309,7 +309,7 @@ def _choose_column(file: str, table: Table, role: str, name: str | None, known: 
     return candidates[0] if candidates else None
 
 
-def _required_column(file: str, table: Table, text: str | None, known: Sequence[str]) -> str:
+def _required_column(file: str, table: TableColumns, text: str | None, known: Sequence[str]) -> str:
     if not text:
         header = ", or add a header line if the first line is a row" if table.delimiter else ""
         raise InputError(
@@ -319,7 +319,7 @@ def _required_column(file: str, table: Table, text: str | None, known: Sequence[
     return text
 
 
-def _named_metadata(file: str, table: Table, names: PassageNames | QueryNames) -> tuple[str, ...] | None:
+def _named_metadata(file: str, table: TableColumns, names: PassageNames | QueryNames) -> tuple[str, ...] | None:
     for name in table.missing(names.metadata or ()):
         raise InputError(f"parameter metadata {name}: {file} has {named_columns(table.shown)}; give some of these")
     return names.metadata

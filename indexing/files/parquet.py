@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from indexing.files import limits
-from indexing.files.columns import Table, refuse_repeated_columns
+from indexing.files.columns import TableColumns, refuse_repeated_columns
 from indexing.files.parquet_pages import check_footer, group_sizes, has_dictionary
-from indexing.files.raw import Piece, one_line, open_input
+from indexing.files.raw import FilePiece, one_line, open_input
 from indexing.files.rows import metadata_text, row_error
 from retriever.errors import InputError
 
@@ -39,7 +39,7 @@ class ParquetRows:
                 end += group.num_rows
                 self.groups.append((end, max(1, group.total_byte_size // group.num_rows)))
 
-    def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> Piece | None:
+    def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> FilePiece | None:
         """Returns the next rows as `Lines.take` does."""
         first, size = self.row, 0
         while self.groups and self.row < first + num_rows and size < max_bytes:
@@ -48,7 +48,7 @@ class ParquetRows:
             self.row, size = self.row + rows, size + rows * width
             if self.row == end:
                 self.groups.popleft()
-        return Piece(self.file, first + 1, self.row - first, size, None) if size else None
+        return FilePiece(self.file, first + 1, self.row - first, size, None) if size else None
 
 
 def read_footer(file: str) -> Any:
@@ -66,7 +66,7 @@ def _no_parquet_error(file: str, error: Exception) -> InputError:
     return InputError(f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again")
 
 
-def parquet_table(file: str) -> Table:
+def parquet_table(file: str) -> TableColumns:
     """Returns the columns of a Parquet file and the paths of fields of structs. Raises InputError for another file."""
     try:
         schema = read_footer(file).schema.to_arrow_schema()
@@ -74,7 +74,7 @@ def parquet_table(file: str) -> Table:
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _no_parquet_error(file, error) from None
     refuse_repeated_columns(file, names)
-    return Table(tuple(names), nested=tuple(path for field in schema for path in _nested_paths(field)))
+    return TableColumns(tuple(names), nested=tuple(path for field in schema for path in _nested_paths(field)))
 
 
 def _nested_paths(field: Any, path: str = "") -> Iterator[str]:
@@ -88,7 +88,7 @@ def _nested_paths(field: Any, path: str = "") -> Iterator[str]:
         yield f"{path}{field.name}"
 
 
-def decompressed_bytes(piece: Piece, columns: Sequence[str] | None = None) -> int:
+def decompressed_bytes(piece: FilePiece, columns: Sequence[str] | None = None) -> int:
     """Returns the bytes of the pages that hold the rows of a piece, those of a row group spread evenly over its rows.
 
     The smaller of what the footer and the headers of the pages say.
@@ -102,7 +102,7 @@ def decompressed_bytes(piece: Piece, columns: Sequence[str] | None = None) -> in
     return int(total)
 
 
-def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterator[Piece]:
+def parquet_blocks(piece: FilePiece, columns: Sequence[str] | None = None) -> Iterator[FilePiece]:
     """Yields the rows of a piece in blocks, whose `batch` has about BLOCK_BYTES at most.
 
     Args:
@@ -140,7 +140,7 @@ def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterat
             raise InputError(f"{piece.file}: found damaged Parquet ({one_line(error)}); fetch the file again") from None
 
 
-def parquet_objects(block: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
+def parquet_objects(block: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the rows of a block as objects without nulls, each with its row number.
 
     A string in the column `metadata` is parsed as a JSON object.
@@ -155,7 +155,7 @@ def parquet_objects(block: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
         yield line, document
 
 
-def _python_rows(block: Piece) -> list[dict[str, Any]]:
+def _python_rows(block: FilePiece) -> list[dict[str, Any]]:
     """Returns a block of Parquet as dicts. Raises InputError for values without a Python object: the year 10000."""
     try:
         return block.batch.to_pylist()
@@ -174,7 +174,7 @@ def _python_rows(block: Piece) -> list[dict[str, Any]]:
         raise
 
 
-def _row_groups(footer: Any, piece: Piece) -> Iterator[tuple[int, int]]:
+def _row_groups(footer: Any, piece: FilePiece) -> Iterator[tuple[int, int]]:
     """Yields the number of each row group with rows of a piece, and the number of these rows."""
     first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
     row = 0
@@ -188,7 +188,7 @@ def _row_groups(footer: Any, piece: Piece) -> Iterator[tuple[int, int]]:
 
 
 def _batches(
-    file: Any, piece: Piece, groups: list[int], rows_per_batch: int, columns: Sequence[str] | None
+    file: Any, piece: FilePiece, groups: list[int], rows_per_batch: int, columns: Sequence[str] | None
 ) -> Iterator[tuple[int, Any]]:
     """Yields the rows of a piece as (1-based first row, record batch); decodes only the row groups it touches."""
     first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
@@ -203,7 +203,7 @@ def _batches(
             return
 
 
-def _split_batch(piece: Piece, first: int, batch: Any) -> Iterator[Piece]:
+def _split_batch(piece: FilePiece, first: int, batch: Any) -> Iterator[FilePiece]:
     """Yields a record batch as blocks of about BLOCK_BYTES. Raises InputError for a row of more than MAX_ROW_BYTES."""
     sizes = sum((_count_bytes(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     if len(long_rows := np.flatnonzero(sizes > limits.MAX_ROW_BYTES)):
@@ -215,7 +215,7 @@ def _split_batch(piece: Piece, first: int, batch: Any) -> Iterator[Piece]:
         before = int(ends[start - 1]) if start else 0
         end = max(start + 1, int(np.searchsorted(ends, before + limits.BLOCK_BYTES, side="right")))
         size = int(sizes[start:end].sum())
-        yield Piece(piece.file, first + start, end - start, size, None, batch.slice(start, end - start))
+        yield FilePiece(piece.file, first + start, end - start, size, None, batch.slice(start, end - start))
         start = end
 
 

@@ -28,7 +28,7 @@ PREFIX_ENCODING = 7  # DELTA_BYTE_ARRAY: a value repeats the beginning of the pr
 CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4_RAW": "lz4_raw"}
 
 
-class Page(NamedTuple):
+class PageHeader(NamedTuple):
     """The header of a page."""
 
     kind: int  # DICTIONARY, DATA or DATA_V2
@@ -193,7 +193,7 @@ class _ColumnPages:
         coded_width = coded_width if has_dictionary(self.column) else width
         return GroupSizes(values * width, values * coded_width, sum(page.size for page in pages))
 
-    def _values_per_row(self, pages: Sequence[Page], width: int) -> int:
+    def _values_per_row(self, pages: Sequence[PageHeader], width: int) -> int:
         """Returns a bound of the number of values of a row. width: bytes of a value."""
         if not self.column.max_repetition_level:
             return 1
@@ -208,7 +208,7 @@ class _ColumnPages:
             )
         return longest
 
-    def _value_bytes(self, pages: Sequence[Page]) -> tuple[int, int]:
+    def _value_bytes(self, pages: Sequence[PageHeader]) -> tuple[int, int]:
         """Returns bounds of the bytes of a value: decoded, and without values that are in dictionaries.
 
         Raises InputError for a page or a value that is too large.
@@ -231,7 +231,7 @@ class _ColumnPages:
                 raise limits.too_long_error(self.place, widest)
         return widest, coded
 
-    def _page_headers(self) -> Iterator[Page]:
+    def _page_headers(self) -> Iterator[PageHeader]:
         """Yields the header of each page, as Arrow finds them."""
         chunk = self.chunk
         offset, seen = chunk.data_page_offset, 0
@@ -244,7 +244,7 @@ class _ColumnPages:
             offset = page.offset + page.compressed_size
             seen += 0 if page.kind == DICTIONARY else page.num_values
 
-    def _header(self, offset: int) -> Page:
+    def _header(self, offset: int) -> PageHeader:
         length = 256
         while True:
             self.opened.seek(offset)
@@ -259,7 +259,7 @@ class _ColumnPages:
     def _damaged_error(self, offset: int) -> InputError:
         return InputError(f"{self.place}: found damaged Parquet (no page at byte {offset}); fetch the file again")
 
-    def _check_page(self, page: Page) -> None:
+    def _check_page(self, page: PageHeader) -> None:
         if page.size > limits.MAX_ROW_BYTES and page.num_values == 1:
             raise limits.too_long_error(self.place, page.size)
         if page.size > max(limits.MAX_PAGE_BYTES, limits.MAX_PAGE_GROWTH * page.compressed_size):
@@ -274,7 +274,7 @@ class _ColumnPages:
                 f"{limits.MAX_DICTIONARY:,}; write the file without dictionaries"
             )
 
-    def _read_page(self, page: Page) -> bytes | None:
+    def _read_page(self, page: PageHeader) -> bytes | None:
         """Returns the bytes of a page, decompressed; None if that is not possible."""
         self.opened.seek(page.offset)
         data = self.opened.read(page.compressed_size)
@@ -285,7 +285,7 @@ class _ColumnPages:
         except (KeyError, pa.ArrowException, OSError, ValueError):
             return None
 
-    def _longest_value(self, page: Page) -> int:
+    def _longest_value(self, page: PageHeader) -> int:
         """Returns the bytes of the longest value of a dictionary; of the whole page if it is small or unreadable."""
         if page.size <= SMALL_VALUE or (data := self._read_page(page)) is None:
             return page.size
@@ -297,7 +297,7 @@ class _ColumnPages:
             at += 4 + length
         return longest if at == len(data) else page.size
 
-    def _longest_list(self, pages: Sequence[Page]) -> int:
+    def _longest_list(self, pages: Sequence[PageHeader]) -> int:
         """Returns the largest number of values in a row, by the repetition levels: 0 begins a row."""
         width = self.column.max_repetition_level.bit_length()
         longest = current = 0
@@ -363,7 +363,7 @@ def _read_level_runs(data: bytes, width: int, num_values: int) -> Iterator[_Leve
             yield _LevelRun(0, 1, 1) if is_zero and count else _LevelRun(count, 0, 0)
 
 
-def _parse_header(data: bytes, offset: int) -> Page:
+def _parse_header(data: bytes, offset: int) -> PageHeader:
     thrift = Thrift(data)
     kind = size = compressed_size = num_values = encoding = levels_size = 0
     for number, field in thrift.read_fields():
@@ -389,4 +389,4 @@ def _parse_header(data: bytes, offset: int) -> Page:
         raise Malformed
     if min(size, compressed_size, num_values, levels_size) < 0:
         raise Malformed
-    return Page(kind, offset + thrift.at, size, compressed_size, num_values, encoding, levels_size)
+    return PageHeader(kind, offset + thrift.at, size, compressed_size, num_values, encoding, levels_size)

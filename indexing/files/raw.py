@@ -25,7 +25,7 @@ class _GapError(Exception):
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """Consecutive rows of one file: raw lines; a range of rows of Parquet, or of the files of a folder (no `data`).
 
     A row is a line, except in CSV and TSV, where a quoted field may hold newlines.
@@ -51,7 +51,7 @@ class Lines:
         )  # the newlines of the block; the first `used` belong to earlier pieces
         self.used = 0
 
-    def take(self, num_lines: int, max_bytes: int = limits.PIECE_BYTES) -> Piece | None:
+    def take(self, num_lines: int, max_bytes: int = limits.PIECE_BYTES) -> FilePiece | None:
         """Returns the next lines; None at the end of the file.
 
         Args:
@@ -100,9 +100,9 @@ class Lines:
         """Returns the positions of the newlines that end a row. The block is empty at the end of the file."""
         return np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
 
-    def _make_piece(self, data: bytes, rows: int) -> Piece:
+    def _make_piece(self, data: bytes, rows: int) -> FilePiece:
         self.line += rows
-        return Piece(self.file, self.line - rows, rows, len(data), data)
+        return FilePiece(self.file, self.line - rows, rows, len(data), data)
 
 
 def open_input(file: str) -> Any:

@@ -21,7 +21,7 @@ BYTES_PER_WORD = 6  # of English text in UTF-8, with the space
 
 
 @dataclass(frozen=True)
-class Split:
+class DocumentSplit:
     """How documents are split.
 
     Attributes:
@@ -48,7 +48,7 @@ class Split:
         return f"parameter split_words {self.words}, parameter overlap {self.overlap}"
 
 
-def passage_spans(text: str, split: Split) -> Iterator[tuple[int, int]]:
+def passage_spans(text: str, split: DocumentSplit) -> Iterator[tuple[int, int]]:
     """Yields the first character and the end of each passage of a text; none for a text without a word.
 
     A passage ends at the last sentence border in its second half, otherwise after `split.words` words. The next passage
@@ -90,7 +90,7 @@ def _sentence_starts(text: str) -> Iterator[int]:
         first += starts[-1] if is_sentence else len(block)
 
 
-def document_spans(texts: Iterable[str], split: Split) -> np.ndarray:
+def document_spans(texts: Iterable[str], split: DocumentSplit) -> np.ndarray:
     """Returns the passages of documents: int64 [passages, 3], the number of the document, first character and end.
 
     A document without a word has one empty passage.

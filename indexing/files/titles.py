@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import xxhash
 
 from indexing.files import limits
-from indexing.files.raw import Lines, Piece, short_repr
+from indexing.files.raw import FilePiece, Lines, short_repr
 from retriever.errors import InputError
 
 _LINES = 65_536  # lines of the file that are read at once
@@ -26,7 +26,7 @@ class Titles:
         self._rows = self._parse_rows()
         self._next = next(self._rows, None)
 
-    def take(self, pieces: Iterable[Piece]) -> tuple[str, ...]:
+    def take(self, pieces: Iterable[FilePiece]) -> tuple[str, ...]:
         """Returns the title of each line of the next pieces of collection.tsv; "" for a passage without one."""
         titles = []
         for piece in pieces:

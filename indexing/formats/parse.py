@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from indexing.files import limits
 from indexing.files.columns import value_at
-from indexing.files.raw import Piece, short_repr
+from indexing.files.raw import FilePiece, short_repr
 from indexing.files.rows import Row, dump_metadata, file_and_line, row_error
-from indexing.files.splitting import Split, document_spans, passages_size, take_passages
-from indexing.formats.chunking import Chunk
+from indexing.files.splitting import DocumentSplit, document_spans, passages_size, take_passages
+from indexing.formats.chunking import CorpusChunk
 from indexing.formats.format import CorpusFormat
-from indexing.formats.sources import Source
+from indexing.formats.sources import ImportSource
 from retriever.errors import InputError
 
 # metadata is JSON text of all other fields, "" if there are none.
@@ -43,13 +43,16 @@ FILTER_TYPES = _SCALARS | {f"list[{name}]": pa.list_(kind) for name, kind in _SC
 
 
 def parse_corpus(
-    format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] | None = None, split: Split | None = None
+    format: CorpusFormat,
+    chunk: CorpusChunk,
+    filters: Mapping[str, str] | None = None,
+    split: DocumentSplit | None = None,
 ) -> pa.Table:
     """Parses the passages of a chunk.
 
     Args:
         format: The format of the chunk's source.
-        chunk: Rows of it, from `chunking.chunks`.
+        chunk: Rows of it, from `chunking.cut_into_chunks`.
         filters: Metadata field -> type: "int64", "float64" (integers too), "string", "bool", or "timestamp" (ISO 8601,
             UTC if it names no zone; microseconds). "list[int64]" and so on: a list of such values, or one value. Fields
             of CSV and TSV are converted to the type.
@@ -86,7 +89,7 @@ def parse_corpus(
     return passages
 
 
-def _require_text(block: Piece, rows: Iterable[Row]) -> Iterator[Row]:
+def _require_text(block: FilePiece, rows: Iterable[Row]) -> Iterator[Row]:
     """Yields the documents of a block. Raises InputError for one without a title and a text."""
     for row in rows:
         line, id, title, text, _ = row
@@ -96,7 +99,7 @@ def _require_text(block: Piece, rows: Iterable[Row]) -> Iterator[Row]:
         yield row
 
 
-def _parse_block(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
+def _parse_block(block: FilePiece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
     """Returns the rows of a block as `parse_corpus` does. is_text: the fields are text, as in CSV."""
     ids, titles, texts, metadata = [], [], [], []
     typed: dict[str, list[Any]] = {name: [] for name in filters}
@@ -117,7 +120,7 @@ def _parse_block(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], 
     return table
 
 
-def _check_growth(format: CorpusFormat, chunk: Chunk, block: Piece, size: int, remedy: str) -> None:
+def _check_growth(format: CorpusFormat, chunk: CorpusChunk, block: FilePiece, size: int, remedy: str) -> None:
     """Raises InputError if the passages of a chunk take far more bytes than the rows that they are read from.
 
     Args:
@@ -149,7 +152,7 @@ def check_filter_types(filters: Mapping[str, str]) -> None:
             )
 
 
-def read_queries(source: Source) -> tuple[pa.Table, dict[str, pa.Table]]:
+def read_queries(source: ImportSource) -> tuple[pa.Table, dict[str, pa.Table]]:
     """Returns the queries of a source, and the judgements in the same files, as `CorpusFormat.read_query_files` does.
 
     Raises:

@@ -32,7 +32,7 @@ DEFAULT_SPLIT = "test"  # for judgements in a file whose name has no split: quer
 
 
 @dataclass(frozen=True)
-class Source:
+class ImportSource:
     """A corpus with its queries and judgements. Files are paths or s3:// addresses, in reading order.
 
     Attributes:
@@ -55,7 +55,7 @@ class Source:
     qrels: dict[str, str]
     columns: PassageColumns | None = None
     query_columns: QueryColumns | None = None
-    query_source: Source | None = None
+    query_source: ImportSource | None = None
     titles: str | None = None
     remembered: str = ""
 
@@ -66,7 +66,7 @@ def detect_source(
     names: PassageNames | None = None,
     *,
     earlier: Mapping[str, Any] | None = None,
-) -> Source:
+) -> ImportSource:
     """Finds the corpus at a path, with the queries and judgements of the folder if it has any.
 
     Args:
@@ -86,7 +86,7 @@ def detect_source(
     path, listing = list_files(path)
     if listing is None:
         chosen = requested or _detect_corpus(path, is_named)
-        source = Source(
+        source = ImportSource(
             chosen, _stem(path), (path,), (), {}, titles=_title_file(chosen, _title_files_beside(chosen, path))
         )
     else:
@@ -100,7 +100,7 @@ def detect_source(
         ):
             chosen = _detect_corpus(corpus[0], has_columns=True)
         titles = _title_file(chosen, [f"{path}/{name}" for name in listing])
-        source = Source(chosen, _import_name(path), corpus, (), {}, titles=titles)
+        source = ImportSource(chosen, _import_name(path), corpus, (), {}, titles=titles)
         if chosen.has_columns or chosen.is_folder:
             source = replace(source, query_source=_find_queries_beside(path, listing))
         else:
@@ -118,7 +118,7 @@ def detect_source(
 
 def detect_query_source(
     path: str, format: str = "auto", names: QueryNames | None = None, split: str | None = None
-) -> Source:
+) -> ImportSource:
     """Finds the queries at a path; `corpus` of the result is empty.
 
     Args:
@@ -136,14 +136,14 @@ def detect_query_source(
     path, listing = list_files(path)
     if listing is None:
         chosen = requested or _detect_queries(path, is_named)
-        return _with_query_columns(Source(chosen, _stem(path), (), (path,), {}), names, split)
+        return _with_query_columns(ImportSource(chosen, _stem(path), (), (path,), {}), names, split)
     for candidate in [requested] if requested else [each for each in FORMATS if not each.has_columns]:
         queries, qrels = _find_queries(path, listing, candidate)
         if queries:
             chosen = requested or _detect_queries(queries[0], is_named)
             if chosen.has_columns and not candidate.has_columns:
                 break  # tables may have other names, and are found below
-            return _with_query_columns(Source(chosen, _import_name(path), (), queries, qrels), names, split)
+            return _with_query_columns(ImportSource(chosen, _import_name(path), (), queries, qrels), names, split)
     source = _query_tables(path, listing, names, split) if requested is None else None
     if source is None:
         expected = [f"{each.describe_files(each.query_files)} ({each.name})" for each in FORMATS if each.query_files]
@@ -154,7 +154,7 @@ def detect_query_source(
     return source
 
 
-def describe_columns(source: Source) -> list[str]:
+def describe_columns(source: ImportSource) -> list[str]:
     """Returns one line per table that describes the role of each column; no lines for formats with fixed columns.
 
     A line says what is left out of a folder of documents. A BEIR file is described if it has additional fields, since
@@ -248,9 +248,9 @@ def _find_corpus_files(
             return format, (path,)
         raise _no_corpus_error(path, listing, requested)
     if len(matches) > 1:
-        names = ", ".join(f"{each.name}: {_list_some(files)}" for each, files in matches)
+        corpora = ", ".join(f"{each.name}: {_list_some(files)}" for each, files in matches)
         raise InputError(
-            f"{path}: found several corpora ({names}), expected one; say which format, or name the file itself"
+            f"{path}: found several corpora ({corpora}), expected one; say which format, or name the file itself"
         )
     [(chosen, files)] = matches
     if len(files) > 1 and not chosen.has_many_files:
@@ -301,7 +301,7 @@ def _find_queries(path: str, listing: list[str], format: CorpusFormat) -> tuple[
     return tuple(f"{path}/{name}" for name in format.find_queries(listing)), splits
 
 
-def _find_queries_beside(path: str, listing: list[str]) -> Source | None:
+def _find_queries_beside(path: str, listing: list[str]) -> ImportSource | None:
     """Returns the queries in the folder of a table; their columns can only be recognised, not named."""
     if not any(each.find_queries(listing) for each in FORMATS):
         return None
@@ -316,7 +316,7 @@ def _find_queries_beside(path: str, listing: list[str]) -> Source | None:
         raise InputError(f"{problem}; {remedy}") from None
 
 
-def _query_tables(path: str, listing: list[str], names: QueryNames, split: str | None) -> Source | None:
+def _query_tables(path: str, listing: list[str], names: QueryNames, split: str | None) -> ImportSource | None:
     """Returns the query tables of a folder; None if it has none."""
     tables = [each for each in FORMATS if each.has_columns and each.find_queries(listing)]
     if not tables:
@@ -325,7 +325,7 @@ def _query_tables(path: str, listing: list[str], names: QueryNames, split: str |
         files = " and ".join(each.find_queries(listing)[0] for each in tables)
         raise InputError(f"{path}: found {files}, expected one of them; remove or rename the other")
     queries, qrels = _find_queries(path, listing, tables[0])
-    return _with_query_columns(Source(tables[0], _import_name(path), (), queries, qrels), names, split)
+    return _with_query_columns(ImportSource(tables[0], _import_name(path), (), queries, qrels), names, split)
 
 
 def _title_files_beside(format: CorpusFormat, path: str) -> list[str]:
@@ -346,7 +346,7 @@ def _title_file(format: CorpusFormat, files: Sequence[str]) -> str | None:
     return title_files[0] if title_files else None
 
 
-def _with_query_columns(source: Source, names: QueryNames, split: str | None) -> Source:
+def _with_query_columns(source: ImportSource, names: QueryNames, split: str | None) -> ImportSource:
     """Returns the source with the columns of its queries; a table with judgements becomes the qrels of its split."""
     if not source.format.has_columns and split is not None:
         raise InputError(

@@ -17,7 +17,7 @@ from indexing.files.columns import (
     PassageNames,
     QueryColumns,
     QueryNames,
-    Table,
+    TableColumns,
     choose_passage_columns,
     choose_query_columns,
     named_columns,
@@ -25,7 +25,7 @@ from indexing.files.columns import (
     value_at,
 )
 from indexing.files.qrels import QRELS_SCHEMA
-from indexing.files.raw import Piece, no_rows_error, short_repr
+from indexing.files.raw import FilePiece, no_rows_error, short_repr
 from indexing.files.rows import (
     Row,
     dump_metadata,
@@ -53,14 +53,14 @@ class TableFormat(CorpusFormat):
     has_columns = True
 
     @abstractmethod
-    def read_table(self, file: str) -> Table:
+    def read_table(self, file: str) -> TableColumns:
         """Returns the columns of a file. Raises InputError if it has none."""
 
     @abstractmethod
-    def query_rows(self, block: Piece, table: Table, columns: QueryColumns) -> Iterator[QueryRow]:
+    def query_rows(self, block: FilePiece, table: TableColumns, columns: QueryColumns) -> Iterator[QueryRow]:
         """Yields the rows of a block of a table of queries, without empty values and nulls."""
 
-    def query_blocks(self, piece: Piece, table: Table) -> Iterator[Piece]:
+    def query_blocks(self, piece: FilePiece, table: TableColumns) -> Iterator[FilePiece]:
         """Yields the rows of a piece of a table of queries in blocks, as `blocks` does."""
         return line_blocks(piece)
 
@@ -70,7 +70,7 @@ class TableFormat(CorpusFormat):
     def choose_query_columns(self, file: str, names: QueryNames) -> QueryColumns | None:
         return choose_query_columns(file, self.read_table(file), names)
 
-    def shown_query_columns(self, file: str, columns: QueryColumns | None) -> tuple[Table, QueryColumns] | None:
+    def shown_query_columns(self, file: str, columns: QueryColumns | None) -> tuple[TableColumns, QueryColumns] | None:
         return None if columns is None else (self.read_table(file), columns)
 
     def read_query_files(
@@ -138,7 +138,7 @@ class TableFormat(CorpusFormat):
         values = [list(known), [text for _, text, _ in known.values()], [metadata for _, _, metadata in known.values()]]
         return pa.table(values, schema=QUERIES_SCHEMA), judgements
 
-    def _rows(self, file: str, columns: QueryColumns, first: str) -> Iterator[tuple[Piece, int, dict[str, Any]]]:
+    def _rows(self, file: str, columns: QueryColumns, first: str) -> Iterator[tuple[FilePiece, int, dict[str, Any]]]:
         """Yields the rows of a file, each with its block and line. first: the file that the columns are chosen from."""
         table = self.read_table(file)
         if missing := table.missing(columns.used):
@@ -151,7 +151,7 @@ class TableFormat(CorpusFormat):
 
 
 def named_passages(
-    block: Piece, documents: Iterable[tuple[int, dict[str, Any]]], columns: PassageColumns
+    block: FilePiece, documents: Iterable[tuple[int, dict[str, Any]]], columns: PassageColumns
 ) -> Iterator[Row]:
     """Yields the passages of objects whose fields are the columns.
 
@@ -205,7 +205,7 @@ def id_from_content(text: str, title: str = "") -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:HASH_DIGITS]
 
 
-def _parse_query(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> tuple[str, str, str]:
+def _parse_query(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> tuple[str, str, str]:
     """Returns the id, the text and the metadata (JSON text) of the query of a row."""
     text = value_at(row, columns.text)
     if type(text) is not str:
@@ -226,7 +226,7 @@ def _parse_query(piece: Piece, line: int, row: dict[str, Any], columns: QueryCol
 
 
 def _check_repeated(
-    piece: Piece,
+    piece: FilePiece,
     line: int,
     id: str,
     first: str,
@@ -257,7 +257,7 @@ def _check_repeated(
         raise row_error(piece, line, problem, f"{short_repr(expected[1])} as in {first}", remedy)
 
 
-def _parse_passage_ids(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:
+def _parse_passage_ids(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:
     """Returns the ids of the relevant passages of a row."""
     value = value_at(row, columns.relevant) if columns.relevant else None
     if value is None:
@@ -266,7 +266,7 @@ def _parse_passage_ids(piece: Piece, line: int, row: dict[str, Any], columns: Qu
     return [id if type(id) is str and id else integer_id(piece, line, id, columns.relevant or "relevant") for id in ids]
 
 
-def _parse_score(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> int | None:
+def _parse_score(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> int | None:
     """Returns the score of a row; None if it has none. Raises InputError if it is not an integer."""
     score = value_at(row, columns.score) if columns.score else None
     if type(score) is str and re.fullmatch(r"-?[0-9]{1,9}", score):

@@ -15,7 +15,7 @@ from indexing.dense.shard import OpenShards
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.hit_sources.kind import VectorSource
-from indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, Target
+from indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
 from indexing.store.artifact import Artifact
 from indexing.work.tasks import Runner
 
@@ -46,7 +46,7 @@ class DenseSource(VectorSource[Embeddings, Index | None]):
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """The embeddings that a task searches, and the index over them; without an index every vector is scored."""
 
     embeddings: Embeddings
@@ -66,18 +66,20 @@ class OnlineDense(OnlineSearch):
 
     name = "dense"
 
-    def artifacts(self, target: Target) -> list[tuple[str, str]]:
+    def artifacts(self, target: SearchTarget) -> list[tuple[str, str]]:
         return [(kind, name) for kind, name in zip(("embeddings", "index"), target, strict=True) if name]
 
-    def read(self, target: Target, pinned: PinnedArtifacts) -> Space:
+    def read(self, target: SearchTarget, pinned: PinnedArtifacts) -> SearchSpace:
         (_, embeddings), *indexes = self.artifacts(target)
         index = [Index(name, pinned.generations(kind, name)) for kind, name in indexes]
-        return Space(Embeddings(embeddings, pinned.generations("embeddings", embeddings)), index[0] if index else None)
+        return SearchSpace(
+            Embeddings(embeddings, pinned.generations("embeddings", embeddings)), index[0] if index else None
+        )
 
-    def open(self, readers: Space, corpus: Corpus, scope: SearcherScope) -> DenseShard:
+    def open(self, readers: SearchSpace, corpus: Corpus, scope: SearcherScope) -> DenseShard:
         return DenseShard(corpus, readers.embeddings, readers.index, scope.rows, scope.threads)
 
-    def files(self, readers: Space, scope: SearcherScope) -> list[Files]:
+    def files(self, readers: SearchSpace, scope: SearcherScope) -> list[Files]:
         """Returns the shards of the index, and the vectors of their rows, with which candidates are scored."""
         vectors, index = readers.embeddings, readers.index
         ranges = searched_row_ranges(vectors, index, scope.rows)

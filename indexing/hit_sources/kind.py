@@ -14,7 +14,7 @@ from indexing.corpus.filters import Filter
 from indexing.embeddings.kind import IndexOptions
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import Hits
-from indexing.hit_sources.online import OnlineSearch, Target
+from indexing.hit_sources.online import OnlineSearch, SearchTarget
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.store.artifact import Artifact
@@ -187,7 +187,7 @@ class SourceKind(ABC):
             InputError: If the store lacks an artifact, or if it belongs to another corpus.
         """
 
-    def target(self, name: str, *, embeddings: str | None, index: str | None) -> Target:
+    def search_target(self, name: str, *, embeddings: str | None, index: str | None) -> SearchTarget:
         """Returns what the service opens for a source of a task; sources with the same target share a searcher.
 
         Args:

@@ -15,7 +15,7 @@ from indexing.embeddings.stored_encoder import spec_of_embeddings
 from indexing.hit_sources.options import SearchOptions
 from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Allocation, Report, Resources, Runner, ignore
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources, ignore
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 
@@ -116,7 +116,7 @@ class EncodeQueriesTask:
     spec: EncoderSpec
     kind: VectorKind
     pinned: Mapping[str, Any]
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
     stays_open: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[list[str], Report], tuple[Any, str, Tokens]]:

@@ -26,8 +26,8 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart, open_chain
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork
-from indexing.work.tasks import ALL_CORES, JVM_CORE, Allocation, Report, Resources, Runner
-from indexing.work.work import TaskStage, Unit, check_same_options, shard_units
+from indexing.work.tasks import ALL_CORES, JVM_CORE, Allocation, Report, Runner, WorkerResources
+from indexing.work.work import TaskStage, WorkUnit, check_same_options, shard_units
 from retriever.errors import InputError
 
 DEFAULT = "bm25"  # the default name
@@ -161,15 +161,15 @@ class FillLuceneTask:
     draft: Draft
     parts: Sequence[RowPart]
     language: str
-    resources: Resources = JVM_CORE  # pyjnius binds a method to the object that a thread used last: no threads
+    resources: WorkerResources = JVM_CORE  # pyjnius binds a method to the object that a thread used last: no threads
     reports: bool = True
 
-    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
         check_lucene_versions(self.draft)
         return self._fill
 
-    def _fill(self, unit: Unit, report: Report) -> None:
+    def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
         if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
@@ -219,7 +219,7 @@ class SearchBm25Task:
     k: int
     deleted: np.ndarray
     allowed: np.ndarray | None
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[tuple[int, list[str]], Report], Hits]:
         """Returns the worker, with the shards opened."""

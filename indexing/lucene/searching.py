@@ -10,14 +10,14 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
-from indexing.corpus.row_ranges import Matches
+from indexing.corpus.row_ranges import MatchingRows
 from indexing.exact import Hits, empty_hits
 from indexing.lucene.lucene import SegmentSearch
 from indexing.lucene.segments import segment_rows
 from indexing.store.artifact import Artifact
 from indexing.store.chain import RowRange
-from indexing.store.documents import Part
-from indexing.work.tasks import Runner, Task
+from indexing.store.documents import ArtifactPart
+from indexing.work.tasks import Runner, WorkerTask
 
 MAX_LUCENE_HITS = 1 << 24  # hits that are in memory at once; a filter that few passages match needs deep searches
 BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start
@@ -27,7 +27,7 @@ class SegmentedIndex(Protocol):
     """An index of Lucene: bm25/NAME, or an index of impacts."""
 
     @property
-    def shards(self) -> list[tuple[Artifact, Part]]:
+    def shards(self) -> list[tuple[Artifact, ArtifactPart]]:
         """Its committed segments, in the order of their rows."""
 
     def searcher(self, searched: slice = ...) -> Any:
@@ -80,7 +80,7 @@ class OpenSegments:
         self.index, self.corpus, self.threads = index, corpus, threads
         share, rows_of_segments = segments_in_range(index, rows)
         self._searcher = index.searcher(share) if index.shards[share] else None
-        self._matches = Matches(corpus, rows_of_segments)
+        self._matches = MatchingRows(corpus, rows_of_segments)
 
     def search(self, queries: Any, k: int, filter: Filter | None = None) -> Hits:
         """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
@@ -91,7 +91,7 @@ class OpenSegments:
         return self.index.search(queries, k, deleted, threads=self.threads, among=among, searcher=self._searcher)
 
 
-def search_blocks(task: Task, num_queries: int, block_of: Callable[[int, int], Any], runner: Runner) -> Hits:
+def search_blocks(task: WorkerTask, num_queries: int, block_of: Callable[[int, int], Any], runner: Runner) -> Hits:
     """Returns the hits of queries, spread over workers.
 
     Args:

@@ -11,20 +11,20 @@ from pathlib import Path
 from indexing.lucene.lucene import LuceneSegmentFiles, analyzer, lucene_versions
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange
-from indexing.store.documents import Part
-from indexing.work.tasks import JVM_CORE, Allocation, Report, Resources, Runner
+from indexing.store.documents import ArtifactPart
+from indexing.work.tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
 from retriever.errors import InputError
 
 SegmentFiles = tuple[tuple[str, tuple[tuple[str, bytes], ...], str], ...]
 """Of each segment: the name of its bulk, its small files, and the path of the bulk. A key of caches."""
 
 
-def segment_rows(shards: Sequence[tuple[Artifact, Part]]) -> list[RowRange]:
+def segment_rows(shards: Sequence[tuple[Artifact, ArtifactPart]]) -> list[RowRange]:
     """Returns the rows of each of some committed segments."""
     return [RowRange(int(part.facts["first_row"]), int(part.facts["end"])) for _, part in shards]
 
 
-def segment_files(shards: Sequence[tuple[Artifact, Part]]) -> SegmentFiles:
+def segment_files(shards: Sequence[tuple[Artifact, ArtifactPart]]) -> SegmentFiles:
     """Returns the local files of committed segments; `segments_of` converts them for a search."""
     files = []
     for artifact, part in shards:
@@ -75,7 +75,7 @@ class LuceneVersionsTask:
     """Returns the versions of Lucene and Anserini of a worker, and checks that its Java knows the language."""
 
     language: str
-    resources: Resources = JVM_CORE  # a thread that ends while the JVM knows it brings the JVM down
+    resources: WorkerResources = JVM_CORE  # a thread that ends while the JVM knows it brings the JVM down
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], dict[str, str]]:
         """Returns the worker. Raises InputError if Java does not work or does not know the language."""

@@ -11,7 +11,7 @@ import numpy as np
 from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from indexing.measures.distributions import cosines, divergences
 from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Allocation, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 
@@ -21,7 +21,7 @@ class AttentionWeightsTask:
     """Computes the weights of the basic prompts of a list of queries, float32 [q, N]."""
 
     spec: EncoderSpec
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
     stays_open: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[list[str], Report], np.ndarray]:

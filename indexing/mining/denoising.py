@@ -19,8 +19,8 @@ from indexing.mining.sampling import NegativeOptions, sample_negatives
 from indexing.mining.scoring import ScoreCandidates, known_probabilities, positive_scores
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.store import Store
-from indexing.work.tasks import ONE_CORE, Allocation, Report, Resources
-from indexing.work.work import Target, TaskStage, Unit, WorkDefaults, complete_artifact
+from indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerResources
+from indexing.work.work import ArtifactTarget, TaskStage, WorkDefaults, WorkUnit, complete_artifact
 
 
 class SampleNegatives(WorkDefaults):
@@ -45,7 +45,7 @@ class SampleNegatives(WorkDefaults):
             del self.config["teacher_scores"]
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the negatives."""
         inputs = {
             "queries": self.pool.queries.artifact,
@@ -53,12 +53,12 @@ class SampleNegatives(WorkDefaults):
             "candidates": self.candidates,
         }
         inputs |= {f"scores/{number}": artifact for number, artifact in enumerate(self.scores)}
-        return [Target("negatives", self.name, inputs, self.config)]
+        return [ArtifactTarget("negatives", self.name, inputs, self.config)]
 
     @property
     def stages(self) -> list[TaskStage]:
         """Returns the one stage: sampling."""
-        units = [Unit((name,), len(queries.ids), queries) for name, queries in self.pool.parts()]
+        units = [WorkUnit((name,), len(queries.ids), queries) for name, queries in self.pool.parts()]
         return [TaskStage("sample", "queries", units, self._sample_task)]
 
     def _sample_task(self, drafts: Sequence[Draft]) -> SampleTask:
@@ -99,13 +99,13 @@ class SampleTask:
     candidates: Artifact
     scores: Sequence[Artifact]
     options: NegativeOptions
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
 
-    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker."""
         return self._sample
 
-    def _sample(self, unit: Unit, report: Report) -> None:
+    def _sample(self, unit: WorkUnit, report: Report) -> None:
         [name], queries = unit.names, unit.payload
         table = pq.read_table(self.candidates.local(name))
         of_positives = positive_scores(queries, name, self.scores)

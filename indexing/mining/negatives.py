@@ -20,7 +20,7 @@ from retriever.errors import InputError
 from retriever.training.reranker_data import TeacherScores, TrainingData
 
 
-class Groups(NamedTuple):
+class NegativeGroups(NamedTuple):
     """Query ids, and the corpus rows of each query's positives, negatives and copies of positives: int64 [any]."""
 
     query_ids: list[str]
@@ -29,13 +29,13 @@ class Groups(NamedTuple):
     copies: list[np.ndarray]
 
 
-def read_groups(artifact: Artifact) -> Groups:
+def read_groups(artifact: Artifact) -> NegativeGroups:
     """Returns all parts of negatives/NAME, in order. Negatives that were made elsewhere may lack the column of copies.
 
     Raises:
         InputError: If the columns are not the expected ones.
     """
-    groups = Groups([], [], [], [])
+    groups = NegativeGroups([], [], [], [])
     for part in artifact.numbered_parts("part"):
         table = pq.read_table(artifact.local(part))
         rows = pa.large_list(pa.int64())

@@ -31,7 +31,7 @@ MAX_QUERIES = 1 << (63 - _SHIFT)  # of a pool
 
 
 @dataclass(frozen=True)
-class Margins:
+class ScoreMargins:
     """Positive-aware limits on the scores of negatives; a candidate that exceeds one of them is no negative.
 
     The rules are those of sentence-transformers' mine_hard_negatives. NV-Retriever's 95 % rule (NeMo's `perc` 0.95) is
@@ -89,7 +89,7 @@ class Margins:
             yield "max_score", scores > self.max_score
 
 
-NO_MARGINS = Margins()
+NO_MARGINS = ScoreMargins()
 
 
 def pool_hits(
@@ -195,7 +195,7 @@ def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarra
 
 
 def find_exceeding(
-    table: pa.Table, known: np.ndarray | None, positives: np.ndarray | None, margins: Margins
+    table: pa.Table, known: np.ndarray | None, positives: np.ndarray | None, margins: ScoreMargins
 ) -> tuple[list[str], np.ndarray]:
     """Finds the candidates that exceed a limit.
 

@@ -92,7 +92,7 @@ class Histogram:
         return edges, [self._counts[number] for number in range(first, last + 1)]
 
 
-class Statistics:
+class PoolStatistics:
     """Statistics of a pool and its scores, collected part by part, in any order."""
 
     def __init__(self) -> None:
@@ -195,7 +195,7 @@ def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus,
 
 
 def write_report(
-    folder: str, statistics: Statistics, examples: Sequence[ShownQuery], *, title: str, overwrite: bool = False
+    folder: str, statistics: PoolStatistics, examples: Sequence[ShownQuery], *, title: str, overwrite: bool = False
 ) -> Path:
     """Writes report.html, one page that includes its charts, and report.json with its numbers; returns the page.
 

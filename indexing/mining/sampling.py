@@ -16,7 +16,7 @@ from indexing.mining.pools import (
     DRAWING,
     NO_MARGINS,
     SCORING,
-    Margins,
+    ScoreMargins,
     find_exceeding,
     query_ranges,
     seeded_order,
@@ -42,7 +42,7 @@ class NegativeOptions:
     """Score every pair, not only as many as are needed."""
     seed: int = 0
     """Seed of the sampling."""
-    margins: Margins = NO_MARGINS
+    margins: ScoreMargins = NO_MARGINS
     teacher_scores: bool = False
     """Score all sampled negatives and the positives with the --reranker, and store the scores with the negatives, as
     `riptide train-retriever --loss kl` and --loss margin-mse need them."""
@@ -112,7 +112,7 @@ def pairs_to_score(table: pa.Table, known: np.ndarray, options: NegativeOptions)
     return np.flatnonzero(is_needed & is_unknown)
 
 
-class Samples(NamedTuple):
+class SampledNegatives(NamedTuple):
     """The sampled negatives of each query, denoised ones first, by their positions in the pool.
 
     chosen: int64 [any]; is_denoised, is_from_pool: bool, for each of them; dropped: positions of the candidates that
@@ -194,12 +194,12 @@ def sample_negatives(
 
 def _draw_negatives(
     table: pa.Table, scored: np.ndarray, is_dropped: np.ndarray, num_queries: int, options: NegativeOptions
-) -> Samples:
+) -> SampledNegatives:
     """Draws negatives as `sample_negatives` does, among the candidates that are not dropped."""
     ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
     scoring, drawing = (seeded_order(options.seed, ids, rows, stream) for stream in (SCORING, DRAWING))
     positions, flags = np.empty(0, np.int64), np.empty(0, bool)  # of a query without candidates
-    samples = Samples(
+    samples = SampledNegatives(
         [positions] * num_queries, [flags] * num_queries, [flags] * num_queries, [positions] * num_queries
     )
     for query, start, end in query_ranges(table):

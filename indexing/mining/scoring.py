@@ -35,8 +35,17 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import fingerprint_of, sum_cuts
 from indexing.store.keys import Key
 from indexing.store.store import Store, artifact_key, generation
-from indexing.work.tasks import Allocation, Report, Resources, Runner
-from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit, WorkDefaults, run_work, silent
+from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
+from indexing.work.work import (
+    ArtifactTarget,
+    Committed,
+    Progress,
+    StageDefaults,
+    WorkDefaults,
+    WorkUnit,
+    run_work,
+    silent,
+)
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 
@@ -108,11 +117,11 @@ class ScoreCandidates(WorkDefaults):
         return sum_cuts(part for artifact in self.generations for part in artifact.numbered_parts("part"))
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the next generation. Its fingerprint depends on the content of its parts, not on the options."""
         inputs = dict(self._inputs) | ({"previous": self.previous[-1]} if self.previous else {})
         config = {"reranker": self.spec.config, "numerics": self.spec.numerics}
-        return [Target("scores", self._next, inputs, config, by_content=True)]
+        return [ArtifactTarget("scores", self._next, inputs, config, by_content=True)]
 
     @property
     def _next(self) -> str:
@@ -184,12 +193,12 @@ class ScoreStage(StageDefaults):
     def __init__(self, work: ScoreCandidates):
         self.work = work
 
-    def units(self, committed: Committed) -> Iterator[Unit]:
+    def units(self, committed: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each part of the pool. Its number of pairs is known only after scoring."""
         for part in self.work.candidates.numbered_parts("part"):
             scored = committed[0].get(part.name)
             queries = self.work.parts[part.name] if self.work.parts else None
-            yield Unit((part.name,), scored.rows if scored else 0, queries)
+            yield WorkUnit((part.name,), scored.rows if scored else 0, queries)
 
     def task(self, drafts: Sequence[Draft]) -> ScoreTask:
         """Returns the task of a worker."""
@@ -205,7 +214,7 @@ class ScoreStage(StageDefaults):
             work.options,
         )
 
-    def rows_of(self, unit: Unit, result: int) -> int:
+    def rows_of(self, unit: WorkUnit, result: int) -> int:
         """Returns the number of pairs that a unit scored."""
         return result
 
@@ -234,16 +243,16 @@ class ScoreTask:
     reports: bool = True
 
     @property
-    def resources(self) -> Resources:
+    def resources(self) -> WorkerResources:
         """The resources of a worker."""
         return self.spec.resources
 
-    def open(self, allocation: Allocation) -> Callable[[Unit, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], int]:
         """Returns the worker, with the re-ranker opened. It returns the number of pairs that it scored."""
         scorer = self.spec.open(allocation)
         return lambda unit, report: self._score(scorer, unit, report)
 
-    def _score(self, scorer: PairScorer, unit: Unit, report: Report) -> int:
+    def _score(self, scorer: PairScorer, unit: WorkUnit, report: Report) -> int:
         """Scores a part's pairs in each query's seeded order until enough of them are negatives.
 
         If the unit has queries, scores their positives too.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, Documents
+from indexing.corpus.corpus import Corpus, DocumentNumbers
 from indexing.exact import Hits, empty_hits
 from indexing.exact.hits import pad_hits
 from indexing.hit_sources.fusion import Fusion, source_depth
@@ -106,7 +106,7 @@ def search_documents(
     texts: Sequence[str],
     k: int,
     runner: Runner,
-    documents: Documents,
+    documents: DocumentNumbers,
     *,
     allowed: np.ndarray | None = None,
     rerank: Callable[[Hits, Sequence[str]], Hits] | None = None,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, Documents
+from indexing.corpus.corpus import Corpus, DocumentNumbers
 from indexing.corpus.filters import Filter, filter_columns
-from indexing.corpus.row_ranges import Matches
+from indexing.corpus.row_ranges import MatchingRows
 from indexing.exact import Hits
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import By, SearchOptions
@@ -46,8 +46,8 @@ class LocalSearch:
         stays_open: bool = False,
     ):
         self.corpus = Corpus.open(store)
-        self.documents = Documents(self.corpus.parts) if is_by_document(self.corpus, by) else None
-        self._matches = Matches(self.corpus, RowRange(0, self.corpus.num_rows))
+        self.documents = DocumentNumbers(self.corpus.parts) if is_by_document(self.corpus, by) else None
+        self._matches = MatchingRows(self.corpus, RowRange(0, self.corpus.num_rows))
         self.sources = HitSources(store, self.corpus, options, stays_open=stays_open)
         self.hit_source = self.sources.open(source)
         self._pair_cuts = Cuts()

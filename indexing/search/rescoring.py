@@ -14,7 +14,7 @@ from indexing.store.artifact import Artifact
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store
 from indexing.work.numerics import pinned_gpus
-from indexing.work.tasks import Allocation, Report, Resources, Runner
+from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import RerankerOptions
@@ -55,7 +55,7 @@ def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
 class RerankerNumericsTask:
     """Returns the numerics class of a worker's re-ranker, without loading weights."""
 
-    resources: Resources
+    resources: WorkerResources
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
         """Returns the worker."""
@@ -77,7 +77,7 @@ def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, 
         InputError: If the user requests another kind of device than the pinned one.
     """
     gpus = pinned_gpus(pinned, runner.request.gpus, place)
-    numerics: str = runner.run_on_first(RerankerNumericsTask(Resources(cores=None, gpus=gpus)), None, count)
+    numerics: str = runner.run_on_first(RerankerNumericsTask(WorkerResources(cores=None, gpus=gpus)), None, count)
     return numerics
 
 
@@ -100,9 +100,9 @@ class RerankerSpec:
     numerics: str
 
     @property
-    def resources(self) -> Resources:
+    def resources(self) -> WorkerResources:
         """The resources of a worker: all cores, or the GPU of its numerics class."""
-        return Resources(cores=None, gpus=pinned_gpus(self.numerics, None, ""))
+        return WorkerResources(cores=None, gpus=pinned_gpus(self.numerics, None, ""))
 
     def open(self, allocation: Allocation) -> PairScorer:
         """Returns the opened re-ranker. Raises InputError if it is not the pinned one."""
@@ -145,7 +145,7 @@ class RerankTask:
     stays_open: bool = True
 
     @property
-    def resources(self) -> Resources:
+    def resources(self) -> WorkerResources:
         """The resources of a worker."""
         return self.spec.resources
 

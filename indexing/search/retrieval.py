@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, Documents
+from indexing.corpus.corpus import Corpus, DocumentNumbers
 from indexing.corpus.filters import Filter, filter_columns
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
@@ -28,11 +28,11 @@ from indexing.search.rescoring import (
 )
 from indexing.search.runs import hits_table, read_run, write_parquet
 from indexing.store.artifact import Draft
-from indexing.store.documents import Part, fingerprint_of
+from indexing.store.documents import ArtifactPart, fingerprint_of
 from indexing.store.keys import default_name
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
-from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
+from indexing.work.work import ArtifactTarget, Committed, Progress, ProgressCounter, StageDefaults, WorkUnit
 from retriever.cuts import Cuts
 from retriever.errors import InputError, TextsError
 
@@ -82,7 +82,7 @@ class SearchQueries:
         self.corpus = Corpus.open(store)
         parsed = None if filter is None else Filter.parse(filter, filter_columns(self.corpus))
         self.allowed = None if parsed is None else parsed.rows(self.corpus)
-        self.documents = Documents(self.corpus.parts) if is_by_document(self.corpus, by) else None
+        self.documents = DocumentNumbers(self.corpus.parts) if is_by_document(self.corpus, by) else None
         self.queries = Queries.open(store, queries)
         self.split = self.queries.split(split, limit)
         self.sources = HitSources(store, self.corpus, options)
@@ -118,11 +118,11 @@ class SearchQueries:
             self.config["by"] = "document"
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the run. The latest generation of the corpus, as an input, stands for those before it."""
         inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
         inputs |= self.hit_source.inputs() | self._reranker_inputs
-        return [Target("runs", self.name, inputs, self.config)]
+        return [ArtifactTarget("runs", self.name, inputs, self.config)]
 
     @property
     def stages(self) -> list[SearchStage]:
@@ -205,18 +205,20 @@ class SearchStage(StageDefaults):
         self.search = search
         self.total: int | None = len(search.split.ids)
         self._rerank_task: RerankTask | None = None
-        self._committed: list[Part] = []
+        self._committed: list[ArtifactPart] = []
 
-    def units(self, committed: Committed) -> Iterator[Unit]:
+    def units(self, committed: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each block of queries; pins the numerics classes of the committed parts."""
         for part in committed[0].values():
             self.search.sources.pin(part.facts)
             self._committed.append(part)
         for number, start in enumerate(range(0, len(self.search.split.ids), QUERY_BLOCK)):
             rows = min(QUERY_BLOCK, len(self.search.split.ids) - start)
-            yield Unit((f"part-{number:05d}",), rows, start)
+            yield WorkUnit((f"part-{number:05d}",), rows, start)
 
-    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+    def make(
+        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+    ) -> None:
         """Searches a block of queries and commits the hits."""
         search, rerank_task = self.search, self._reranker(draft, runner)
         piece = slice(unit.payload, unit.payload + QUERY_BLOCK)
@@ -252,7 +254,7 @@ class SearchStage(StageDefaults):
         return self._rerank_task
 
 
-def check_numerics(draft: Draft, part: Part, numerics: str | None) -> None:
+def check_numerics(draft: Draft, part: ArtifactPart, numerics: str | None) -> None:
     """Raises InputError if a re-ranker of another numerics class ordered a part."""
     found = part.facts.get("numerics")
     if found != numerics:

@@ -16,8 +16,8 @@ from indexing.sparse.lucene_search import write_impacts
 from indexing.store.artifact import Draft
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork, count_shards
-from indexing.work.tasks import JVM_CORE, Allocation, Report, Resources, Runner
-from indexing.work.work import TaskStage, Unit, check_same_options, shard_units
+from indexing.work.tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
+from indexing.work.work import TaskStage, WorkUnit, check_same_options, shard_units
 
 
 class BuildImpacts(GrowingWork):
@@ -65,10 +65,10 @@ class FillImpactsTask:
 
     draft: Draft
     embeddings: SparseEmbeddings
-    resources: Resources = JVM_CORE
+    resources: WorkerResources = JVM_CORE
     reports: bool = True
 
-    def open(self, allocation: Allocation) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
         check_lucene_versions(self.draft)
         return self._fill
@@ -76,7 +76,7 @@ class FillImpactsTask:
     def _label(self, first_row: int, number: int) -> str:
         return f"embeddings/{self.embeddings.name}: passage {first_row + number}"
 
-    def _fill(self, unit: Unit, report: Report) -> None:
+    def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
         if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost

@@ -19,7 +19,7 @@ from indexing.sparse.lucene_search import ImpactSearch
 from indexing.store.artifact import Artifact
 from indexing.store.chain import open_chain
 from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Allocation, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
 from retriever.encoding.sparse_vectors import SparseVectors
 from retriever.errors import TextsError
 
@@ -179,7 +179,7 @@ class SearchImpactsTask:
     k: int
     deleted: np.ndarray
     allowed: np.ndarray | None
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
         """Returns the worker, with the shards opened."""

@@ -27,7 +27,7 @@ from indexing.store.documents import (
     FORMAT,
     MANIFEST,
     PROVENANCE,
-    Part,
+    ArtifactPart,
     add_own_hash,
     check_own_hash,
     committed_parts,
@@ -65,7 +65,7 @@ class Artifact:
         self.inputs: dict[str, dict[str, str]] = document["inputs"]
         self.config: dict[str, Any] = document["config"]
         self.notes: dict[str, Any] = document["notes"]
-        self.parts = [Part(**part) for part in document["parts"]]
+        self.parts = [ArtifactPart(**part) for part in document["parts"]]
 
     @property
     def url(self) -> str:
@@ -79,14 +79,14 @@ class Artifact:
     def rows(self) -> int:
         return sum(part.rows for part in [*self.numbered_parts("part"), *self.numbered_parts("shard")])
 
-    def numbered_parts(self, prefix: str) -> list[Part]:
+    def numbered_parts(self, prefix: str) -> list[ArtifactPart]:
         """Returns the parts PREFIX-00000, PREFIX-00001, … in order."""
         return [part for part in self.parts if part.name.rpartition("-")[0] == prefix]
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> ArtifactPart:
         return next(part for part in self.parts if part.name == name)
 
-    def local(self, part: Part | str) -> Path:
+    def local(self, part: ArtifactPart | str) -> Path:
         """Returns a local file with the bytes of a part (FAISS, Lucene and memory maps need one).
 
         Raises:
@@ -284,11 +284,11 @@ class Draft:
         if kind is None and not self.complete:
             self.finish()
 
-    def committed(self) -> dict[str, Part]:
+    def committed(self) -> dict[str, ArtifactPart]:
         """Returns the committed parts by name: those of an earlier, interrupted run and those of other workers."""
         return {part.name: part for part in committed_parts(self._storage, self.key, self._identity)}
 
-    def find(self, name: str) -> Part | None:
+    def find(self, name: str) -> ArtifactPart | None:
         """Returns the part `name` if it is committed, otherwise None.
 
         It may have been committed by an earlier attempt whose acknowledgement was lost, or by another writer.
@@ -296,7 +296,9 @@ class Draft:
         record = record_unless_removed(self._storage, f"{self.key}/{name}.json")
         return record[0] if record is not None and record[1] == self._identity else None
 
-    def commit(self, name: str, suffix: str, write: Callable[[Path], object], *, rows: int, **facts: Any) -> Part:
+    def commit(
+        self, name: str, suffix: str, write: Callable[[Path], object], *, rows: int, **facts: Any
+    ) -> ArtifactPart:
         """Calls `write(path)` to make a file and commits the file as a part.
 
         Takes two steps: the bytes are stored under a unique name, then the record is written unless one exists. If
@@ -330,7 +332,7 @@ class Draft:
             self._storage.put(f"{self.key}/{file}", path)
         finally:
             path.unlink(missing_ok=True)
-        part = Part(name, file, rows, size, digest, facts)
+        part = ArtifactPart(name, file, rows, size, digest, facts)
         record, document = f"{self.key}/{name}.json", add_own_hash({**asdict(part), "begun": self._identity})
         other = None
         while other is None:
@@ -346,7 +348,7 @@ class Draft:
             self._storage.delete(f"{self.key}/{file}")
         return winner
 
-    def local(self, part: Part) -> Path:
+    def local(self, part: ArtifactPart) -> Path:
         return self._cache.local(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
 
     def add_notes(self, **notes: Any) -> None:
@@ -382,7 +384,7 @@ class Draft:
                 raise self.removed_error()  # a process that wrote to the replaced draft completed it after all
         self.complete = True
 
-    def _remove_earlier_attempts(self, parts: Iterable[Part]) -> None:
+    def _remove_earlier_attempts(self, parts: Iterable[ArtifactPart]) -> None:
         """Deletes the records, bytes and marks of the attempts that this draft replaced."""
         needed = {MANIFEST, BEGUN, PROVENANCE, *(part.file for part in parts), *(f"{part.name}.json" for part in parts)}
         for key, _ in list(self._storage.list(self.key)):
@@ -390,7 +392,7 @@ class Draft:
             if "/" not in name and name not in needed:
                 self._storage.delete(key)
 
-    def _check_finished(self, parts: Iterable[Part]) -> None:
+    def _check_finished(self, parts: Iterable[ArtifactPart]) -> None:
         """Raises InputError if the draft, or a part's bytes, were removed while it was being written."""
         sizes = dict(self._storage.list(self.key))
         self.require_pinned()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import MADE_BY, Store
 from retriever.errors import InputError
 
@@ -23,7 +23,7 @@ class RowPart:
     """A part and the global rows it holds: [first_row, end)."""
 
     artifact: Artifact
-    part: Part
+    part: ArtifactPart
     first_row: int
 
     @property

@@ -25,7 +25,7 @@ MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "p
 
 
 @dataclass(frozen=True)
-class Part:
+class ArtifactPart:
     """A committed file. `name` identifies it in the artifact ("part-00007"), `file` is the name of its file."""
 
     name: str
@@ -36,7 +36,7 @@ class Part:
     facts: dict[str, Any] = field(default_factory=dict)  # further data about it: hash of the input, line of the source
 
 
-def sum_cuts(parts: Iterable[Part]) -> Cuts:
+def sum_cuts(parts: Iterable[ArtifactPart]) -> Cuts:
     """Returns how many texts of parts were cut to a length limit; parts of earlier releases have no counts."""
     stored = ((part.rows, part.facts.get("cuts")) for part in parts)
     return sum_of_cuts(Cuts(uncounted=rows) if counts is None else Cuts(**counts) for rows, counts in stored)
@@ -73,7 +73,7 @@ def check_own_hash(data: bytes, name: str) -> dict[str, Any]:
     )
 
 
-class Reference(NamedTuple):
+class ArtifactReference(NamedTuple):
     """A reference to an artifact that is an input of another one."""
 
     key: str
@@ -145,7 +145,7 @@ def read_mark(storage: Storage, key: str, document: Mapping[str, Any]) -> dict[s
     return None
 
 
-def committed_parts(storage: Storage, key: str, identity: str) -> list[Part]:
+def committed_parts(storage: Storage, key: str, identity: str) -> list[ArtifactPart]:
     """Returns the committed parts of the draft with an identity, sorted by name."""
     others = {f"{key}/{file}" for file in (MANIFEST, BEGUN, PROVENANCE, FAILED)}
     keys = [path for path, _ in storage.list(key) if path.endswith(".json") and path not in others]
@@ -155,17 +155,17 @@ def committed_parts(storage: Storage, key: str, identity: str) -> list[Part]:
     return sorted(parts, key=lambda part: part.name)
 
 
-def read_record(storage: Storage, key: str) -> tuple[Part, str]:
+def read_record(storage: Storage, key: str) -> tuple[ArtifactPart, str]:
     """Returns the part of a record, and the identity of its draft. Raises CorruptError."""
     document = check_own_hash(storage.read(key), f"{storage.url}/{key}")
     identity = document.pop("begun")
-    part = Part(**document)
+    part = ArtifactPart(**document)
     if not key.endswith(f"/{part.name}.json"):
         raise CorruptError(f"{storage.url}/{key}: the record of {part.name} under another name")
     return part, identity
 
 
-def record_unless_removed(storage: Storage, key: str) -> tuple[Part, str] | None:
+def record_unless_removed(storage: Storage, key: str) -> tuple[ArtifactPart, str] | None:
     """Returns the record of `key`; None if another process removed it after it was listed."""
     try:
         return read_record(storage, key)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from indexing.store.cache import CorruptError
-from indexing.store.documents import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, check_own_hash, read_record
+from indexing.store.documents import BEGUN, FAILED, MANIFEST, PROVENANCE, ArtifactPart, check_own_hash, read_record
 from indexing.store.live_release import CURRENT, read_live_record
 from indexing.store.store import Store
 
@@ -66,18 +66,18 @@ class _ArtifactCheck:
     def __init__(self, store: Store, key: str, files: dict[str, int]):
         self.store, self.key, self.files = store, key, files
         self.read: dict[str, dict[str, Any]] = {}
-        self.records: dict[str, Part] = {}
+        self.records: dict[str, ArtifactPart] = {}
 
     @property
     def manifest(self) -> dict[str, Any] | None:
         return self.read.get(MANIFEST)
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, ArtifactPart]:
         """The parts by name: those of the manifest, or of the records if the artifact is incomplete."""
         if self.manifest is None:
             return self.records
-        return {part["name"]: Part(**part) for part in self.manifest["parts"]}
+        return {part["name"]: ArtifactPart(**part) for part in self.manifest["parts"]}
 
     def findings(self, limit: int | None) -> Iterator[Finding]:
         """Yields all results for the artifact; hashes at most `limit` of its parts."""
@@ -127,7 +127,7 @@ class _ArtifactCheck:
                 yield _problem(self.store, file, f"does not fit {MANIFEST}")
 
 
-def _check_part(store: Store, key: str, part: Part) -> Finding:
+def _check_part(store: Store, key: str, part: ArtifactPart) -> Finding:
     name = f"{key}/{part.file}"
     size = store.storage.size(name)
     if size is None:

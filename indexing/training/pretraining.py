@@ -15,7 +15,7 @@ from indexing.store.chain import RowPart
 from indexing.store.store import Store
 from indexing.training.dev import DevSplit, open_dev_set
 from indexing.training.worker import open_backbone
-from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Resources, Runner
+from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 from retriever.errors import InputError
 from retriever.options.pretraining import RipOptions
 from retriever.systems.condenser import describe_head
@@ -83,7 +83,7 @@ class RipMaker:
 
 @dataclass(frozen=True)
 class FindRows:
-    """A Task that finds the passages of a part of the corpus that can be trained on.
+    """A WorkerTask that finds the passages of a part of the corpus that can be trained on.
 
     Attributes:
         options: Options of the trained system.
@@ -91,7 +91,7 @@ class FindRows:
     """
 
     options: RipOptions
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
     def open(self, allocation: Allocation) -> Callable[[RowPart, Report], np.ndarray]:
         """Returns a worker that takes a part and returns its rows, deleted ones included: int64 [n]."""
@@ -124,7 +124,7 @@ def training_rows(corpus: Corpus, options: RipOptions, limit: int | None, runner
 
 
 @dataclass(frozen=True)
-class Eligible:
+class EligibleCount:
     """How many passages can be trained on.
 
     Attributes:
@@ -140,7 +140,7 @@ class Eligible:
 
 def count_eligible(
     corpus: Corpus, options: RipOptions, limit: int | None, runner: Runner, sample: int = PLAN_SAMPLE
-) -> Eligible:
+) -> EligibleCount:
     """Returns how many passages can be trained on, estimated from some parts of a large corpus.
 
     Args:
@@ -165,7 +165,7 @@ def count_eligible(
         examined += num_live(part.first_row, min(part.end, end))
         num_eligible += len(np.setdiff1d(rows[rows < end], corpus.deleted))
     total = num_live(0, end)
-    return Eligible(round(num_eligible * total / max(1, examined)), examined, total)
+    return EligibleCount(round(num_eligible * total / max(1, examined)), examined, total)
 
 
 def no_pairs_error(options: RipOptions) -> InputError:

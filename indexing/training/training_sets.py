@@ -15,7 +15,7 @@ from indexing.corpus.named_values import parse_named_values
 from indexing.corpus.queries import ALL, Queries
 from indexing.mining.negatives import check_has_negatives, mined_corpus, passages_of, read_training_data
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Reference
+from indexing.store.documents import ArtifactReference
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.training.mixture_schedule import Batches
@@ -135,7 +135,7 @@ class OpenSets:
 
     corpora: tuple[SetCorpus, ...]
     data: TrainingData
-    inputs: dict[str, Artifact | Reference]
+    inputs: dict[str, Artifact | ArtifactReference]
     places: tuple[int, ...]
 
     @property
@@ -197,7 +197,7 @@ def open_sets(
             "parameter positives categories, parameter also_train: categories are those of one training set; leave out "
             "one of them"
         )
-    inputs: dict[str, Artifact | Reference] = {}
+    inputs: dict[str, Artifact | ArtifactReference] = {}
     artifacts: list[tuple[SetName, Queries, Artifact | None]] = []
     corpora: dict[str, Corpus] = {}  # by URL of the store
     for name in names:
@@ -216,7 +216,9 @@ def open_sets(
         suffix = "" if number == 1 else f":{number}"
         for role, artifact in by_role.items():
             if artifact is not None:
-                inputs[role + suffix] = Reference(artifact.url, artifact.fingerprint) if name.store else artifact
+                inputs[role + suffix] = (
+                    ArtifactReference(artifact.url, artifact.fingerprint) if name.store else artifact
+                )
         data = _set_data(name, corpus, queries, negatives, limit=limit, weighted=weighted, teacher=teacher)
         state = corpus.generations[-1].fingerprint
         known = by_state.setdefault(state, SetCorpus(number, name.store, corpus, name.embeddings))

@@ -33,7 +33,7 @@ from retriever.topics.training import TrainingTopics
 from retriever.training.dev import DevSet, DevSets
 from retriever.training.mixture_schedule import Batches
 from retriever.training.reranker_data import TrainingData
-from retriever.training.system import Evaluate, Refresh
+from retriever.training.system import Evaluate, NegativesRefresh
 
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
@@ -101,7 +101,7 @@ class TuneMaker:
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
-    ) -> tuple[DualSystem, Evaluate | None, Refresh | None]:
+    ) -> tuple[DualSystem, Evaluate | None, NegativesRefresh | None]:
         """Makes the system of a worker; see Maker."""
         if self.backbone.describe("query") != self.described:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
@@ -190,7 +190,7 @@ class TuneMaker:
 
 @dataclass(frozen=True)
 class RefreshedNegatives:
-    """A Refresh that mines the nearest passages of each training query by the current model.
+    """A NegativesRefresh that mines the nearest passages of each training query by the current model.
 
     A query's positives, other passages with their text, and passages of other corpora are excluded.
 

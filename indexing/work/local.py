@@ -27,9 +27,9 @@ from indexing.work.tasks import (
     Allocation,
     Item,
     Report,
-    Resources,
-    Task,
     WorkerRequest,
+    WorkerResources,
+    WorkerTask,
     ignore,
     may_submit,
     stays_open,
@@ -91,22 +91,24 @@ class LocalRunner:
             self.cores = min(self.cores, request.cpus * request.max_workers)
         if request.gpus and not gpus:
             raise InputError(f"parameter gpus {request.gpus}: this machine has no GPU")
-        self._open: list[tuple[Task, list[Callable[[Any, Report], Any]]]] = []
+        self._open: list[tuple[WorkerTask, list[Callable[[Any, Report], Any]]]] = []
         self._opening = threading.RLock()
 
-    def allocate(self, resources: Resources) -> Allocation:
+    def allocate(self, resources: WorkerResources) -> Allocation:
         """Returns what a worker with these resources gets."""
         resources = self.request.fill(resources)
         wants_gpu = resources.gpus is None or resources.gpus > 0
         cores = self.cores if resources.cores is None else min(resources.cores, self.cores)
         return Allocation(cores, "cuda" if wants_gpu and self.gpus else "cpu")
 
-    def slots(self, resources: Resources) -> int:
+    def slots(self, resources: WorkerResources) -> int:
         """Returns how many workers with these resources run at once, at least 1."""
         allocation = self.allocate(resources)
         return self.gpus if allocation.device == "cuda" else max(1, self.cores // allocation.cores)
 
-    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
+    def run(
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore
+    ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner."""
         resources = task.resources
         slots = self.slots(resources)
@@ -132,12 +134,12 @@ class LocalRunner:
         else:
             yield from self._run_threads(task, source, slots, on_progress)
 
-    def run_on_first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Runs the task for one item and returns the result; see Runner."""
         [(_, result)] = self.run(task, [item])
         return result
 
-    def _workers(self, task: Task, count: int) -> list[Callable[[Any, Report], Any]]:
+    def _workers(self, task: WorkerTask, count: int) -> list[Callable[[Any, Report], Any]]:
         """Returns `count` opened workers of a task; see `stays_open`. Threads that run the same task share them."""
         allocation = self.allocate(task.resources)
         if not stays_open(task):
@@ -151,7 +153,7 @@ class LocalRunner:
             return workers[:count]
 
     def _run_threads(
-        self, task: Task, items: Iterator[Item], slots: int, on_progress: Report
+        self, task: WorkerTask, items: Iterator[Item], slots: int, on_progress: Report
     ) -> Iterator[tuple[Item, Any]]:
         first = list(itertools.islice(items, slots))
         if not first:
@@ -180,7 +182,7 @@ class LocalRunner:
                 lambda: on_progress(sum(list(rows.values()))),
             )
 
-    def _run_processes(self, task: Task, items: Iterator[Item], slots: int) -> Iterator[tuple[Item, Any]]:
+    def _run_processes(self, task: WorkerTask, items: Iterator[Item], slots: int) -> Iterator[tuple[Item, Any]]:
         first = list(itertools.islice(items, 1))
         if not first:
             return
@@ -318,12 +320,12 @@ def _submit_or_keep(
         raise
 
 
-_task_of_process: tuple[Task, Allocation] | None = None
+_task_of_process: tuple[WorkerTask, Allocation] | None = None
 _worker_of_process: Callable[[Any, Report], Any] | None = None
 
 
 def _start_process(
-    task: Task, allocation: Allocation, alive: multiprocessing.connection.Connection, folder: str
+    task: WorkerTask, allocation: Allocation, alive: multiprocessing.connection.Connection, folder: str
 ) -> None:
     """Prepares a spawned process. Ctrl-C reaches it too, and the main process is the one that reports it.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from indexing.work.tasks import Allocation, Report, Task, WorkerRequest, ignore
+from indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore
 from retriever.errors import InputError, StorageError
 
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
@@ -40,7 +40,7 @@ def parse_labels(texts: Iterable[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Nodes:
+class ClusterNodes:
     """The nodes of the cluster on which a job may run.
 
     Attributes:
@@ -114,7 +114,7 @@ def seconds_to_wait(wait_s: float | None) -> float:
     return GROWTH_S * can_grow() if wait_s is None else wait_s
 
 
-def wait_for_room(nodes: Nodes, cores: int, gpus: int, workers: int, wait_s: float) -> None:
+def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait_s: float) -> None:
     """Waits until the nodes hold so many workers, or the time is over.
 
     It requests no nodes: the caller has pending tasks or actors, which make an autoscaler add them.
@@ -124,14 +124,14 @@ def wait_for_room(nodes: Nodes, cores: int, gpus: int, workers: int, wait_s: flo
         time.sleep(POLL_S)
 
 
-def require_room(nodes: Nodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
+def require_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
     """Waits for room for so many workers, as long as the user requests. Raises the InputError of `check_room`."""
     wait_s = seconds_to_wait(request.wait_s)
     wait_for_room(nodes, cores, gpus, workers, wait_s)
     check_room(nodes, cores, gpus, workers, wait_s, f"min_workers {request.min_workers}")
 
 
-def check_room(nodes: Nodes, cores: int, gpus: int, workers: int, waited_s: float, option: str) -> None:
+def check_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, waited_s: float, option: str) -> None:
     """Checks that the nodes hold so many workers.
 
     Args:
@@ -175,7 +175,7 @@ def _user_labels(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def wait_for_nodes(
-    nodes: Nodes, say: Say, request: WorkerRequest, cores: int = 1, gpus: int = 0, count: int = 1
+    nodes: ClusterNodes, say: Say, request: WorkerRequest, cores: int = 1, gpus: int = 0, count: int = 1
 ) -> None:
     """Waits until there is room for `min_workers` of the workers that a job can use.
 
@@ -204,7 +204,7 @@ class WaitForNodes:
 
 
 @contextlib.contextmanager
-def actors_of(kind: type, nodes: Nodes, cores: int, gpus: int, count: int) -> Iterator[list[Any]]:
+def actors_of(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int) -> Iterator[list[Any]]:
     """Provides `count` actors, which end with the block. Pending, they make an autoscaler add the nodes of all at once.
 
     Actors, as a task cannot be cancelled safely: Ray 2.60 aborts the process if the task ends at this moment.
@@ -246,7 +246,7 @@ class NodeFailure:
         """Returns the error that ends a job."""
         return InputError(line) if self.is_input else StorageError(line)
 
-    def exclude(self, nodes: Nodes, allocation: Allocation) -> Nodes:
+    def exclude(self, nodes: ClusterNodes, allocation: Allocation) -> ClusterNodes:
         """Returns the nodes without the one that failed.
 
         Raises:
@@ -263,7 +263,7 @@ class NodeFailure:
         return others
 
 
-def open_worker(task: Task, allocation: Allocation) -> Callable[[Any, Report], Any] | NodeFailure:
+def open_worker(task: WorkerTask, allocation: Allocation) -> Callable[[Any, Report], Any] | NodeFailure:
     """Opens the worker of a task in a process of Ray; any exception counts as a failure of the node."""
     import ray
 
@@ -278,7 +278,7 @@ def open_worker(task: Task, allocation: Allocation) -> Callable[[Any, Report], A
 
 @contextlib.contextmanager
 def say_waiting(
-    say: Say, nodes: Callable[[], Nodes], cores: int, gpus: int, num_workers: Callable[[], int]
+    say: Say, nodes: Callable[[], ClusterNodes], cores: int, gpus: int, num_workers: Callable[[], int]
 ) -> Iterator[None]:
     """Prints a line every WAIT_S seconds within the block while workers wait for nodes.
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from indexing.work.nodes import NodeFailure, Nodes, Say, open_worker, wait_for_nodes
+from indexing.work.nodes import ClusterNodes, NodeFailure, Say, open_worker, wait_for_nodes
 from indexing.work.ray_progress import progress_board, reporter
 from indexing.work.ray_tasks import RETRIES, RayTasks
 from indexing.work.tasks import (
     Allocation,
     Item,
     Report,
-    Task,
     WorkerRequest,
+    WorkerTask,
     ignore,
     reports_progress,
     task_name,
@@ -37,7 +37,9 @@ class RayActors(RayTasks):
     say, and no call waits at an actor, since another one may become ready.
     """
 
-    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
+    def run(
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore
+    ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner. Tasks with several calls per worker get the pool of actors."""
         if task.resources.calls == 1:
             yield from super().run(task, items, on_progress=on_progress)
@@ -51,7 +53,7 @@ class RayActors(RayTasks):
                     self._exclude(failure, allocation)
 
     def _run_pool(
-        self, task: Task, allocation: Allocation, unfinished: dict[int, Any], board: Any
+        self, task: WorkerTask, allocation: Allocation, unfinished: dict[int, Any], board: Any
     ) -> Generator[tuple[Any, Any], None, NodeFailure | None]:
         """Yields the unfinished items with their results, and removes them; returns the failure that ended the pool."""
         import ray
@@ -94,7 +96,7 @@ class RayActors(RayTasks):
 class PoolWorker:
     """A worker in an actor. Results are dataclasses of numbers and strings, which Ray Data passes on as rows."""
 
-    def __init__(self, task: Task, allocation: Allocation, items: dict[int, Any], board: Any = None):
+    def __init__(self, task: WorkerTask, allocation: Allocation, items: dict[int, Any], board: Any = None):
         self.items, self.board = items, board
         self.worker = open_worker(task, allocation)
 
@@ -141,7 +143,7 @@ def choose_pool(
     Raises:
         InputError: If no node is large enough, and none is added.
     """
-    nodes, cpus, gpus = Nodes(request.labels), request.cpus, request.gpus
+    nodes, cpus, gpus = ClusterNodes(request.labels), request.cpus, request.gpus
     if gpus is None:
         if cpus is None:
             wait_for_nodes(nodes, say, request)
@@ -153,7 +155,7 @@ def choose_pool(
     return replace(request, cpus=cpus, gpus=gpus)
 
 
-def _shared_cores(nodes: Nodes) -> int:
+def _shared_cores(nodes: ClusterNodes) -> int:
     """Returns the cores of each encoder, at most eight, as its threads share Python's lock.
 
     That is the size closest to four that leaves at most a tenth of all cores idle, or else the size that leaves the
@@ -164,7 +166,7 @@ def _shared_cores(nodes: Nodes) -> int:
     return min(sizes, key=lambda each: (max(tenth, sum(n % each for n in cores)), abs(each - 4), -each))
 
 
-def _cores_per_encoder(nodes: Nodes, weight_bytes: int, at_least: int) -> int:
+def _cores_per_encoder(nodes: ClusterNodes, weight_bytes: int, at_least: int) -> int:
     """Returns the smallest number of cores per encoder such that all encoders of a node use at most half of its memory.
 
     It is at least `at_least`, and at most the cores of the largest node.

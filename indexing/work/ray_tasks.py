@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from indexing.work.nodes import (
+    ClusterNodes,
     NodeFailure,
-    Nodes,
     Say,
     actors_of,
     open_worker,
@@ -26,9 +26,9 @@ from indexing.work.tasks import (
     Allocation,
     Item,
     Report,
-    Resources,
-    Task,
     WorkerRequest,
+    WorkerResources,
+    WorkerTask,
     ignore,
     may_submit,
     reports_progress,
@@ -55,12 +55,12 @@ class RayTasks:
 
     def __init__(self, request: WorkerRequest = ANY_WORKERS, say: Say = ignore) -> None:
         self.request, self.say = request, say
-        self.nodes = Nodes(request.labels)
-        self._handles: list[tuple[Task, str, Any]] = []
+        self.nodes = ClusterNodes(request.labels)
+        self._handles: list[tuple[WorkerTask, str, Any]] = []
         self._cores: dict[int, int] = {}  # all cores, by the number of GPUs
         self._room: dict[Allocation, int] = {}  # numbers of workers that nodes had room for
 
-    def allocate(self, resources: Resources) -> Allocation:
+    def allocate(self, resources: WorkerResources) -> Allocation:
         """Returns what a worker with these resources gets. It is decided once, at the first call.
 
         All cores are those of the smallest node of the kind that the work needs. If there is no such node, waits for
@@ -106,7 +106,9 @@ class RayTasks:
             self._room.clear()
             self.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
 
-    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
+    def run(
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore
+    ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner. At most twice `max_workers` items are in flight.
 
         If the run ends early, the items in flight are still processed, unless this process ends.
@@ -141,7 +143,7 @@ class RayTasks:
                 yield item, result
                 del result
 
-    def run_on_first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Returns the result of the first of `count` workers that runs the task; see Runner.
 
         One pending actor for each worker makes an autoscaler add the nodes for all of them at once.
@@ -175,7 +177,7 @@ class RayTasks:
     ) -> contextlib.AbstractContextManager[None]:
         return say_waiting(self.say, lambda: self.nodes, allocation.cores, allocation.gpus, num_workers)
 
-    def _make_submitter(self, task: Task, name: str) -> Callable[[Any, Any, int], Any]:
+    def _make_submitter(self, task: WorkerTask, name: str) -> Callable[[Any, Any, int], Any]:
         """Returns a function that submits a task for (item, board, number of the item) and returns its reference.
 
         name: The name on Ray's dashboard.
@@ -189,7 +191,7 @@ class RayTasks:
         key, handle = self._put_task(task)
         return lambda item, board, number: call.remote(item, key, [handle], allocation, board, number)
 
-    def _put_task(self, task: Task) -> tuple[str, Any]:
+    def _put_task(self, task: WorkerTask) -> tuple[str, Any]:
         """Returns the key and the object reference of a task, which is put into the object store once."""
         import ray
 

@@ -24,7 +24,7 @@ def ignore(*_: object) -> None:
 
 
 @dataclass(frozen=True)
-class Resources:
+class WorkerResources:
     """The resources of one worker.
 
     Attributes:
@@ -42,10 +42,10 @@ class Resources:
     one_per_process: bool = False
 
 
-ONE_CORE = Resources()
-ALL_CORES = Resources(cores=None)
-PYTHON_CORE = Resources(python_bound=True)
-JVM_CORE = Resources(one_per_process=True)
+ONE_CORE = WorkerResources()
+ALL_CORES = WorkerResources(cores=None)
+PYTHON_CORE = WorkerResources(python_bound=True)
+JVM_CORE = WorkerResources(one_per_process=True)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class WorkerRequest:
         if self.wait_s is not None and self.wait_s < 0:
             raise InputError(f"parameter wait {self.wait_s:g}: expected seconds, at least 0")
 
-    def fill(self, resources: Resources) -> Resources:
+    def fill(self, resources: WorkerResources) -> WorkerResources:
         """Returns the resources with the requested sizes where they leave a choice."""
         cores = self.cpus if resources.cores is None else resources.cores
         return replace(resources, cores=cores, gpus=self.gpus if resources.gpus is None else resources.gpus)
@@ -113,11 +113,11 @@ class Allocation:
         return int(self.device == "cuda")
 
 
-class Task(Protocol):
+class WorkerTask(Protocol):
     """The work of one worker. A task is sent to the workers' processes, so it holds names, options and small arrays."""
 
     @property
-    def resources(self) -> Resources:
+    def resources(self) -> WorkerResources:
         """The resources of one worker."""
 
     def open(self, allocation: Allocation) -> Callable[[Any, Report], Any]:
@@ -127,17 +127,17 @@ class Task(Protocol):
         """
 
 
-def task_name(task: Task) -> str:
+def task_name(task: WorkerTask) -> str:
     """Returns what a task does, as Ray's dashboard shows it: `search bm25` of a SearchBm25Task."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", type(task).__name__.removesuffix("Task")).lower()
 
 
-def stays_open(task: Task) -> bool:
+def stays_open(task: WorkerTask) -> bool:
     """Whether the workers of a task stay open for its next run: tasks with a model have `stays_open = True`."""
     return bool(getattr(task, "stays_open", False))
 
 
-def reports_progress(task: Task) -> bool:
+def reports_progress(task: WorkerTask) -> bool:
     """Whether the workers of a task call their Report: tasks whose items take long have `reports = True`."""
     return bool(getattr(task, "reports", False))
 
@@ -149,7 +149,9 @@ class Runner(Protocol):
     def request(self) -> WorkerRequest:
         """What the user requests of the workers."""
 
-    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
+    def run(
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore
+    ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; yields each item with its result as it is done, in any order.
 
         The first exception ends the run: it is raised, and no further item is begun.
@@ -160,7 +162,7 @@ class Runner(Protocol):
             on_progress: Called with the rows of unfinished items that are done so far.
         """
 
-    def run_on_first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Runs the task for one item on the first worker that is there, and returns the result.
 
         Args:
@@ -169,7 +171,7 @@ class Runner(Protocol):
             count: The number of workers that the job will use next. On a cluster, nodes for all of them are requested.
         """
 
-    def allocate(self, resources: Resources) -> Allocation:
+    def allocate(self, resources: WorkerResources) -> Allocation:
         """Returns what a worker with these resources gets, the same for the whole job."""
 
 

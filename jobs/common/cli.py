@@ -271,7 +271,7 @@ def _rate(rate: float) -> str:
     return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
 
-class Stage:
+class StageProgress:
     """Prints one line of progress: `encode 12,000 of 20,958 passages, 310/s, 29 s left`.
 
     On a terminal, the line is rewritten in place. On Ray, the stage is also measured.
@@ -318,7 +318,7 @@ class Stage:
             self._told = now
             self._print(now)
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> StageProgress:
         self.metrics.set("running", 1)
         return self
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from indexing.hit_sources.kind import SearchContext
 from indexing.search.runs import SearchCuts, search_cuts
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Part, sum_cuts
+from indexing.store.documents import ArtifactPart, sum_cuts
 from retriever.cuts import Cuts
 
 PAIRS = "pairs of a query and a passage"
@@ -25,7 +25,7 @@ def stored_counts(artifact: Artifact) -> list[str]:
     return [cuts.sentence(noun) for noun, cuts in counts.items() if cuts.texts]
 
 
-def say_part_cuts(parts: Iterable[Part], sources: SearchContext) -> None:
+def say_part_cuts(parts: Iterable[ArtifactPart], sources: SearchContext) -> None:
     """Prints the counts of the parts of a run or of candidates, which the sources have searched."""
     say_search_cuts(search_cuts(part.facts for part in parts), sources)
 

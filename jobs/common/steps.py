@@ -29,7 +29,7 @@ SEARCHED = {"exact": "embeddings", "splade": "index"}
 
 
 @dataclass(frozen=True)
-class Step:
+class JobStep:
     """A job with its options: step `number` (from 1) of a chain of `count` steps."""
 
     number: int
@@ -65,7 +65,7 @@ class Step:
         """The key of its time in the file of an experiment, the same in whichever form the job was started."""
         return shlex.join(["python", f"jobs/{self.job}.py", *self.arguments])
 
-    def after(self, steps: Sequence[Step]) -> int:
+    def after(self, steps: Sequence[JobStep]) -> int:
         """Returns the number of the step that it waits for: the last earlier one that makes what its options name."""
         read = set(self.reads())
         makers = [step.number for step in steps[: self.number - 1] if read.intersection(step.makes())]
@@ -103,7 +103,7 @@ def job_names() -> list[str]:
     return sorted({module.name for module in pkgutil.iter_modules(jobs.__path__) if not module.ispkg} - {"jobs"})
 
 
-def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Step]:
+def read_steps(path: str, store: str = "", limit: int | None = None) -> list[JobStep]:
     """Returns the steps of a recipe.
 
     Args:
@@ -126,7 +126,7 @@ def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Ste
     return [_read_step(path, number, len(entries), entry, store, limit) for number, entry in enumerate(entries, 1)]
 
 
-def find_step(steps: Sequence[Step], wanted: str) -> Step:
+def find_step(steps: Sequence[JobStep], wanted: str) -> JobStep:
     """Returns the step with a number, job, label or title, in which dashes count as underscores.
 
     Raises:
@@ -145,7 +145,7 @@ def find_step(steps: Sequence[Step], wanted: str) -> Step:
     return matches[0]
 
 
-def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None) -> Step:
+def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None) -> JobStep:
     where = f"{path}: step {number}"
     job, settings = read_entry(entry, where)
     if chain_keys := [key for key in settings if key in ("store", "plan")]:
@@ -172,7 +172,7 @@ def read_entry(entry: object, where: str) -> tuple[str, dict[str, Any]]:
     return job, settings
 
 
-def make_step(where: str, job: str, settings: dict[str, Any], store: str, number: int = 1, count: int = 1) -> Step:
+def make_step(where: str, job: str, settings: dict[str, Any], store: str, number: int = 1, count: int = 1) -> JobStep:
     """Returns a job with its options.
 
     Args:
@@ -193,7 +193,7 @@ def make_step(where: str, job: str, settings: dict[str, Any], store: str, number
     if missing := [name for name in required if name not in values]:
         raise InputError(f"{where}: missing key {missing[0]!r}")
     try:
-        return Step(number, count, job, main, build_options(options, values), as_arguments(options, values))
+        return JobStep(number, count, job, main, build_options(options, values), as_arguments(options, values))
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage
+from jobs.common.cli import StageProgress
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -108,5 +108,5 @@ def make_run(store: Store, search: SearchQueries, options: Evaluate) -> None:
 
     artifact = complete_artifact(store, search)
     if artifact is None:
-        [artifact] = run_work(store, search, open_runner(store, options), Stage)
+        [artifact] = run_work(store, search, open_runner(store, options), StageProgress)
     say_part_cuts(artifact.numbered_parts("part"), search.sources)

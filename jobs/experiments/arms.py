@@ -85,7 +85,7 @@ class Arm(BaseModel):
         return self.source is None and self.encoder is None
 
 
-class Choice(_Strict):
+class ChoiceRule(_Strict):
     """How the values of options are chosen.
 
     Attributes:
@@ -132,7 +132,7 @@ class Experiment(_Strict):
     prepare: list[Settings] = Field(default_factory=list)
     common: Settings = Field(default_factory=dict)
     arms: dict[str, Arm]
-    choose: Choice = Choice()
+    choose: ChoiceRule = ChoiceRule()
     train_on: TrainOn = "own"
     seeds: list[int] = Field(default=[0], min_length=1)
     split: str = "test"
@@ -191,7 +191,7 @@ def _problem(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        kinds: dict[str, type[BaseModel]] = {"sets": DataSet, "choose": Choice}
+        kinds: dict[str, type[BaseModel]] = {"sets": DataSet, "choose": ChoiceRule}
         known = kinds.get(str(first["loc"][0]), Experiment).model_fields
         return f"{key}: unknown key; expected one of {', '.join(known)}"
     if first["type"] == "missing":

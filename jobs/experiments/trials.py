@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.common.steps import Step, make_step
+from jobs.common.steps import JobStep, make_step
 from jobs.experiments.arms import DataSet, Experiment, Settings, replace_in
 
 from indexing.store.models import commit_files, model_folder
@@ -46,7 +46,7 @@ class Trial:
         """Whether only prompts of queries are trained, so that passages keep the vectors of existing embeddings."""
         return self.kind == "prompts" and self.options.get("sides") == "query"
 
-    def step(self, path: str) -> Step:
+    def step(self, path: str) -> JobStep:
         """Returns the step that trains. Raises InputError, which names the file, for an invalid option."""
         return make_step(f"{path}: arms.{self.arm}", TRAINING, {"task": self.name, **self.options}, self.store)
 

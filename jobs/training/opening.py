@@ -21,7 +21,7 @@ from indexing.corpus.queries import Queries
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Reference
+from indexing.store.documents import ArtifactReference
 from indexing.store.store import Store, check_name
 from indexing.topics.reader import Topics
 from indexing.training.training_sets import (
@@ -34,7 +34,7 @@ from indexing.training.training_sets import (
 )
 from indexing.training.training_topics import open_training_topics, topic_agreement
 from indexing.training.tuning import TuneMaker, find_passage_embeddings, open_tuning_sets
-from indexing.work.work import Target
+from indexing.work.work import ArtifactTarget
 from retriever.errors import InputError
 from retriever.model.files import find_model_folder
 from retriever.model.recipe import read_recipe
@@ -66,7 +66,7 @@ class RetrieverSetup:
     spec: EncoderSpec
     maker: TuneMaker
     loop: LoopOptions
-    target: Target
+    target: ArtifactTarget
     topic_agreement: float | None = None
 
 
@@ -121,7 +121,7 @@ def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
     inputs |= {} if start is None else {"init": start.artifact}
     inputs |= {} if stored is None else vector_inputs(training.corpora, stored)
     inputs |= {} if topics is None else {"topics": topics.generations[0]}
-    target = Target(options.kind, options.task, inputs, configuration(options, maker, loop))
+    target = ArtifactTarget(options.kind, options.task, inputs, configuration(options, maker, loop))
     return RetrieverSetup(num_queries, spec, maker, loop, target, topic_agreement)
 
 
@@ -192,13 +192,15 @@ def with_regularisers(
     return tuning
 
 
-def vector_inputs(corpora: Sequence[SetCorpus], stored: Sequence[EmbeddingsReader]) -> dict[str, Artifact | Reference]:
+def vector_inputs(
+    corpora: Sequence[SetCorpus], stored: Sequence[EmbeddingsReader]
+) -> dict[str, Artifact | ArtifactReference]:
     """Returns the embeddings of each corpus as inputs by role, as many generations as the corpus has."""
-    inputs: dict[str, Artifact | Reference] = {}
+    inputs: dict[str, Artifact | ArtifactReference] = {}
     for each, embeddings in zip(corpora, stored, strict=True):
         for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):
             role = f"embeddings/{number}" if each.number == 1 else f"embeddings:{each.number}/{number}"
-            inputs[role] = Reference(artifact.url, artifact.fingerprint) if each.store else artifact
+            inputs[role] = ArtifactReference(artifact.url, artifact.fingerprint) if each.store else artifact
     return inputs
 
 

@@ -18,14 +18,14 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Reference
+from indexing.store.documents import ArtifactReference
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store, check_name
 from indexing.training.dev import DevSplit
-from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs_error, training_rows
+from indexing.training.pretraining import EligibleCount, RipMaker, count_eligible, no_pairs_error, training_rows
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.work import Target
+from indexing.work.work import ArtifactTarget
 from retriever.errors import InputError
 from retriever.model.configuration import load_config
 from retriever.model.files import describe_backbone, find_model_folder, weight_files
@@ -60,7 +60,7 @@ class PretrainingSetup:
     loop: LoopOptions
     head: dict[str, str] | None
     dev: DevSplit | None
-    target: Target
+    target: ArtifactTarget
 
 
 def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
@@ -117,7 +117,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.pretraining.objective}"
     check_name(kind, name)
     config = configuration(options, described, rip, loop, head)
-    inputs: dict[str, Artifact | Reference] = {"corpus": corpus.generations[-1]}
+    inputs: dict[str, Artifact | ArtifactReference] = {"corpus": corpus.generations[-1]}
     if options.queries is not None and options.dev_split is None:
         raise InputError(f"--queries {options.queries}: expected --dev-split too; only the measurement uses queries")
     dev = None
@@ -127,7 +127,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
         inputs["queries"], config["dev"] = queries.artifact, options.dev_config()
     if backbone := stored_model(store, options.backbone):
         inputs["backbone"] = backbone
-    target = Target(kind, name, inputs, config)
+    target = ArtifactTarget(kind, name, inputs, config)
     return PretrainingSetup(corpus, folder, described, rip, loop, head, dev, target)
 
 
@@ -225,7 +225,7 @@ def say_head(options: PretrainRip, head: dict[str, str] | None) -> None:
         say(f"head      new: {options.backbone} has none; --objective condenser trains a backbone with its head first")
 
 
-def print_plan(options: PretrainRip, rip: RipOptions, eligible: Eligible, weights: int) -> None:
+def print_plan(options: PretrainRip, rip: RipOptions, eligible: EligibleCount, weights: int) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
     if not eligible.passages:
         raise no_pairs_error(rip)

@@ -17,7 +17,7 @@ from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store, check_name
 from indexing.training.order import count_lists, read_lists
 from indexing.training.reranking import CrossMaker, open_dev_data
-from indexing.work.work import Target
+from indexing.work.work import ArtifactTarget
 from retriever.errors import InputError
 from retriever.model.configuration import load_config
 from retriever.model.files import describe_backbone, find_model_folder, weight_files
@@ -47,7 +47,7 @@ class RerankerSetup:
     longest: int | None
     maker: CrossMaker
     loop: LoopOptions
-    target: Target
+    target: ArtifactTarget
 
 
 def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
@@ -155,7 +155,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     longest = positions_of(load_config(folder))
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
     check_name("models", name)
-    target = Target("models", name, inputs, config)
+    target = ArtifactTarget("models", name, inputs, config)
     return RerankerSetup(num_queries, len(data.queries), weights, longest, maker, loop, target)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, format_bytes, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, format_bytes, say, say_complete, say_stages
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from jobs.training.opening import RetrieverSetup, open_all
 from jobs.training.options import TrainRetriever
 from jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
 from jobs.training.serving import serving_warnings
-from jobs.training.sweep_grid import Run, parse_grid
+from jobs.training.sweep_grid import SweepRun, parse_grid
 from jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
 from jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
 
@@ -21,7 +21,7 @@ import torch
 
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Reference
+from indexing.store.documents import ArtifactReference
 from indexing.store.models import commit_files, model_folder
 from indexing.store.store import Store, check_name
 from indexing.training.training_sets import SetName
@@ -97,7 +97,7 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
     configs = [setup[run.options.task].target.config for run in runs]
     inputs = merge_inputs([(run.suffix, setup[run.options.task].target.inputs) for run in runs])
 
-    def train_run(each: Run) -> Artifact:
+    def train_run(each: SweepRun) -> Artifact:
         artifact = train(store, each.options, setup[each.options.task])
         draw_curves(each.options, artifact)
         return artifact
@@ -113,7 +113,7 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
         say("the first run:")
         print_plan(runs[0].options, first)
         return None
-    [artifact] = run_work(store, work, LocalRunner(), Stage)
+    [artifact] = run_work(store, work, LocalRunner(), StageProgress)
     outcomes = read_outcomes(artifact)
     choice = choose_run(outcomes)
     for line in table_lines(outcomes, QUALITY):
@@ -125,8 +125,8 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
 
 
 def merge_inputs(
-    runs: Sequence[tuple[str, Mapping[str, Artifact | Reference]]],
-) -> dict[str, Artifact | Reference]:
+    runs: Sequence[tuple[str, Mapping[str, Artifact | ArtifactReference]]],
+) -> dict[str, Artifact | ArtifactReference]:
     """Returns the inputs of all runs of a sweep by role, or by RUN/ROLE if runs have different artifacts in a role.
 
     Args:
@@ -199,9 +199,9 @@ def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOpti
     """Returns prompts/TASK-prompt, trained with the encoder of models/TASK that it is for; makes it if needed."""
     name = f"{artifact.key.partition('/')[2]}-prompt"
     config = {"backbone": EncoderSpec(store, artifact.key, options).describe("query"), "with": artifact.key}
-    inputs: dict[str, Artifact | Reference] = {"model": artifact}
+    inputs: dict[str, Artifact | ArtifactReference] = {"model": artifact}
     if (topics := artifact.inputs.get("topics")) is not None:
-        inputs["topics"] = Reference(topics["artifact"], topics["fingerprint"])
+        inputs["topics"] = ArtifactReference(topics["artifact"], topics["fingerprint"])
     with store.create("prompts", name, inputs=inputs, config=config) as draft:
         if not draft.complete:
             draft.add_notes(backbone=artifact.key, options=artifact.notes["options"])

@@ -20,7 +20,7 @@ Settings = dict[str, Any]  # the swept options of a run, by name
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One run of a sweep.
 
     Attributes:
@@ -37,7 +37,7 @@ class Run:
         return "-".join(f"{name}{_name_part(value)}" for name, value in self.settings.items())
 
 
-def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -> list[Run]:
+def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -> list[SweepRun]:
     """Returns every combination of the swept values, the last option changing fastest.
 
     Args:
@@ -73,7 +73,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
     if count > MAX_RUNS:
         raise InputError(f"--sweep {' '.join(texts)}: {count:,} runs; expected at most {MAX_RUNS:,}")
     combinations = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
-    return [Run(settings, replace_options(options, settings)) for settings in combinations]
+    return [SweepRun(settings, replace_options(options, settings)) for settings in combinations]
 
 
 def _parse(value: str, hint: Any, text: str) -> Any:

@@ -29,8 +29,8 @@ from retriever.forward.batching import (
 )
 from retriever.forward.compiling import compile_model, warm_up, warm_up_batch
 from retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
-from retriever.forward.packing import SETTING, Packed, ThreadTeam, will_pack
-from retriever.forward.pooling import Head, Pooled
+from retriever.forward.packing import SETTING, PackedBackbone, ThreadTeam, will_pack
+from retriever.forward.pooling import PooledBackbone, VectorHead
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.memory import free_memory
 from retriever.model.files import find_model_folder
@@ -40,7 +40,7 @@ from retriever.prompts.prompts import TaskPrompt, check_backbone, check_prompt_p
 from retriever.prompts.query_words import NO_WORDS, WordPooling, unusable_texts_error
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.synthesiser import KeptSynthesiser
-from retriever.prompts.table import Prompts, PromptTable, warm_up_rows
+from retriever.prompts.table import PromptSnapshot, PromptTable, warm_up_rows
 from retriever.topics.model import NO_TOPIC
 from retriever.topics.saved import NO_TOPIC_WORDS, TextTopics
 
@@ -60,7 +60,7 @@ class _Served(NamedTuple):
     """A snapshot of the tasks, of the prompts of both sides, and of how the topics of texts are inferred."""
 
     names: frozenset[str]
-    sides: dict[Side, Prompts]
+    sides: dict[Side, PromptSnapshot]
     topics: Mapping[str, TextTopics]
 
 
@@ -74,7 +74,7 @@ class _TextPrompts(NamedTuple):
         topicless: bool [texts], those of them that lack the words by which their topic is inferred.
     """
 
-    served: Prompts | None
+    served: PromptSnapshot | None
     slots: np.ndarray
     wordless: np.ndarray
     topicless: np.ndarray
@@ -148,7 +148,7 @@ class Encoder:
                 ", ".join(recipe.unused_prompts),
             )
         self._tokenizer = TextTokenizer(recipe, options, trust_remote_code=trust_remote_code)
-        self._head = Head(recipe, options.dimension).to(self.device).eval()
+        self._head = VectorHead(recipe, options.dimension).to(self.device).eval()
         self.dim = recipe.dim
         self.similarity = "cosine" if self._head.normalized else "dot"
         eager = open_pooled(recipe, self.dtype, trust_remote_code).to(self.device).eval().requires_grad_(False)
@@ -172,7 +172,7 @@ class Encoder:
         compiling = time.perf_counter()
         mode: Mode = "packed"
         if is_packed:
-            self._run = Packed(backbone, recipe.pooling, recipe.first_position).eval()
+            self._run = PackedBackbone(backbone, recipe.pooling, recipe.first_position).eval()
         elif is_eager:
             self._run, mode = eager, "eager"
         else:
@@ -498,7 +498,7 @@ class Encoder:
         embeddings: torch.Tensor = backbone.get_input_embeddings().weight
         return embeddings
 
-    def _compile(self, eager: Pooled) -> tuple[Callable[..., torch.Tensor], Mode]:
+    def _compile(self, eager: PooledBackbone) -> tuple[Callable[..., torch.Tensor], Mode]:
         """Compiles the model, if the options and the machine require it, for every kind of batch that can occur."""
         plain: tuple[object, ...] = warm_up_batch(self._tokenizer.pad_id, self.device)
         warm_ups = [plain, *self._warm_ups(computed=False, offsets=False)]

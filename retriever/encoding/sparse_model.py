@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from retriever.encoding.language_model import head_over_states
-from retriever.forward.pooling import Pooled, takes_positions
+from retriever.forward.pooling import PooledBackbone, takes_positions
 from retriever.forward.prompt_rows import PromptRows
 from retriever.model.recipe import Recipe
 
@@ -15,8 +15,8 @@ from retriever.model.recipe import Recipe
 _LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
 
 
-class SpladePooled(Pooled):
-    """A masked language model with SPLADE's pooling: arguments as of `Pooled` -> float32 [b, vocabulary].
+class SpladePooled(PooledBackbone):
+    """A masked language model with SPLADE's pooling: arguments as of `PooledBackbone` -> float32 [b, vocabulary].
 
     v_w = max over the tokens of a text, special tokens included, of log(1 + ReLU(logit_w)) (SPLADE v2). The logarithm
     does not fall, so only the largest logit of each word goes through it, and the backward pass needs no logits.

@@ -93,7 +93,7 @@ def round_rows(total: int) -> int:
     return -(-total // step) * step
 
 
-class Packed(nn.Module):
+class PackedBackbone(nn.Module):
     """A backbone and its pooling: (ids int64 [t], lengths int64 [b], prompts of the b rows) -> float32 [b, hidden].
 
     Computes no gradients.

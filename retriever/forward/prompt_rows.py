@@ -28,7 +28,7 @@ class PromptRows(NamedTuple):
         rows: The prompt of each row, int64 [b]; None: there is one prompt, which all rows share.
         inside: bool [prompts, l], False after the end of a shorter prompt; None: all prompts have l tokens.
         offsets: int64 [b], by how many positions the text of each row starts later than usual; None: by none. The
-            attention function does not use it: `Pooled` and `Packed` compute positions from it.
+            attention function does not use it: `PooledBackbone` and `PackedBackbone` compute positions from it.
         dropout: Fraction of the keys' and values' numbers that are dropped out, with a separate mask for each row and
             layer. The masks depend on torch's seed, and are drawn in the order of the layers.
     """

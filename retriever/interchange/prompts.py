@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from retriever.errors import InputError
-from retriever.forward.pooling import Pooled
+from retriever.forward.pooling import PooledBackbone
 from retriever.interchange.backbone import Backbone
 from retriever.interchange.dptdr import FOLDERS, read_dptdr
 from retriever.interchange.prefix_tuning import CONFIG, read_prefix_tuning, write_prefix_tuning
@@ -105,7 +105,7 @@ def task_prompt(
         raise InputError(
             f"the prompt of queries is {query.dtype}, and that of passages {passage.dtype}: save both in one dtype"
         )
-    pooled = Pooled.over(backbone.model, recipe)
+    pooled = PooledBackbone.over(backbone.model, recipe)
     prompt = TaskPrompt(backbone_of(settings_of(recipe, options)), options, query, passage, position_offset)
     if position_offset:
         pooled.check_offsets()

@@ -51,7 +51,7 @@ DISTILLATION: dict[str, Callable[..., torch.Tensor]] = {"kl": kl_loss, "margin-m
 """Losses over the scores of a teacher: arguments of `kl_loss`."""
 
 
-class Labels(NamedTuple):
+class BatchLabels(NamedTuple):
     """Which passages of a batch answer a query, and what a teacher says about them.
 
     Attributes:
@@ -67,18 +67,18 @@ class Labels(NamedTuple):
     groups: torch.Tensor | None = None
     teacher: torch.Tensor | None = None
 
-    def to(self, device: torch.device) -> Labels:
+    def to(self, device: torch.device) -> BatchLabels:
         """Returns the labels on a device."""
         optional = (self.groups, self.teacher)
         moved = (None if each is None else each.to(device) for each in optional)
-        return Labels(self.positives.to(device), self.ignored.to(device), *moved)
+        return BatchLabels(self.positives.to(device), self.ignored.to(device), *moved)
 
 
 def batch_loss(
     loss: Loss,
     queries: torch.Tensor,
     passages: torch.Tensor,
-    labels: Labels,
+    labels: BatchLabels,
     temperature: float = 1.0,
     contrastive_weight: float = 0.0,
     negatives_from: NegativesFrom = "batch",

@@ -33,7 +33,7 @@ _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseLayer:
     """A linear layer after pooling.
 
     folder: relative to the model's; None: the layer is new, and training gives it weights. activation: a class of
@@ -63,7 +63,7 @@ class ModelModules:
     settings_file: Path
     settings: dict[str, Any]
     pooling: Pooling
-    head: tuple[Dense | str, ...]
+    head: tuple[DenseLayer | str, ...]
     splade_file: Path | None = None
 
 
@@ -200,7 +200,7 @@ def _read_pooling(file: Path) -> Pooling:
     return names[modes[0]]
 
 
-def _read_dense(folder: Path, path: str) -> Dense:
+def _read_dense(folder: Path, path: str) -> DenseLayer:
     """Returns a Dense module of a model folder."""
     file = folder / path / "config.json"
     config = read_object(file, required=True)
@@ -216,4 +216,4 @@ def _read_dense(folder: Path, path: str) -> Dense:
         raise InputError(f"{file}: out_features: expected an integer of at least 1, got none")
     if not weight_files(folder / path):
         raise InputError(f"{folder / path}: no model.safetensors and no pytorch_model.bin")
-    return Dense(path, activation, size, read_field(config, "bias", bool, file, True))
+    return DenseLayer(path, activation, size, read_field(config, "bias", bool, file, True))

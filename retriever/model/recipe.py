@@ -14,7 +14,7 @@ from retriever.model.arguments import check_model_arguments, config_arguments, t
 from retriever.model.configuration import load_config
 from retriever.model.documents import read_count, read_field, read_object, shown
 from retriever.model.files import find_model_folder, sha256_of, tokenizer_files, weight_files
-from retriever.model.modules import ENCODER_CONFIG, SPLADE, Dense, check_splade, read_modules
+from retriever.model.modules import ENCODER_CONFIG, SPLADE, DenseLayer, check_splade, read_modules
 from retriever.model.vocabulary import check_vocabulary
 from retriever.model.weights import check_files
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
@@ -69,7 +69,7 @@ class Recipe:
     backbone: Path
     model_type: str
     pooling: Pooling
-    head: tuple[Dense | str, ...]
+    head: tuple[DenseLayer | str, ...]
     query_prefix: str
     passage_prefix: str
     unused_prompts: tuple[str, ...]
@@ -162,7 +162,9 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     )
 
 
-def _resolve_head(head: Sequence[Dense | str], pooling: Pooling, options: EncoderOptions) -> tuple[Dense | str, ...]:
+def _resolve_head(
+    head: Sequence[DenseLayer | str], pooling: Pooling, options: EncoderOptions
+) -> tuple[DenseLayer | str, ...]:
     """Returns the steps after pooling, which are those of the folder unless the options differ.
 
     Raises:
@@ -186,9 +188,9 @@ def _resolve_head(head: Sequence[Dense | str], pooling: Pooling, options: Encode
     return tuple(steps)
 
 
-def _dense_dim(folder: Path, head: Sequence[Dense | str], hidden: int, options: EncoderOptions) -> int:
+def _dense_dim(folder: Path, head: Sequence[DenseLayer | str], hidden: int, options: EncoderOptions) -> int:
     """Returns the length of a dense vector. Raises InputError if the options ask for more numbers than it has."""
-    dim = next((step.size for step in reversed(head) if isinstance(step, Dense)), hidden)
+    dim = next((step.size for step in reversed(head) if isinstance(step, DenseLayer)), hidden)
     if options.dimension is None:
         return dim
     if options.dimension > dim:
@@ -206,12 +208,12 @@ def with_projection(recipe: Recipe, size: int) -> Recipe:
     Raises:
         InputError: If the backbone has such layers already.
     """
-    if present := [step.folder for step in recipe.head if isinstance(step, Dense)]:
+    if present := [step.folder for step in recipe.head if isinstance(step, DenseLayer)]:
         raise InputError(
             f"projection={size}: {recipe.folder} has a layer after pooling already ({present[0]}), which is trained "
             "further without the parameter: leave it out"
         )
-    return replace(recipe, head=(Dense(None, "Identity", size, bias=False), *recipe.head), dim=size)
+    return replace(recipe, head=(DenseLayer(None, "Identity", size, bias=False), *recipe.head), dim=size)
 
 
 def describe(name_or_path: str | Path, options: EncoderOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
@@ -256,7 +258,7 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
     }
 
 
-def _weights_of(recipe: Recipe, step: Dense) -> list[Path]:
+def _weights_of(recipe: Recipe, step: DenseLayer) -> list[Path]:
     """Returns the files with the weights of a dense layer; empty for a new layer."""
     assert step.folder is not None
     return weight_files(recipe.folder / step.folder)

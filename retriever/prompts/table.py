@@ -33,7 +33,7 @@ class _Slot:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptSnapshot:
     """A snapshot of the prompts of one side; later calls of `put` and `drop` do not change it.
 
     Attributes:
@@ -165,9 +165,9 @@ class PromptTable:
         layers, heads, head_dim = shape
         numbers = torch.zeros((_MIN_SIZE, layers, 2, 2, heads, head_dim), dtype=dtype, device=device)
         empty = torch.zeros(2, dtype=torch.int64, device=device)
-        self._now = Prompts({}, numbers, empty, empty, {})
+        self._now = PromptSnapshot({}, numbers, empty, empty, {})
 
-    def snapshot(self) -> Prompts:
+    def snapshot(self) -> PromptSnapshot:
         """Returns a snapshot of the prompts."""
         return self._now
 
@@ -222,7 +222,7 @@ class PromptTable:
             lengths[slot.number], offsets[slot.number] = slot.length, slot.offset
         device = numbers.device
         on_device = (torch.from_numpy(lengths).to(device), torch.from_numpy(offsets).to(device))
-        self._now = Prompts(slots, numbers, *on_device, synthesisers)
+        self._now = PromptSnapshot(slots, numbers, *on_device, synthesisers)
 
     def _shape_for(self, length: int, count: int = 1) -> torch.Size:
         """Returns the shape of a tensor with free slots for `count` prompts of `length`."""

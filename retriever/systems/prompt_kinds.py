@@ -13,7 +13,7 @@ from torch import nn
 from retriever.errors import InputError
 from retriever.forward.attention import enable_prompts
 from retriever.forward.batching import TextTokenizer, Tokens
-from retriever.forward.pooling import Pooled
+from retriever.forward.pooling import PooledBackbone
 from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptRows, PromptShape
 from retriever.model.recipe import Recipe, settings_of
 from retriever.options import EncoderOptions, Side
@@ -273,7 +273,7 @@ def open_kind(
 
 
 def open_prompts(
-    kind: PromptKind, pooled: Pooled, recipe: Recipe, encoder: EncoderOptions, start: TaskPrompt | None
+    kind: PromptKind, pooled: PooledBackbone, recipe: Recipe, encoder: EncoderOptions, start: TaskPrompt | None
 ) -> nn.ModuleDict:
     """Returns the providers of the prompts by the names of their sides.
 

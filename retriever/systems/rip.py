@@ -35,7 +35,7 @@ from retriever.systems.condenser import CondenserHead, choose_shape, saved_shape
 from retriever.systems.masking import MaskedLanguageModel, Masking
 from retriever.systems.sentences import count_words, spans, split_sentences
 from retriever.training.dev_workers import ITEMS, share_items
-from retriever.training.system import Batch, Chunk, Output, checkpoint_activations
+from retriever.training.system import Batch, BatchChunk, BatchOutput, checkpoint_activations
 
 # Streams of random numbers, in addition to that of the training loop (2): orders of epochs, pairs, masks.
 _ORDER, _PAIR, _MASK = 3, 4, 5
@@ -273,13 +273,13 @@ class RipSystem:
             unique = slice(len(text_rows))  # a chunk of one text holds the text twice
             chunk_inputs = (ids[unique], lengths[unique], label_ids[unique], total)
             cuts = {} if noun is None else {noun: units.cuts(text_rows)}
-            chunks.append(Chunk({"dense": rows[text_rows]}, chunk_inputs, chunk_inputs[0].numel(), cuts))
+            chunks.append(BatchChunk({"dense": rows[text_rows]}, chunk_inputs, chunk_inputs[0].numel(), cuts))
         of_rows = torch.from_numpy(np.repeat(passages, per_passage)).to(self.device)
         labels_of_rows = {"passages": of_rows, "texts": shared[1:]} if num_rows else {}
-        outputs = {"dense": Output(self.recipe.hidden, num_rows)} if num_rows else {}
+        outputs = {"dense": BatchOutput(self.recipe.hidden, num_rows)} if num_rows else {}
         return Batch(outputs, chunks, labels_of_rows)
 
-    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
         """Returns the vectors of a chunk as "dense", float32 [n, hidden], and its part of L_s; None without masks.
 
         L_s is the mean over all masked tokens of the batch.
@@ -304,15 +304,17 @@ class RipSystem:
         Each worker encodes a share of the texts, and all workers get the result.
         """
 
-        def make_chunks(rows: np.ndarray) -> list[Chunk]:
+        def make_chunks(rows: np.ndarray) -> list[BatchChunk]:
             if not len(rows):
                 return []
             tokens = self.tokenizer([texts[row] for row in rows], side=side)
             batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
             filled = padded_batches(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
-            return [Chunk({ITEMS: rows[text_rows]}, (ids, lengths), ids.numel()) for text_rows, ids, lengths in filled]
+            return [
+                BatchChunk({ITEMS: rows[text_rows]}, (ids, lengths), ids.numel()) for text_rows, ids, lengths in filled
+            ]
 
-        def forward(chunk: Chunk) -> torch.Tensor:
+        def forward(chunk: BatchChunk) -> torch.Tensor:
             ids, lengths = (tensor.to(self.device) for tensor in chunk.inputs)
             prompt = None if self.prompt is None else self.prompt(PromptInputs(ids, lengths))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):

@@ -14,7 +14,7 @@ _ORDER = 6  # stream of random numbers of the orders of epochs
 
 
 @dataclass(frozen=True)
-class Mixture:
+class SetMixture:
     """The batches of several training sets, whose queries are numbered one set after the other.
 
     A set's share of all queries of a training run is proportional to its weight times its number of queries, so a query

@@ -25,9 +25,9 @@ from retriever.errors import InputError
 from retriever.options import Side
 from serve.errors import ExpiredError, LostError, StoreError
 from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, result_of
-from serve.parts.models import TOGETHER, Encoded, EncoderPart, RerankPart, are_finite, unusable_error
-from serve.parts.part import Usable
-from serve.parts.queries import Answer, Group, Hit, Pairs, Query, QueryState, Texts
+from serve.parts.models import TOGETHER, EncodedTexts, EncoderPart, RerankPart, are_finite, unusable_error
+from serve.parts.part import UsableQueries
+from serve.parts.queries import AnswerHit, PairsRequest, PendingQuery, QueryAnswer, QueryGroup, QueryState, TextsRequest
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
 from serve.release.release import Release
 
@@ -56,13 +56,13 @@ class Engine:
         self.encoded: Callable[[int, int], object] = lambda texts, tokens: None
         self.failed: Callable[[str, Exception], object] = lambda part, error: None
 
-    def search(self, queries: Sequence[Query]) -> list[Answer]:
+    def search(self, queries: Sequence[PendingQuery]) -> list[QueryAnswer]:
         """Returns one answer per query; an answer that failed holds its exception.
 
         Args:
             queries: Queries of one release. Of those that allow partial answers, waiting ends together (REST_S).
         """
-        answers = [Answer() for _ in queries]
+        answers = [QueryAnswer() for _ in queries]
         try:
             self._search(queries[0].release, queries, answers)
         except Exception as error:
@@ -70,7 +70,7 @@ class Engine:
                 answer.error = answer.error or error
         return answers
 
-    def embed(self, requests: Sequence[Texts]) -> list[tuple[np.ndarray, Cuts] | Exception]:
+    def embed(self, requests: Sequence[TextsRequest]) -> list[tuple[np.ndarray, Cuts] | Exception]:
         """Returns the vectors of the texts of each request, float32 [n, dim], and the counts of texts that were cut.
 
         A request with a text that cannot be used fails alone.
@@ -93,7 +93,7 @@ class Engine:
                 results.append((vectors, Cuts.from_lengths(encoded.lengths[start:end], encoded.num_cut[start:end])))
         return results
 
-    def rerank(self, requests: Sequence[Pairs]) -> list[np.ndarray]:
+    def rerank(self, requests: Sequence[PairsRequest]) -> list[np.ndarray]:
         """Returns the probabilities of the documents of each request, float32 [n].
 
         Args:
@@ -108,7 +108,7 @@ class Engine:
 
     def _encode(
         self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float
-    ) -> Encoded:
+    ) -> EncodedTexts:
         """Returns the vectors of texts, and counts the forward passes; see EncoderPart.encode."""
         with self._reported(ENCODER):
             encoded = self.encoder.encode(release.id, texts, tasks, side, deadline)
@@ -122,7 +122,7 @@ class Engine:
         replies = self.ask("fetch", PassagesRequest(release.id, rows, deadline))
         return [passage for reply in replies for passage in result_of(reply, deadline)]
 
-    def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
+    def _search(self, release: Release, queries: Sequence[PendingQuery], answers: list[QueryAnswer]) -> None:
         took: dict[str, float] = {}
         states = [QueryState(_first_depth(query)) for query in queries]
         # Either all queries of a batch allow partial answers, or all require complete ones.
@@ -148,15 +148,15 @@ class Engine:
             answer.took = took
 
     def _make_groups(
-        self, release: Release, queries: Sequence[Query], states: list[QueryState], ends: float
-    ) -> list[Group]:
+        self, release: Release, queries: Sequence[PendingQuery], states: list[QueryState], ends: float
+    ) -> list[QueryGroup]:
         """Groups the queries by source, and encodes them; queries that cannot be used get an error."""
-        by_key: dict[object, Group] = {}
+        by_key: dict[object, QueryGroup] = {}
         for number, query in enumerate(queries):
             depth = source_depth(states[number].depth, len(query.search.parts))
             for source, label in zip(query.search.parts, query.search.labels, strict=True):
                 key = source.kind.name, source.target, depth, query.filter
-                by_key.setdefault(key, Group(source, depth, query.filter)).members.append((number, label))
+                by_key.setdefault(key, QueryGroup(source, depth, query.filter)).members.append((number, label))
         groups = list(by_key.values())
         dense = [group for group in groups if group.source.kind.queries == "vectors"]
         numbers = dict.fromkeys(number for group in dense for number, _ in group.members)
@@ -178,7 +178,7 @@ class Engine:
                     with self._reported(ENCODER):
                         used = self.encoder.encode_for(release.id, kind.online, target, texts, ends)
                 except Exception as error:  # other sources need not fail
-                    used = Usable(None, [], {})
+                    used = UsableQueries(None, [], {})
                     for number, _ in group.members:
                         states[number].refused = error
                 _refuse(group, used.refused, states)
@@ -186,7 +186,7 @@ class Engine:
         return [group for group in groups if group.members]
 
     def _encode_queries(
-        self, release: Release, queries: Mapping[int, Query], states: list[QueryState], ends: float
+        self, release: Release, queries: Mapping[int, PendingQuery], states: list[QueryState], ends: float
     ) -> dict[tuple[str, str], np.ndarray]:
         """Returns the vectors of queries by task and text, and refuses queries without a finite vector."""
         if not queries:
@@ -203,7 +203,7 @@ class Engine:
         return vectors
 
     def _search_leaves(
-        self, release: Release, groups: Sequence[Group], states: list[QueryState], deadline: float
+        self, release: Release, groups: Sequence[QueryGroup], states: list[QueryState], deadline: float
     ) -> None:
         """Asks all leaves for the hits of all groups, in one call each, and merges them."""
         if not groups:
@@ -238,8 +238,8 @@ class Engine:
     def _find_documents(
         self,
         release: Release,
-        queries: Sequence[Query],
-        groups: Sequence[Group],
+        queries: Sequence[PendingQuery],
+        groups: Sequence[QueryGroup],
         states: list[QueryState],
         fused: list[Hits | None],
         deadline: float,
@@ -291,7 +291,7 @@ class Engine:
     def _fetch(
         self,
         release: Release,
-        queries: Sequence[Query],
+        queries: Sequence[PendingQuery],
         fused: list[Hits | None],
         states: list[QueryState],
         deadline: float,
@@ -316,11 +316,11 @@ class Engine:
     def _rerank(
         self,
         release: Release,
-        queries: Sequence[Query],
+        queries: Sequence[PendingQuery],
         fused: list[Hits | None],
         texts: dict[int, Passage],
         states: Sequence[QueryState],
-        answers: Sequence[Answer],
+        answers: Sequence[QueryAnswer],
     ) -> None:
         """Sorts the first hits of queries with `rerank` by probability; lower hits keep their order below them."""
         numbers = [n for n, (query, hits) in enumerate(zip(queries, fused, strict=True)) if query.rerank and hits]
@@ -364,7 +364,7 @@ class Engine:
             self.failed(part, error)
 
 
-def _refuse(group: Group, refused: Mapping[int, str], states: list[QueryState]) -> None:
+def _refuse(group: QueryGroup, refused: Mapping[int, str], states: list[QueryState]) -> None:
     """Records why a source cannot use some of a group's queries. refused: by their position in the group."""
     for position, reason in refused.items():
         number, label = group.members[position]
@@ -379,7 +379,7 @@ def _timed(took: dict[str, float], stage: str) -> Iterator[None]:
     took[stage] = time.perf_counter() - start
 
 
-def _fuse_hits(query: Query, state: QueryState) -> Hits | None:
+def _fuse_hits(query: PendingQuery, state: QueryState) -> Hits | None:
     """Returns the fused hits of the sources, as a search job fuses them; if one source failed, those of the others.
 
     None: there is no answer.
@@ -397,7 +397,7 @@ def _rows_and_scores(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
     return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 
-def _make_hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]) -> list[Hit]:
+def _make_hits(query: PendingQuery, hits: Hits, state: QueryState, texts: dict[int, Passage]) -> list[AnswerHit]:
     """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
     by_source = {source: dict(_rows_and_scores(hits, hits.rows.shape[1])) for source, hits in state.sources.items()}
     output = []
@@ -405,23 +405,23 @@ def _make_hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Pas
         scores = {"reranker": score} if query.rerank and score >= 0 else {}  # below the re-ranked hits: minus the rank
         scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
         _, id, title, text, metadata, *span = texts[row]
-        output.append(Hit(row, id, title, text, metadata, score, scores, tuple(span) if span else None))
+        output.append(AnswerHit(row, id, title, text, metadata, score, scores, tuple(span) if span else None))
     return output
 
 
-def _first_depth(query: Query) -> int:
+def _first_depth(query: PendingQuery) -> int:
     """Returns the number of passages of the first search."""
     if query.by_document:
         return min(first_depth(query.k, query.rerank, len(query.search.parts)), MAX_PASSAGES)
     return max(query.k, query.rerank)
 
 
-def _num_needed(query: Query) -> int:
+def _num_needed(query: PendingQuery) -> int:
     """Returns the number of hits of a query of which the passages are needed, at most."""
     return query.k + query.rerank if query.by_document else max(query.k, query.rerank)
 
 
-def _as_json(text: str, answer: Answer) -> bytes:
+def _as_json(text: str, answer: QueryAnswer) -> bytes:
     """Returns the result of a query in the response of a search (`protocol.ResultOut`)."""
     hits = [
         {

@@ -21,14 +21,14 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.corpus.row_ranges import OpenPassages, passage_parts
 from indexing.exact import Hits, empty_hits
-from indexing.hit_sources.online import OnlineSearch, SearcherScope, Target
+from indexing.hit_sources.online import OnlineSearch, SearcherScope, SearchTarget
 from indexing.hit_sources.registry import find_kind, online_searches
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange, split_range
-from indexing.store.documents import Part as FilePart
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from serve.errors import ExpiredError
-from serve.parts.part import Part, Shared, check_deadline, raises_store_errors, use_texts
+from serve.parts.part import ServicePart, SharedObjects, check_deadline, raises_store_errors, use_texts
 from serve.parts.states import PASSAGES
 from serve.release.artifacts import ReleaseArtifacts
 
@@ -50,7 +50,7 @@ class SourceQueries:
     """
 
     kind: str
-    target: Target
+    target: SearchTarget
     queries: Any
     k: int
     filter: str | None = None
@@ -122,7 +122,7 @@ class Leaf:
         self.store = store
         self.sources = {online.name: SourcePart(store, range_of, online, threads) for online in online_searches()}
         self.passages = PassagesPart(store, range_of)
-        self.parts: dict[str, Part] = {**self.sources, PASSAGES: self.passages}
+        self.parts: dict[str, ServicePart] = {**self.sources, PASSAGES: self.passages}
 
     def search(self, request: HitsRequest) -> list[SourceHits | Exception]:
         """Returns the hits of each source in the range; the exception of a source that failed."""
@@ -159,7 +159,7 @@ def ask_here(leaves: Sequence[Leaf], method: str, request: Any) -> list[Reply[An
     return replies
 
 
-class SourcePart(Part):
+class SourcePart(ServicePart):
     """Searches the sources of one or several kinds in a range of rows.
 
     Args:
@@ -172,7 +172,7 @@ class SourcePart(Part):
     def __init__(self, store: Store, range_of: Callable[[Corpus], RowRange], online: OnlineSearch, threads: int | None):
         super().__init__(store)
         self.online, self.name, self.threads, self.range_of = online, online.name, threads, range_of
-        self._searchers: Shared[Any] = Shared()
+        self._searchers: SharedObjects[Any] = SharedObjects()
 
     @raises_store_errors
     def search(self, release_id: str, request: SourceQueries) -> SourceHits:
@@ -189,7 +189,7 @@ class SourcePart(Part):
             hits.scores[usable.numbers], hits.rows[usable.numbers] = usable.result
         return SourceHits(hits, usable.refused)
 
-    def _open(self, artifacts: ReleaseArtifacts) -> dict[Target, Any]:
+    def _open(self, artifacts: ReleaseArtifacts) -> dict[SearchTarget, Any]:
         release, scope = artifacts.release, self._scope(artifacts)
         searchers = {}
         for target, readers in self._targets(artifacts).items():
@@ -200,14 +200,14 @@ class SourcePart(Part):
     def _scope(self, artifacts: ReleaseArtifacts) -> SearcherScope:
         return SearcherScope(self.range_of(artifacts.corpus), self.threads)
 
-    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, ArtifactPart]]:
         scope = self._scope(artifacts)
         groups = [self.online.files(readers, scope) for readers in self._targets(artifacts).values()]
         for alike in itertools.zip_longest(*groups, fillvalue=()):
             for files in alike:
                 yield from files
 
-    def _targets(self, artifacts: ReleaseArtifacts) -> dict[Target, Any]:
+    def _targets(self, artifacts: ReleaseArtifacts) -> dict[SearchTarget, Any]:
         """Returns the readers of the part's targets."""
         return {target: readers for (online, target), readers in artifacts.readers.items() if online is self.online}
 
@@ -219,7 +219,7 @@ class SourcePart(Part):
         self._searchers.release(release_id)
 
 
-class PassagesPart(Part):
+class PassagesPart(ServicePart):
     """Returns the passages of a range of rows: their ids, titles, texts and metadata.
 
     Args:
@@ -252,7 +252,7 @@ class PassagesPart(Part):
     def _open(self, artifacts: ReleaseArtifacts) -> OpenPassages:
         return OpenPassages(artifacts.corpus, self.range_of(artifacts.corpus))
 
-    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, ArtifactPart]]:
         parts = passage_parts(artifacts.corpus, self.range_of(artifacts.corpus))
         return ((part.artifact, part.part) for part in parts)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from indexing.exact import available_threads
-from indexing.hit_sources.online import PROBE, OnlineSearch, Target
+from indexing.hit_sources.online import PROBE, OnlineSearch, SearchTarget
 from indexing.search.rescoring import open_reranker
 from indexing.store.models import model_folder, resolve_model
 from indexing.store.store import Store
@@ -23,14 +23,14 @@ from retriever.options import Side
 from retriever.prompts.prompts import load_prompt
 from retriever.topics.model import NO_TOPIC
 from serve.errors import RefusedPromptError
-from serve.parts.part import Part, Shared, Usable, check_deadline, raises_store_errors, use_texts
+from serve.parts.part import ServicePart, SharedObjects, UsableQueries, check_deadline, raises_store_errors, use_texts
 from serve.parts.states import ENCODER, RERANKER
 from serve.release.artifacts import ReleaseArtifacts
 
 TOGETHER = 64  # texts or pairs of one forward pass
 
 
-class Encoded(NamedTuple):
+class EncodedTexts(NamedTuple):
     """Vectors of texts.
 
     Attributes:
@@ -57,10 +57,10 @@ class _OpenEncoders(NamedTuple):
 
     sides: dict[Side, Encoder]
     slots: dict[str, str | None]
-    sources: dict[tuple[OnlineSearch, Target], Callable[[Sequence[str]], Any]]
+    sources: dict[tuple[OnlineSearch, SearchTarget], Callable[[Sequence[str]], Any]]
 
 
-class EncoderPart(Part):
+class EncoderPart(ServicePart):
     """One backbone, with the prompts of all tasks of all open releases in one table, and the encoders of sources.
 
     Args:
@@ -75,14 +75,14 @@ class EncoderPart(Part):
     def __init__(self, store: Store, *, device: str, threads: int | None = None, compile: str = "never"):
         super().__init__(store)
         self.device, self.threads, self.compile = device, threads, compile
-        self._encoders: Shared[Encoder] = Shared()
-        self._prompts: Shared[str] = Shared()
-        self._sources: Shared[Callable[[Sequence[str]], Any]] = Shared()
+        self._encoders: SharedObjects[Encoder] = SharedObjects()
+        self._prompts: SharedObjects[str] = SharedObjects()
+        self._sources: SharedObjects[Callable[[Sequence[str]], Any]] = SharedObjects()
 
     @raises_store_errors
     def encode(
         self, release_id: str, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float | None = None
-    ) -> Encoded:
+    ) -> EncodedTexts:
         """Encodes texts with the prompts of their tasks, TOGETHER at a time, so that the deadline is met.
 
         Vectors are not checked for being finite, and texts without known words are no error: other texts of the batch
@@ -109,12 +109,17 @@ class EncoderPart(Part):
             vectors = encoder.forward(tokens, side=side, task=of_tasks, topics=topics, check=False)
             batches.append((vectors, tokens.lengths, tokens.num_cut))
         vectors, lengths, num_cut = map(np.concatenate, zip(*batches, strict=True))
-        return Encoded(vectors, lengths, num_cut, refused)
+        return EncodedTexts(vectors, lengths, num_cut, refused)
 
     @raises_store_errors
     def encode_for(
-        self, release_id: str, online: OnlineSearch, target: Target, texts: Sequence[str], deadline: float | None = None
-    ) -> Usable[Any]:
+        self,
+        release_id: str,
+        online: OnlineSearch,
+        target: SearchTarget,
+        texts: Sequence[str],
+        deadline: float | None = None,
+    ) -> UsableQueries[Any]:
         """Encodes texts with the encoder of a source, for its searchers."""
         check_deadline(deadline)
         encoders: _OpenEncoders = self._of(release_id)
@@ -183,7 +188,7 @@ class EncoderPart(Part):
         self._sources.release(release_id)
 
 
-class RerankPart(Part):
+class RerankPart(ServicePart):
     """Scores pairs of a query and a passage with a cross-encoder."""
 
     name = RERANKER
@@ -191,7 +196,7 @@ class RerankPart(Part):
     def __init__(self, store: Store, *, device: str, threads: int | None = None):
         super().__init__(store)
         self.device, self.threads = device, threads
-        self._models: Shared[Reranker] = Shared()
+        self._models: SharedObjects[Reranker] = SharedObjects()
 
     @raises_store_errors
     def score(

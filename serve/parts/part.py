@@ -17,7 +17,7 @@ import numpy as np
 from indexing.hit_sources.query_encoder import select_queries
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError
-from indexing.store.documents import Part as FilePart
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from retriever.errors import InputError, TextsError
 from retriever.memory import free_memory
@@ -55,7 +55,7 @@ def raises_store_errors(method: Callable[P, Result]) -> Callable[P, Result]:
     return call
 
 
-class Shared(Generic[T]):
+class SharedObjects(Generic[T]):
     """Objects that releases share: each is opened once, and dropped when the last release that holds it is released."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class _OpenRelease(NamedTuple):
     files: PartFiles
 
 
-class Part:
+class ServicePart:
     """Base class of the parts: opens releases by id, and answers requests for each of them.
 
     If its files are damaged, a part raises StoreError until `check` finds the files as they were committed.
@@ -201,7 +201,7 @@ class Part:
     def _open(self, artifacts: ReleaseArtifacts) -> Any:
         raise NotImplementedError
 
-    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, ArtifactPart]]:
         """Returns the files that requests read, the most important ones first."""
         return []
 
@@ -212,7 +212,7 @@ class Part:
         pass
 
 
-class Usable(NamedTuple, Generic[T]):
+class UsableQueries(NamedTuple, Generic[T]):
     """What was made of the queries that can be used.
 
     Attributes:
@@ -226,7 +226,7 @@ class Usable(NamedTuple, Generic[T]):
     refused: dict[int, str]
 
 
-def use_texts(function: Callable[[Any], T], queries: Any) -> Usable[T]:
+def use_texts(function: Callable[[Any], T], queries: Any) -> UsableQueries[T]:
     """Calls a function that may raise TextsError with those of the queries that it can use.
 
     Args:
@@ -238,8 +238,8 @@ def use_texts(function: Callable[[Any], T], queries: Any) -> Usable[T]:
     while numbers:
         try:
             usable = queries if not refused else select_queries(queries, np.array(numbers))
-            return Usable(function(usable), numbers, refused)
+            return UsableQueries(function(usable), numbers, refused)
         except TextsError as error:
             refused |= {numbers[position]: reason for position, reason in error.reasons.items()}
             numbers = [number for number in numbers if number not in refused]
-    return Usable(None, [], refused)
+    return UsableQueries(None, [], refused)

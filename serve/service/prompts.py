@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.encoders import EncoderSpec, describe_differences
-from indexing.hit_sources.dense import Space
+from indexing.hit_sources.dense import SearchSpace
 from indexing.store.artifact import Artifact
 from indexing.store.cache import file_sha256
 from indexing.store.documents import fingerprint_of
@@ -33,7 +33,7 @@ from serve.parts.part import check_deadline
 from serve.release.artifacts import ReleaseArtifacts
 from serve.release.planning import BASE, TASK_NAME, check_passages, open_space
 from serve.release.release import Release
-from serve.release.tasks import Task
+from serve.release.tasks import ServedTask
 
 MAX_TOKENS = 1_024  # tokens of a prompt
 # Limits of what computes the prompts of queries: without them, a small file could make the service keep many gigabytes,
@@ -50,7 +50,7 @@ RESERVE = 64 << 20  # bytes of memory for the rest of a check
 
 
 @dataclass(frozen=True)
-class Upload:
+class PromptUpload:
     """A prompt that comes over HTTP.
 
     Attributes:
@@ -78,7 +78,7 @@ class CheckedPrompt:
         fit: The encoder and the embeddings that it was checked against.
     """
 
-    upload: Upload
+    upload: PromptUpload
     folder: Path
     prompt: TaskPrompt
     fit: Any
@@ -88,7 +88,7 @@ class CheckedPrompt:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: Upload, deadline: float) -> CheckedPrompt:
+def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload, deadline: float) -> CheckedPrompt:
     """Checks a prompt that came over HTTP, and copies it to a temporary folder; the caller must call close().
 
     Every step takes time and memory linear in the bytes of the prompt.
@@ -162,11 +162,11 @@ def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) 
     digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
     artifact = _commit_prompt(store, f"{name}.{digest[:12]}", checked, spec)
     bm25 = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # a release has one BM25 index at most
-    task = Task(name, artifact.name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
+    task = ServedTask(name, artifact.name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
     return release.with_task(task, [artifact, *space.generations])
 
 
-def _find_target(store: Store, artifacts: ReleaseArtifacts, upload: Upload) -> tuple[EncoderSpec, Space]:
+def _find_target(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload) -> tuple[EncoderSpec, SearchSpace]:
     """Returns the encoder of a release, and the space that the task of an upload searches. Raises InputError."""
     if artifacts.spec is None:
         raise InputError(f"task {upload.name}: this release has no dense embeddings, over which prompts are served")
@@ -180,7 +180,7 @@ def _size_and_rewind(stream: BinaryIO) -> int:
     return size
 
 
-def _prompt_requirements(release: Release, space: Space) -> Any:
+def _prompt_requirements(release: Release, space: SearchSpace) -> Any:
     """Returns what decides whether a prompt fits: the encoder, its options and the embeddings."""
     encoder = None if release.encoder is None else release.fingerprints.get(release.encoder)
     vectors = [artifact.fingerprint for artifact in space.generations]
@@ -253,7 +253,7 @@ def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: Encode
     return store.open("prompts", name)
 
 
-def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) -> Space:
+def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) -> SearchSpace:
     """Returns the space of an index or of embeddings by name; None: the space of the backbone's own task.
 
     Raises InputError if the name does not exist, or if it belongs to another corpus than the release's.
@@ -266,14 +266,14 @@ def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) ->
             names = ", ".join(sorted(index or embeddings for embeddings, index in spaces))
             raise InputError(f"index: this release has several; name one of them: {names}")
         [(embeddings, index)] = candidates
-        return Space(artifacts.embeddings[embeddings], artifacts.indexes[index] if index else None)
+        return SearchSpace(artifacts.embeddings[embeddings], artifacts.indexes[index] if index else None)
     for embeddings, index in spaces:
         if name == index:
-            return Space(artifacts.embeddings[embeddings], artifacts.indexes[index])
+            return SearchSpace(artifacts.embeddings[embeddings], artifacts.indexes[index])
     if name in store.names("index"):
         return open_space(store, str(store.generations("index", name)[-1].config["embeddings"]), name, artifacts.corpus)
     if name in artifacts.embeddings:
-        return Space(artifacts.embeddings[name], None)
+        return SearchSpace(artifacts.embeddings[name], None)
     if name in store.names("embeddings"):
         return open_space(store, name, None, artifacts.corpus)
     names = ", ".join(sorted({*store.names("index"), *store.names("embeddings")}))

@@ -44,7 +44,7 @@ from serve.local import open_local
 from serve.parts.engine import Engine
 from serve.parts.leaf import Leaf, ask_here
 from serve.parts.models import EncoderPart, RerankPart
-from serve.parts.queries import Query
+from serve.parts.queries import PendingQuery
 from serve.release.live import make_current
 from serve.release.planning import plan_release
 from serve.release.tasks import search_of
@@ -345,7 +345,7 @@ def test_passages_whose_documents_a_lost_leaf_knows_are_missing(served: Store) -
         return replies
 
     engine, [task] = Engine(encoder, reranker, ask), release.tasks
-    query = Query(release, texts_of(served)[0], task, K, search_of(task, "exact:enc"), time.time() + 60)
+    query = PendingQuery(release, texts_of(served)[0], task, K, search_of(task, "exact:enc"), time.time() + 60)
     [whole] = engine.search([replace(query, by_document=True)])
     assert isinstance(whole.error, IncompleteError)
     [partial] = engine.search([replace(query, by_document=True, partial=True)])
@@ -369,7 +369,7 @@ def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
         search = search_of(release.tasks[0], "0.5*bm25+0.5*exact:enc")
         for rerank in (0, 9):
             queries = [
-                Query(release, text, release.tasks[0], K, search, time.time() + 60, None, rerank, False, True)
+                PendingQuery(release, text, release.tasks[0], K, search, time.time() + 60, None, rerank, False, True)
                 for text in texts_of(served)
             ]
             for answer in engine.search(queries):

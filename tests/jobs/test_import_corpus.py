@@ -20,7 +20,7 @@ from indexing.corpus.corpus import Corpus, Passage
 from indexing.corpus.queries import Queries
 from indexing.formats import chunking
 from indexing.store.artifact import Draft
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 
 Done = Callable[..., str]
@@ -200,7 +200,7 @@ def test_the_records_are_read_as_often_for_many_buckets_of_ids_as_for_one(
     reads: list[str] = []
     original = Draft.committed
 
-    def committed(draft: Draft) -> dict[str, Part]:
+    def committed(draft: Draft) -> dict[str, ArtifactPart]:
         reads.append(draft.key)
         return original(draft)
 

@@ -54,7 +54,7 @@ class Job(Common):
 
 
 def test_options_of_a_field_that_is_a_dataclass_are_options_of_the_job() -> None:
-    flat = options.flatten(Job)
+    flat = options.options_by_name(Job)
     own = ["task", "kind", "lr", "hidden_size", "layers", "seed", "normalize", "dropout", "columns", "pool_negatives"]
     assert list(flat) == [*own, "store", "plan", "limit"], "those of the job come first"
     assert {name: flat[name].group for name in ("task", "lr", "hidden_size", "store")} == {
@@ -79,7 +79,7 @@ class Twice(Common):
 
 def test_equal_names_are_an_error_that_names_both_places() -> None:
     with pytest.raises(TypeError, match=r"^Twice: the option --lr is declared twice: lr and loop.lr$"):
-        options.flatten(Twice)
+        options.options_by_name(Twice)
 
 
 def test_values_are_built_and_replaced_by_name() -> None:
@@ -88,7 +88,7 @@ def test_values_are_built_and_replaced_by_name() -> None:
     assert options.replace_options(job, {"lr": 0.25, "seed": 1}) == Job(
         store="s", task="t", loop=Loop(lr=0.25, hidden=8), seed=1
     )
-    assert options.flatten(Job)["hidden_size"].value(job) == 8
+    assert options.options_by_name(Job)["hidden_size"].value(job) == 8
     with pytest.raises(InputError, match=r"parameter lr -1: expected more than 0"):
         options.replace_options(job, {"lr": -1})
 

@@ -15,7 +15,7 @@ from typing import Any
 from jobs import import_corpus, pipeline, verify
 from jobs.common import cli
 from jobs.common.options import options_by_name
-from jobs.common.steps import Step, read_steps
+from jobs.common.steps import JobStep, read_steps
 
 import pytest
 import yaml
@@ -140,7 +140,7 @@ def test_a_failure_names_the_step_and_the_next_run_goes_on_there(
 def test_an_interrupted_chain_is_resumed_if_a_step_is_complete(
     chain: list[dict], recipe: Write, job: Callable, monkeypatch: pytest.MonkeyPatch, number: int, more: str
 ) -> None:
-    def perform(step: Step) -> None:
+    def perform(step: JobStep) -> None:
         if step.number == number:
             raise KeyboardInterrupt
         original(step)

@@ -21,7 +21,7 @@ from indexing.search import retrieval
 from indexing.search.runs import read_run
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
-from indexing.work.tasks import Task
+from indexing.work.tasks import WorkerTask
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 
@@ -413,7 +413,7 @@ def test_sources_over_the_same_embeddings_encode_the_questions_once(world, done:
     ran = []
     real = LocalRunner.run
 
-    def counted(runner: LocalRunner, task: Task, *rest: Any, **more: Any) -> Iterator[tuple[Any, Any]]:
+    def counted(runner: LocalRunner, task: WorkerTask, *rest: Any, **more: Any) -> Iterator[tuple[Any, Any]]:
         ran.append(type(task).__name__)
         return real(runner, task, *rest, **more)
 

@@ -58,14 +58,14 @@ from serve.client import Client, ServerError
 from serve.errors import LostError, OverloadedError
 from serve.http.guard import Tokens, token_digest
 from serve.local import open_local, run_server
-from serve.parts.models import Encoded
-from serve.parts.queries import Query, Texts
+from serve.parts.models import EncodedTexts
+from serve.parts.queries import PendingQuery, TextsRequest
 from serve.release.live import live_release_id, make_current
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.tasks import search_of_mode
 from serve.remote import RemotePart, send_to_leaves
-from serve.service.changes import Changes
+from serve.service.changes import ReleaseChanges
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
@@ -416,7 +416,7 @@ def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
 ) -> None:
     encode = service.engine.encoder.encode
 
-    def broken(release_id: str, texts: Sequence[str], *arguments: Any) -> Encoded:
+    def broken(release_id: str, texts: Sequence[str], *arguments: Any) -> EncodedTexts:
         encoded = encode(release_id, texts, *arguments)
         encoded.vectors[[text == "broken" for text in texts]] = np.nan
         return encoded
@@ -426,7 +426,7 @@ def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
     assert live is not None
     task, fine = live.tasks["default"], next(iter(query_texts(root).values()))
     asked = [
-        Query(live.release, text, task, 3, search_of_mode(task, mode), 4e9)
+        PendingQuery(live.release, text, task, 3, search_of_mode(task, mode), 4e9)
         for mode in ("dense", "hybrid", "bm25")
         for text in (fine, "broken")
     ]
@@ -438,7 +438,7 @@ def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
         400,
         "task default: the vector of text 1 is not finite",
     )
-    wanted = [Texts(live.release, [text], "default", "query", 4e9) for text in (fine, "broken")]
+    wanted = [TextsRequest(live.release, [text], "default", "query", 4e9) for text in (fine, "broken")]
     good, bad = service.engine.embed(wanted)
     assert isinstance(bad, InputError)
     assert not isinstance(good, Exception)
@@ -511,7 +511,7 @@ def test_a_prompt_that_there_is_no_memory_for_is_refused(
 
 
 def test_others_may_change_what_is_live_while_a_task_is_put(
-    root: Path, changes: Changes, client: TestClient, model: str, tmp_path: Path
+    root: Path, changes: ReleaseChanges, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     """With several ingresses, each tells all, itself included, to look which release is live."""
     store = Store(str(root / "store"))
@@ -557,7 +557,7 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
 
 
 def test_a_release_lingers_and_changes_do_not_pile_up(
-    service: Service, changes: Changes, client: TestClient, model: str, tmp_path: Path
+    service: Service, changes: ReleaseChanges, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     service._linger = 1.0
     first = client.get("/v1/tasks").json()["release"]

@@ -28,7 +28,7 @@ from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.renewal import renew_release
 from serve.service import staleness
-from serve.service.changes import Changes
+from serve.service.changes import ReleaseChanges
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
@@ -231,7 +231,7 @@ def test_a_new_release_that_cannot_be_opened_leaves_the_live_one(
     ready = []
 
     async def run_server(service: Service, *_: object) -> None:
-        await Changes(service).refresh()
+        await ReleaseChanges(service).refresh()
         ready.append(service.live.release if service.live else None)
 
     monkeypatch.setattr("serve.local.run_server", run_server)
@@ -251,10 +251,10 @@ def test_servers_that_make_the_same_release_at_once_all_serve_it(growth: Growth)
     assert before is not None
     first, other = (replace(before, reranker=name) for name in ("some/cross-encoder", "another/cross-encoder"))
     for _ in range(2):
-        assert serve_search.make_live(store, serve_search.Choice(first, True, tag, before), list) == first.id
+        assert serve_search.make_live(store, serve_search.ReleaseChoice(first, True, tag, before), list) == first.id
         assert live(store) == first
     with pytest.raises(InputError, match="another release has just become live"):
-        serve_search.make_live(store, serve_search.Choice(other, True, tag, None), list)
+        serve_search.make_live(store, serve_search.ReleaseChoice(other, True, tag, None), list)
 
 
 @pytest.mark.parametrize("error", [None, InputError("damaged"), OSError("cannot be read"), RuntimeError("no memory")])
@@ -282,7 +282,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
             make_live(store, other)
 
     async def run_server(service: Service, *_: object) -> None:
-        await Changes(service).refresh()
+        await ReleaseChanges(service).refresh()
         service._admin.shutdown()
         assert service.live is not None
         assert service.live.release == other

@@ -20,7 +20,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus, ImportOptions, ParseStage
 from indexing.formats.sources import detect_source
 from indexing.store.store import Store
-from indexing.work.tasks import Runner, Task
+from indexing.work.tasks import Runner, WorkerTask
 from indexing.work.work import run_work
 from retriever.errors import InputError, StorageError
 
@@ -125,7 +125,7 @@ class Losing(InlineRunner):
         super().__init__()
         self.part = part
 
-    def run(self, task: Task, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
+    def run(self, task: WorkerTask, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
         yield from super().run(task, items, **options)
         self.part.unlink(missing_ok=True)
 

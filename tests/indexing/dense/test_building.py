@@ -13,8 +13,8 @@ from runners import InlineRunner
 
 from indexing.dense.building import DEPTHS, candidates_by_depth, choose_search_parameters, without_own_row
 from indexing.dense.faiss_index import fill_shard, train_quantizer, write_index
-from indexing.dense.index import Shard
-from indexing.work.tasks import Task
+from indexing.dense.index import IndexShard
+from indexing.work.tasks import WorkerTask
 
 TRUTH = np.arange(100)[None].repeat(5, axis=0)
 
@@ -77,7 +77,7 @@ def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path) -> None
     for first in range(0, 2_400, 400):
         file = tmp_path / f"{first}.faiss"
         write_index(fill_shard(train_quantizer(queries, "Flat", seed=0), [vectors[first : first + 400]], first), file)
-        shards.append(Shard(Rows(vectors, file), "", first, first + 400))  # type: ignore[arg-type]
+        shards.append(IndexShard(Rows(vectors, file), "", first, first + 400))  # type: ignore[arg-type]
         for depth, scores in reached.items():
             best = first + np.argsort(-products[:, first : first + 400], axis=1)[:, :depth]
             np.put_along_axis(scores, best, np.take_along_axis(products, best, 1), 1)
@@ -87,7 +87,7 @@ def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path) -> None
     class Watched(InlineRunner):
         """Counts the hits that are still in memory after each shard."""
 
-        def run(self, task: Task, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
+        def run(self, task: WorkerTask, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
             for item, hits in super().run(task, items, **options):
                 alive.append(weakref.ref(hits.rows))
                 held.append(sum(each() is not None for each in alive))

@@ -228,11 +228,11 @@ import pyarrow as pa
 from indexing.files import parquet
 from indexing.formats import chunking
 from indexing.formats.parquet import PARQUET
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from indexing.formats.parse import parse_corpus
 parquet.WHOLE_BYTES = chunking.CHUNK_BYTES = 2_000_000
 parquet.BUFFER_BYTES = 1 << 20
-found = list(chunking.chunks(detect(sys.argv[1]), 1_000))
+found = list(chunking.cut_into_chunks(detect_source(sys.argv[1]), 1_000))
 ids = [parse_corpus(PARQUET, found[index])["id"].to_pylist() for index in (0, 20, 31)]
 print(len(found), ids, pa.default_memory_pool().max_memory())
 """

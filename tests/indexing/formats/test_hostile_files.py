@@ -22,7 +22,7 @@ from indexing.files import limits, raw
 from indexing.files.raw import Lines
 from indexing.formats.dpr import DPR
 from indexing.formats.parse import read_queries
-from indexing.formats.sources import Source, detect_query_source
+from indexing.formats.sources import ImportSource, detect_query_source
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -94,7 +94,7 @@ def test_a_list_of_answers_that_is_too_long_to_be_parsed_is_refused(
     monkeypatch.setattr(limits, "MAX_ANSWERS", 100)
     file = write(tmp_path / "x.csv", f"who\t['Ann']\nwho\t{['a'] * 50}\n")
     with pytest.raises(InputError, match=r"x\.csv:2: found answers"):
-        (read_queries(Source(DPR, "x", (), (str(file),), {})))
+        (read_queries(ImportSource(DPR, "x", (), (str(file),), {})))
 
 
 def timestamps(*values: int, unit: str = "us", zone: str | None = None) -> pa.Array:

@@ -36,18 +36,18 @@ from indexing.corpus.importing import rows_to_delete
 from indexing.files.qrels import read_qrels
 from indexing.formats.parse import parse_corpus, read_queries
 from indexing.search.runs import read_trec
-from indexing.formats.chunking import chunks
-from indexing.formats.sources import detect, detect_queries
+from indexing.formats.chunking import cut_into_chunks
+from indexing.formats.sources import detect_query_source, detect_source
 from indexing.store.store import Store
 from retriever.errors import InputError
 
 def read(path, reader, store):
     if reader == "corpus":
-        source = detect(path)
-        for chunk in chunks(source, 10_000):
+        source = detect_source(path)
+        for chunk in cut_into_chunks(source, 10_000):
             parse_corpus(source.format, chunk)
     elif reader == "queries":
-        (read_queries(detect_queries(path)))
+        (read_queries(detect_query_source(path)))
     elif reader == "delete":
         rows_to_delete(Corpus.open(Store(store)), path)
     else:

@@ -18,17 +18,17 @@ from indexing.formats.beir import BEIR
 from indexing.formats.chunking import cut_into_chunks
 from indexing.formats.parquet import PARQUET
 from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import Source, detect_query_source, detect_source
+from indexing.formats.sources import ImportSource, detect_query_source, detect_source
 from retriever.errors import InputError
 
 BEIR_LINE = '{"_id": "a", "text": "x"}\n'
 
 
-def beir(*files: Path) -> Source:
-    return Source(BEIR, "x", tuple(map(str, files)), (), {})
+def beir(*files: Path) -> ImportSource:
+    return ImportSource(BEIR, "x", tuple(map(str, files)), (), {})
 
 
-def raw_lines(source: Source, rows_per_chunk: int, limit: int | None = None) -> list[tuple[str, int, bytes]]:
+def raw_lines(source: ImportSource, rows_per_chunk: int, limit: int | None = None) -> list[tuple[str, int, bytes]]:
     """(file, line number, line) of all chunks, after checking what a chunk promises."""
     found, first_row = [], 0
     for index, chunk in enumerate(cut_into_chunks(source, rows_per_chunk, limit=limit)):
@@ -180,14 +180,14 @@ def test_folders_are_recognised(tmp_path):
     write(tmp_path / "beir.v1/qrels/dev.tsv", "query-id\tcorpus-id\tscore\n")
     folder = str(tmp_path / "beir.v1")
     source = detect_source(folder + "/")
-    assert source == Source(
+    assert source == ImportSource(
         BEIR,
         "beir.v1",
         (f"{folder}/corpus.jsonl.gz",),
         (f"{folder}/queries.jsonl",),
         {"dev": f"{folder}/qrels/dev.tsv", "test": f"{folder}/qrels/test.tsv"},
     )
-    assert detect_query_source(folder) == Source(BEIR, "beir.v1", (), source.queries, source.qrels)
+    assert detect_query_source(folder) == ImportSource(BEIR, "beir.v1", (), source.queries, source.qrels)
 
     for name in ("collection.tsv", "queries.train.tsv", "queries.dev.small.tsv", "qrels.dev.small.tsv"):
         write(tmp_path / "marco" / name, "1\tx\n")

@@ -17,7 +17,7 @@ import pytest
 from raw_files import jsonl, odd_text, write
 
 from indexing.files import limits, raw
-from indexing.files.columns import PassageNames, Table
+from indexing.files.columns import PassageNames, TableColumns
 from indexing.files.delimited import DelimitedRows, line_of_row, read_fields
 from indexing.formats.chunking import cut_into_chunks
 from indexing.formats.csv_tsv import CSV
@@ -128,7 +128,7 @@ def test_csv_is_cut_at_row_ends_wherever_blocks_end(
     reader, lines = csv.reader(io.StringIO(text.getvalue(), newline="\n")), [1]
     for _ in reader:
         lines.append(reader.line_num + 1)
-    table = Table(("a", "b", "c"), ",")
+    table = TableColumns(("a", "b", "c"), ",")
     for size in (1, 2, 7, 100):
         pieces, found, starts = DelimitedRows(file, ","), [], []
         pieces.take(1)

@@ -26,7 +26,7 @@ from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Allocation, ignore
-from indexing.work.work import Unit, run_work
+from indexing.work.work import WorkUnit, run_work
 from retriever.errors import InputError
 
 NOTHING = np.empty(0, np.int64)
@@ -275,7 +275,7 @@ def test_a_retried_shard_is_not_made_again(tmp_path: Path, monkeypatch) -> None:
     store = Store(str(tmp_path / "store"))
     draft = store.create("bm25", "bm25/g0000", config=lucene_versions())
     fill = FillLuceneTask(draft, corpus.parts, "en").open(Allocation(1))
-    unit = Unit(("shard-00000",), 2, (0, 2))
+    unit = WorkUnit(("shard-00000",), 2, (0, 2))
     fill(unit, ignore)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store/bm25").rglob("*")}
     monkeypatch.setattr(module, "write_shard", lambda *_, **__: pytest.fail("made again"))

@@ -30,7 +30,7 @@ from indexing.store.artifact import Artifact
 from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
 from indexing.work.tasks import Allocation, ignore
-from indexing.work.work import Unit, run_work
+from indexing.work.work import WorkUnit, run_work
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 
@@ -147,7 +147,7 @@ def drawn(store: Store, scores: ScoreCandidates, draw: NegativeOptions, name: st
     with store.create("negatives", name) as draft:
         for part in pool.numbered_parts("part"):
             sample_part = SampleTask(draft, pool, scores.generations, draw).open(Allocation(1))
-            sample_part(Unit((part.name,), 0, asked(int(part.name[-5:]))), ignore)
+            sample_part(WorkUnit((part.name,), 0, asked(int(part.name[-5:]))), ignore)
     made = store.open("negatives", name)
     return [line for part in made.numbered_parts("part") for line in pq.read_table(made.local(part)).to_pylist()]
 
@@ -223,7 +223,7 @@ def test_a_task_that_is_tried_again_scores_nothing(store: Store, loop: Loop) -> 
     draw = NegativeOptions(denoised_negatives=2)
     with store.create("scores", "again/g0000") as draft:
         worker = ScoreStage(scores_of(store, draw)).task([draft]).open(Allocation(1))
-        units = [Unit((part.name,), 0, None) for part in pool.numbered_parts("part")]
+        units = [WorkUnit((part.name,), 0, None) for part in pool.numbered_parts("part")]
         made = [worker(unit, ignore) for unit in units]
         before = loop.scored.copy()
         assert [worker(unit, ignore) for unit in units] == made
@@ -303,7 +303,7 @@ def test_margins_score_every_pair_and_the_positives_once(store: Store, loop: Loo
     """After scores for other options; a candidate is dropped by the lowest of its query's positives."""
     score(store, NegativeOptions(denoised_negatives=2))
     before = loop.scored.copy()
-    draw = NegativeOptions(100, 3, 0.3, margins=mining.Margins(relative_margin=0.05))
+    draw = NegativeOptions(100, 3, 0.3, margins=mining.ScoreMargins(relative_margin=0.05))
     pool = store.open("candidates", "pool")
     parts = {part.name: asked(number) for number, part in enumerate(pool.numbered_parts("part"))}
     for _ in range(2):  # nothing is pending the second time

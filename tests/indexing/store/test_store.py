@@ -24,7 +24,7 @@ from indexing.store import storage as storage_module
 from indexing.store import store as store_module
 from indexing.store.artifact import Draft, keep_alive
 from indexing.store.cache import CorruptError, NodeCache
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import LocalStorage
 from indexing.store.store import MADE_BY, MAX_NAME, Store, open_storage
@@ -34,7 +34,7 @@ from retriever.errors import InputError
 JOBS = Path(__file__).parents[3] / "jobs"
 
 
-def write_part(draft: Draft, number: int, content: bytes) -> Part:
+def write_part(draft: Draft, number: int, content: bytes) -> ArtifactPart:
     return draft.commit(f"part-{number:05d}", ".bin", lambda path: path.write_bytes(content), rows=len(content))
 
 

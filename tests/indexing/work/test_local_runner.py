@@ -27,13 +27,13 @@ from indexing.work.tasks import (
     PYTHON_CORE,
     Allocation,
     Report,
-    Resources,
     WorkerRequest,
+    WorkerResources,
     task_name,
 )
 from retriever.errors import InputError, StorageError
 
-TWO_CALLS = Resources(cores=None, calls=2)
+TWO_CALLS = WorkerResources(cores=None, calls=2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Call:
     """A task that calls a function with the place and the item."""
 
     function: Callable[[Allocation, int], object]
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
 
     def open(self, allocation: Allocation) -> Callable[[int, Report], object]:
         return lambda item, report: self.function(allocation, item)
@@ -51,7 +51,7 @@ class Call:
 class ProcessOf:
     """A task that returns the id of its process."""
 
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
     def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         return lambda item, report: os.getpid()
@@ -61,7 +61,7 @@ class ProcessOf:
 class Refusing:
     """A task whose worker cannot be opened."""
 
-    resources: Resources
+    resources: WorkerResources
 
     def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         raise InputError("no such model")
@@ -72,17 +72,17 @@ class Refusing:
     [
         (8, 0, ONE_CORE, Allocation(1), 8),
         (8, 0, ALL_CORES, Allocation(8), 1),
-        (8, 0, Resources(cores=3), Allocation(3), 2),
-        (2, 0, Resources(cores=5), Allocation(2), 1),
+        (8, 0, WorkerResources(cores=3), Allocation(3), 2),
+        (2, 0, WorkerResources(cores=5), Allocation(2), 1),
         (8, 1, ONE_CORE, Allocation(1), 8),
-        (8, 1, Resources(cores=None, gpus=None), Allocation(8, "cuda"), 1),
-        (8, 0, Resources(cores=None, gpus=None), Allocation(8), 1),
-        (8, 1, Resources(cores=2, gpus=0), Allocation(2), 4),
-        (8, 2, Resources(cores=2, gpus=1), Allocation(2, "cuda"), 2),
+        (8, 1, WorkerResources(cores=None, gpus=None), Allocation(8, "cuda"), 1),
+        (8, 0, WorkerResources(cores=None, gpus=None), Allocation(8), 1),
+        (8, 1, WorkerResources(cores=2, gpus=0), Allocation(2), 4),
+        (8, 2, WorkerResources(cores=2, gpus=1), Allocation(2, "cuda"), 2),
     ],
 )
 def test_a_worker_gets_its_cores_and_a_gpu_if_there_is_one(
-    cores: int, gpus: int, resources: Resources, allocation: Allocation, slots: int
+    cores: int, gpus: int, resources: WorkerResources, allocation: Allocation, slots: int
 ) -> None:
     runner = LocalRunner(cores=cores, gpus=gpus)
     assert (runner.allocate(resources), runner.slots(resources)) == (allocation, slots)
@@ -94,12 +94,12 @@ def test_a_worker_gets_its_cores_and_a_gpu_if_there_is_one(
         (WorkerRequest(cpus=3), ALL_CORES, Allocation(3), 2),
         (WorkerRequest(cpus=3, max_workers=1), ALL_CORES, Allocation(3), 1),
         (WorkerRequest(cpus=3), ONE_CORE, Allocation(1), 8),
-        (WorkerRequest(gpus=0), Resources(cores=None, gpus=None), Allocation(8), 1),
-        (WorkerRequest(gpus=0), Resources(cores=2, gpus=1), Allocation(2, "cuda"), 1),
+        (WorkerRequest(gpus=0), WorkerResources(cores=None, gpus=None), Allocation(8), 1),
+        (WorkerRequest(gpus=0), WorkerResources(cores=2, gpus=1), Allocation(2, "cuda"), 1),
     ],
 )
 def test_a_user_sets_the_sizes_that_are_not_fixed(
-    request_: WorkerRequest, resources: Resources, allocation: Allocation, slots: int
+    request_: WorkerRequest, resources: WorkerResources, allocation: Allocation, slots: int
 ) -> None:
     runner = LocalRunner(cores=8, gpus=1, request=request_)
     assert (runner.allocate(resources), runner.slots(resources)) == (allocation, slots)
@@ -145,7 +145,7 @@ def test_one_worker_takes_as_many_calls_as_it_says() -> None:
 
     @dataclass(frozen=True, eq=False)
     class Both:
-        resources: Resources = TWO_CALLS
+        resources: WorkerResources = TWO_CALLS
 
         def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
             opened.append(allocation)
@@ -210,7 +210,7 @@ def test_a_task_that_runs_again_opens_no_second_worker() -> None:
 
     @dataclass(frozen=True, eq=False)
     class Model:
-        resources: Resources = ALL_CORES
+        resources: WorkerResources = ALL_CORES
         stays_open: bool = True
 
         def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
@@ -237,7 +237,7 @@ def test_work_that_holds_pythons_lock_goes_to_processes_once_it_is_worth_it(monk
 
 
 def test_workers_that_cannot_share_a_process_have_one_each_from_the_second_item_on() -> None:
-    task = ProcessOf(Resources(one_per_process=True))
+    task = ProcessOf(WorkerResources(one_per_process=True))
     assert list(LocalRunner(cores=2).run(task, [1])) == [(1, os.getpid())]
     assert {pid for _, pid in LocalRunner(cores=1).run(task, range(3))} == {os.getpid()}
     found = list(LocalRunner(cores=2).run(task, range(6)))
@@ -266,7 +266,7 @@ class DiesOnce:
     """A task whose process is killed by its item 3, the first time."""
 
     mark: Path
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
     def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         def work(item: int, report: Report) -> int:
@@ -282,7 +282,7 @@ class DiesOnce:
 class Sleeps:
     """A task that takes a minute in a spawned process."""
 
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
     def open(self, allocation: Allocation) -> Callable[[float, Report], float]:
         return lambda item, report: time.sleep(item) or item
@@ -292,7 +292,7 @@ class Sleeps:
 class BlockedSignals:
     """A task that returns the signals that its process was started with as blocked."""
 
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
     def open(self, allocation: Allocation) -> Callable[[int, Report], set[int]]:
         return lambda item, report: signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -348,7 +348,7 @@ def test_an_exception_ends_spawned_processes_in_the_middle_of_their_items(monkey
 class Scribbles:
     """A task that returns the folder of its process's temporary files, or fills a folder there for ever."""
 
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
     def open(self, allocation: Allocation) -> Callable[[str, Report], str]:
         def work(item: str, report: Report) -> str:
@@ -409,14 +409,14 @@ def test_spawned_processes_end_with_a_process_that_is_killed(tmp_path: Path) -> 
     wait_for_the_end(spawned)
 
 
-@pytest.mark.parametrize("resources", [ONE_CORE, ALL_CORES, Resources(python_bound=True)])
-def test_a_worker_that_cannot_be_opened_ends_the_run_with_its_line(resources: Resources) -> None:
+@pytest.mark.parametrize("resources", [ONE_CORE, ALL_CORES, WorkerResources(python_bound=True)])
+def test_a_worker_that_cannot_be_opened_ends_the_run_with_its_line(resources: WorkerResources) -> None:
     with pytest.raises(InputError, match="no such model"):
         list(LocalRunner(cores=2).run(Refusing(resources), range(3)))
 
 
 def test_no_items_open_no_worker() -> None:
-    for resources in (ONE_CORE, ALL_CORES, Resources(python_bound=True)):
+    for resources in (ONE_CORE, ALL_CORES, WorkerResources(python_bound=True)):
         assert list(LocalRunner(cores=2).run(Refusing(resources), [])) == []
 
 
@@ -427,7 +427,7 @@ def test_progress_within_items_is_summed_over_threads(monkeypatch: pytest.Monkey
 
     @dataclass(frozen=True, eq=False)
     class Slow:
-        resources: Resources = ONE_CORE
+        resources: WorkerResources = ONE_CORE
 
         def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
             def work(item: int, report: Report) -> int:

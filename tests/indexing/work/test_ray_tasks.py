@@ -16,7 +16,7 @@ import pytest
 
 from indexing.work import ray_progress, ray_tasks, tasks
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import ONE_CORE, Allocation, Report, Resources, WorkerRequest
+from indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
 from retriever.errors import InputError
 
 pytestmark = pytest.mark.cluster
@@ -36,7 +36,7 @@ class Calls:
     function: Callable[[int, Any], Any]
     argument: Any = None
     folder: Path | None = None
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
     stays_open: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[int, Report], Any]:
@@ -150,7 +150,7 @@ from indexing.work.tasks import Resources
 
 @dataclass(frozen=True)
 class Pid:
-    resources: Resources = Resources(gpus=None)
+    resources: WorkerResources = WorkerResources(gpus=None)
 
     def open(self, place):
         return lambda item, report: (os.getpid(), place.device)
@@ -187,7 +187,7 @@ def test_the_first_worker_may_be_lost(tmp_path: Path) -> None:
 class Broken:
     """A task whose workers cannot open."""
 
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
 
     def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         raise OSError("the disk is full")
@@ -221,7 +221,7 @@ class Reporting:
     """Reports 7 rows of its item until a file exists; the file appears when the driver has received them."""
 
     received: Path
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
     reports: bool = True
 
     def open(self, allocation: Allocation) -> Callable[[int, Report], int]:

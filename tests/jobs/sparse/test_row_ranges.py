@@ -25,7 +25,7 @@ from serve.local import open_local
 from serve.parts.engine import Engine
 from serve.parts.leaf import Leaf, ask_here
 from serve.parts.models import EncoderPart, RerankPart
-from serve.parts.queries import Query
+from serve.parts.queries import PendingQuery
 from serve.release.live import live_release, live_release_id, make_current
 from serve.release.planning import plan_release
 from serve.release.release import Release
@@ -112,20 +112,21 @@ def engine_of(store: Store, of: int) -> Engine:
     return Engine(EncoderPart(store, device="cpu"), RerankPart(store, device="cpu"), partial(ask_here, leaves))
 
 
-def all_queries(ranged: Ranged, release: Release) -> list[Query]:
+def all_queries(ranged: Ranged, release: Release) -> list[PendingQuery]:
     """Returns queries of all tasks to all sources, filtered and not, re-ranked and not; one has no known word."""
     tasks = {task.name: task for task in release.tasks}
     texts = [*list(query_texts(ranged.root).values())[:2], f"{WORDS[1]} {WORDS[3]}", "xyzzy"]
     queries = []
     for source, text, filter in itertools.product(SOURCES, texts, (None, *FILTERS)):
         search, filtered = search_of(tasks["default"], source), filter and json.dumps(filter, sort_keys=True)
-        queries.append(Query(release, text, tasks["default"], K, search, 4e9, filtered))
+        queries.append(PendingQuery(release, text, tasks["default"], K, search, 4e9, filtered))
         if filter is None:
-            queries.append(Query(release, text, tasks["default"], 3, search, 4e9, rerank=5))
+            queries.append(PendingQuery(release, text, tasks["default"], 3, search, 4e9, rerank=5))
     for name, text in itertools.product(("computed", "fixed"), texts):
-        queries.append(Query(release, text, tasks[name], 250, search_of(tasks[name], "index:four"), 4e9))
+        queries.append(PendingQuery(release, text, tasks[name], 250, search_of(tasks[name], "index:four"), 4e9))
     return queries + [
-        Query(release, text, tasks["topical"], K, search_of(tasks["topical"], "exact:topical"), 4e9) for text in texts
+        PendingQuery(release, text, tasks["topical"], K, search_of(tasks["topical"], "exact:topical"), 4e9)
+        for text in texts
     ]
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM
 from indexing.corpus.corpus import Corpus
 from indexing.store.models import model_folder
 from indexing.store.store import Store
-from indexing.training.pretraining import Eligible, count_eligible, training_rows
+from indexing.training.pretraining import EligibleCount, count_eligible, training_rows
 from indexing.work.local import LocalRunner
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.options.pretraining import RipOptions
@@ -182,7 +182,7 @@ def test_a_plan_estimates_the_eligible_passages_of_a_large_corpus(world) -> None
     options, runner = RipOptions(steps=1, objective="mlm"), LocalRunner(cores=1)
     exact = count_eligible(corpus, options, 200, runner)
     rows = training_rows(corpus, options, 200, runner)
-    assert exact == Eligible(len(rows), 200 - int((corpus.deleted < 200).sum()), exact.examined)
+    assert exact == EligibleCount(len(rows), 200 - int((corpus.deleted < 200).sum()), exact.examined)
     some = count_eligible(corpus, options, 200, runner, sample=1)
     assert 0 < some.examined < some.total == exact.total
     assert some.passages == pytest.approx(exact.passages, rel=0.2)

@@ -24,7 +24,7 @@ from retriever.forward.numerics import choose_dtype
 from retriever.options.loop import LoopOptions
 from retriever.options.reranking import CrossOptions
 from retriever.systems.cross import CrossSystem
-from retriever.training.hooks import Hooks
+from retriever.training.hooks import WorkerHooks
 from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
 
@@ -68,7 +68,7 @@ def test_the_model_is_that_of_the_training_loop(world, mined: Store, tmp_path: P
             Path(world.model), CrossOptions(**artifact.config["training"]), data, device=cpu, dtype=dtype
         )
         losses: list[float] = []
-        hooks = Hooks(
+        hooks = WorkerHooks(
             lambda: None, lambda *_: None, lambda: None, lambda *_: None, lambda values: losses.append(values["loss"])
         )
         Trainer(system, LoopOptions(steps=6, lr=1e-3, seed=3), device=cpu, dtype=dtype).train(hooks)

@@ -245,7 +245,7 @@ def test_lengths_of_another_type_and_processors_without_reordering(
     tokens = encoder.tokenize(texts, side="query")
     found = encoder.forward(tokens)
     assert encoder.forward(replace(tokens, lengths=tokens.lengths.astype(np.int32))).tobytes() == found.tobytes()
-    assert packing.Packed is type(encoder._run)
+    assert packing.PackedBackbone is type(encoder._run)
     assert {layer.widen.reordered for layer in encoder._run.layers} == {packing.takes_reordered(encoder.dtype)}
     assert packing.takes_reordered(torch.float32) == torch.backends.mkldnn.is_available()
     monkeypatch.setattr(packing, "takes_reordered", lambda dtype: False)

@@ -22,7 +22,7 @@ from retriever.forward.attention import enable_prompts
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
 from retriever.prompts.synthesiser import KeptSynthesiser, max_embedding
-from retriever.prompts.table import Prompts, task_config
+from retriever.prompts.table import PromptSnapshot, task_config
 
 Tiny = Callable[..., Path]
 Words = Callable[[np.ndarray], torch.Tensor]
@@ -192,13 +192,13 @@ def test_a_batch_whose_prompts_take_much_memory_is_cut(
     tasks = ["computed", "fixed", None, "computed"] * 10
     whole = encoder.encode(texts, task=tasks)
     sizes: list[int] = []
-    original = Prompts.rows
+    original = PromptSnapshot.rows
 
-    def rows(prompts: Prompts, slots: np.ndarray, words: Words) -> PromptRows | None:
+    def rows(prompts: PromptSnapshot, slots: np.ndarray, words: Words) -> PromptRows | None:
         sizes.append(len(slots))
         return original(prompts, slots, words)
 
-    monkeypatch.setattr(Prompts, "rows", rows)
+    monkeypatch.setattr(PromptSnapshot, "rows", rows)
     bytes_per_token = 4 * 2 * SHAPE.layers * SHAPE.heads * SHAPE.head_dim
     monkeypatch.setitem(encoder_module._COMPUTED_BYTES, "cpu", 5 * 6 * bytes_per_token)
     np.testing.assert_allclose(encoder.encode(texts, task=tasks), whole, atol=1e-5, rtol=1e-5)

@@ -40,7 +40,7 @@ from retriever.systems import rip
 from retriever.systems.condenser import HeadShape, describe_head
 from retriever.systems.masking import MaskedLanguageModel, Masking, TiedHead
 from retriever.systems.rip import RipSystem, is_eligible, pair_of, passages_at, rip_loss
-from retriever.training.hooks import Hooks
+from retriever.training.hooks import WorkerHooks
 from retriever.training.loop import Trainer
 from retriever.training.stepping import trained_parameters
 
@@ -517,7 +517,7 @@ def test_a_head_that_does_not_fit_is_refused(
 
 
 def test_training_lowers_the_loss_and_starts_the_same_each_time(bert: Path) -> None:
-    none = Hooks(lambda: None, lambda *_: None, lambda: None, lambda *_: None, lambda _: None)
+    none = WorkerHooks(lambda: None, lambda *_: None, lambda: None, lambda *_: None, lambda _: None)
     curves = []
     for _ in range(2):
         system = rip_system(bert, steps=8)

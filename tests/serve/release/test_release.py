@@ -21,7 +21,7 @@ from retriever.errors import InputError
 from serve.release import live as live_module
 from serve.release.live import discard_release, last_release, live_release, live_release_id, make_current
 from serve.release.release import Release
-from serve.release.tasks import Task
+from serve.release.tasks import ServedTask
 
 
 def make(store: Store, kind: str, name: str, **config: object) -> Artifact:
@@ -39,8 +39,10 @@ def put_prompt(store: Store, name: str) -> Artifact:
 def release_of(store: Store, *prompts: str) -> Release:
     """A release with a task for each prompt, which is put if it is missing."""
     parts = [make(store, "embeddings", "enc/g0000"), *(put_prompt(store, prompt) for prompt in prompts)]
-    tasks = tuple(Task(name, name, "enc") for name in prompts)
-    return Release("bert", {}, (Task("default", None, "enc"), *tasks), {part.key: part.fingerprint for part in parts})
+    tasks = tuple(ServedTask(name, name, "enc") for name in prompts)
+    return Release(
+        "bert", {}, (ServedTask("default", None, "enc"), *tasks), {part.key: part.fingerprint for part in parts}
+    )
 
 
 def make_live(store: Store, release: Release) -> None:
@@ -154,7 +156,7 @@ def test_a_release_that_another_server_discards_is_complete_once_it_is_live(
     check_live(other, second)
 
 
-def release_of_parts(store: Store, prompts: tuple[str, ...]) -> tuple[tuple[Task, ...], dict[str, str]]:
+def release_of_parts(store: Store, prompts: tuple[str, ...]) -> tuple[tuple[ServedTask, ...], dict[str, str]]:
     release = release_of(store, *prompts)
     return release.tasks, release.fingerprints
 
