@@ -135,7 +135,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     latest = describe(store, source, work)
     if with_queries:
         name = queries_name(with_queries, options, latest)
-        with resumable():  # the corpus is kept
+        with resumable():  # the corpus is complete; after an interruption the same command adds the queries
             queries = import_queries(store, with_queries, name, hold_out=hold_out, judged=judged)
         splits = ", ".join(queries.splits) or "no qrels"
         say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({splits})")

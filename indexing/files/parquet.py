@@ -236,7 +236,13 @@ def _count_values(array: Any) -> np.ndarray:
 
 
 def _sum_nested(array: Any, measure: Callable[[Any], np.ndarray], simple: int) -> np.ndarray:
-    """Returns, for each value of an array, the sum of a measure over its parts; `simple` for values without parts."""
+    """Returns the sum of a measure over the elements or fields of each value of an array: int64 [values].
+
+    Args:
+        array: The array.
+        measure: Returns the measure of each value of an array of elements or of a field, int64.
+        simple: The result for values that have neither elements nor fields.
+    """
     kind = array.type
     if pa.types.is_struct(kind):
         return sum((measure(field) for field in array.flatten()), np.zeros(len(array), np.int64))

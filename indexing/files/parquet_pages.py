@@ -336,7 +336,7 @@ def _read_level_runs(data: bytes, width: int, num_values: int) -> Iterator[_Leve
         width: Bits of a level.
         num_values: Number of levels.
     """
-    thrift = Thrift(data)  # its varints are Parquet's
+    thrift = Thrift(data)  # for `read_varint`: run lengths are varints, encoded as in Thrift
     while num_values > 0:
         header = thrift.read_varint()
         if header & 1:

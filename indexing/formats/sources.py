@@ -1,7 +1,7 @@
 """Finds corpora, queries and judgements, and detects their format.
 
-    source = detect("data/scifact")             # a folder or a file, local or s3://bucket/prefix
-    queries = detect_queries("nq-dev.qa.csv")
+    source = detect_source("data/scifact")             # a folder or a file, local or s3://bucket/prefix
+    queries = detect_query_source("nq-dev.qa.csv")
 
 The formats are those of `indexing.formats.registry`.
 """

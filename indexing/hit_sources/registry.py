@@ -58,5 +58,5 @@ def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSourc
 
 
 def online_searches() -> list[OnlineSearch]:
-    """Returns the parts of a service that search the sources of all kinds, each once."""
+    """Returns the online searches of all kinds of sources; one that several kinds share comes once."""
     return list(dict.fromkeys(kind.online for kind in KINDS))

@@ -131,6 +131,6 @@ def _number_topics(
 
 
 def _frequent_words(tree: FittedTree, counts: np.ndarray, limit: int) -> tuple[str, ...]:
-    """Returns the most frequent words of a node, without words that it lacks; one word if it has none."""
+    """Returns the most frequent words of a node; words with count 0 are left out, unless all counts are 0."""
     order = np.argsort(-counts, kind="stable")[: max(1, min(limit, int((counts > 0).sum())))]
     return tuple(tree.vocabulary[word] for word in order)

@@ -205,9 +205,10 @@ class WaitForNodes:
 
 @contextlib.contextmanager
 def actors_of(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int) -> Iterator[list[Any]]:
-    """Provides `count` actors, which end with the block. Pending, they make an autoscaler add the nodes of all at once.
+    """Starts `count` actors, and kills them at the end of the block.
 
-    Actors, as a task cannot be cancelled safely: Ray 2.60 aborts the process if the task ends at this moment.
+    All actors are requested at once, so an autoscaler adds the nodes for all of them together. They are actors because
+    Ray tasks cannot be cancelled safely: Ray 2.60 aborts the process if the task ends at this moment.
 
     Args:
         kind: The class of the actors; Ray's dashboard shows its name.

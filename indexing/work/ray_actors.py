@@ -40,7 +40,10 @@ class RayActors(RayTasks):
     def run(
         self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore
     ) -> Iterator[tuple[Item, Any]]:
-        """Runs the task for every item; see Runner. Tasks with several calls per worker get the pool of actors."""
+        """Runs the task for every item; see Runner.
+
+        A task whose workers take several calls at the same time runs in a pool of actors, every other one in Ray tasks.
+        """
         if task.resources.calls == 1:
             yield from super().run(task, items, on_progress=on_progress)
             return

@@ -31,7 +31,7 @@ def say_part_cuts(parts: Iterable[ArtifactPart], sources: SearchContext) -> None
 
 
 def say_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
-    """Prints the counts of a search."""
+    """Prints how many queries, and how many pairs for the re-ranker, a search cut to a length limit."""
     for name, queries in cuts.queries.items():
         if queries.cut_texts:
             step = f"encode the corpus under another --name with a larger --query-length than {name} has"

@@ -484,7 +484,7 @@ class Encoder:
         return [texts[start : start + most] for start in range(0, len(texts), most)]
 
     def _prompt_rows(self, tokens: Tokens, prompts: _TextPrompts, texts: np.ndarray) -> PromptRows | None:
-        """Returns the prompts of a batch, which holds some of the texts."""
+        """Returns the prompts of the batch that consists of the texts with these numbers; None without prompts."""
         if prompts.served is None:
             return None
         return prompts.served.rows(prompts.slots[texts], lambda rows: self._words.largest(tokens, texts[rows]))

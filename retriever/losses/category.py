@@ -101,7 +101,10 @@ def category_loss(
 
 
 def topic_loss(vectors: torch.Tensor, margin: float) -> torch.Tensor:
-    """Returns the loss that keeps passages closer under one prompt than under two (Topic-DPR, Eq. 5).
+    """Returns the loss that separates the vectors under different prompts (Topic-DPR, Eq. 5).
+
+    Two passages that are encoded with the same prompt have to be more similar, by a margin, than if one of them is
+    encoded with another prompt.
 
     The mean over the K prompts k of
 

@@ -17,7 +17,7 @@ from retriever.model.files import weight_files
 MAX_HEADER = 4 << 20  # bytes of the header of a safetensors file
 _REMEDY = "copy the model folder again, or save the model again"
 
-Part = Callable[[str], bool]
+InPart = Callable[[str], bool]
 
 
 def check_files(folder: Path, config: Any) -> None:
@@ -94,8 +94,8 @@ def load_model(
     folder: Path,
     *,
     dtype: torch.dtype,
-    unused: Sequence[Part] = (),
-    fresh: Sequence[Part] = (),
+    unused: Sequence[InPart] = (),
+    fresh: Sequence[InPart] = (),
     trust_remote_code: bool = False,
     **settings: Any,
 ) -> tuple[Any, list[str]]:
@@ -219,7 +219,7 @@ def _shards(index: Path, files: Sequence[Path]) -> list[Path]:
     return [by_name[name] for name in sorted(set(names.values()))]
 
 
-def _missing_fresh_tensors(model: Any, missing: set[str], fresh: Sequence[Part]) -> set[str]:
+def _missing_fresh_tensors(model: Any, missing: set[str], fresh: Sequence[InPart]) -> set[str]:
     """Returns the missing tensors of fresh parts whose tensors are all missing.
 
     If only some tensors of a part are missing, the file is damaged, and these are not among them.
@@ -228,7 +228,8 @@ def _missing_fresh_tensors(model: Any, missing: set[str], fresh: Sequence[Part])
     ordinary = {value.data_ptr() for name, value in parameters.items() if not any(part(name) for part in fresh)}
     lacking: set[str] = set()
     for part in fresh:
-        # A tensor that is tied to one of the backbone's is never missing on its own.
+        # Tensors that share memory with one of the backbone's are not counted: transformers does not report them as
+        # missing while the backbone's tensor is present.
         names = {name for name, value in parameters.items() if part(name) and value.data_ptr() not in ordinary}
         absent = {name for name in missing if part(name)}
         if names <= missing:

@@ -193,7 +193,8 @@ class Service:
                 continue  # a busy part has not failed
             except Exception as error:
                 live = self.live
-                if live is not None and live.release.id == release.id:  # files of others may be removed
+                # A release that is no longer live may have lost its files by a regular removal: no failure.
+                if live is not None and live.release.id == release.id:
                     self.states.mark_failed(part, reason_of(error), str(error))
             else:
                 self.states.mark_working(part)
