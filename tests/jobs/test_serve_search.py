@@ -532,7 +532,7 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
 ) -> None:
     """Also if no request waits for the batch any more."""
     began, go_on = threading.Event(), threading.Event()
-    find = service.engine._find
+    find = service.engine._search_leaves
 
     def slow(*arguments: Any) -> Any:
         began.set()

@@ -173,7 +173,7 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     # The synthesiser fits, and so does the prompt of passages, but not both of them.
     passage = torch.zeros((SHAPE.layers, 2, SHAPE.heads, 64, SHAPE.head_dim))
     both = replace(prompt, passage=passage)
-    size = encoder._tables["passage"].growth(64)
+    size = encoder._tables["passage"].bytes_needed(64)
     monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes + size - 1)
     with pytest.raises(InputError, match=r"^task 'both': with a prompt of 64 tokens the table of all prompts takes"):
         encoder.put_task("both", both)
