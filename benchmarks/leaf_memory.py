@@ -85,10 +85,10 @@ def make_batches(store_url: str, count: int) -> list[Batch]:
     from indexing.embeddings.embeddings import Embeddings
     from indexing.store.store import Store
     from serve.release.artifacts import ReleaseArtifacts
-    from serve.release.live import live_release
+    from serve.release.live import read_live_release
 
     store = Store(store_url)
-    release, _ = live_release(store)
+    release, _ = read_live_release(store)
     assert release is not None
     corpus = ReleaseArtifacts(store, release).corpus
     embeddings, random = Embeddings.open(store, release.tasks[0].embeddings, corpus), np.random.default_rng(0)
@@ -136,10 +136,10 @@ def open_and_query(store_url: str, number: int, leaves: int, batches: list[Batch
     """
     from indexing.store.store import Store
     from serve.parts.leaf import HitsRequest, Leaf, PassagesRequest, SourceQueries
-    from serve.release.live import live_release
+    from serve.release.live import read_live_release
 
     store = Store(store_url)
-    release, _ = live_release(store)
+    release, _ = read_live_release(store)
     assert release is not None
     if leaves:
         leaf = Leaf(store, number, leaves, threads=1)

@@ -64,7 +64,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
     """
     from jobs import encode_corpus, evaluate, search
     from jobs.common.options import build_options
-    from jobs.evaluation.measures import measure_of
+    from jobs.evaluation.measures import make_measure
 
     from indexing.corpus.corpus import Corpus
     from indexing.corpus.queries import Queries
@@ -84,7 +84,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
     store = Store(store_url)
     queries, corpus = Queries.open(store, query_set), Corpus.open(store)
     qrels, split = queries.qrels("test"), queries.split("test")
-    metrics_of = measure_of(store, queries, qrels, split.ids, ["RR@10", "R@100"])
+    metrics_of = make_measure(store, queries, qrels, split.ids, ["RR@10", "R@100"])
     values_by_metric = metrics_of(evaluate.load(store, run, queries, "test"))
     figures = {metric: float(values.mean()) for metric, values in values_by_metric.items()}
     texts = dict(zip(*split, strict=True))

@@ -204,15 +204,15 @@ def encode_queries(store_url: str, name: str, texts: list[str]) -> tuple[SparseV
     """Returns the vectors of queries by the encoder of embeddings, and the queries per second of the encoder."""
     from indexing.hit_sources.options import SearchOptions
     from indexing.hit_sources.query_encoder import QueryEncoder
-    from indexing.work.tasks import Allocation, ignore
+    from indexing.work.tasks import Allocation, ignore_progress
 
     store = Store(store_url)
     embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
     encoder: QueryEncoder[SparseVectors] = QueryEncoder(store, embeddings, SearchOptions())
     work = encoder.task.open(Allocation(os.cpu_count() or 1, "cpu"))
-    work(texts[:8], ignore)
+    work(texts[:8], ignore_progress)
     started = time.perf_counter()
-    vectors: SparseVectors = work(texts, ignore)[0]
+    vectors: SparseVectors = work(texts, ignore_progress)[0]
     return vectors, len(texts) / (time.perf_counter() - started)
 
 

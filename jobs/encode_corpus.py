@@ -99,7 +99,7 @@ def say_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Art
         step = "give a larger --passage-length under another --name"
         if options.task is not None:
             step = "train the task under another name with a larger --passage-length"
-        say(as_options(cuts.line("passages", step, spec.longest("passage"))))
+        say(as_options(cuts.line("passages", step, spec.length_limit("passage"))))
 
 
 @dataclass

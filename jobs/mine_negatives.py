@@ -121,7 +121,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
     print_summary(candidates, negatives)
     say_part_cuts(candidates.numbered_parts("part"), pool.sources)
     if scores is not None:
-        say_pair_cuts(scores.cuts())
+        say_pair_cuts(scores.count_cuts())
     export(options, negatives)
     return artifact
 
@@ -164,8 +164,8 @@ def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     say(f"{negatives.pool.store.url}/negatives/{negatives.name}: {total:,} negatives")
     without_positive = [id for id, rows in zip(queries.ids, queries.positives, strict=True) if not len(rows)]
     denoised = f" from the pool, or fewer than {requested[1]} denoised ones" if requested[1] else ""
-    name_some(f"have fewer than {requested[0]} negatives{denoised}", few)
-    name_some("have no relevant passage in the corpus", without_positive)
+    say_some_ids(f"have fewer than {requested[0]} negatives{denoised}", few)
+    say_some_ids("have no relevant passage in the corpus", without_positive)
 
 
 def count_export_columns(negatives: SampleNegatives) -> int:
@@ -185,7 +185,7 @@ def count_export_columns(negatives: SampleNegatives) -> int:
     return smallest
 
 
-def name_some(what: str, ids: list[str]) -> None:
+def say_some_ids(what: str, ids: list[str]) -> None:
     """Prints the number of queries and the first of their ids, if there are any."""
     if ids:
         more = f" and {len(ids) - SHOWN:,} more" if len(ids) > SHOWN else ""
@@ -201,7 +201,7 @@ def export(options: MineNegatives, negatives: SampleNegatives) -> None:
             negatives.tables(), queries, corpus, options.tevatron, overwrite=options.overwrite
         )
         say(f"{options.tevatron}: {rows:,} queries")
-        name_some("are left out of it: no positive, or no negative", left_out)
+        say_some_ids("are left out of it: no positive, or no negative", left_out)
     if options.sentence_transformers:
         path = options.sentence_transformers
         num_negatives = count_export_columns(negatives)
@@ -209,7 +209,7 @@ def export(options: MineNegatives, negatives: SampleNegatives) -> None:
             negatives.tables(), queries, corpus, path, num_negatives=num_negatives, overwrite=options.overwrite
         )
         say(f"{path}: {rows:,} rows of {num_negatives} negatives")
-        name_some("are left out of it: no positive, or too few negatives", left_out)
+        say_some_ids("are left out of it: no positive, or too few negatives", left_out)
     if options.report:
         statistics = PoolStatistics()
         for table, known in negatives.pools():

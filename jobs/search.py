@@ -204,7 +204,7 @@ def show_hits(store: Store, source: str, options: Search) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
     search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank, by=options.by)
-    allowed = search.matching(options.filter)
+    allowed = search.matching_rows(options.filter)
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
     say_filter(allowed)
     if options.plan:
@@ -226,7 +226,7 @@ def show_hits(store: Store, source: str, options: Search) -> None:
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
         for line in hit_table(hits, query, style) if hits else ():
             say(line)
-    say_search_cuts(search.cuts(), search.sources)
+    say_search_cuts(search.count_cuts(), search.sources)
 
 
 def say_filter(allowed: np.ndarray | None) -> None:

@@ -42,7 +42,7 @@ from retriever.options.declaring import check_minimums
 from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from serve.release.live import discard_release, last_release, live_release, live_release_id, make_current
+from serve.release.live import discard_release, live_release_id, make_current, read_live_release, release_to_repair_from
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.renewal import (
@@ -195,12 +195,12 @@ def choose_release(store: Store, options: ServeSearch) -> ReleaseChoice:
     """
     is_damaged = False
     try:
-        live, tag = live_release(store)
+        live, tag = read_live_release(store)
     except CorruptError as error:
         if not options.renew:
             raise InputError(f"{error} (--renew)") from error
         is_damaged = True
-        live, tag = last_release(store)
+        live, tag = release_to_repair_from(store)
         say(as_options(f"repairs   {error}"))
         say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
     if live is None and options.keep_release:
@@ -261,7 +261,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
     )
     for reason in excluded.values():
         say(as_options(f"left out  {reason}"))
-    for key in store.incomplete():
+    for key in store.incomplete_keys():
         if Key.parse(key).kind in ("bm25", "embeddings", "index", "prompts"):
             remedy = "run the command that makes it again, then add --renew"
             say(f"left out  {store.url}/{key}: was begun and is not complete: {remedy}")

@@ -98,7 +98,7 @@ def newest_key(store: Store, key: str) -> str:
 def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
     """Removes an artifact with its checkpoints, or prints with --plan what would be removed."""
     freed: list[tuple[str, int]] = []
-    artifacts = store.removable(key, with_dependents=options.with_dependents)
+    artifacts = store.files_to_remove(key, with_dependents=options.with_dependents)
     for each, files in artifacts.items():
         files = files + own_checkpoints(store, *Key.parse(each))
         delete_files(store, files, options)
@@ -130,17 +130,17 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
 
     Damaged documents are reported at the end, and nothing that they may name is removed.
     """
-    freed = [*store.garbage(), *abandoned_checkpoints(store)][: options.limit]
+    freed = [*store.garbage_files(), *abandoned_checkpoints(store)][: options.limit]
     for file in freed:
         delete_files(store, [file], options)
         print_removal(file[0], [file], options)
     rest = None if options.limit is None else options.limit - len(freed)
-    problems = store.damaged()
+    problems = store.describe_damaged()
     try:
         releases = expired_releases(store)[:rest]
         prompts = expired_prompts(store, releases)[: None if rest is None else rest - len(releases)]
         for key, take in [*((key, remove_release) for key in releases), *((key, remove_prompt) for key in prompts)]:
-            files = store.removal(key) if options.plan else take(store, key)
+            files = store.files_in_removal_order(key) if options.plan else take(store, key)
             print_removal(key, files, options)
             freed += files
     except CorruptError as error:
@@ -168,7 +168,7 @@ def list_artifacts(store: Store, limit: int | None) -> None:
     """Prints a line for each artifact: key, size, rows, time and inputs; then the totals."""
     problems: list[str] = []
     table: list[tuple[str, ...]] = [("artifact", "size", "rows", "made", "from")]
-    keys, written, total = store.keys(), store.storage.times(""), 0
+    keys, written, total = store.keys(), store.storage.write_times(""), 0
     unfinished = unfinished_artifacts(store, limit)
     for key in keys[:limit]:
         try:
@@ -199,9 +199,9 @@ def list_artifacts(store: Store, limit: int | None) -> None:
 
 def unfinished_artifacts(store: Store, limit: int | None) -> dict[str, str]:
     """Returns the state of each artifact that is not complete, by key."""
-    superseded, failed = store.superseded(), store.failed()
+    superseded, failed = store.superseded_drafts(), store.failed_drafts()
     states = {}
-    for key in store.incomplete()[:limit]:
+    for key in store.incomplete_keys()[:limit]:
         if key in failed:
             states[key] = f"failed: the next command replaces it, gc removes it after an hour; {failed[key]}"
         elif key in superseded:

@@ -34,7 +34,7 @@ def main(options: Verify) -> None:
             if finding.problem:
                 problems += 1
                 say(as_options(f"bad: {finding.problem}"))
-    for key in store.incomplete():
+    for key in store.incomplete_keys():
         say(f"incomplete: {store.url}/{key}: the command that makes it resumes it")
     if problems:
         remedy = "restore them, or remove their artifacts and make them again"

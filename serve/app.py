@@ -25,7 +25,7 @@ from serve.http.connections import Connections
 from serve.http.errors import add_errors
 from serve.http.guard import Guard, Tokens
 from serve.http.page import page_routes
-from serve.http.routes import JsonRoute, UploadRoute, as_json, as_json_list, cancelled_on_disconnect, remaining_s
+from serve.http.routes import JsonRoute, UploadRoute, as_json_list, cancelled_on_disconnect, json_response, remaining_s
 from serve.metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
 from serve.parts.queries import QueryAnswer
 from serve.protocol import (
@@ -45,7 +45,7 @@ from serve.protocol import (
 from serve.release.artifacts import ReleaseArtifacts
 from serve.release.tasks import ServedTask, supported_modes
 from serve.service.changes import ReleaseChanges
-from serve.service.loops import repeat
+from serve.service.loops import repeat_forever
 from serve.service.prompts import PromptUpload
 from serve.service.service import LOOK_S, Service
 
@@ -116,10 +116,10 @@ def _lifespan(
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loops = (
-            repeat(changes.refresh, LOOK_S, "the release that is to be live cannot be served"),
-            repeat(service.check_if_due, LOOK_S, "the parts cannot be checked"),
-            repeat(service.look_for_newer, LOOK_S, "newer artifacts are not noticed"),
-            repeat(metrics.sample, SAMPLE_S, "the metrics cannot be sampled"),
+            repeat_forever(changes.refresh, LOOK_S, "the release that is to be live cannot be served"),
+            repeat_forever(service.check_if_due, LOOK_S, "the parts cannot be checked"),
+            repeat_forever(service.look_for_newer, LOOK_S, "newer artifacts are not noticed"),
+            repeat_forever(metrics.sample, SAMPLE_S, "the metrics cannot be sampled"),
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
         yield
@@ -200,7 +200,7 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
         order = np.argsort(-scores, kind="stable")[: request.top_n]
         results = [{"index": int(n), "relevance_score": float(scores[n])} for n in order]
         model = public_name(live.release.reranker or "")
-        return as_json({"request_id": http.state.request_id, "model": model, "results": results})
+        return json_response({"request_id": http.state.request_id, "model": model, "results": results})
 
     return json_routes
 
@@ -239,7 +239,7 @@ def release_routes(changes: ReleaseChanges) -> APIRouter:
             "stop_words": sorted(STOP_WORDS),
             "examples": service.examples,
         }
-        return as_json({**document, **await service.describe(live)})
+        return json_response({**document, **await service.describe(live)})
 
     return routes
 
@@ -260,7 +260,7 @@ def task_routes(changes: ReleaseChanges) -> APIRouter:
         live = _live(service)
         if name not in live.tasks:
             raise UnknownTaskError(name)
-        return as_json(_task(live, live.tasks[name]))
+        return json_response(_task(live, live.tasks[name]))
 
     @upload_routes.put("/v1/tasks/{name}", response_model=TaskOut)
     async def put_task(
@@ -277,7 +277,7 @@ def task_routes(changes: ReleaseChanges) -> APIRouter:
         live = _live(service)
         if name not in live.tasks:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")
-        return as_json(_task(live, live.tasks[name]))
+        return json_response(_task(live, live.tasks[name]))
 
     routes.include_router(upload_routes)
 
@@ -296,12 +296,12 @@ def monitoring_routes(service: Service, metrics: Metrics) -> APIRouter:
 
     @routes.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz() -> Response:
-        return as_json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     @routes.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
     async def readyz() -> Response:
         state = service.readiness()
-        return as_json(state, 200 if state["ready"] else 503)
+        return json_response(state, 200 if state["ready"] else 503)
 
     @routes.get("/metrics", include_in_schema=False)
     async def read_metrics() -> Response:
@@ -349,7 +349,7 @@ def _embeddings(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
 
 def _tasks(live: ReleaseArtifacts) -> Response:
     """Returns the response with all tasks of the live release."""
-    return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+    return json_response({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
 
 def _task(live: ReleaseArtifacts, task: ServedTask) -> dict[str, Any]:

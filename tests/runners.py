@@ -8,7 +8,7 @@ from typing import Any
 
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.work.tasks import ANY_WORKERS, Allocation, Item, Report, WorkerResources, WorkerTask, ignore
+from indexing.work.tasks import ANY_WORKERS, Allocation, Item, Report, WorkerResources, WorkerTask, ignore_progress
 from indexing.work.work import Work, run_work
 
 
@@ -43,7 +43,7 @@ class InlineRunner:
         return Allocation(resources.cores or self._cores)
 
     def run(
-        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner."""
         worker = None

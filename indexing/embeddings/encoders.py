@@ -103,7 +103,7 @@ class EncoderSpec:
         except InputError as error:  # the message names the folder of this node's cache
             raise InputError(str(error).replace(str(folder), artifact.url)) from error
 
-    def longest(self, side: Side) -> int | None:
+    def length_limit(self, side: Side) -> int | None:
         """Returns the largest limit of the tokens of a side's texts; None: any, as positions are relative."""
         from retriever.model.files import find_model_folder
         from retriever.model.recipe import read_recipe

@@ -214,7 +214,7 @@ class EncodeWorker:
             functools.partial(task.kind.write, texts),
             rows=unit.rows,
             corpus_sha256=part.part.sha256,
-            cuts=tokens.cuts().stored(),
+            cuts=tokens.count_cuts().stored(),
         )
         return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
 

@@ -52,7 +52,7 @@ class SourceExpression:
         if len(set(sources)) < len(sources):
             raise InputError(f"source {self.source!r}: a source is given twice")
 
-    def unused(self, options: SearchOptions) -> list[str]:
+    def unused_options(self, options: SearchOptions) -> list[str]:
         """Returns the names of the options that are set and that no term uses."""
         used = {name for term in self.terms for name in term.kind.options}
         names = [field.name for field in fields(options)]
@@ -90,7 +90,7 @@ def check_options_used(
     Raises:
         InputError: For a setting that has no effect.
     """
-    unused = {name: (getattr(options, name), NEEDS[name]) for name in parse_source(source).unused(options)}
+    unused = {name: (getattr(options, name), NEEDS[name]) for name in parse_source(source).unused_options(options)}
     for name, (value, needed) in {**unused, **(others or {})}.items():
         raise InputError(f"parameter {name} {value}: {source} has no use for it, it goes with {needed}")
 

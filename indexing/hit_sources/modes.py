@@ -78,7 +78,7 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
     else:
         Corpus.open(store)
         missing = f"encode the corpus ({MADE_BY['embeddings']})"
-    drafts = [key for key in store.incomplete() if Key.parse(key).kind in ("embeddings", "index", "bm25")]
+    drafts = [key for key in store.incomplete_keys() if Key.parse(key).kind in ("embeddings", "index", "bm25")]
     remark = f" ({', '.join(drafts)}: begun and not complete)" if drafts else ""
     raise InputError(
         f"{store.url}: there is nothing to search{remark}: {missing}, or build a BM25 index ({MADE_BY['bm25']})"

@@ -15,7 +15,7 @@ from indexing.embeddings.stored_encoder import spec_of_embeddings
 from indexing.hit_sources.options import SearchOptions
 from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources, ignore
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources, ignore_progress
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 
@@ -96,14 +96,14 @@ class QueryEncoder(Generic[Vectors]):
         encode = self.task.open(allocation)
 
         def vectors(texts: Sequence[str]) -> Vectors:
-            result: Vectors = encode(list(texts), ignore)[0]
+            result: Vectors = encode(list(texts), ignore_progress)[0]
             return result
 
         return vectors
 
-    def cuts(self, queries: slice = slice(None)) -> Cuts:
+    def count_cuts(self, queries: slice = slice(None)) -> Cuts:
         """Returns how many of the queries that were encoded last were cut; queries: their numbers, by default all."""
-        return Cuts() if self._tokens is None else self._tokens.cuts(queries)
+        return Cuts() if self._tokens is None else self._tokens.count_cuts(queries)
 
 
 @dataclass(frozen=True)

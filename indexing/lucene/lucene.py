@@ -44,7 +44,7 @@ class LuceneSegmentFiles:
     small: dict[str, bytes]
 
 
-def lucene() -> Java:
+def lucene_jvm() -> Java:
     """Returns the JVM, in which Lucene prints only warnings and accepts queries of any length."""
     java = jvm()
     _prepare(java)
@@ -66,12 +66,12 @@ OPENING = threading.RLock()  # for the same reason one thread opens segments at 
 
 def _java_class(name: str) -> Any:
     """Returns a class of Lucene."""
-    return lucene().type(f"{PACKAGE}{name}")
+    return lucene_jvm().type(f"{PACKAGE}{name}")
 
 
 def _cast(name: str, value: Any) -> Any:
     """Casts a Java object to an interface or base class of Lucene, as pyjnius selects methods by the exact type."""
-    return lucene().cast(f"{PACKAGE}{name}", value)
+    return lucene_jvm().cast(f"{PACKAGE}{name}", value)
 
 
 @functools.cache
@@ -82,17 +82,17 @@ def lucene_versions() -> dict[str, str]:
 
 
 @functools.cache
-def analyzer(language: str) -> Any:
+def make_analyzer(language: str) -> Any:
     """Returns Anserini's analyzer of a language; that of English has Porter's stemmer and Lucene's stop words.
 
     Raises:
         InputError: If Anserini has none.
     """
     if language == "en":
-        return lucene().type("io.anserini.analysis.DefaultEnglishAnalyzer").newDefaultInstance()
+        return lucene_jvm().type("io.anserini.analysis.DefaultEnglishAnalyzer").newDefaultInstance()
     analysis = None
     try:
-        analysis = lucene().type("io.anserini.analysis.AnalyzerMap").getLanguageSpecificAnalyzer(language)
+        analysis = lucene_jvm().type("io.anserini.analysis.AnalyzerMap").getLanguageSpecificAnalyzer(language)
     except Exception as error:
         if "JVM exception" not in str(error):
             raise
@@ -103,7 +103,7 @@ def analyzer(language: str) -> Any:
 
 def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") -> LuceneSegmentFiles:
     """Writes passages as a segment, with the analyzer of a language; errors as of `write_segment`."""
-    return write_segment(passages, folder, analyzer(language))
+    return write_segment(passages, folder, make_analyzer(language))
 
 
 def write_segment(
@@ -132,7 +132,7 @@ def write_segment(
 
 
 def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_norms: bool) -> LuceneSegmentFiles:
-    java = lucene()
+    java = lucene_jvm()
     config = _java_class("index.IndexWriterConfig")(_cast("analysis.Analyzer", analysis))
     config.setRAMBufferSizeMB(BUFFER_MB)
     config.setUseCompoundFile(True)
@@ -189,7 +189,7 @@ class SegmentSearch(abc.ABC):
             searched: The shards that are searched, a slice with step 1; the statistics are those of all.
             first_row: First row of the first shard.
         """
-        java = lucene()
+        java = lucene_jvm()
         readers = [_cast("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
         self.num_documents = sum(reader.numDocs() for reader in readers[searched])
         self.first_row = first_row
@@ -214,7 +214,7 @@ class SegmentSearch(abc.ABC):
         scores = np.full((len(queries), k), -np.inf, np.float32)
         rows = np.full((len(queries), k), -1, np.int64)
         depth = max(1, min(k, self.num_documents))
-        java = lucene()
+        java = lucene_jvm()
 
         def fill(numbers: range) -> None:
             try:
@@ -257,8 +257,8 @@ class LuceneSearch(SegmentSearch):
     ):
         """shards, searched: as of SegmentSearch; the first shard begins with row 0."""
         super().__init__(shards, _java_class("search.similarities.BM25Similarity")(k1, b), searched=searched)
-        self._analyzer = _cast("analysis.Analyzer", analyzer(language))
-        self._generator = lucene().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
+        self._analyzer = _cast("analysis.Analyzer", make_analyzer(language))
+        self._generator = lucene_jvm().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
 
     def _build_query(self, query: str) -> Any:
         return self._generator.buildQuery(FIELD, self._analyzer, query.replace("\0", " "))
@@ -269,7 +269,7 @@ def open_shard(shard: LuceneSegmentFiles, bulk: Path) -> Any:
 
     Lucene expects all files under their names in one folder, which exists only while the reader opens.
     """
-    java = lucene()
+    java = lucene_jvm()
     for name in (shard.bulk, *shard.small):
         if name != Path(name).name or name in ("", ".", ".."):
             raise InputError(f"{bulk}: its record names a file {name!r}, which is no plain name")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexing.lucene.lucene import LuceneSegmentFiles, analyzer, lucene_versions
+from indexing.lucene.lucene import LuceneSegmentFiles, lucene_versions, make_analyzer
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange
 from indexing.store.documents import ArtifactPart
@@ -79,7 +79,7 @@ class LuceneVersionsTask:
 
     def open(self, allocation: Allocation) -> Callable[[None, Report], dict[str, str]]:
         """Returns the worker. Raises InputError if Java does not work or does not know the language."""
-        analyzer(self.language)
+        make_analyzer(self.language)
         return lambda item, report: lucene_versions()
 
 

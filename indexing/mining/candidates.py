@@ -59,7 +59,7 @@ class MiningQueries(NamedTuple):
         others = None if self.others is None else self.others[piece]
         return MiningQueries(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece], others)
 
-    def copies(self, copies: CopyGroups) -> list[np.ndarray]:
+    def copies_of_positives(self, copies: CopyGroups) -> list[np.ndarray]:
         """Returns the rows that, besides the positives, are never negatives of each query: int64 [any] each.
 
         They are the passages with the text of a positive, and the other passages of the documents of positives.
@@ -220,7 +220,7 @@ class PoolStage(StageDefaults):
             if name in missing:
                 block_hits = {s: Hits(each.scores[start:end], each.rows[start:end]) for s, each in hits.items()}
                 items.append(
-                    (name, queries, block_hits, work.sources.numerics() | work.sources.cuts(slice(start, end)))
+                    (name, queries, block_hits, work.sources.numerics() | work.sources.count_cuts(slice(start, end)))
                 )
             else:
                 counter.count(len(queries.ids), kept=True)
@@ -258,7 +258,9 @@ class PoolTask:
 
     def _pool(self, item: PoolItem, report: Report) -> None:
         name, queries, hits, facts = item
-        table = mining.pool_hits(queries.ids, hits, queries.positives, self.depth, queries.copies(self.copies))
+        table = mining.pool_hits(
+            queries.ids, hits, queries.positives, self.depth, queries.copies_of_positives(self.copies)
+        )
         if self.corpus is not None:
             table = without_answers(table, queries.answers, self.corpus)
         self.draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **facts)

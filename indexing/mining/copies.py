@@ -18,7 +18,7 @@ import xxhash
 from indexing.corpus.corpus import Corpus, open_table
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
-from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources, ignore
+from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources, ignore_progress
 
 PART = "copies"  # the part of an artifact that `commit_copies` makes
 _BLOCK = 65_536  # given passages whose texts are in memory at once
@@ -79,7 +79,9 @@ def text_hashes(titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
     return np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in folded), np.uint64, len(texts))
 
 
-def find_copies(corpus: Corpus, rows: np.ndarray, runner: Runner, count: Callable[[int], None] = ignore) -> CopyGroups:
+def find_copies(
+    corpus: Corpus, rows: np.ndarray, runner: Runner, count: Callable[[int], None] = ignore_progress
+) -> CopyGroups:
     """Returns the groups of at least two passages that contain one of the given ones; deleted passages are excluded.
 
     Args:

@@ -116,7 +116,7 @@ class SampleTask:
             self.options,
             query_ids=queries.ids,
             positives=queries.positives,
-            copies=queries.copies(read_copies(self.candidates)),
+            copies=queries.copies_of_positives(read_copies(self.candidates)),
             reranked_positives=np.array(lowest, np.float32) if self.scores else None,
             teacher_positives=of_positives if self.options.teacher_scores else None,
         )

@@ -146,7 +146,7 @@ def read_training_data(
         positives,
         mined,
         corpus.num_rows,
-        passages_of(corpus),
+        passage_reader(corpus),
         deleted=corpus.deleted,
         copies=copies,
         weights=weights,
@@ -175,7 +175,7 @@ def check_has_negatives(
             )
 
 
-def passages_of(corpus: Corpus) -> Callable[[np.ndarray], tuple[list[str], list[str]]]:
+def passage_reader(corpus: Corpus) -> Callable[[np.ndarray], tuple[list[str], list[str]]]:
     """Returns a function that maps rows int64 [n] to n titles and n texts."""
 
     def passages(rows: np.ndarray) -> tuple[list[str], list[str]]:

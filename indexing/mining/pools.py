@@ -68,7 +68,7 @@ class ScoreMargins:
         """Whether there is a limit."""
         return any(value is not None for value in vars(self).values())
 
-    def exceeded(self, scores: np.ndarray, positives: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    def exceeded_limits(self, scores: np.ndarray, positives: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the name of each limit and which candidates exceed it.
 
         Args:
@@ -224,7 +224,7 @@ def find_exceeding(
         assert positives is not None, "margins on re-ranker scores need the scores of the positives"
         scorers = {RERANKER: (known, positives[table["query"].to_numpy()])}
     for scorer, (scores, lowest) in scorers.items():
-        for limit, exceeds in margins.exceeded(scores, lowest):
+        for limit, exceeds in margins.exceeded_limits(scores, lowest):
             first[(first < 0) & exceeds] = len(names)
             names.append(f"{limit}:{scorer}")
     return names, first

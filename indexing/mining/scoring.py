@@ -43,8 +43,8 @@ from indexing.work.work import (
     StageDefaults,
     WorkDefaults,
     WorkUnit,
+    hide_progress,
     run_work,
-    silent,
 )
 from retriever.cuts import Cuts
 from retriever.errors import InputError
@@ -112,7 +112,7 @@ class ScoreCandidates(WorkDefaults):
         enough = [n for n in range(1, len(self.previous) + 1) if self._are_sufficient(self.previous[:n])]
         return self.previous[: enough[0]] if enough else self.previous
 
-    def cuts(self) -> Cuts:
+    def count_cuts(self) -> Cuts:
         """Returns how many pairs of the generations were cut to the re-ranker's length limit."""
         return sum_cuts(part for artifact in self.generations for part in artifact.numbered_parts("part"))
 
@@ -153,7 +153,7 @@ def score_candidates(
     reranker: str,
     options: NegativeOptions,
     runner: Runner,
-    progress: Progress = silent,
+    progress: Progress = hide_progress,
     *,
     parts: Mapping[str, MiningQueries] | None = None,
 ) -> ScoreCandidates:

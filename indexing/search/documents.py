@@ -96,7 +96,7 @@ def reranked_documents(hits: Hits, documents: np.ndarray, k: int) -> Hits:
     return Hits(np.where((rows >= 0) & (scores < 0), -ranks, scores), rows)
 
 
-def first_depth(k: int, rerank_depth: int, num_sources: int) -> int:
+def first_search_depth(k: int, rerank_depth: int, num_sources: int) -> int:
     """Returns the depth of the first search for k documents; a fusion reads FUSION_DEPTH hits per source anyway."""
     return source_depth(max(DEEPER * k, rerank_depth), num_sources)
 
@@ -135,7 +135,7 @@ def search_documents(
     scores, rows = empty_hits(len(texts), k)
     most = max(1, documents.num_rows)
     num_sources = len(source.parts) if isinstance(source, Fusion) else 1
-    pending, depth = np.arange(len(texts)), min(first_depth(k, rerank_depth, num_sources), most)
+    pending, depth = np.arange(len(texts)), min(first_search_depth(k, rerank_depth, num_sources), most)
     while len(pending):
         short = []
         for numbers in np.array_split(pending, -(-len(pending) * depth // CELLS)):

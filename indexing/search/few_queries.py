@@ -62,7 +62,7 @@ class LocalSearch:
         """The source's name in the grammar of sources, with all names filled in."""
         return self.hit_source.source
 
-    def matching(self, filter: Mapping[str, Any] | str | None) -> np.ndarray | None:
+    def matching_rows(self, filter: Mapping[str, Any] | str | None) -> np.ndarray | None:
         """Returns the rows that match a filter, int64 ascending, deleted ones excluded; None without a filter.
 
         The rows of the latest filters are cached.
@@ -83,7 +83,7 @@ class LocalSearch:
             queries: The texts of the queries.
             k: Number of hits per query, at least 1.
             rerank_depth: Number of hits per query that the re-ranker orders; lower hits keep their order below them.
-            allowed: Only these rows are hits, as `matching` returns them; None: all rows.
+            allowed: Only these rows are hits, as `matching_rows` returns them; None: all rows.
 
         Returns:
             Scores and rows, [q, at most k].
@@ -113,6 +113,6 @@ class LocalSearch:
         self._pair_cuts += cuts
         return hits
 
-    def cuts(self) -> SearchCuts:
+    def count_cuts(self) -> SearchCuts:
         """Returns how many queries and pairs the last search cut to a length limit."""
-        return search_cuts([self.sources.cuts()])._replace(pairs=self._pair_cuts)
+        return search_cuts([self.sources.count_cuts()])._replace(pairs=self._pair_cuts)

@@ -133,7 +133,7 @@ class PairScorer:
         passages = corpus.passages(wanted)
         texts = self.model.compose([p.title for p in passages], [p.text for p in passages])
         tokens, types = self.model.tokenize(queries, [texts[number] for number in inverse])
-        return self.model.forward(tokens, types), tokens.cuts()
+        return self.model.forward(tokens, types), tokens.count_cuts()
 
 
 @dataclass(frozen=True)

@@ -230,7 +230,11 @@ class SearchStage(StageDefaults):
             raise InputError(f"query {ids[number]!r}: {error.reasons[number]}") from error
         table = hits_table(ids, hits, passage_ids)
         numerics = rerank_task.spec.numerics if rerank_task else None
-        facts = {**({"numerics": numerics} if numerics else {}), **search.sources.numerics(), **search.sources.cuts()}
+        facts = {
+            **({"numerics": numerics} if numerics else {}),
+            **search.sources.numerics(),
+            **search.sources.count_cuts(),
+        }
         if rerank_task:
             facts["pair_cuts"] = pair_cuts.stored()
         write = functools.partial(write_parquet, table)

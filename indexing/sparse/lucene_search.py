@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from indexing.lucene.lucene import FIELD, PACKAGE, LuceneSegmentFiles, SegmentSearch, lucene, write_segment
+from indexing.lucene.lucene import FIELD, PACKAGE, LuceneSegmentFiles, SegmentSearch, lucene_jvm, write_segment
 
 
 @functools.cache
 def _frequency_analyzer() -> Any:
     """The analyzer of passages: words between spaces, each with its frequency after a `|`."""
-    arguments = lucene().type("java.util.HashMap")
-    builder = lucene().type(f"{PACKAGE}analysis.custom.CustomAnalyzer").builder()
+    arguments = lucene_jvm().type("java.util.HashMap")
+    builder = lucene_jvm().type(f"{PACKAGE}analysis.custom.CustomAnalyzer").builder()
     builder = builder.withTokenizer("whitespace", arguments())
     return builder.addTokenFilter("delimitedTermFrequency", arguments()).build()
 
@@ -35,11 +35,11 @@ class ImpactSearch(SegmentSearch):
 
     def __init__(self, shards: Sequence[tuple[LuceneSegmentFiles, Path]], first_row: int = 0):
         """shards, first_row: as of SegmentSearch."""
-        similarity = lucene().type("io.anserini.search.similarity.ImpactSimilarity")()
+        similarity = lucene_jvm().type("io.anserini.search.similarity.ImpactSimilarity")()
         super().__init__(shards, similarity, first_row=first_row)
-        analysis = lucene().type(f"{PACKAGE}analysis.core.KeywordAnalyzer")()
-        keywords = lucene().cast(f"{PACKAGE}analysis.Analyzer", analysis)
-        self._parser = lucene().type(f"{PACKAGE}queryparser.classic.QueryParser")(FIELD, keywords)
+        analysis = lucene_jvm().type(f"{PACKAGE}analysis.core.KeywordAnalyzer")()
+        keywords = lucene_jvm().cast(f"{PACKAGE}analysis.Analyzer", analysis)
+        self._parser = lucene_jvm().type(f"{PACKAGE}queryparser.classic.QueryParser")(FIELD, keywords)
         self._parsing = threading.Lock()
 
     def _build_query(self, query: str) -> Any:

@@ -186,7 +186,9 @@ class Draft:
         wait = ""
         if abandoned_s is not None and self._is_empty(pinned):
             wait = f", or wait {abandoned_s:.0f} s after the command that makes it has ended (it has no part yet)"
-        raise InputError(f"{self.url} was begun otherwise: {conflict}{wait}, or remove it: {self.removal}")
+        raise InputError(
+            f"{self.url} was begun otherwise: {conflict}{wait}, or remove it: {self.files_in_removal_order}"
+        )
 
     def _is_empty(self, pinned: dict[str, Any]) -> bool:
         """Whether the pinned draft is not complete and has no part."""
@@ -209,7 +211,7 @@ class Draft:
         if abandoned_s is None or is_same:
             return False
         with contextlib.suppress(FileNotFoundError):
-            age = time.time() - self._storage.modified(f"{self.key}/{BEGUN}")
+            age = time.time() - self._storage.write_time(f"{self.key}/{BEGUN}")
             return age > abandoned_s and self._is_empty(pinned)
         return False
 
@@ -250,7 +252,7 @@ class Draft:
                 self._storage.put(f"{self.key}/{FAILED}", add_own_hash(document))
 
     @property
-    def removal(self) -> str:
+    def files_in_removal_order(self) -> str:
         """The command that removes the draft."""
         return f"riptide store remove {self.key} --store {shlex.quote(self._storage.url)}"
 
@@ -322,7 +324,7 @@ class Draft:
             raise ValueError("suffix .json: expected another one, as the records of parts end in it")
         if done := self.find(name):
             return done
-        path = self._storage.scratch(suffix)
+        path = self._storage.temporary_path(suffix)
         try:
             with explain_disk_errors(path):
                 write(path)

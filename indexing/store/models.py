@@ -125,7 +125,7 @@ class Checkpoints:
     def save(self, step: int, write: Callable[[Path], object]) -> None:
         """Calls `write(path)` to make the checkpoint at `step`, and removes the previous one."""
         storage = self.store.storage
-        path = storage.scratch(".safetensors")
+        path = storage.temporary_path(".safetensors")
         try:
             with explain_disk_errors(path.parent):
                 try:
@@ -216,7 +216,7 @@ def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
     These are the checkpoints that belong to no incomplete artifact.
     """
     checkpoints = _checkpoints(store)  # listed first, so that none is of an artifact that begins meanwhile
-    resumable = {name for key in store.incomplete() for name in checkpoint_names(*Key.parse(key))}
+    resumable = {name for key in store.incomplete_keys() for name in checkpoint_names(*Key.parse(key))}
     return [(key, size) for key, size in checkpoints if key.split("/")[1] not in resumable]
 
 

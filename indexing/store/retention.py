@@ -61,7 +61,7 @@ def expired_prompts(store: Store, releases: Collection[str] = (), among: Collect
         ]
         if not over_http:
             return []
-        others = sorted({*store.keys(), *store.incomplete()} - set(releases) - set(over_http))
+        others = sorted({*store.keys(), *store.incomplete_keys()} - set(releases) - set(over_http))
         manifests = list(threads.map(store.manifest, others))
     needed = {entry["artifact"] for manifest in manifests if manifest for entry in manifest["inputs"].values()}
     if None in manifests:  # an artifact whose two manifests are damaged may need any of them
@@ -81,12 +81,12 @@ def remove_prompt(store: Store, key: str) -> list[tuple[str, int]]:
 
 def _remove(store: Store, key: str, is_needed: Callable[[], bool]) -> list[tuple[str, int]]:
     """Removes a small artifact, and puts it back if another process needs it at that moment."""
-    files = store.removal(key)
+    files = store.files_in_removal_order(key)
     contents: dict[str, bytes] = {}
     for file, _ in files:
         with contextlib.suppress(FileNotFoundError):  # another process removes it too
             contents[file] = store.storage.read(file)
-    if is_needed() or max(store.storage.times(key).values(), default=0.0) >= time.time() - GRACE_S:
+    if is_needed() or max(store.storage.write_times(key).values(), default=0.0) >= time.time() - GRACE_S:
         return []
     needed = True
     try:
@@ -114,7 +114,7 @@ def _may_be_live(store: Store, key: str) -> bool:
 def _last_write_times(store: Store, kind: str) -> dict[str, float]:
     """Returns when the last object of each artifact of a kind was written, by key."""
     last: dict[str, float] = {}
-    for file, written in store.storage.times(kind).items():
+    for file, written in store.storage.write_times(kind).items():
         key = "/".join(file.split("/")[:2])
         last[key] = max(last.get(key, 0.0), written)
     return last

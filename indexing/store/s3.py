@@ -98,7 +98,7 @@ class S3Storage:
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         yield from sorted((key, info.size) for key, info in self._infos(prefix))
 
-    def times(self, prefix: str) -> dict[str, float]:
+    def write_times(self, prefix: str) -> dict[str, float]:
         return {key: info.mtime_ns / 1e9 for key, info in self._infos(prefix)}
 
     def _infos(self, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -127,7 +127,7 @@ class S3Storage:
     def local_path(self, key: str) -> None:
         return None
 
-    def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
+    def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
         """Returns (KEY?uploadId=ID, bytes so far) of the multipart uploads that got no part for `older_than` seconds.
 
         Their writer was killed. They are billed although they are no objects. `delete` takes the name and aborts the
@@ -149,7 +149,7 @@ class S3Storage:
         pages = self.s3.get_paginator(call).paginate(Bucket=self.bucket, **options)
         return [entry for page in pages for entry in page.get(field, [])]
 
-    def modified(self, key: str) -> float:
+    def write_time(self, key: str) -> float:
         with self._explain_errors(key):
             info = self.files.get_file_info(self.path(key))
         if not info.is_file:
@@ -172,7 +172,7 @@ class S3Storage:
         existing = self.read_tagged(key)
         return existing is not None and existing[0] == data and self.swap(key, data, existing[1])
 
-    def scratch(self, suffix: str = "") -> Path:
+    def temporary_path(self, suffix: str = "") -> Path:
         return Path(tempfile.gettempdir()) / f"riptide-{uuid.uuid4().hex}{suffix}"
 
     def _conditional_put(self, key: str, data: bytes, **condition: str) -> bool:

@@ -37,7 +37,7 @@ class Storage(Protocol):
     def size(self, key: str) -> int | None:
         """Returns the size of `key` in bytes, None if it does not exist."""
 
-    def modified(self, key: str) -> float:
+    def write_time(self, key: str) -> float:
         """Returns when `key` was written, in seconds since 1970. Raises FileNotFoundError."""
 
     def sha256(self, key: str) -> str:
@@ -58,7 +58,7 @@ class Storage(Protocol):
         Objects that other processes remove during the scan may be left out.
         """
 
-    def times(self, prefix: str) -> dict[str, float]:
+    def write_times(self, prefix: str) -> dict[str, float]:
         """Returns when each object under the folder `prefix` was written, in seconds since 1970."""
 
     def is_empty(self) -> bool:
@@ -76,13 +76,13 @@ class Storage(Protocol):
     def touch(self, key: str, data: bytes) -> bool:
         """Sets the time of a small object to now if its bytes are `data`. Returns False otherwise; changes no bytes."""
 
-    def scratch(self, suffix: str = "") -> Path:
+    def temporary_path(self, suffix: str = "") -> Path:
         """Returns a path for a new temporary file from which `put` is cheap."""
 
     def local_path(self, key: str) -> Path | None:
         """Returns the file that holds, or would hold, `key`; None if the storage is not a folder."""
 
-    def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
+    def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
         """Returns (key, bytes) of unfinished writes without a new byte for `older_than` seconds; `list` omits them."""
 
 
@@ -109,7 +109,7 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def modified(self, key: str) -> float:
+    def write_time(self, key: str) -> float:
         return self.local_path(key).stat().st_mtime
 
     def sha256(self, key: str) -> str:
@@ -149,7 +149,7 @@ class LocalStorage:
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         yield from sorted((key, status.st_size) for key, status in self._files(prefix))
 
-    def times(self, prefix: str) -> dict[str, float]:
+    def write_times(self, prefix: str) -> dict[str, float]:
         return {key: status.st_mtime for key, status in self._files(prefix)}
 
     def is_empty(self) -> bool:
@@ -189,13 +189,13 @@ class LocalStorage:
                 return True
         return False
 
-    def scratch(self, suffix: str = "") -> Path:
+    def temporary_path(self, suffix: str = "") -> Path:
         folder = self.root / TEMPORARY
         with explain_disk_errors(folder):
             _make_folder(folder)
         return folder / f"{uuid.uuid4().hex}{suffix}"
 
-    def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
+    def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
         stale, latest = [], time.time() - older_than
         for path in sorted((self.root / TEMPORARY).glob("*")):
             with contextlib.suppress(FileNotFoundError):  # its writer has finished with it
@@ -205,7 +205,7 @@ class LocalStorage:
         return stale
 
     def _write_temporary(self, data: bytes, target: Path) -> Path:
-        temporary = self.scratch()
+        temporary = self.temporary_path()
         try:
             with explain_disk_errors(target):
                 temporary.write_bytes(data)

@@ -13,7 +13,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.named_values import parse_named_values
 from indexing.corpus.queries import ALL, Queries
-from indexing.mining.negatives import check_has_negatives, mined_corpus, passages_of, read_training_data
+from indexing.mining.negatives import check_has_negatives, mined_corpus, passage_reader, read_training_data
 from indexing.store.artifact import Artifact
 from indexing.store.documents import ArtifactReference
 from indexing.store.store import Store
@@ -313,7 +313,7 @@ def read_judged_data(
         pairs.rows,
         no_rows,
         corpus.num_rows,
-        passages_of(corpus),
+        passage_reader(corpus),
         deleted=corpus.deleted,
         copies=pairs.others if corpus.is_split else None,
         weights=weights,

@@ -94,7 +94,7 @@ class TrainingTask:
 
         If an exception ends the block before the first checkpoint, the next command replaces the draft at once.
         """
-        self.draft.begin(abandoned_s=abandoned_s(self.last))
+        self.draft.begin(abandoned_s=abandoned_after_s(self.last))
         try:
             with keep_alive([self.draft]):
                 yield
@@ -109,8 +109,8 @@ class TrainingTask:
         checkpoints.save(step, write)
 
 
-def abandoned_s(last: Checkpoints) -> float | None:
-    """Returns `abandoned_s` of Draft.begin for a model: a checkpoint keeps its draft as a part keeps others."""
+def abandoned_after_s(last: Checkpoints) -> float | None:
+    """Returns `abandoned_after_s` of Draft.begin for a model: a checkpoint keeps its draft as a part keeps others."""
     return None if last.exists() else ABANDONED_S
 
 

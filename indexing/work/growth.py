@@ -10,7 +10,7 @@ from typing import Any
 from indexing.store.artifact import Artifact
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store, check_name, generation
-from indexing.work.tasks import Runner, ignore
+from indexing.work.tasks import Runner, ignore_progress
 from indexing.work.work import ArtifactTarget, DriverStage, SpreadStage, WorkDefaults
 
 
@@ -78,7 +78,7 @@ class IndexBuild:
     plan: Sequence[str]
     memory: str
     report: Callable[[], Sequence[str]]
-    prepare: Callable[[Runner], object] = ignore
+    prepare: Callable[[Runner], object] = ignore_progress
 
 
 def next_target(

@@ -30,9 +30,9 @@ from indexing.work.tasks import (
     WorkerRequest,
     WorkerResources,
     WorkerTask,
-    ignore,
+    are_workers_kept_open,
+    ignore_progress,
     may_submit,
-    stays_open,
 )
 from retriever.errors import InputError, StorageError
 
@@ -107,7 +107,7 @@ class LocalRunner:
         return self.gpus if allocation.device == "cuda" else max(1, self.cores // allocation.cores)
 
     def run(
-        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner."""
         resources = task.resources
@@ -140,9 +140,9 @@ class LocalRunner:
         return result
 
     def _workers(self, task: WorkerTask, count: int) -> list[Callable[[Any, Report], Any]]:
-        """Returns `count` opened workers of a task; see `stays_open`. Threads that run the same task share them."""
+        """Returns `count` opened workers of a task, which threads share; see `are_workers_kept_open`."""
         allocation = self.allocate(task.resources)
-        if not stays_open(task):
+        if not are_workers_kept_open(task):
             return [task.open(allocation) for _ in range(count)]
         with self._opening:
             workers = next((workers for other, workers in self._open if other is task), [])
@@ -199,7 +199,7 @@ class LocalRunner:
                         functools.partial(_submit, processes),
                         itertools.chain(unfinished, items),
                         2 * slots,
-                        ignore,
+                        ignore_progress,
                         pending,
                     )
                 return
@@ -357,4 +357,4 @@ def _call_worker(item: Any) -> Any:
     assert _task_of_process is not None
     task, allocation = _task_of_process
     _worker_of_process = _worker_of_process or task.open(allocation)
-    return _worker_of_process(item, ignore)
+    return _worker_of_process(item, ignore_progress)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore
+from indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
 from retriever.errors import InputError, StorageError
 
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
@@ -24,7 +24,7 @@ MAX_EXCLUDED = 3  # nodes that a run excludes because a worker could not open th
 Say = Callable[[str], object]
 """Prints a line for the user."""
 
-report_waiting: Report = ignore
+report_waiting: Report = ignore_progress
 """Receives the number of workers that wait for a node, while some may; a program sets it to measure them."""
 
 
@@ -99,7 +99,7 @@ def live_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def can_grow() -> bool:
+def may_nodes_be_added() -> bool:
     """Returns whether an autoscaler may add nodes.
 
     Ray does not report whether a cluster has an autoscaler. A cluster whose head has no CPUs is assumed to have one, as
@@ -111,7 +111,7 @@ def can_grow() -> bool:
 
 def seconds_to_wait(wait_s: float | None) -> float:
     """Returns how long a job waits for nodes; None: GROWTH_S if an autoscaler may add some, else 0."""
-    return GROWTH_S * can_grow() if wait_s is None else wait_s
+    return GROWTH_S * may_nodes_be_added() if wait_s is None else wait_s
 
 
 def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait_s: float) -> None:
@@ -258,7 +258,7 @@ class NodeFailure:
         line = f"node {self.address}: {self.reason}"
         if failed > MAX_EXCLUDED:
             raise self.error(f"{line}; workers could not open on {failed} nodes")
-        if not others.count_worker_slots(allocation.cores, allocation.gpus) and not can_grow():
+        if not others.count_worker_slots(allocation.cores, allocation.gpus) and not may_nodes_be_added():
             is_only = not nodes.excluded and len(nodes.live()) == 1
             raise self.error(self.reason if is_only else f"{line}; no other node is left for the worker")
         return others
@@ -296,7 +296,7 @@ def say_waiting(
         previous = 0, 0
         while not stop.wait(WAIT_S):
             present, count = nodes().count_worker_slots(cores, gpus), num_workers()
-            is_short = present < count and (not present or can_grow())
+            is_short = present < count and (not present or may_nodes_be_added())
             report_waiting(count - present if is_short else 0)
             if is_short and (not present or (present, count) != previous):
                 labels = " ".join(f"{key}={value}" for key, value in nodes().labels.items())

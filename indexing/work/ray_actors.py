@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from indexing.work.nodes import ClusterNodes, NodeFailure, Say, open_worker, wait_for_nodes
-from indexing.work.ray_progress import progress_board, reporter
+from indexing.work.ray_progress import open_reporter, progress_board
 from indexing.work.ray_tasks import RETRIES, RayTasks
 from indexing.work.tasks import (
     Allocation,
@@ -19,7 +19,7 @@ from indexing.work.tasks import (
     Report,
     WorkerRequest,
     WorkerTask,
-    ignore,
+    ignore_progress,
     reports_progress,
     task_name,
 )
@@ -38,7 +38,7 @@ class RayActors(RayTasks):
     """
 
     def run(
-        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner.
 
@@ -49,7 +49,7 @@ class RayActors(RayTasks):
             return
         unfinished = dict(enumerate(items))
         allocation = self.allocate(task.resources)
-        with progress_board(on_progress if reports_progress(task) else ignore) as board:
+        with progress_board(on_progress if reports_progress(task) else ignore_progress) as board:
             while unfinished:
                 failure = yield from self._run_pool(task, allocation, unfinished, board)
                 if failure is not None:
@@ -108,7 +108,7 @@ class PoolWorker:
         if isinstance(self.worker, NodeFailure):
             return {**row, "error": "", "failure": dataclasses.asdict(self.worker)}
         try:
-            with reporter(self.board, row["item"]) as report:
+            with open_reporter(self.board, row["item"]) as report:
                 result = self.worker(self.items[row["item"]], report)
         except InputError as error:
             return {**row, "error": str(error), "failure": None}
@@ -128,7 +128,7 @@ def choose_pool(
     *,
     weights: int = 0,
     packed: Callable[[], bool] = lambda: False,
-    say: Say = ignore,
+    say: Say = ignore_progress,
 ) -> WorkerRequest:
     """Returns the request for a pool of encoders, with the size of each encoder.
 

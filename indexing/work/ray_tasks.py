@@ -19,7 +19,7 @@ from indexing.work.nodes import (
     say_waiting,
     wait_for_nodes,
 )
-from indexing.work.ray_progress import progress_board, reporter
+from indexing.work.ray_progress import open_reporter, progress_board
 from indexing.work.tasks import (
     ANY_WORKERS,
     END,
@@ -29,10 +29,10 @@ from indexing.work.tasks import (
     WorkerRequest,
     WorkerResources,
     WorkerTask,
-    ignore,
+    are_workers_kept_open,
+    ignore_progress,
     may_submit,
     reports_progress,
-    stays_open,
     task_name,
 )
 
@@ -53,7 +53,7 @@ class RayTasks:
         say: Prints a line for the user, about workers that wait for nodes and nodes that are excluded.
     """
 
-    def __init__(self, request: WorkerRequest = ANY_WORKERS, say: Say = ignore) -> None:
+    def __init__(self, request: WorkerRequest = ANY_WORKERS, say: Say = ignore_progress) -> None:
         self.request, self.say = request, say
         self.nodes = ClusterNodes(request.labels)
         self._handles: list[tuple[WorkerTask, str, Any]] = []
@@ -107,7 +107,7 @@ class RayTasks:
             self.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
 
     def run(
-        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner. At most twice `max_workers` items are in flight.
 
@@ -120,7 +120,7 @@ class RayTasks:
         number = 0
         allocation, most = self.allocate(task.resources), self.request.max_workers
         with contextlib.ExitStack() as stack:
-            board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore))
+            board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore_progress))
             stack.enter_context(self._say_waiting(allocation, lambda: min(most, len(pending))))
             call = self._make_submitter(task, task_name(task))
             while True:
@@ -200,7 +200,7 @@ class RayTasks:
             uuid.uuid4().hex,
             ray.put(task),
         )
-        if stays_open(task):
+        if are_workers_kept_open(task):
             others = [other for other in self._handles if other[0] is not task]
             self._handles = [*others, entry][-KEPT_TASKS:]
         return entry[1], entry[2]
@@ -232,10 +232,10 @@ def _call(item: Any, key: str, handles: list[Any], allocation: Allocation, board
         worker = open_worker(task, allocation)
         if isinstance(worker, NodeFailure):
             return worker
-        entry = worker, stays_open(task)
+        entry = worker, are_workers_kept_open(task)
     _workers[key, allocation] = entry
     while len(_workers) > KEPT_TASKS:
         del _workers[next(iter(_workers))]
     worker, _ = entry
-    with reporter(board, number) as report:
+    with open_reporter(board, number) as report:
         return worker(item, report)

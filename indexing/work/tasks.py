@@ -19,7 +19,7 @@ Report = Callable[[int], object]
 """Called by a worker with the number of rows of its current item that are done."""
 
 
-def ignore(*_: object) -> None:
+def ignore_progress(*_: object) -> None:
     """A Report that does nothing."""
 
 
@@ -132,7 +132,7 @@ def task_name(task: WorkerTask) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", type(task).__name__.removesuffix("Task")).lower()
 
 
-def stays_open(task: WorkerTask) -> bool:
+def are_workers_kept_open(task: WorkerTask) -> bool:
     """Whether the workers of a task stay open for its next run: tasks with a model have `stays_open = True`."""
     return bool(getattr(task, "stays_open", False))
 
@@ -150,7 +150,7 @@ class Runner(Protocol):
         """What the user requests of the workers."""
 
     def run(
-        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
     ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; yields each item with its result as it is done, in any order.
 

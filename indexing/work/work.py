@@ -202,7 +202,7 @@ class _Silent:
     def add(self, figure: str, amount: int, **tags: str) -> None: ...
 
 
-def silent(
+def hide_progress(
     title: str, total: int | None, noun: str, artifact: str
 ) -> contextlib.AbstractContextManager[ProgressCounter]:
     """The Progress of work that is not shown."""
@@ -285,7 +285,7 @@ def run_work(
     store: Store,
     work: Work,
     runner: Runner,
-    progress: Progress = silent,
+    progress: Progress = hide_progress,
     *,
     observe: Callable[[WorkUnit, Any], object] = lambda unit, result: None,
 ) -> list[Artifact]:

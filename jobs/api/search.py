@@ -145,7 +145,7 @@ class Search:
     def _answer(self, opened: _Open, texts: list[str], k: int, filter: Mapping[str, Any] | str | None) -> SearchResults:
         """Searches texts and reads their passages."""
         search, results = opened.search, SearchResults()
-        allowed = search.matching(filter)
+        allowed = search.matching_rows(filter)
         if not texts:
             return results
         hits = self._find(search, texts, k, allowed)

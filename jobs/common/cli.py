@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 from jobs.common.command_line import UsageError, parse_arguments
 from jobs.common.metrics import StageMetrics
 from jobs.common.options import options_by_name
-from jobs.common.starting import finish, runs_one_job, with_commands
+from jobs.common.starting import commands_as_started, finish, runs_one_job
 
 from indexing.store.models import resolve_task
 from indexing.store.storage import describe_os_error
@@ -211,7 +211,7 @@ def as_options(message: str) -> str:
     `parameter NAME` becomes the option --name, and `riptide JOB` the form in which the user starts jobs.
     """
     named = re.sub(r"\bparameter ([a-z_]+)", lambda match: "--" + match[1].replace("_", "-"), message)
-    return with_commands(named)
+    return commands_as_started(named)
 
 
 WARNING = "warning: "  # the start of a line that is printed for programs too

@@ -20,7 +20,7 @@ from jobs.common.options import (
     options_by_name,
     parse_words,
 )
-from jobs.common.starting import command_of, is_job, job_name, with_commands
+from jobs.common.starting import command_of, commands_as_started, is_job, job_name
 
 from retriever.errors import InputError
 
@@ -276,7 +276,7 @@ def make_parser(options: type, module: str, complete: Complete | None = None) ->
 
 def _add(group: argparse._ArgumentGroup, option: Option, complete: Complete | None) -> None:
     """Adds an option to its group in --help."""
-    text = argparse.SUPPRESS if option.metadata.get("hidden") else with_commands(_help(option))
+    text = argparse.SUPPRESS if option.metadata.get("hidden") else commands_as_started(_help(option))
     settings: dict[str, Any] = {"help": text}
     if option.type is bool and option.default:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
@@ -321,7 +321,7 @@ def _description(options: type, module: str, width: int) -> str:
     is_generated = docstring.startswith(f"{options.__name__}(")  # by dataclass
     texts = [getattr(sys.modules.get(module), "__doc__", None) or "", "" if is_generated else docstring]
     paragraphs = [each for text in texts for each in inspect.cleandoc(text).split("\n\n") if each]
-    return "\n\n".join(_paragraph(with_commands(each), width) for each in paragraphs)
+    return "\n\n".join(_paragraph(commands_as_started(each), width) for each in paragraphs)
 
 
 def _paragraph(text: str, width: int) -> str:

@@ -27,7 +27,7 @@ def command_of(job: str = "") -> str:
     return f"{'python -m riptide' if _start_form() == 'module' else 'riptide'} {job.replace('_', '-')}".rstrip()
 
 
-def with_commands(text: str) -> str:
+def commands_as_started(text: str) -> str:
     """Returns a text in which each command `riptide JOB …` has the form in which this process was started.
 
     `python -m riptide JOB …` stays as it is: a command for a cluster, whose nodes need not have the console script.

@@ -41,7 +41,7 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
     sources = [expand_mode(source, store) for source in options.source]
-    unused = set.intersection(*(set(parse_source(source).unused(search)) for source in sources))
+    unused = set.intersection(*(set(parse_source(source).unused_options(search)) for source in sources))
     for name in () if options.embeddings else sorted(unused):
         names = " ".join(options.source)
         raise InputError(

@@ -133,7 +133,7 @@ class ExperimentRun:
         split = self.experiment.split
         if not self.experiment.arms[arm].is_trained:
             for data in self.experiment.sets:
-                self.results.add(data, arm, 0, self.measurement.of_floor(arm, data))
+                self.results.add(data, arm, 0, self.measurement.measure_untrained(arm, data))
             return
         self.choose(arm)
         for seed in self.experiment.seeds_of(arm):
@@ -212,9 +212,9 @@ class ExperimentRun:
         settings = self.experiment.arms[trial.arm]
         control = self.controls.get(settings.control or "", ArmControl())
         if control.search is None:
-            return self.measurement.of_trial(trial, data, split)
+            return self.measurement.measure_trial(trial, data, split)
         task = trial.name if settings.uses is None else self._task(settings.uses, trial.seed, data)[1]
-        return self.measurement.of_control(control.search, trial, task, data, split)
+        return self.measurement.measure_control(control.search, trial, task, data, split)
 
     def subsets(self) -> dict[str, dict[str, np.ndarray]]:
         """Returns which queries belong to each subset, by set: bool [queries]."""

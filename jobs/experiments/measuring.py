@@ -104,7 +104,7 @@ class Measurement:
     folder: Path
     performer: Performer
 
-    def of_floor(self, arm: str, measured: str) -> RunValues:
+    def measure_untrained(self, arm: str, measured: str) -> RunValues:
         """Returns the values of an arm that is not trained."""
         options, data = self.experiment.arms[arm], self.experiment.sets[measured]
         name = f"floor-{arm}"
@@ -118,7 +118,7 @@ class Measurement:
         source = self._source_over(data.store, name, every)
         return self._search(source, measured, self.experiment.split)
 
-    def of_trial(self, trial: Trial, measured: str, split: str) -> dict[str, RunValues]:
+    def measure_trial(self, trial: Trial, measured: str, split: str) -> dict[str, RunValues]:
         """Returns the values of a trained task on a set: under "", and fused with another source under its name."""
         source = self._source(trial, measured)
         values = {"": self._search(source, measured, split)}
@@ -129,7 +129,7 @@ class Measurement:
             )
         return values
 
-    def of_control(
+    def measure_control(
         self, search: Callable[[ControlSearchRequest], None], trial: Trial, task: str, measured: str, split: str
     ) -> dict[str, RunValues]:
         """Returns the values of a control on a set; its run is not made again if its file exists.

@@ -97,7 +97,7 @@ def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
     topics, topic_agreement = None, None
     if tuning.topics is not None:
         topics, topic_agreement = open_topics(store, options, training, tuning.topics)
-    stored = stored_passages(store, spec, training.corpora) if tuning.sides == "query" else None
+    stored = find_stored_passages(store, spec, training.corpora) if tuning.sides == "query" else None
     maker = TuneMaker(
         store=store,
         backbone=spec,
@@ -121,7 +121,7 @@ def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
     inputs |= {} if start is None else {"init": start.artifact}
     inputs |= {} if stored is None else vector_inputs(training.corpora, stored)
     inputs |= {} if topics is None else {"topics": topics.generations[0]}
-    target = ArtifactTarget(options.kind, options.task, inputs, configuration(options, maker, loop))
+    target = ArtifactTarget(options.kind, options.task, inputs, artifact_config(options, maker, loop))
     return RetrieverSetup(num_queries, spec, maker, loop, target, topic_agreement)
 
 
@@ -204,7 +204,7 @@ def vector_inputs(
     return inputs
 
 
-def configuration(options: TrainRetriever, maker: TuneMaker, loop: LoopOptions) -> dict[str, Any]:
+def artifact_config(options: TrainRetriever, maker: TuneMaker, loop: LoopOptions) -> dict[str, Any]:
     """Returns the configuration of the artifact: what shapes the trained weights, besides the inputs."""
     config: dict[str, Any] = {
         "backbone": maker.described,
@@ -285,7 +285,7 @@ def described_set(name: SetName) -> dict[str, Any]:
     return {key: value for key, value in asdict(name).items() if key not in later} | extra
 
 
-def stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus]) -> list[EmbeddingsReader]:
+def find_stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus]) -> list[EmbeddingsReader]:
     """Returns the embeddings of each corpus by the backbone, from which training reads the vectors of passages.
 
     Raises:

@@ -154,7 +154,7 @@ class TrainRetriever(Training, MethodOptions):
         """The kind of prompt that is trained."""
         return self.prompt or ("matrix" if self.train == "prompts" else "none")
 
-    def length_step(self, noun: str) -> str:
+    def length_advice(self, noun: str) -> str:
         """Returns how to set a larger length limit for queries or passages."""
         side = {plural: side for side, plural in PLURALS.items()}[noun]
         return f"give a larger --{side}-length under another --task"

@@ -116,7 +116,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     kind = "prompts" if rip.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.pretraining.objective}"
     check_name(kind, name)
-    config = configuration(options, described, rip, loop, head)
+    config = artifact_config(options, described, rip, loop, head)
     inputs: dict[str, Artifact | ArtifactReference] = {"corpus": corpus.generations[-1]}
     if options.queries is not None and options.dev_split is None:
         raise InputError(f"--queries {options.queries}: expected --dev-split too; only the measurement uses queries")
@@ -131,7 +131,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     return PretrainingSetup(corpus, folder, described, rip, loop, head, dev, target)
 
 
-def configuration(
+def artifact_config(
     options: PretrainRip, described: dict[str, Any], rip: RipOptions, loop: LoopOptions, head: dict[str, str] | None
 ) -> dict[str, Any]:
     """Returns the configuration of the artifact without its dev split."""

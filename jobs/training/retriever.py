@@ -143,7 +143,7 @@ def merge_inputs(
     }
 
 
-def derived_prompts(options: TrainRetriever, setup: RetrieverSetup) -> list[str]:
+def derived_prompt_names(options: TrainRetriever, setup: RetrieverSetup) -> list[str]:
     """Returns the names of the prompts that a run makes after prompts/TASK or models/TASK."""
     tuning = setup.maker.tuning
     if tuning.parametrisation == "per-task":
@@ -153,10 +153,10 @@ def derived_prompts(options: TrainRetriever, setup: RetrieverSetup) -> list[str]
 
 
 def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> None:
-    """Raises InputError, before any training, if a name of `derived_prompts` is that of another prompt."""
+    """Raises InputError, before any training, if a name of `derived_prompt_names` is that of another prompt."""
     if options.task in store.names(options.kind):
         return  # complete, so that its own prompts may exist
-    for name in sorted({*derived_prompts(options, setup)} & {*store.names("prompts")}):
+    for name in sorted({*derived_prompt_names(options, setup)} & {*store.names("prompts")}):
         raise InputError(
             f"--task {options.task}: {store.url}/prompts/{name} exists, and training makes a prompt of this name: give "
             "another --task, or remove it"

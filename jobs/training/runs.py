@@ -25,7 +25,7 @@ from indexing.training.curves import Curves
 from indexing.training.dev import DevSplit
 from indexing.training.local import plan_local_worker, run_local
 from indexing.training.messages import StartMeasured, StepDone, TrainingResult
-from indexing.training.worker import SystemMaker, TrainingTask, abandoned_s
+from indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
 from indexing.training.workers import WorkerGroup, plan_workers
 from indexing.work.work import RESUME, ArtifactTarget, complete_target
 from retriever.cuts import SPLIT, Cuts
@@ -74,7 +74,7 @@ def make_artifact(
     draft = Draft(store.storage, store.cache, artifact_key(kind, name), document)
     identity = fingerprint_of([{role: a.fingerprint for role, a in target.inputs.items()}, target.config])
     last, best = (Checkpoints(store, checkpoints, identity) for checkpoints in checkpoint_names(kind, name))
-    draft.check(abandoned_s=abandoned_s(last))  # refuses other options before anything is opened
+    draft.check(abandoned_s=abandoned_after_s(last))  # refuses other options before anything is opened
     if not draft.complete:
         with note_checkpoint(draft, last):
             on_ray = join_cluster(store, private=options.ray or options.workers > 1)
@@ -125,7 +125,7 @@ def cut_lines(
     for noun, counts in cuts.items():
         if (counted := Cuts(**counts)).cut_texts:
             split = SPLIT if noun in ("passages", "pairs") else f"shorten the {noun}"
-            line = counted.line(f"{noun} of the batches", options.length_step(noun), longest, split)
+            line = counted.line(f"{noun} of the batches", options.length_advice(noun), longest, split)
             lines[noun] = (counted, as_options(line))
     return lines
 

@@ -55,7 +55,7 @@ class Tokens:
         """The number of tokens that were cut off each text: int64 [texts]."""
         return np.zeros_like(self.lengths) if self.uncut is None else self.uncut - self.lengths
 
-    def cuts(self, texts: np.ndarray | slice = slice(None)) -> Cuts:
+    def count_cuts(self, texts: np.ndarray | slice = slice(None)) -> Cuts:
         """Returns the counts of the texts that were cut; texts: numbers of the texts to count, by default all."""
         return Cuts.from_lengths(self.lengths[texts], self.num_cut[texts], self.limit)
 

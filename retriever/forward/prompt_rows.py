@@ -108,7 +108,7 @@ class PromptNumbers(Protocol):
         """Returns the numbers of the prompts of texts outside of the training data, int64 [n]."""
 
 
-def rows_of(numbers: torch.Tensor, shape: PromptShape) -> PromptRows:
+def separate_prompt_rows(numbers: torch.Tensor, shape: PromptShape) -> PromptRows:
     """Returns the prompts of a batch in which each row has a separate one.
 
     Args:

@@ -13,7 +13,7 @@ from retriever.forward.pooling import PooledBackbone
 from retriever.interchange.backbone import Backbone
 from retriever.interchange.dptdr import FOLDERS, read_dptdr
 from retriever.interchange.prefix_tuning import CONFIG, read_prefix_tuning, write_prefix_tuning
-from retriever.interchange.rows import from_rows
+from retriever.interchange.rows import prompt_from_rows
 from retriever.model.files import weight_files
 from retriever.model.recipe import Recipe, settings_of
 from retriever.options import SIDES, EncoderOptions, Side
@@ -68,7 +68,7 @@ def read_prompt(path: Path, backbone: Backbone) -> ReadPrompt:
                 "as DPTDR's trainer writes them: give the folder of a prompt"
             )
         rows, compared = read_dptdr(path, backbone)
-    matrices = {id(tensor): from_rows(tensor, backbone.shape) for tensor in rows.values()}
+    matrices = {id(tensor): prompt_from_rows(tensor, backbone.shape) for tensor in rows.values()}
     query, passage = (matrices[id(rows[side])] if side in rows else None for side in SIDES)
     return ReadPrompt(kind, query, passage, compared)
 

@@ -12,7 +12,7 @@ from typing import Any
 from retriever.errors import InputError
 from retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from retriever.model.configuration import load_config
-from retriever.model.documents import read_count, read_field, read_object, shown
+from retriever.model.documents import format_json, read_count, read_field, read_object
 from retriever.model.files import find_model_folder, sha256_of, tokenizer_files, weight_files
 from retriever.model.modules import ENCODER_CONFIG, SPLADE, DenseLayer, check_splade, read_modules
 from retriever.model.vocabulary import check_vocabulary
@@ -320,7 +320,7 @@ def _length_limits(
         lengths.append(int(chosen or length or limit))
     side = read_field(tokenizer, "padding_side", str, tokenizer_file, "right")
     if side not in ("right", "left"):
-        raise InputError(f"{tokenizer_file}: padding_side: expected right or left, got {shown(side)}")
+        raise InputError(f"{tokenizer_file}: padding_side: expected right or left, got {format_json(side)}")
     return lengths[0], lengths[1], side
 
 
@@ -342,7 +342,8 @@ def positions_of(config: Any) -> int | None:
     first = first_position_of(config)
     if not isinstance(positions, int) or positions <= first:
         raise InputError(
-            f"config.json: max_position_embeddings: expected an integer of at least {first + 1}, got {shown(positions)}"
+            f"config.json: max_position_embeddings: expected an integer of at least {first + 1}, "
+            f"got {format_json(positions)}"
         )
     return positions - first
 
@@ -353,7 +354,7 @@ def first_position_of(config: Any) -> int:
         return 0
     if not isinstance(config.pad_token_id, int) or config.pad_token_id < 0:
         raise InputError(
-            f"config.json: pad_token_id: expected an integer of at least 0, got {shown(config.pad_token_id)}"
+            f"config.json: pad_token_id: expected an integer of at least 0, got {format_json(config.pad_token_id)}"
         )
     return config.pad_token_id + 1
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from retriever.errors import InputError, list_first
-from retriever.model.documents import parse_json, read_object, shown
+from retriever.model.documents import format_json, parse_json, read_object
 from retriever.model.failures import readable_errors, without_loading_report
 from retriever.model.files import weight_files
 
@@ -212,7 +212,7 @@ def _shards(index: Path, files: Sequence[Path]) -> list[Path]:
     """Returns the files that an index of shards names. Raises InputError if one is missing or damaged."""
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
-        raise InputError(f"{index}: weight_map: expected a file name for each tensor, got {shown(names)}")
+        raise InputError(f"{index}: weight_map: expected a file name for each tensor, got {format_json(names)}")
     by_name = {file.name: file for file in files}
     if lost := sorted(set(names.values()) - set(by_name)):
         raise InputError(f"{index}: names {list_first(lost)}, which is not in the folder; {_REMEDY}")

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 
 from retriever.errors import InputError, list_first
 from retriever.forward.prompt_rows import PromptShape
-from retriever.model.documents import check_object, has_type, read_object, shown
+from retriever.model.documents import check_object, format_json, has_type, read_object
 from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from retriever.model.recipe import Recipe
 from retriever.model.weights import read_tensors
@@ -183,7 +183,9 @@ def _read_places(sides: Any, file: Path) -> dict[str, tuple[str, int]]:
         if place is not None:
             check_object(place, _PLACE, f"sides.{side}.", file)
             if place["tensor"] not in (side, "both"):
-                raise InputError(f"{file}: sides.{side}.tensor: expected {side} or both, got {shown(place['tensor'])}")
+                raise InputError(
+                    f"{file}: sides.{side}.tensor: expected {side} or both, got {format_json(place['tensor'])}"
+                )
             if place["length"] < 1:
                 raise InputError(f"{file}: sides.{side}.length: expected at least 1, got {place['length']}")
             places[side] = place["tensor"], place["length"]
@@ -202,7 +204,7 @@ def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
         kinds = _types_of(hints[name])
         if not any(content[name] is None if kind is type(None) else has_type(content[name], kind) for kind in kinds):
             names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise InputError(f"{file}: options.{name}: expected {names}, got {shown(content[name])}")
+            raise InputError(f"{file}: options.{name}: expected {names}, got {format_json(content[name])}")
     try:
         return EncoderOptions(**content)
     except InputError as error:

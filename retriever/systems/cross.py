@@ -124,7 +124,7 @@ class CrossSystem:
                 none if positions is None else {ITEMS: positions[rows]},
                 (ids, type_ids, lengths),
                 ids.numel(),
-                {"pairs": tokens.cuts(rows)},
+                {"pairs": tokens.count_cuts(rows)},
             )
             for (rows, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True)
         ]

@@ -33,7 +33,7 @@ from retriever.prompts.deep_prompt import MatrixPrompt
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.systems.condenser import CondenserHead, choose_shape, saved_shape
 from retriever.systems.masking import MaskedLanguageModel, Masking
-from retriever.systems.sentences import count_words, spans, split_sentences
+from retriever.systems.sentences import count_words, split_into_spans, split_sentences
 from retriever.training.dev_workers import ITEMS, share_items
 from retriever.training.system import Batch, BatchChunk, BatchOutput, checkpoint_activations
 
@@ -139,7 +139,7 @@ def passages_at(options: RipOptions, rows: np.ndarray, step: int) -> tuple[np.nd
     return passages, epochs
 
 
-def pair_of(text: str, options: RipOptions, epoch: int, passage: int) -> tuple[str, str]:
+def draw_pair(text: str, options: RipOptions, epoch: int, passage: int) -> tuple[str, str]:
     """Returns two different sentences (or spans) of a passage, drawn by (seed, epoch, passage).
 
     Raises:
@@ -245,7 +245,7 @@ class RipSystem:
         per_passage = 2 if options.has_pairs else 1
         if per_passage == 2:
             chosen = zip(texts, epochs[mine], passages[mine], strict=True)
-            texts = [unit for text, e, p in chosen for unit in pair_of(text, options, int(e), int(p))]
+            texts = [unit for text, e, p in chosen for unit in draw_pair(text, options, int(e), int(p))]
         rows = (per_passage * mine[:, None] + np.arange(per_passage)).ravel()
         keys = [[options.seed, _MASK, step, int(row)] for row in rows]
         words = None
@@ -272,7 +272,7 @@ class RipSystem:
         for (text_rows, ids, lengths), (_, label_ids, _) in zip(inputs, targets, strict=True):
             unique = slice(len(text_rows))  # a chunk of one text holds the text twice
             chunk_inputs = (ids[unique], lengths[unique], label_ids[unique], total)
-            cuts = {} if noun is None else {noun: units.cuts(text_rows)}
+            cuts = {} if noun is None else {noun: units.count_cuts(text_rows)}
             chunks.append(BatchChunk({"dense": rows[text_rows]}, chunk_inputs, chunk_inputs[0].numel(), cuts))
         of_rows = torch.from_numpy(np.repeat(passages, per_passage)).to(self.device)
         labels_of_rows = {"passages": of_rows, "texts": shared[1:]} if num_rows else {}
@@ -351,7 +351,7 @@ def _passage_units(text: str, options: RipOptions, draw: np.random.Generator) ->
     if options.unit == "sentence":
         sentences = dict.fromkeys(split_sentences(text, options.language))
         return [sentence for sentence in sentences if count_words(sentence) >= options.min_words]
-    return spans(text, options.max_length, draw, options.min_words)
+    return split_into_spans(text, options.max_length, draw, options.min_words)
 
 
 def _digests(tokens: Tokens) -> np.ndarray:

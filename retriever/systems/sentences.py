@@ -42,7 +42,7 @@ def count_words(text: str) -> int:
     return len(_word_starts(text))
 
 
-def spans(text: str, longest: int, draw: np.random.Generator, shortest: int = 1) -> list[str]:
+def split_into_spans(text: str, longest: int, draw: np.random.Generator, shortest: int = 1) -> list[str]:
     """Returns a text in contiguous spans of whole words: every word is in exactly one span.
 
     The size of a span is drawn uniformly from `shortest` to `longest`, or to half of the text's words if that is less.

@@ -68,7 +68,7 @@ class TextChunks:
         ):
             # A single text is repeated.
             of_ids = () if numbers is None else (torch.from_numpy(np.resize(numbers[text_rows], len(ids))),)
-            cuts = {PLURALS[side]: tokens.cuts(text_rows)} if is_counted else {}
+            cuts = {PLURALS[side]: tokens.count_cuts(text_rows)} if is_counted else {}
             inputs = (side, ids, lengths, *of_ids)
             chunks.append(BatchChunk(dict.fromkeys(outputs, rows[text_rows]), inputs, ids.numel(), cuts))
         return chunks

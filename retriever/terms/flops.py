@@ -66,4 +66,4 @@ class FlopsTerm(LossTerm):
                 )
         weights = {"query": options.queries, "passage": options.passages}
         terms = [weights[side] * flops_loss(outputs[TOTALS[side]], len(vectors)) for side, vectors in sides.items()]
-        return options.ramp(step) * torch.stack(terms).sum()
+        return options.ramp_factor(step) * torch.stack(terms).sum()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from retriever.errors import InputError, list_first
-from retriever.model.documents import shown
+from retriever.model.documents import format_json
 from retriever.topics.words import topic_words
 
 NO_TOPIC = -1  # of a text without a known word
@@ -120,10 +120,10 @@ class TopicModel:
         """
         where = f"{file}: topic model:"
         if not isinstance(settings, dict) or set(settings) != {"words"}:
-            raise InputError(f"{where} expected an object with the field words, got {shown(settings)}")
+            raise InputError(f"{where} expected an object with the field words, got {format_json(settings)}")
         words = settings["words"]
         if not isinstance(words, list) or not all(_is_words(topic) for topic in words):
-            raise InputError(f"{where} words: expected a list of words for each topic, got {shown(words)}")
+            raise InputError(f"{where} words: expected a list of words for each topic, got {format_json(words)}")
         if set(named) != set(_TYPES):
             raise InputError(
                 f"{where} holds {list_first(sorted(named)) or 'no array'}: expected {', '.join(sorted(_TYPES))}"

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from retriever.errors import InputError, list_first, shorten
-from retriever.model.documents import has_type, shown
+from retriever.model.documents import format_json, has_type
 from retriever.options import Side
 from retriever.options.topics import Wordless
 from retriever.topics.model import TopicModel, with_default_topic
@@ -110,13 +110,13 @@ def parse_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, 
         InputError: If a field or a tensor is unknown, missing, of another type or shape, or not finite.
     """
     if not isinstance(content, dict) or set(content) != set(_FIELDS):
-        raise InputError(f"{file}: topics: expected an object with {', '.join(_FIELDS)}, got {shown(content)}")
+        raise InputError(f"{file}: topics: expected an object with {', '.join(_FIELDS)}, got {format_json(content)}")
     length = content["length"]
     if not has_type(length, int) or length < 1:
-        raise InputError(f"{file}: topics.length: expected an integer of at least 1, got {shown(length)}")
+        raise InputError(f"{file}: topics.length: expected an integer of at least 1, got {format_json(length)}")
     if content["wordless"] not in get_args(Wordless):
         expected_values = " or ".join(get_args(Wordless))
-        raise InputError(f"{file}: topics.wordless: expected {expected_values}, got {shown(content['wordless'])}")
+        raise InputError(f"{file}: topics.wordless: expected {expected_values}, got {format_json(content['wordless'])}")
     arrays = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     for name, tensor in arrays.items():
         if tensor.dtype not in _TYPES:  # numpy has no bfloat16, for example

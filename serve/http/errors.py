@@ -25,7 +25,7 @@ from serve.errors import (
     UnknownTaskError,
     without_locations,
 )
-from serve.http.routes import as_json, best_matching_error
+from serve.http.routes import best_matching_error, json_response
 
 log = logging.getLogger("riptide.serve")
 
@@ -107,4 +107,4 @@ def request_id(request: Request) -> str:
 
 def _error(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
     document = {"error": {"message": shorten(message), "type": kind, "request_id": request_id(request)}}
-    return as_json(document, status, headers)
+    return json_response(document, status, headers)

@@ -227,7 +227,7 @@ def _validation_error(kind: str, message: str) -> RequestValidationError:
     return RequestValidationError([{"type": kind, "loc": ("body",), "msg": message}])
 
 
-def as_json(document: Any, status: int = 200, headers: Any = None) -> Response:
+def json_response(document: Any, status: int = 200, headers: Any = None) -> Response:
     content = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(content, status, headers, media_type="application/json")
 

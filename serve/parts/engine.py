@@ -18,13 +18,19 @@ import orjson
 
 from indexing.exact import Hits, empty_hits, merge_hits
 from indexing.hit_sources.fusion import fuse, source_depth
-from indexing.search.documents import DEEPER, first_depth, has_enough_documents, passages_to_rerank, reranked_documents
+from indexing.search.documents import (
+    DEEPER,
+    first_search_depth,
+    has_enough_documents,
+    passages_to_rerank,
+    reranked_documents,
+)
 from indexing.search.rescoring import reorder_hits
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import Side
 from serve.errors import ExpiredError, LostError, StoreError
-from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, result_of
+from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, wait_for_reply
 from serve.parts.models import TOGETHER, EncodedTexts, EncoderPart, RerankPart, are_finite, unusable_error
 from serve.parts.part import UsableQueries
 from serve.parts.queries import AnswerHit, PairsRequest, PendingQuery, QueryAnswer, QueryGroup, QueryState, TextsRequest
@@ -120,7 +126,7 @@ class Engine:
     def passages(self, release: Release, rows: np.ndarray, deadline: float) -> list[Passage]:
         """Returns the passages of rows, int64 [n]. Raises the exception of a leaf that fails."""
         replies = self.ask("fetch", PassagesRequest(release.id, rows, deadline))
-        return [passage for reply in replies for passage in result_of(reply, deadline)]
+        return [passage for reply in replies for passage in wait_for_reply(reply, deadline)]
 
     def _search(self, release: Release, queries: Sequence[PendingQuery], answers: list[QueryAnswer]) -> None:
         took: dict[str, float] = {}
@@ -217,7 +223,7 @@ class Engine:
         for leaf, reply in enumerate(replies):
             answered: list[SourceHits | Exception]
             try:
-                answered = result_of(reply, deadline)
+                answered = wait_for_reply(reply, deadline)
             except Exception as error:
                 answered = [error] * len(groups)
             for group, hits, merged in zip(groups, answered, hits_of_leaves, strict=True):
@@ -282,7 +288,7 @@ class Engine:
         results, errors = list[Any](), dict[int, Exception]()
         for leaf, reply in enumerate(self.ask(method, request) if len(request.rows) else ()):
             try:
-                results.append(result_of(reply, deadline))
+                results.append(wait_for_reply(reply, deadline))
             except Exception as error:
                 self._report(PASSAGES, error, leaf)
                 errors[leaf] = error
@@ -412,7 +418,7 @@ def _make_hits(query: PendingQuery, hits: Hits, state: QueryState, texts: dict[i
 def _first_depth(query: PendingQuery) -> int:
     """Returns the number of passages of the first search."""
     if query.by_document:
-        return min(first_depth(query.k, query.rerank, len(query.search.parts)), MAX_PASSAGES)
+        return min(first_search_depth(query.k, query.rerank, len(query.search.parts)), MAX_PASSAGES)
     return max(query.k, query.rerank)
 
 

@@ -28,7 +28,7 @@ from indexing.store.chain import RowRange, split_range
 from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from serve.errors import ExpiredError
-from serve.parts.part import ServicePart, SharedObjects, check_deadline, raises_store_errors, use_texts
+from serve.parts.part import ServicePart, SharedObjects, call_with_usable_texts, check_deadline, raises_store_errors
 from serve.parts.states import PASSAGES
 from serve.release.artifacts import ReleaseArtifacts
 
@@ -93,7 +93,7 @@ class Reply(Protocol[Result]):
         """Returns the result. Raises TimeoutError, LostError, or the exception of the leaf."""
 
 
-def result_of(reply: Reply[Result], deadline: float) -> Result:
+def wait_for_reply(reply: Reply[Result], deadline: float) -> Result:
     """Returns a leaf's reply. Raises ExpiredError if it does not arrive in time."""
     try:
         return reply.result(timeout=max(0.0, deadline - time.time()) + LATE)
@@ -146,7 +146,7 @@ class Leaf:
             return error
 
 
-def ask_here(leaves: Sequence[Leaf], method: str, request: Any) -> list[Reply[Any]]:
+def ask_local_leaves(leaves: Sequence[Leaf], method: str, request: Any) -> list[Reply[Any]]:
     """Asks leaves of this process, one after the other."""
     replies = list[Reply[Any]]()
     for leaf in leaves:
@@ -180,7 +180,9 @@ class SourcePart(ServicePart):
         searcher, kind = self._of(release_id)[request.target], find_kind(request.kind)
         assert kind is not None, request.kind
         filter = None if request.filter is None else Filter(request.filter)
-        usable = use_texts(lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries)
+        usable = call_with_usable_texts(
+            lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries
+        )
         if usable.result is not None and not usable.refused:
             return SourceHits(usable.result, {})
         width = request.k if usable.result is None else usable.result.rows.shape[1]

@@ -23,7 +23,14 @@ from retriever.options import Side
 from retriever.prompts.prompts import load_prompt
 from retriever.topics.model import NO_TOPIC
 from serve.errors import RefusedPromptError
-from serve.parts.part import ServicePart, SharedObjects, UsableQueries, check_deadline, raises_store_errors, use_texts
+from serve.parts.part import (
+    ServicePart,
+    SharedObjects,
+    UsableQueries,
+    call_with_usable_texts,
+    check_deadline,
+    raises_store_errors,
+)
 from serve.parts.states import ENCODER, RERANKER
 from serve.release.artifacts import ReleaseArtifacts
 
@@ -123,7 +130,7 @@ class EncoderPart(ServicePart):
         """Encodes texts with the encoder of a source, for its searchers."""
         check_deadline(deadline)
         encoders: _OpenEncoders = self._of(release_id)
-        return use_texts(encoders.sources[online, target], texts)
+        return call_with_usable_texts(encoders.sources[online, target], texts)
 
     @raises_store_errors
     def describe(self, release_id: str) -> dict[str, Any]:
@@ -179,7 +186,7 @@ class EncoderPart(ServicePart):
         if encoders.slots:
             self.encode(release_id, [PROBE], [next(iter(encoders.slots))], "query")
         for encode in encoders.sources.values():
-            use_texts(encode, [PROBE])
+            call_with_usable_texts(encode, [PROBE])
 
     def _forget(self, release_id: str) -> None:
         for key, slot in self._prompts.release(release_id):

@@ -226,7 +226,7 @@ class UsableQueries(NamedTuple, Generic[T]):
     refused: dict[int, str]
 
 
-def use_texts(function: Callable[[Any], T], queries: Any) -> UsableQueries[T]:
+def call_with_usable_texts(function: Callable[[Any], T], queries: Any) -> UsableQueries[T]:
     """Calls a function that may raise TextsError with those of the queries that it can use.
 
     Args:

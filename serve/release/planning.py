@@ -157,7 +157,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
         return True
     if has_dense(store):
         return True
-    for key in (key for key in store.incomplete() if key.startswith("embeddings/")):
+    for key in (key for key in store.incomplete_keys() if key.startswith("embeddings/")):
         manifest = store.manifest(key)
         if manifest is None or DENSE.holds(manifest["config"]):
             raise InputError(

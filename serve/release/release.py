@@ -122,7 +122,7 @@ class Release:
         try:
             self._write(store)
         except CorruptError:
-            for file, _ in store.removal(f"releases/{self.id}"):
+            for file, _ in store.files_in_removal_order(f"releases/{self.id}"):
                 store.storage.delete(file)
             self._write(store)
 

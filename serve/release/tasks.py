@@ -100,7 +100,7 @@ class SourceSearch:
     weights: tuple[float, ...] | None = None
 
 
-def search_of(task: ServedTask, source: str) -> SourceSearch:
+def find_source_search(task: ServedTask, source: str) -> SourceSearch:
     """Returns the search of a source that a request names.
 
     Raises:
@@ -128,7 +128,7 @@ def search_of_mode(task: ServedTask, mode: Mode) -> SourceSearch:
         )
     if mode not in supported_modes(task):
         raise InputError(f"task {task.name!r} has no BM25: build one (riptide build-bm25), and serve it")
-    search = search_of(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
+    search = find_source_search(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
     labels = tuple(part.kind.online.name for part in search.parts)
     return SourceSearch(search.source, search.parts, labels, search.weights)
 

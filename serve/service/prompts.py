@@ -21,7 +21,7 @@ from indexing.store.store import Store
 from retriever.encoding.encoder import describe
 from retriever.errors import InputError
 from retriever.memory import free_memory
-from retriever.model.documents import shown
+from retriever.model.documents import format_json
 from retriever.model.files import find_model_folder
 from retriever.model.recipe import read_recipe
 from retriever.options import SIDES
@@ -107,7 +107,9 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload
     """
     name, weights, settings = upload.name, upload.weights, upload.settings
     if not TASK_NAME.fullmatch(name) or name == BASE:
-        raise InputError(f"task {shown(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
+        raise InputError(
+            f"task {format_json(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}"
+        )
     if (size := _size_and_rewind(settings)) > MAX_SETTINGS:
         raise InputError(f"{SETTINGS}: {size:,} bytes, expected up to {MAX_SETTINGS:,}")
     if (size := int.from_bytes(weights.read(8), "little")) > MAX_HEADER:
@@ -277,4 +279,4 @@ def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) ->
     if name in store.names("embeddings"):
         return open_space(store, name, None, artifacts.corpus)
     names = ", ".join(sorted({*store.names("index"), *store.names("embeddings")}))
-    raise InputError(f"index {shown(name)}: {store.url} has no index or embeddings of that name; it has {names}")
+    raise InputError(f"index {format_json(name)}: {store.url} has no index or embeddings of that name; it has {names}")

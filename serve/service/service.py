@@ -43,7 +43,7 @@ from serve.parts.states import ENCODER, RERANKER, PartStates, parts_of
 from serve.protocol import SearchRequest
 from serve.release.artifacts import ReleaseArtifacts
 from serve.release.release import Release
-from serve.release.tasks import ServedTask, SourceSearch, search_of, search_of_mode
+from serve.release.tasks import ServedTask, SourceSearch, find_source_search, search_of_mode
 from serve.service.batching import Batcher
 from serve.service.examples import read_examples
 from serve.service.options import ServiceOptions
@@ -223,7 +223,7 @@ class Service:
         task = self._task(live, request.task)
         if request.rerank and live.release.reranker is None:
             raise InputError("this release has no re-ranker: serve one, or leave rerank out")
-        search = search_of(task, request.source) if request.source else search_of_mode(task, request.mode)
+        search = find_source_search(task, request.source) if request.source else search_of_mode(task, request.mode)
         deadline = time.time() + timeout_s
         with self._kept_open(live):
             filter_text = None

@@ -24,7 +24,7 @@ from serve.parts.part import PartControl
 from serve.parts.queries import PendingQuery
 from serve.parts.states import ENCODER, PASSAGES, RERANKER, parts_of
 from serve.release.release import Release
-from serve.release.tasks import ServedSource, ServedTask, search_of
+from serve.release.tasks import ServedSource, ServedTask, find_source_search
 
 log = logging.getLogger("riptide.serve")
 
@@ -116,7 +116,7 @@ class WarmUp:
         self, release: Release, part: str, sample: WarmUpSample, texts: Sequence[str], end: float
     ) -> float:
         """Runs rounds of queries in a source until they are quick or improve no more; returns the last time."""
-        search = search_of(sample.task, sample.source.text)
+        search = find_source_search(sample.task, sample.source.text)
         seconds: list[float] = []
         while len(seconds) < MAX_ROUNDS and not (seconds and self._is_stopped.is_set()):
             first = len(seconds) * BATCH

@@ -308,7 +308,7 @@ def test_what_no_node_can_do_is_refused_in_one_line(
     job = ("--encoder", root / "model", "--name", "other", *options)
     refused = start("encode_corpus", "--store", alone, *map(str, job), environment=cluster.environment).refused()
     assert refused == f"error: {line}"
-    assert "embeddings/other/g0000" not in [*Store(str(alone)).keys(""), *Store(str(alone)).incomplete()]
+    assert "embeddings/other/g0000" not in [*Store(str(alone)).keys(""), *Store(str(alone)).incomplete_keys()]
 
 
 def test_a_cluster_grows_by_the_kind_of_node_that_a_job_names(

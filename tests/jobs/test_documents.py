@@ -42,12 +42,12 @@ from retriever.training.reranker_data import batch_at
 from serve.errors import IncompleteError, LostError
 from serve.local import open_local
 from serve.parts.engine import Engine
-from serve.parts.leaf import Leaf, ask_here
+from serve.parts.leaf import Leaf, ask_local_leaves
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.queries import PendingQuery
 from serve.release.live import make_current
 from serve.release.planning import plan_release
-from serve.release.tasks import search_of
+from serve.release.tasks import find_source_search
 from serve.service.options import ServiceOptions
 
 Done = Callable[..., str]
@@ -338,14 +338,14 @@ def test_passages_whose_documents_a_lost_leaf_knows_are_missing(served: Store) -
         part.prepare(release.id)
 
     def ask(method: str, request: object) -> list:
-        replies = ask_here(leaves, method, request)
+        replies = ask_local_leaves(leaves, method, request)
         if method == "documents":
             replies[1] = Future()
             replies[1].set_exception(LostError("lost"))
         return replies
 
     engine, [task] = Engine(encoder, reranker, ask), release.tasks
-    query = PendingQuery(release, texts_of(served)[0], task, K, search_of(task, "exact:enc"), time.time() + 60)
+    query = PendingQuery(release, texts_of(served)[0], task, K, find_source_search(task, "exact:enc"), time.time() + 60)
     [whole] = engine.search([replace(query, by_document=True)])
     assert isinstance(whole.error, IncompleteError)
     [partial] = engine.search([replace(query, by_document=True, partial=True)])
@@ -365,8 +365,10 @@ def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
         leaves = [Leaf(served, number, of) for number in range(of)]
         for part in (encoder, reranker, *(part for leaf in leaves for part in leaf.parts.values())):
             part.prepare(release.id)
-        engine = Engine(encoder, reranker, lambda method, request, leaves=leaves: ask_here(leaves, method, request))
-        search = search_of(release.tasks[0], "0.5*bm25+0.5*exact:enc")
+        engine = Engine(
+            encoder, reranker, lambda method, request, leaves=leaves: ask_local_leaves(leaves, method, request)
+        )
+        search = find_source_search(release.tasks[0], "0.5*bm25+0.5*exact:enc")
         for rerank in (0, 9):
             queries = [
                 PendingQuery(release, text, release.tasks[0], K, search, time.time() + 60, None, rerank, False, True)

@@ -542,7 +542,7 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
     first = client.get("/v1/tasks").json()["release"]
     opened = service.parts["dense"]._releases
     with monkeypatch.context() as slowly:
-        slowly.setattr(service.engine, "_find", slow)
+        slowly.setattr(service.engine, "_search_leaves", slow)
         assert client.post("/v1/search", json={"query": "bafa", "timeout_ms": 200}).status_code == 503
         assert began.is_set()
     assert client.put("/v1/tasks/later", files=task_files(tmp_path, model, 4)).status_code == 200

@@ -131,7 +131,7 @@ def test_dependents_are_removed_first_and_a_removal_can_be_interrupted(
             interrupted.setattr(LocalStorage, "delete", delete)
             assert job(*command).status == 130
         opened = Store(str(store))
-        complete = {*opened.keys(), *opened.incomplete()}
+        complete = {*opened.keys(), *opened.incomplete_keys()}
         needed = {entry["artifact"] for key in complete for entry in opened.inputs(key).values()}
         assert needed <= complete, count
         for name, content in before.items():

@@ -82,7 +82,7 @@ def test_a_killed_import_keeps_its_parts_for_the_same_command_only(tmp_path: Pat
     source = write_corpus(tmp_path / "raw", [{}] * 50)
     kill_import(tmp_path / "s", source, 3)
     store = Store(str(tmp_path / "s"))
-    assert store.failed() == {}
+    assert store.failed_drafts() == {}
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "s/corpus/g0000").glob("part-*")}
     assert len(times) == 6  # three parts and their records
     with pytest.raises(InputError, match=r"parameter part_size 10, now 20; .*remove corpus/g0000 --store"):
@@ -112,7 +112,7 @@ def test_an_error_that_is_not_of_the_input_keeps_the_parts(tmp_path: Path, error
     store = Store(str(tmp_path / "s"))
     with pytest.raises(type(error)):
         import_all(store, source, runner=InlineRunner(fail_after=3, error=error))
-    assert store.failed() == {}
+    assert store.failed_drafts() == {}
     assert len(list((tmp_path / "s/corpus/g0000").glob("part-*.arrow"))) == 3
     import_all(store, source)
     assert Corpus.open(store).num_rows == 50

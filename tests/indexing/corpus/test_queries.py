@@ -49,7 +49,7 @@ def test_a_deleted_passage_is_not_known(tmp_path: Path, store: Store) -> None:
     source = folder(tmp_path, test="q0\ta\t1\nq1\tb\t1\nq2\tb\t1\n")
     with pytest.raises(InputError, match=r"test\.tsv:3: judges passage 'b'.*and 1 more lines like it"):
         import_queries(store, detect_query_source(str(source)), "asked")
-    assert store.names("queries") == store.incomplete() == []
+    assert store.names("queries") == store.incomplete_keys() == []
 
 
 def test_a_finished_set_is_found_even_when_a_judged_passage_is_gone_since(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_a_judgement_that_contradicts_another_is_refused(
     """The error names the first such line of the file."""
     with pytest.raises(InputError, match=expected.replace("line 2 with 1", "line 2 with score 1, expected one score")):
         import_queries(store, detect_query_source(str(query_folder(tmp_path / "q", test=rows))), "q")
-    assert store.incomplete() == store.keys("queries") == []
+    assert store.incomplete_keys() == store.keys("queries") == []
 
 
 def test_contradictions_are_found_as_by_a_loop(tmp_path: Path, store: Store) -> None:
@@ -233,4 +233,4 @@ def test_a_split_that_no_file_of_a_store_can_be_called_is_refused(tmp_path: Path
     source = detect_query_source(str(query_folder(tmp_path / "q", **{split: "q0\ta\t1\n"})))
     with pytest.raises(InputError, match=r"\.tsv: its split has no valid name: name .*; rename the file"):
         import_queries(store, source, "q")
-    assert store.incomplete() == []
+    assert store.incomplete_keys() == []

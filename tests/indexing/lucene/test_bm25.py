@@ -25,7 +25,7 @@ from indexing.lucene.searching import search_among, search_undeleted
 from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
-from indexing.work.tasks import Allocation, ignore
+from indexing.work.tasks import Allocation, ignore_progress
 from indexing.work.work import WorkUnit, run_work
 from retriever.errors import InputError
 
@@ -230,7 +230,7 @@ def test_what_is_committed_is_kept_and_the_rest_is_filled(tmp_path: Path) -> Non
         run_work(store, work, dying)
     done = [unit.payload for unit in dying.items("FillLuceneTask")]
     assert len(done) == 2
-    assert store.incomplete() == ["bm25/bm25/g0000"]
+    assert store.incomplete_keys() == ["bm25/bm25/g0000"]
     with pytest.raises(InputError, match="bm25/bm25/g0000 was begun and is not complete: run the command that makes"):
         Bm25.open(store, "bm25", corpus)
     folder = tmp_path / "store/bm25/bm25/g0000"
@@ -276,10 +276,10 @@ def test_a_retried_shard_is_not_made_again(tmp_path: Path, monkeypatch) -> None:
     draft = store.create("bm25", "bm25/g0000", config=lucene_versions())
     fill = FillLuceneTask(draft, corpus.parts, "en").open(Allocation(1))
     unit = WorkUnit(("shard-00000",), 2, (0, 2))
-    fill(unit, ignore)
+    fill(unit, ignore_progress)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store/bm25").rglob("*")}
     monkeypatch.setattr(module, "write_shard", lambda *_, **__: pytest.fail("made again"))
-    fill(unit, ignore)
+    fill(unit, ignore_progress)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store/bm25").rglob("*")} == before
 
 

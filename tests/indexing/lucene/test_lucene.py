@@ -13,7 +13,14 @@ import pytest
 from word_passages import assert_same_hits, expected_hits, pairs, stored_length, word_passages
 
 from indexing.exact import merge_hits
-from indexing.lucene.lucene import LuceneSearch, LuceneSegmentFiles, lucene, lucene_versions, open_shard, write_shard
+from indexing.lucene.lucene import (
+    LuceneSearch,
+    LuceneSegmentFiles,
+    lucene_jvm,
+    lucene_versions,
+    open_shard,
+    write_shard,
+)
 from indexing.lucene.stop_words import STOP_WORDS
 from retriever.errors import InputError
 
@@ -181,7 +188,7 @@ def test_query_syntax_is_punctuation(tmp_path: Path) -> None:
 
 
 def test_the_stop_words_are_those_of_lucene(tmp_path: Path) -> None:
-    words = lucene().type("org.apache.lucene.analysis.en.EnglishAnalyzer").ENGLISH_STOP_WORDS_SET.iterator()
+    words = lucene_jvm().type("org.apache.lucene.analysis.en.EnglishAnalyzer").ENGLISH_STOP_WORDS_SET.iterator()
     expected = set()
     while words.hasNext():
         expected.add("".join(words.next()))
@@ -297,9 +304,9 @@ def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from pathlib import Path
-from indexing.lucene.lucene import lucene, write_shard
+from indexing.lucene.lucene import lucene_jvm, write_shard
 from retriever.errors import InputError
-lucene()
+lucene_jvm()
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, hard))
 try:

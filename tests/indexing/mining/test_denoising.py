@@ -29,7 +29,7 @@ from indexing.search.rescoring import OPTIONS, RerankerSpec
 from indexing.store.artifact import Artifact
 from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
-from indexing.work.tasks import Allocation, ignore
+from indexing.work.tasks import Allocation, ignore_progress
 from indexing.work.work import WorkUnit, run_work
 from retriever.cuts import Cuts
 from retriever.errors import InputError
@@ -147,7 +147,7 @@ def drawn(store: Store, scores: ScoreCandidates, draw: NegativeOptions, name: st
     with store.create("negatives", name) as draft:
         for part in pool.numbered_parts("part"):
             sample_part = SampleTask(draft, pool, scores.generations, draw).open(Allocation(1))
-            sample_part(WorkUnit((part.name,), 0, asked(int(part.name[-5:]))), ignore)
+            sample_part(WorkUnit((part.name,), 0, asked(int(part.name[-5:]))), ignore_progress)
     made = store.open("negatives", name)
     return [line for part in made.numbered_parts("part") for line in pq.read_table(made.local(part)).to_pylist()]
 
@@ -195,7 +195,7 @@ def test_scores_are_found_by_part_and_row(store: Store, loop: Loop) -> None:
     score(store, draw)
     scores = scores_of(store, draw)
     num_pairs, cut = loop.scored.total(), sum(count for (_, row), count in loop.scored.items() if row == 0)
-    assert scores.cuts() == Cuts(num_pairs, 10 * num_pairs, cut, 3 * cut, 7)
+    assert scores.count_cuts() == Cuts(num_pairs, 10 * num_pairs, cut, 3 * cut, 7)
     pool = store.open("candidates", "pool")
     for part in pool.numbered_parts("part"):
         table = pq.read_table(pool.local(part))
@@ -224,9 +224,9 @@ def test_a_task_that_is_tried_again_scores_nothing(store: Store, loop: Loop) -> 
     with store.create("scores", "again/g0000") as draft:
         worker = ScoreStage(scores_of(store, draw)).task([draft]).open(Allocation(1))
         units = [WorkUnit((part.name,), 0, None) for part in pool.numbered_parts("part")]
-        made = [worker(unit, ignore) for unit in units]
+        made = [worker(unit, ignore_progress) for unit in units]
         before = loop.scored.copy()
-        assert [worker(unit, ignore) for unit in units] == made
+        assert [worker(unit, ignore_progress) for unit in units] == made
         assert loop.scored == before
 
 
@@ -256,7 +256,7 @@ def test_what_was_abandoned_is_gone_on_with_for_other_options(store: Store, loop
     dice.shuffle(requests)
     for number, draw in enumerate(requests[:3]):
         score(store, draw, parts=int(number < 2))
-    assert store.incomplete() == [f"scores/{SCORES}/g0000"]
+    assert store.incomplete_keys() == [f"scores/{SCORES}/g0000"]
     for number, draw in enumerate(requests):
         score(store, draw)
         scores = scores_of(store, draw)

@@ -466,7 +466,9 @@ def dropped(scores: list[float], positive: float, **limits: float) -> list[str]:
     """Which of some scores exceed a limit, by its name; "" for none."""
     found = [""] * len(scores)
     known = np.array(scores, np.float32)
-    for name, exceeds in mining.ScoreMargins(**limits).exceeded(known, np.full(len(scores), positive, np.float32)):
+    for name, exceeds in mining.ScoreMargins(**limits).exceeded_limits(
+        known, np.full(len(scores), positive, np.float32)
+    ):
         for place in np.flatnonzero(exceeds):
             found[place] = found[place] or name
     return found

@@ -176,7 +176,7 @@ def test_small_corpora_and_missing_names_are_refused(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     with pytest.raises(InputError, match=r"^none of the words of 75 passages"):
         fit_small(tmp_path, options=replace(SMALL, min_passages=80))
-    assert store.incomplete() == []
+    assert store.incomplete_keys() == []
     assert fit_small(tmp_path).num_rows == 75  # under the name of the run that failed
 
 

@@ -169,7 +169,7 @@ def test_an_interrupted_run_keeps_its_parts_and_makes_the_others(store: Store, c
 def test_bad_input_before_any_part_leaves_nothing(store: Store) -> None:
     with pytest.raises(InputError, match="number 0 is bad"):
         run_work(store, replace(WORK, bad=0), LocalRunner(cores=1))
-    assert store.incomplete() == []
+    assert store.incomplete_keys() == []
     run_work(store, replace(WORK, power=3), LocalRunner(cores=1))
     assert contents(store)["part-00002"] == "8"
 
@@ -177,7 +177,7 @@ def test_bad_input_before_any_part_leaves_nothing(store: Store) -> None:
 def test_bad_input_after_some_parts_keeps_them(store: Store) -> None:
     with pytest.raises(InputError, match="number 4 is bad"):
         run_work(store, replace(WORK, bad=4), LocalRunner(cores=1))
-    assert store.incomplete() == ["squares/n"]
+    assert store.incomplete_keys() == ["squares/n"]
     log = Log()
     run_work(store, WORK, LocalRunner(cores=1), log)
     assert log.lines.count("kept") == 4
@@ -186,7 +186,7 @@ def test_bad_input_after_some_parts_keeps_them(store: Store) -> None:
 def test_after_bad_input_a_target_that_fails_whole_begins_anew(store: Store) -> None:
     with pytest.raises(InputError, match="number 4 is bad"):
         run_work(store, replace(WORK, bad=4, fails_whole=True), LocalRunner(cores=1))
-    assert store.failed() == {"squares/n": "number 4 is bad"}
+    assert store.failed_drafts() == {"squares/n": "number 4 is bad"}
     log = Log()
     run_work(store, replace(WORK, fails_whole=True), LocalRunner(cores=1), log)
     assert log.lines.count("kept") == 0
@@ -327,7 +327,7 @@ def test_an_interruption_before_the_first_part_does_not_block_the_corrected_comm
         with pytest.raises(type(error)):
             run_work(store, WORK, LocalRunner(cores=1))
     assert not hasattr(error, "__notes__")
-    assert store.failed() == {"squares/n": str(error) or "interrupted before its first part"}
+    assert store.failed_drafts() == {"squares/n": str(error) or "interrupted before its first part"}
     run_work(store, CUBES, LocalRunner(cores=1))
     assert contents(store)["part-00002"] == "8"
     assert list(Path(store.url).rglob("failed.json")) == []

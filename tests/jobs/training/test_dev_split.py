@@ -157,4 +157,4 @@ def test_a_reranker_measures_on_negatives_of_the_dev_queries(
 )
 def test_bad_options_are_refused(world, mined: Store, refused: Done, form: tuple, more: tuple, message: str) -> None:
     assert message in refused(*command(form, world, "x", "--steps", 2, *more))
-    assert mined.names("models") == mined.incomplete() == []
+    assert mined.names("models") == mined.incomplete_keys() == []

@@ -133,7 +133,7 @@ def test_options_that_contradict_each_other_are_refused(
     mine(mined, "taught", rows=scores)
     line = refused(*tune(world, "taught", "--loss", "kl", "--refresh-epochs", 1))
     documented("Training", "negatives mined again while a re-ranker is distilled", line, 1)
-    assert mined.names("prompts") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.incomplete_keys() == []
 
 
 @pytest.mark.parametrize("column", ["probability", "positive_probability"])
@@ -165,7 +165,7 @@ def test_teacher_scores_of_other_pairs_are_refused(
     line = refused(*tune(world, "other", "--loss", "margin-mse"))
     assert expected in line
     assert line.endswith("mine the negatives with a re-ranker and --teacher-scores")
-    assert mined.names("prompts") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.incomplete_keys() == []
 
 
 def test_teacher_scores_of_two_rerankers_or_of_no_numbers_are_refused(world, mined: Store, refused: Done) -> None:

@@ -223,7 +223,7 @@ def test_a_set_without_teacher_scores_is_refused_by_name(
     foreign.mine(done, "taught", *teach)
     line = refused(*command((*TUNE, "none"), world, "x", *kl, *foreign.training_set("taught")))
     assert "training set tiny: judged pairs alone have no teacher scores" in line
-    assert Store(str(world.store)).names("prompts") == Store(str(world.store)).incomplete() == []
+    assert Store(str(world.store)).names("prompts") == Store(str(world.store)).incomplete_keys() == []
 
 
 @pytest.mark.parametrize("batches", ["mixed", "one-task"])

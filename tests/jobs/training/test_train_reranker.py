@@ -116,7 +116,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
     assert "queries   40 of the 40 of all, with negatives in negatives/hand" in out
     assert "steps     10 of 8 queries on 1 workers" in out
     assert "pairs     320, at most 15,360 tokens" in out
-    assert mined.names("models") == mined.incomplete() == []
+    assert mined.names("models") == mined.incomplete_keys() == []
 
 
 @pytest.mark.parametrize(

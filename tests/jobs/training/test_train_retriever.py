@@ -175,7 +175,7 @@ def test_embeddings_that_do_not_fit_are_refused(
     assert f"run riptide encode-corpus --encoder {world.model} first" in line
     case = "train_retriever --sides query without embeddings"
     documented("Training", case, line.replace(world.model, "tiny-bert"), 1)
-    assert mined.names("prompts") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.incomplete_keys() == []
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_bad_options_are_refused(
 ) -> None:
     assert call_job(*command(world, "--task", "t", *more)) in (1, 2)
     assert message in capsys.readouterr().err
-    assert mined.names("prompts") == mined.names("models") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.names("models") == mined.incomplete_keys() == []
 
 
 def test_a_recipe_takes_the_job_as_a_step(world, mined: Store, done: Done, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store
     done(*command(world, "x-more", "--length", 4, "--steps", 1))
     line = refused(*command(world, "x", *more, *MORE))
     assert "prompts/x-more exists, and training makes a prompt of this name: give another --task" in line
-    assert several.incomplete() == []
+    assert several.incomplete_keys() == []
 
 
 def test_a_sweep_whose_second_run_would_replace_a_prompt_is_refused_before_any_run(

@@ -213,4 +213,4 @@ def test_training_sets_that_cannot_be_opened_are_refused(
         assert message in refused(*command(base, world, "x", "--steps", 1, *more))
     line = refused(*command(base, world, "x", "--steps", 1, "--also-train", "more"))
     documented("Training", "tune_prompts with a training set of another form", line, 1)
-    assert several.names("prompts") == several.incomplete() == []
+    assert several.names("prompts") == several.incomplete_keys() == []

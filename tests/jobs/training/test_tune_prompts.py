@@ -188,7 +188,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
     assert "queries   10 of train, with negatives in negatives/hand" in out
     assert "steps     3 of 8 queries and up to 24 passages, on 1 workers" in out
     assert "trains    2.0 kB, over a backbone of " in out  # 4 tokens, 2 layers, keys and values of 4 heads of 8
-    assert mined.names("prompts") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.incomplete_keys() == []
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_bad_options_are_refused(
     status = call_job(*command(world, "--task", "t", *more))
     assert status in (1, 2)
     assert message in capsys.readouterr().err
-    assert mined.names("prompts") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.incomplete_keys() == []
 
 
 def test_a_prompt_that_cannot_be_served_with_what_the_store_holds_is_told_before_training(

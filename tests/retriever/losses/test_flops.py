@@ -32,7 +32,7 @@ def test_it_is_the_sum_of_squared_means() -> None:
 
 def test_its_weight_rises_quadratically() -> None:
     options = FlopsOptions(queries=1.0, passages=1.0, warm_up=4)
-    assert [options.ramp(step) for step in range(6)] == [1 / 16, 4 / 16, 9 / 16, 1.0, 1.0, 1.0]
+    assert [options.ramp_factor(step) for step in range(6)] == [1 / 16, 4 / 16, 9 / 16, 1.0, 1.0, 1.0]
 
 
 def test_words_are_counted() -> None:

@@ -39,7 +39,7 @@ from retriever.prompts.prompts import load_prompt
 from retriever.systems import rip
 from retriever.systems.condenser import HeadShape, describe_head
 from retriever.systems.masking import MaskedLanguageModel, Masking, TiedHead
-from retriever.systems.rip import RipSystem, is_eligible, pair_of, passages_at, rip_loss
+from retriever.systems.rip import RipSystem, draw_pair, is_eligible, passages_at, rip_loss
 from retriever.training.hooks import WorkerHooks
 from retriever.training.loop import Trainer
 from retriever.training.stepping import trained_parameters
@@ -150,7 +150,7 @@ def test_units_have_eight_words(unit: str) -> None:
     texts = [f"{seven}. {eight}.", f"{eight}. {seven}. {eight} p.", f"{seven}. {seven} q.", f"{eight} - {seven} !"]
     assert is_eligible(texts, defaults).tolist() == [False, True, False, False]
     for epoch in range(50):
-        pair = pair_of(texts[1], defaults, epoch, 0)
+        pair = draw_pair(texts[1], defaults, epoch, 0)
         assert min(len(text.split()) for text in pair) >= 8
 
 
@@ -203,7 +203,7 @@ def test_sentences_and_whole_passages_that_are_cut_are_counted(
     texts = [TEXTS[passage] for passage in passages]
     if system.options.has_pairs:
         drawn = zip(texts, epochs.tolist(), passages.tolist(), strict=True)
-        texts = [unit for text, *key in drawn for unit in pair_of(text, system.options, *key)]
+        texts = [unit for text, *key in drawn for unit in draw_pair(text, system.options, *key)]
     lengths = np.array([len(ids) for ids in AutoTokenizer.from_pretrained(bert)(texts)["input_ids"]])
     kept = np.minimum(lengths, 6)
     counts = [chunk.cuts for chunk in system.batch(0, 0, 1).chunks]
@@ -227,9 +227,9 @@ def test_epochs_are_permutations_and_pairs_differ() -> None:
     orders = [tuple(passages[epochs == epoch]) for epoch in range(6)]
     assert all(sorted(order) == rows.tolist() for order in orders)
     assert len(set(orders)) > 1
-    pairs = {pair_of("a. b. c. d.", options(), epoch, 3) for epoch in range(200)}
+    pairs = {draw_pair("a. b. c. d.", options(), epoch, 3) for epoch in range(200)}
     assert pairs == {(x, y) for x in "abcd" for y in "abcd" if x != y}
-    assert pair_of("a. b. c. d.", options(), 5, 3) == pair_of("a. b. c. d.", options(), 5, 3)
+    assert draw_pair("a. b. c. d.", options(), 5, 3) == draw_pair("a. b. c. d.", options(), 5, 3)
 
 
 @pytest.mark.parametrize("changes", [{}, {"unit": "span"}, {"objective": "mlm", "max_length": 60}])
