@@ -1,7 +1,7 @@
 """Cuts the rows of a corpus into chunks.
 
-    source = detect("data/scifact")                     # local or s3://bucket/prefix
-    for chunk in chunks(source, rows_per_chunk=50_000):
+    source = detect_source("data/scifact")              # local or s3://bucket/prefix
+    for chunk in cut_into_chunks(source, rows_per_chunk=50_000):
         table = parse_corpus(source.format, chunk)      # indexing/formats/parse.py, on any worker
 
 A chunk holds complete raw rows (of Parquet, a range of rows that its worker reads), so cutting is cheap and the workers

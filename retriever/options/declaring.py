@@ -92,7 +92,7 @@ class _Rule(NamedTuple):
         option: The name of the option.
         choices: All values; None: any.
         is_optional: Whether None is allowed.
-        bounds: The settings `minimum`, `positive` and `select_shards` of `option`.
+        bounds: The settings `minimum`, `positive` and `share` of `option`.
     """
 
     option: str

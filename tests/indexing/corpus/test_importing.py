@@ -52,7 +52,7 @@ def import_all(
 KILLED = """
 import os, sys
 from indexing.corpus.importing import ImportCorpus, ImportOptions, ParseStage
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import run_work
@@ -67,7 +67,7 @@ class Killed(LocalRunner):
         return super().run(task, until_killed(), **options)
 
 store = Store(sys.argv[1])
-work = ImportCorpus(store, detect(sys.argv[2]), ImportOptions(part_size=10), append=False)
+work = ImportCorpus(store, detect_source(sys.argv[2]), ImportOptions(part_size=10), append=False)
 run_work(store, work, Killed(cores=1))
 """
 

@@ -20,7 +20,7 @@ TRUTH = np.arange(100)[None].repeat(5, axis=0)
 
 
 def found(share: float) -> np.ndarray:
-    """Rows of which `select_shards` are among the true ones."""
+    """Rows of which `share` are among the true ones."""
     rows = TRUTH.copy()
     rows[:, int(100 * share) :] += 1_000
     return rows
