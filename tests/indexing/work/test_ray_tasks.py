@@ -146,14 +146,14 @@ def test_a_worker_with_a_gpu_stays_open_for_the_next_item() -> None:
 import logging, os, ray
 from dataclasses import dataclass
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import Resources
+from indexing.work.tasks import WorkerResources
 
 @dataclass(frozen=True)
 class Pid:
     resources: WorkerResources = WorkerResources(gpus=None)
 
-    def open(self, place):
-        return lambda item, report: (os.getpid(), place.device)
+    def open(self, allocation):
+        return lambda item, report: (os.getpid(), allocation.device)
 
 ray.init(num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 found = {result for _, result in RayTasks().run(Pid(), range(6))}
