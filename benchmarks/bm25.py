@@ -50,7 +50,7 @@ def prepare(source: str, split: str, folder: Path, k: int) -> tuple[list[str], l
     Returns:
         Ids and texts of the queries.
     """
-    from indexing.corpus.corpus import Corpus, contents
+    from indexing.corpus.corpus import Corpus, passage_contents
     from indexing.corpus.queries import Queries
     from indexing.store.store import Store
 
@@ -65,7 +65,7 @@ def prepare(source: str, split: str, folder: Path, k: int) -> tuple[list[str], l
     ids = corpus.ids(np.arange(corpus.num_rows))
     (folder / "json").mkdir()
     with open(folder / "json" / "passages.jsonl", "w") as file:
-        for id, text in zip(ids, contents(corpus.parts, 0, corpus.num_rows), strict=True):
+        for id, text in zip(ids, passage_contents(corpus.parts, 0, corpus.num_rows), strict=True):
             file.write(json.dumps({"id": id, "contents": text}) + "\n")
     queries = Queries.open(Store(store)).split(split)
     with open(folder / "topics.tsv", "w") as file:

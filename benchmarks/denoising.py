@@ -43,7 +43,7 @@ def main() -> None:
     texts = {passage["_id"]: plain(passage["text"]) for passage in read_documents(options.source / "corpus.jsonl")}
     probabilities: list[float] = []
     has_answer: list[bool] = []
-    for part in pool.group("part"):
+    for part in pool.numbered_parts("part"):
         table = pq.read_table(pool.local(part))
         pairs = zip(table["query"].to_pylist(), table["row"].to_pylist(), strict=True)
         query_ids = dict(zip(pairs, table["query_id"].to_pylist(), strict=True))

@@ -31,7 +31,7 @@ from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.timing import ratio
 from retriever.encoding.encoder import Encoder
-from retriever.model.files import resolve
+from retriever.model.files import find_model_folder
 from retriever.options import EncoderOptions, Precision
 from retriever.options.encoding import Compile
 
@@ -105,7 +105,7 @@ def main() -> None:
     )
     first, *others = [encoder.compose(*part) for part in read_passages(options.data, options.count, 1 + options.rounds)]
     num_tokens = [int(encoder.tokenize(passages, side="passage").lengths.sum()) for passages in others]
-    folder, device = str(resolve(options.model)), encoder.device.type
+    folder, device = str(find_model_folder(options.model)), encoder.device.type
     float32_model = SentenceTransformer(folder, device=device, model_kwargs={"dtype": torch.float32})
     bfloat16_model = SentenceTransformer(folder, device=device, model_kwargs={"dtype": torch.bfloat16})
     systems: dict[str, Callable[[list[str]], Any]] = {

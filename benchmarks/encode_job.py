@@ -78,16 +78,16 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
     from jobs.encode_corpus import EncodeCorpus, open_encoders
 
     from indexing.embeddings.embeddings import DENSE
-    from indexing.embeddings.encoders import spec_of
+    from indexing.embeddings.encoders import find_encoder_spec
     from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
     from indexing.embeddings.encoding import PartDone, numerics_of
     from indexing.store.store import Store
-    from indexing.work.tasks import Resources
-    from indexing.work.work import Unit, run_work
+    from indexing.work.tasks import WorkerResources
+    from indexing.work.work import WorkUnit, run_work
 
     rows = 0
 
-    def observe(unit: Unit, part: PartDone | dict[str, Any]) -> None:
+    def observe(unit: WorkUnit, part: PartDone | dict[str, Any]) -> None:
         nonlocal rows
         part = part if isinstance(part, PartDone) else PartDone(**part)
         rows += part.rows
@@ -95,10 +95,10 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
 
     def main(options: EncodeCorpus) -> None:
         corpus_store = Store(options.store)
-        spec = spec_of(corpus_store, options.encoder, options.task, options.encoder_options())
+        spec = find_encoder_spec(corpus_store, options.encoder, options.task, options.encoder_options())
         model_type = spec.describe("passage")["model_type"]
         runner, resources = open_encoders(corpus_store, options, spec, model_type, name)
-        numerics = numerics_of(runner, spec.options, model_type, Resources(resources.cores, resources.gpus), 1)
+        numerics = numerics_of(runner, spec.options, model_type, WorkerResources(resources.cores, resources.gpus), 1)
         work = EncodeWork(corpus_store, spec, DENSE, name, resources=resources, numerics=numerics, limit=limit)
         run_work(corpus_store, work, runner, observe=observe)
 

@@ -27,7 +27,7 @@ from benchmarks.common.program import Parser
 from benchmarks.common.timing import in_turns
 from benchmarks.exact_search import make_vectors
 from indexing.dense.faiss_index import fill_shard, search_shard, train_quantizer
-from indexing.exact import OpenPart, available_threads, exact_search, rescore_pieces, search_open
+from indexing.exact import OpenPart, available_threads, exact_search, rescore_pieces, search_open_parts
 
 
 def measure(rows: int, options: argparse.Namespace) -> dict[int, dict[str, float]]:
@@ -53,7 +53,7 @@ def measure(rows: int, options: argparse.Namespace) -> dict[int, dict[str, float
     ways: dict[str, Callable[[np.ndarray], Any]] = {
         "lists": search_lists,
         "exact": lambda batch: exact_search(batch, [(0, vectors)], 10, threads=threads),
-        "exact, converted": lambda batch: search_open(batch, parts, 10),
+        "exact, converted": lambda batch: search_open_parts(batch, parts, 10),
     }
     medians: dict[int, dict[str, float]] = {}
     for count in options.queries:

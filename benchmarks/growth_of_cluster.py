@@ -30,7 +30,7 @@ from benchmarks.common.files import write_json
 from benchmarks.common.program import ROOT, Parser
 from indexing.work.ray_actors import RayActors
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import Place, Report, Resources, WorkerRequest
+from indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerResources
 
 CORES = 2  # of a node and of a worker
 CALLS = {"tasks": 1, "actors": 2}  # parts that a worker takes at a time, by the kind of runner
@@ -48,9 +48,9 @@ class Sleep:
     """A task whose parts sleep."""
 
     seconds: float
-    resources: Resources
+    resources: WorkerResources
 
-    def open(self, place: Place) -> Callable[[int, Report], Slept]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], Slept]:
         """Returns the worker."""
 
         def sleep(part: int, report: Report) -> Slept:
@@ -67,7 +67,7 @@ def run_parts(kind: str, parts: int, seconds: float, workers: int) -> list[float
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
     calls = CALLS[kind]
-    task = Sleep(seconds, Resources(cores=CORES, calls=calls))
+    task = Sleep(seconds, WorkerResources(cores=CORES, calls=calls))
     request = WorkerRequest(max_workers=workers, cpus=CORES, gpus=0)
     runner = RayTasks(request) if kind == "tasks" else RayActors(request)
     took = []

@@ -35,14 +35,14 @@ SHARES = (10, 100)  # percent of the training queries
 
 def write_passage_pairs(corpus: Path, folder: Path) -> None:
     """Writes pairs of sentences of each passage of a corpus.jsonl.gz as a BEIR folder, unless it is written."""
-    from retriever.systems.rip import RipOptions, eligible, pair_of
+    from retriever.systems.rip import RipOptions, draw_pair, is_eligible
 
     if (folder / "qrels" / "train.tsv").exists():  # written last
         return
     rip = RipOptions(steps=1, unit="sentence", max_length=LENGTH, seed=0, pooling="mean")
     texts = [document["text"] for document in read_documents(corpus)]
-    rows = np.flatnonzero(eligible(texts, rip))
-    pairs = {f"{row}-{draw}": pair_of(texts[row], rip, draw, int(row)) for draw in range(DRAWS) for row in rows}
+    rows = np.flatnonzero(is_eligible(texts, rip))
+    pairs = {f"{row}-{draw}": draw_pair(texts[row], rip, draw, int(row)) for draw in range(DRAWS) for row in rows}
     passages = ({"_id": f"p{name}", "title": "", "text": pair[1]} for name, pair in pairs.items())
     write_documents(folder / "corpus.jsonl", passages)
     write_documents(folder / "queries.jsonl", ({"_id": f"q{name}", "text": pair[0]} for name, pair in pairs.items()))
@@ -113,11 +113,11 @@ def save_cut_minilm(folder: Path, layers: int) -> None:
     """Saves the first layers of MiniLM as a model with its pooling and scaling."""
     from retriever.encoding.backbones import load_backbone
     from retriever.encoding.saving import save_encoder
-    from retriever.model.files import resolve
+    from retriever.model.files import find_model_folder
     from retriever.model.recipe import read_recipe
     from retriever.options import EncoderOptions
 
-    recipe = read_recipe(resolve(MINILM), EncoderOptions())
+    recipe = read_recipe(find_model_folder(MINILM), EncoderOptions())
     save_encoder(folder, recipe, load_backbone(recipe, torch.float32, num_hidden_layers=layers))
 
 

@@ -44,7 +44,7 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     from retriever.options import EncoderOptions
     from serve.release.live import make_current
     from serve.release.release import Release, fingerprints_of
-    from serve.release.tasks import Task
+    from serve.release.tasks import ServedTask
 
     source = Path(f"{store_url}-source") / "corpus.jsonl"
     source.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     parts = [*corpus.generations]
     for kind, name in (("embeddings", "random"), ("index", "random"), ("bm25", "bm25")):
         parts += store.generations(kind, name)
-    task = Task("default", None, "random", "random", "bm25")
+    task = ServedTask("default", None, "random", "random", "bm25")
     release = Release("none", EncoderOptions().__dict__, (task,), fingerprints_of(parts))
     release.save(store)
     make_current(store, release, None)
@@ -85,10 +85,10 @@ def make_batches(store_url: str, count: int) -> list[Batch]:
     from indexing.embeddings.embeddings import Embeddings
     from indexing.store.store import Store
     from serve.release.artifacts import ReleaseArtifacts
-    from serve.release.live import live_release
+    from serve.release.live import read_live_release
 
     store = Store(store_url)
-    release, _ = live_release(store)
+    release, _ = read_live_release(store)
     assert release is not None
     corpus = ReleaseArtifacts(store, release).corpus
     embeddings, random = Embeddings.open(store, release.tasks[0].embeddings, corpus), np.random.default_rng(0)
@@ -136,10 +136,10 @@ def open_and_query(store_url: str, number: int, leaves: int, batches: list[Batch
     """
     from indexing.store.store import Store
     from serve.parts.leaf import HitsRequest, Leaf, PassagesRequest, SourceQueries
-    from serve.release.live import live_release
+    from serve.release.live import read_live_release
 
     store = Store(store_url)
-    release, _ = live_release(store)
+    release, _ = read_live_release(store)
     assert release is not None
     if leaves:
         leaf = Leaf(store, number, leaves, threads=1)

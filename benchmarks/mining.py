@@ -25,7 +25,7 @@ NAME = "benchmark"  # of the candidates, the scores (with a suffix) and the nega
 def remove_earlier_artifacts(store: Store) -> None:
     """Removes the artifacts of an earlier run, complete or not; each before the ones that it was made from."""
     for kind in ("negatives/", "scores/", "candidates/"):
-        incomplete = [key for key in store.incomplete() if key.startswith(kind)]
+        incomplete = [key for key in store.incomplete_keys() if key.startswith(kind)]
         for key in reversed([*store.keys(kind), *incomplete]):
             if key.split("/")[1].startswith(NAME):
                 store.remove(key)

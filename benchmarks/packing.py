@@ -38,14 +38,16 @@ def main() -> None:
 
     from retriever.encoding.encoder import Encoder
     from retriever.forward import packing
-    from retriever.model.files import resolve
+    from retriever.model.files import find_model_folder
     from retriever.options import EncoderOptions
 
     settings = EncoderOptions(compile="never")
     packed = Encoder(options.model, settings, threads=options.threads)
     with mock.patch.object(packing, "kernel", return_value=None):  # without the kernel, an encoder pads its batches
         padded = Encoder(options.model, settings, threads=options.threads)
-    peer = SentenceTransformer(str(resolve(options.model)), device="cpu", model_kwargs={"dtype": packed.dtype})
+    peer = SentenceTransformer(
+        str(find_model_folder(options.model)), device="cpu", model_kwargs={"dtype": packed.dtype}
+    )
     queries = read_texts(Path(options.data, "queries.jsonl"), 640)
     passages = read_texts(Path(options.data, "corpus.jsonl"), options.passages)
     cases: dict[str, tuple[str, list[list[str]]]] = {

@@ -40,13 +40,13 @@ def tokens_per_passage(store: str, backbone: str, objective: str, length: int) -
     from indexing.corpus.corpus import Corpus
     from indexing.store.store import Store
     from retriever.options.pretraining import RipOptions
-    from retriever.systems.rip import RipData, RipSystem, eligible
+    from retriever.systems.rip import RipData, RipSystem, is_eligible
 
     corpus = Corpus.open(Store(store))
     options = RipOptions(steps=1, batch=512, objective=objective, max_length=length, pooling="mean")  # type: ignore[arg-type]
     rows = np.random.default_rng(0).choice(corpus.num_rows, 600, replace=False)
     texts = {row: passage.text for row, passage in zip(sorted(rows), corpus.passages(np.sort(rows)), strict=True)}
-    rows = np.array([row for row in sorted(rows) if eligible([texts[row]], options)[0]])
+    rows = np.array([row for row in sorted(rows) if is_eligible([texts[row]], options)[0]])
     data = RipData(corpus.num_rows, lambda numbers: [texts[row] for row in numbers], rows)
     batch = RipSystem(Path(backbone), options, data, device=torch.device("cpu")).batch(0, 0, 1)
     return sum(int(chunk.inputs[1].sum()) for chunk in batch.chunks) / options.batch
@@ -64,7 +64,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
     """
     from jobs import encode_corpus, evaluate, search
     from jobs.common.options import build_options
-    from jobs.evaluation.measures import measure_of
+    from jobs.evaluation.measures import make_measure
 
     from indexing.corpus.corpus import Corpus
     from indexing.corpus.queries import Queries
@@ -84,7 +84,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
     store = Store(store_url)
     queries, corpus = Queries.open(store, query_set), Corpus.open(store)
     qrels, split = queries.qrels("test"), queries.split("test")
-    metrics_of = measure_of(store, queries, qrels, split.ids, ["RR@10", "R@100"])
+    metrics_of = make_measure(store, queries, qrels, split.ids, ["RR@10", "R@100"])
     values_by_metric = metrics_of(evaluate.load(store, run, queries, "test"))
     figures = {metric: float(values.mean()) for metric, values in values_by_metric.items()}
     texts = dict(zip(*split, strict=True))

@@ -67,14 +67,14 @@ def serve_peer(store_url: str, tuned: bool, port: int) -> None:
     from indexing.embeddings.embeddings import Embeddings
     from indexing.store.store import Store
     from retriever.forward.numerics import choose_dtype
-    from retriever.model.files import resolve
+    from retriever.model.files import find_model_folder
 
     store = Store(store_url)
     corpus = Corpus.open(store)
     embeddings = Embeddings.open(store, None, corpus)
     vectors = np.concatenate([v for _, v in embeddings.between(0, embeddings.num_rows)]).astype(np.float32)
     passages = corpus.passages(np.arange(corpus.num_rows))
-    folder = str(resolve(embeddings.encoder_name))
+    folder = str(find_model_folder(embeddings.encoder_name))
     if tuned:
         torch.set_num_threads(os.cpu_count() or 1)
         faiss.omp_set_num_threads(os.cpu_count() or 1)

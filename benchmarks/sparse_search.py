@@ -157,7 +157,7 @@ def compare(
     from jobs import build_bm25
 
     from indexing.lucene.bm25 import Bm25
-    from indexing.lucene.searching import search_alive
+    from indexing.lucene.searching import search_undeleted
 
     store = Store(store_url)
     corpus = Corpus.open(store)
@@ -177,7 +177,7 @@ def compare(
             build_bm25.main(build_bm25.BuildBm25(store=store_url, name=bm25_name, shards=shards))
             bm25 = Bm25.open(store, bm25_name, corpus)
             sizes[f"bm25, {shards}"] = lucene_bytes(bm25.shards)
-            systems[f"bm25, {shards}"] = partial(search_alive, bm25.searcher(), texts, options.k, corpus.deleted)
+            systems[f"bm25, {shards}"] = partial(search_undeleted, bm25.searcher(), texts, options.k, corpus.deleted)
     speeds: dict[str, dict[str, list[float]]] = {}
     for count in options.threads:
         calls = {system: partial(call, count) for system, call in systems.items()}
@@ -204,15 +204,15 @@ def encode_queries(store_url: str, name: str, texts: list[str]) -> tuple[SparseV
     """Returns the vectors of queries by the encoder of embeddings, and the queries per second of the encoder."""
     from indexing.hit_sources.options import SearchOptions
     from indexing.hit_sources.query_encoder import QueryEncoder
-    from indexing.work.tasks import Place, ignore
+    from indexing.work.tasks import Allocation, ignore_progress
 
     store = Store(store_url)
     embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
     encoder: QueryEncoder[SparseVectors] = QueryEncoder(store, embeddings, SearchOptions())
-    work = encoder.task.open(Place(os.cpu_count() or 1, "cpu"))
-    work(texts[:8], ignore)
+    work = encoder.task.open(Allocation(os.cpu_count() or 1, "cpu"))
+    work(texts[:8], ignore_progress)
     started = time.perf_counter()
-    vectors: SparseVectors = work(texts, ignore)[0]
+    vectors: SparseVectors = work(texts, ignore_progress)[0]
     return vectors, len(texts) / (time.perf_counter() - started)
 
 

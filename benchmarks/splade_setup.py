@@ -95,11 +95,11 @@ def save_backbone(name: str, folder: Path, store_url: str, words: int) -> None:
     from indexing.corpus.corpus import Corpus
     from indexing.store.store import Store
     from retriever.model.failures import without_loading_report
-    from retriever.model.files import resolve
+    from retriever.model.files import find_model_folder
 
     if (folder / "model.safetensors").exists():
         return
-    source = resolve(BACKBONES[name])
+    source = find_model_folder(BACKBONES[name])
     with without_loading_report():  # MiniLM has no head
         model = AutoModelForMaskedLM.from_pretrained(source, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(source)

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from jobs.common.cli import run
 
 from jobs import train_retriever
-from jobs.common.steps import Step, make_step
+from jobs.common.steps import JobStep, make_step
 from jobs.experiments.experiment import RunExperiment, main
-from jobs.experiments.measuring import Control, ControlSearchRequest
+from jobs.experiments.measuring import ArmControl, ControlSearchRequest
 from jobs.pipeline import run_step
 from jobs.training.opening import open_all
 
@@ -40,7 +40,7 @@ from indexing.training.tuning import TuneMaker
 from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions, Side
 from retriever.prompts.prompts import load_prompt
-from retriever.topics.model import with_default
+from retriever.topics.model import with_default_topic
 
 HITS = 100  # per query
 
@@ -66,11 +66,11 @@ class Searched:
 
     def topics_of_passages(self) -> np.ndarray:
         """Returns the topic of each passage, int64 [n]; one without a known word has the most probable topic."""
-        return with_default(self.topics.topic_per_row(), self.topics.model)
+        return with_default_topic(self.topics.topic_per_row(), self.topics.model)
 
     def topics_of_queries(self) -> np.ndarray:
         """Returns the topic of each query, which its text decides, int64 [q]."""
-        return with_default(self.topics.model.infer(self.texts), self.topics.model)
+        return with_default_topic(self.topics.model.infer(self.texts), self.topics.model)
 
     def judged_topics(self) -> np.ndarray:
         """Returns the topic of the first judged passage of each query, int64 [q]."""
@@ -187,7 +187,7 @@ class RandomTopicsMaker(TuneMaker):
         return system, evaluate, refresh
 
 
-def train_random(step: Step) -> None:
+def train_random(step: JobStep) -> None:
     """Trains prompts of topics whose texts have random topics, unless the store has them."""
     options: Any = step.options
     store = Store(options.store)
@@ -198,11 +198,11 @@ def train_random(step: Step) -> None:
 
 
 CONTROLS = {
-    "random": Control(train_random, search_random),
-    "shuffled": Control(search=search_shuffled),
-    "swapped": Control(search=search_swapped),
-    "judged": Control(search=search_judged),
-    "same-topic": Control(search=search_same_topic),
+    "random": ArmControl(train_random, search_random),
+    "shuffled": ArmControl(search=search_shuffled),
+    "swapped": ArmControl(search=search_swapped),
+    "judged": ArmControl(search=search_judged),
+    "same-topic": ArmControl(search=search_same_topic),
 }
 
 

@@ -33,7 +33,7 @@ def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> dict[st
     from indexing.corpus.queries import Queries
     from indexing.store.store import Store
     from indexing.topics.reader import Topics
-    from retriever.topics.model import with_default
+    from retriever.topics.model import with_default_topic
 
     store = Store(store_url)
     corpus, queries, topics = Corpus.open(store), Queries.open(store, None), Topics.open(store, "topics")
@@ -50,7 +50,7 @@ def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> dict[st
     ]
     words = [" ".join(words[:num_words]) for words in model.words]
     return {
-        file: {id: words[topic] for id, topic in zip(ids[file], with_default(of_file, model), strict=True)}
+        file: {id: words[topic] for id, topic in zip(ids[file], with_default_topic(of_file, model), strict=True)}
         for file, of_file in zip(ids, of_texts, strict=True)
     }
 

@@ -5,7 +5,7 @@ riptide build-bm25 --store data/squad
 
 from __future__ import annotations
 
-from jobs.common.cli import Workers, human, run
+from jobs.common.cli import Workers, format_bytes, run
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -60,9 +60,9 @@ def run_job(store: Store, options: BuildBm25) -> Artifact | None:
     rows = work.end - work.first_row
     text = sum(part.part.bytes for part in corpus.parts) * rows // max(1, corpus.num_rows)
     plan = [
-        f"corpus   {rows:,} passages to index, {human(text)} of text",
+        f"corpus   {rows:,} passages to index, {format_bytes(text)} of text",
         f"shards   {work.num_shards} of about {rows // work.num_shards:,} passages, a core each",
-        f"writes   about {human(text * 0.2)} to {store.url}/bm25/{work.name}",
+        f"writes   about {format_bytes(text * 0.2)} to {store.url}/bm25/{work.name}",
     ]
 
     def report() -> list[str]:

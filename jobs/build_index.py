@@ -19,7 +19,7 @@ from jobs.common.workers import SizedWorkers
 from indexing.corpus.corpus import Corpus
 from indexing.embeddings.kind import IndexOptions
 from indexing.hit_sources.kind import IndexKind
-from indexing.hit_sources.registry import find_vectors
+from indexing.hit_sources.registry import find_index_kind
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -65,7 +65,7 @@ def run_job(store: Store, options: BuildIndex) -> Artifact | None:
     if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb * 1e9 < math.inf):
         raise InputError(f"--memory-gb {options.memory_gb}: expected a number above 0, and --factory auto")
     name = store.only("embeddings", options.embeddings)
-    kind = find_vectors(store.generations("embeddings", name)[0].config["encoder"])
+    kind = find_index_kind(store.generations("embeddings", name)[0].config["encoder"])
     embeddings = kind.reader.open(store, name, Corpus.open(store))
     check_options(options, kind, name)
     check_limit(options, name, embeddings.num_rows)

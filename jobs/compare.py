@@ -19,7 +19,7 @@ from jobs.evaluation.evaluating import EvaluationWork
 from jobs.evaluation.runs import joined_names, run_contents
 
 from indexing.store.documents import fingerprint_of
-from indexing.store.result_files import whole_files
+from indexing.store.result_files import atomic_files
 from indexing.store.store import Store
 
 
@@ -35,7 +35,7 @@ def main(options: Compare) -> None:
         from jobs.comparison.page import render_page
 
         contents.append((options.html, render_page(comparison, options.examples)))
-    with whole_files([name for name, _ in contents], overwrite=options.overwrite) as files:
+    with atomic_files([name for name, _ in contents], overwrite=options.overwrite) as files:
         for file, (_, content) in zip(files, contents, strict=True):
             file.write_text(content, encoding="utf-8")
     for line in print_lines(comparison, options.examples):

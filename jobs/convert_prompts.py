@@ -7,14 +7,14 @@ r"""Convert prompts from DPTDR's authors or PEFT, or to PEFT's prefix tuning.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, human, run, say, say_complete
+from jobs.common.cli import Common, format_bytes, run, say, say_complete
 
 import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from jobs.common.options import flatten
+from jobs.common.options import options_by_name
 
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.store.cache import file_sha256
@@ -22,9 +22,9 @@ from indexing.store.documents import fingerprint_of
 from indexing.store.models import commit_files, model_folder
 from indexing.store.result_files import write_folder
 from indexing.store.store import Store, check_name
-from indexing.work.work import Target, complete_target
+from indexing.work.work import ArtifactTarget, complete_target
 from retriever.errors import InputError
-from retriever.model.files import resolve
+from retriever.model.files import find_model_folder
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions, option
 
 if TYPE_CHECKING:  # --help imports no torch
@@ -78,7 +78,7 @@ def check_options(options: ConvertPrompts) -> None:
     if options.source is not None and options.backbone is None:
         raise InputError(f"--source {options.source}: expected --backbone too, with which the prompt was trained")
     allowed = {"store", "task", "plan", *(("to",) if options.to is not None else _SOURCE_OPTIONS)}
-    for each in flatten(ConvertPrompts).values():
+    for each in options_by_name(ConvertPrompts).values():
         value = each.value(options)
         if each.name not in allowed and value != each.default:
             direction = f"--to {options.to}" if options.to is not None else f"--source {options.source}"
@@ -89,7 +89,7 @@ def check_options(options: ConvertPrompts) -> None:
         raise InputError("--pooling splade: prompts of other tools are for dense vectors: expected cls, mean or last")
 
 
-_SOURCE_OPTIONS = set(flatten(ConvertPrompts)) - {"to", "limit"}
+_SOURCE_OPTIONS = set(options_by_name(ConvertPrompts)) - {"to", "limit"}
 
 
 def convert(store: Store, options: ConvertPrompts) -> None:
@@ -104,7 +104,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
     encoder = EncoderOptions(**asdict(options.vectors))
     spec = EncoderSpec(store, options.backbone, encoder)
     described = spec.describe("query")
-    recipe = read_recipe(resolve(spec.folder), encoder)
+    recipe = read_recipe(find_model_folder(spec.folder), encoder)
     backbone = open_backbone(options.backbone, recipe)
     read = read_prompt(Path(options.source).expanduser(), backbone)
     prompt = task_prompt(read, backbone, recipe, encoder, side=options.side, position_offset=options.position_offset)
@@ -117,12 +117,12 @@ def convert(store: Store, options: ConvertPrompts) -> None:
             "side": options.side,
             "position_offset": options.position_offset,
         }
-        target = Target("prompts", options.task, spec.inputs(), config)
+        target = ArtifactTarget("prompts", options.task, spec.inputs(), config)
         if options.plan and (complete := complete_target(store, target)):
             return say_complete(complete.url)
         say(f"prompt    {describe_prompt(prompt)}, of {_TOOLS[read.format]}")
         say(f"backbone  {describe_comparison(read, options.backbone)}")
-        size = human(sum(file.stat().st_size for file in files))
+        size = format_bytes(sum(file.stat().st_size for file in files))
         if options.plan:
             say(f"writes    prompts/{options.task}, {size}")
             return None

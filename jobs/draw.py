@@ -31,12 +31,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from jobs.common.options import Heading, flatten
+from jobs.common.options import Heading, options_by_name
 from jobs.common.workers import SizedWorkers
 from jobs.pictures.measured import parse_labels, parse_rates, read_points
 from jobs.pictures.query_sets import open_query_sets, parse_query_set
 
-from indexing.store.result_files import whole_files
+from indexing.store.result_files import atomic_files
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
@@ -121,7 +121,7 @@ def check_options(options: Draw) -> None:
     for name in NEEDED[options.picture]:
         if not getattr(options, name):
             raise InputError(f"{options.picture}: expected --{name}")
-    for each in flatten(Draw).values():
+    for each in options_by_name(Draw).values():
         picture = "attention" if each.name in ("limit", "ray") else each.group  # the headings are the pictures
         if picture in get_args(Picture) and picture != options.picture and each.value(options) != each.default:
             raise InputError(f"{options.picture} {each.flag}: this picture has no use for it, it goes with {picture}")
@@ -235,7 +235,7 @@ def default_path(picture: str, *names: str) -> str:
 
 def write_picture(path: str, picture: bytes, document: dict[str, Any], options: Draw) -> None:
     """Writes a picture and its numbers; neither, if a file with other content exists and is not to be replaced."""
-    with whole_files([path, str(numbers_path(path))], overwrite=options.overwrite) as [png, file]:
+    with atomic_files([path, str(numbers_path(path))], overwrite=options.overwrite) as [png, file]:
         png.write_bytes(picture)
         file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -7,7 +7,7 @@ r"""Encode a corpus with a pool of encoders, part by part.
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, as_options, chosen_task, human, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, as_options, chosen_task, format_bytes, run, say, say_complete, say_stages
 
 import time
 from collections.abc import Sequence
@@ -17,21 +17,21 @@ from typing import Any, ClassVar
 from jobs.common.session import join_cluster, num_gpus
 from jobs.common.workers import GpuWorkers, say_line
 
-from indexing.embeddings.encoders import EncoderSpec, spec_of
+from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from indexing.embeddings.encoding import CALLS, PartDone, count_pending, is_encoded, numerics_of, similarity_of
 from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
 from indexing.embeddings.kind import VectorKind
-from indexing.hit_sources.registry import find_vectors
+from indexing.hit_sources.registry import find_index_kind
 from indexing.store.artifact import Artifact
 from indexing.store.documents import sum_cuts
 from indexing.store.store import Store, artifact_key, check_name, generation
 from indexing.work.local import LocalRunner
 from indexing.work.numerics import pinned_gpus
 from indexing.work.ray_actors import RayActors, choose_pool
-from indexing.work.tasks import Resources, Runner
-from indexing.work.work import Unit, run_work
+from indexing.work.tasks import Runner, WorkerResources
+from indexing.work.work import WorkUnit, run_work
 from retriever.errors import InputError
-from retriever.model.files import resolve, weight_files
+from retriever.model.files import find_model_folder, weight_files
 from retriever.options import EncoderOptions
 
 
@@ -63,7 +63,7 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     store.require()
     options = replace(options, task=chosen_task(store, options.task))
     encoder_options = options.vectors
-    spec = spec_of(store, options.encoder, options.task, encoder_options)
+    spec = find_encoder_spec(store, options.encoder, options.task, encoder_options)
     if spec.query_model:
         raise InputError(
             f"--task {options.task}: {spec.query_model} is an encoder of queries only, and the backbone "
@@ -72,7 +72,7 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
     check_name("embeddings", name)
     described = spec.describe("passage")
-    kind = find_vectors(described).reader.kind
+    kind = find_index_kind(described).reader.kind
     encoded = is_encoded(store, name, described, options.limit)
     if options.plan and encoded:
         say_complete(store.generations("embeddings", name)[-1].url)
@@ -94,16 +94,16 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
 
 def say_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Artifact]) -> None:
     """Prints how many passages were cut, those of earlier runs included; nothing if none was."""
-    cuts = sum_cuts(part for artifact in generations for part in artifact.group("part"))
+    cuts = sum_cuts(part for artifact in generations for part in artifact.numbered_parts("part"))
     if cuts.cut_texts:
         step = "give a larger --passage-length under another --name"
         if options.task is not None:
             step = "train the task under another name with a larger --passage-length"
-        say(as_options(cuts.line("passages", step, spec.longest("passage"))))
+        say(as_options(cuts.line("passages", step, spec.length_limit("passage"))))
 
 
 @dataclass
-class Speed:
+class EncodingSpeed:
     """The speed of an encoding.
 
     Attributes:
@@ -129,12 +129,12 @@ class Speed:
         self.rows, self.tokens = self.rows + done.rows, self.tokens + done.tokens
 
 
-def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> Speed:
+def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> EncodingSpeed:
     """Encodes the pending parts of the corpus and completes its generations."""
-    model_type = kind.batched_type(spec.describe("passage"))
+    model_type = kind.batched_model_type(spec.describe("passage"))
     runner, resources = open_encoders(store, options, spec, model_type, name)
     count = count_pending(store, name, options.limit)
-    numerics = numerics_of(runner, spec.options, model_type, Resources(resources.cores, resources.gpus), count)
+    numerics = numerics_of(runner, spec.options, model_type, WorkerResources(resources.cores, resources.gpus), count)
     work = EncodeWork(
         store,
         spec,
@@ -146,14 +146,14 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
         allow_unknown_tokens=options.allow_unknown_tokens,
     )
     say_topics(work)
-    speed = Speed()
-    stages: list[Stage] = []
+    speed = EncodingSpeed()
+    stages: list[StageProgress] = []
 
-    def open_stage(name: str, total: int | None, noun: str, artifact: str) -> Stage:
-        stages.append(Stage(name, total, noun, artifact))
+    def open_stage(name: str, total: int | None, noun: str, artifact: str) -> StageProgress:
+        stages.append(StageProgress(name, total, noun, artifact))
         return stages[-1]
 
-    def observe(unit: Unit, result: PartDone | dict[str, Any]) -> None:
+    def observe(unit: WorkUnit, result: PartDone | dict[str, Any]) -> None:
         done = result if isinstance(result, PartDone) else PartDone(**result)
         is_first = not speed.rows
         speed.add(done)
@@ -167,7 +167,7 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
 
 def open_encoders(
     store: Store, options: EncodeCorpus, spec: EncoderSpec, model_type: str | None, name: str
-) -> tuple[Runner, Resources]:
+) -> tuple[Runner, WorkerResources]:
     """Returns the runner and the resources of an encoder: on a cluster a pool of encoders, in this process one.
 
     Embeddings that are resumed get the kind of device that began them.
@@ -187,27 +187,27 @@ def open_encoders(
     gpus = pinned_gpus((store.pinned_config(key) or {}).get("numerics"), request.gpus, f"{store.url}/{key}")
     if not join_cluster(store, private=options.ray):
         runner = LocalRunner(gpus=num_gpus(), request=request)
-        return runner, Resources(cores=options.cpus, gpus=gpus, calls=CALLS)
+        return runner, WorkerResources(cores=options.cpus, gpus=gpus, calls=CALLS)
     from retriever.forward.numerics import choose_device
     from retriever.forward.packing import will_pack
 
-    weights = sum(file.stat().st_size for file in weight_files(resolve(spec.folder_of("passage"))))
+    weights = sum(file.stat().st_size for file in weight_files(find_model_folder(spec.folder_of("passage"))))
     pool = choose_pool(
         replace(request, gpus=gpus),
         weights=weights,
         packed=lambda: will_pack(model_type, spec.options, choose_device("cpu")),
         say=say_line,
     )
-    return RayActors(pool, say_line), Resources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
+    return RayActors(pool, say_line), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
 def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
     """Prints what an encoding reads and writes; only a run tells the time."""
-    work = EncodeWork(store, spec, kind, name, resources=Resources(), numerics="", limit=options.limit)
+    work = EncodeWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
     described = work.described
     corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)
-    say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {human(text)}")
+    say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {format_bytes(text)}")
     say(f"encoder  {options.task or spec.name}: {described['dim']} dimensions, {similarity_of(described)}")
     say_topics(work)
     say_stages(work)

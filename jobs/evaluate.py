@@ -32,7 +32,7 @@ from jobs.evaluation.rates import measure_rates
 from jobs.evaluation.runs import joined_names, run_contents
 
 from indexing.store.documents import fingerprint_of
-from indexing.store.result_files import whole_file
+from indexing.store.result_files import atomic_file
 from indexing.store.store import Store
 from indexing.work.work import check_targets, complete_artifact
 from retriever.errors import InputError
@@ -78,7 +78,7 @@ def run_job(store: Store, options: Evaluate) -> None:
         document["embeddings"] = measure_embeddings(store, works, options)
     if options.rate_queries is not None:
         document["rates"] = measure_rates(work.searches, options.rate_queries, options.rate_batch)
-    with whole_file(path, overwrite=options.overwrite) as file:
+    with atomic_file(path, overwrite=options.overwrite) as file:
         file.write_text(json.dumps(document, indent=1) + "\n")
     say(f"{num_queries:,} queries of {queries.artifact.key} {options.split}; figures in {path}")
 

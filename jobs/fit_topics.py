@@ -9,7 +9,7 @@ passages; those of earlier passages do not change.
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, Workers, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, Workers, run, say, say_complete, say_stages
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -54,7 +54,7 @@ def run_job(store: Store, options: FitTopicsOptions) -> Topics | None:
         print_plan(store, work, options.page)
         return None
     if not work.complete:
-        run_work(store, work, open_runner(store, options), Stage)
+        run_work(store, work, open_runner(store, options), StageProgress)
     topics = Topics.open(store, options.name)
     print_topics(topics)
     if options.page:

@@ -11,7 +11,7 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, Workers, as_options, human, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, Workers, as_options, format_bytes, run, say, say_complete, say_stages
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -24,12 +24,12 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus as ImportWork
 from indexing.corpus.importing import ImportOptions
 from indexing.corpus.later_filters import AddFilters
-from indexing.corpus.queries import check_splits, complete_queries, import_queries, read_judged_queries
+from indexing.corpus.queries import check_splits, find_complete_queries, import_queries, read_judged_queries
 from indexing.files.columns import PassageNames
-from indexing.files.splitting import BYTES_PER_WORD, Split
+from indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
 from indexing.formats.chunking import CHUNK_BYTES
 from indexing.formats.registry import FormatName
-from indexing.formats.sources import Source, describe_columns, detect
+from indexing.formats.sources import ImportSource, describe_columns, detect_source
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store, artifact_key, generation
 from indexing.work.work import resumable, run_work
@@ -108,7 +108,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         check_queries_name(with_queries)
     elif hold_out:
         raise InputError(f"--hold-out {options.hold_out}: expected queries in the folder of the source, found none")
-    split = None if options.split_words is None else Split(options.split_words, options.overlap)
+    split = None if options.split_words is None else DocumentSplit(options.split_words, options.overlap)
     shape = ImportOptions(
         part_size=options.part_size,
         filters=options.filters,
@@ -120,7 +120,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     if options.plan and work.complete:
         latest = work.previous[-1]
         name = queries_name(with_queries, options, latest) if with_queries else ""
-        if with_queries is None or complete_queries(store, with_queries, name, hold_out=hold_out):
+        if with_queries is None or find_complete_queries(store, with_queries, name, hold_out=hold_out):
             say_complete(latest.url)
             return None
     if options.plan:
@@ -131,41 +131,41 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
             partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
             judged = read_judged_queries(with_queries, partial=partial)
-        run_work(store, work, open_runner(store, options), Stage)
+        run_work(store, work, open_runner(store, options), StageProgress)
     latest = describe(store, source, work)
     if with_queries:
         name = queries_name(with_queries, options, latest)
-        with resumable():  # the corpus is kept
+        with resumable():  # the corpus is complete; after an interruption the same command adds the queries
             queries = import_queries(store, with_queries, name, hold_out=hold_out, judged=judged)
         splits = ", ".join(queries.splits) or "no qrels"
         say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({splits})")
     return latest
 
 
-def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Source | None:
+def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> ImportSource | None:
     """Returns the source that the options name, and prints its columns; None: passages are only deleted."""
     if not options.source:
         return None
     first = store.generations("corpus")[:1] if options.append else []
     earlier = first[0].config.get("columns") if first else None
-    source = detect(options.source, options.format, names, earlier=earlier)
+    source = detect_source(options.source, options.format, names, earlier=earlier)
     for line in describe_columns(source):
         say(as_options(line))
     return source
 
 
-def describe(store: Store, source: Source | None, work: ImportWork) -> Artifact:
+def describe(store: Store, source: ImportSource | None, work: ImportWork) -> Artifact:
     """Prints the corpus after an import, and returns its newest generation."""
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
     documents = f" of {corpus.num_documents:,} documents" if corpus.is_split else ""
     parts = f"{len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted"
     say(f"{latest.url}: {corpus.num_rows:,} passages{documents} in {parts}")
-    if dropped := sum(part.rows for part in latest.group("dropped")):
+    if dropped := sum(part.rows for part in latest.numbered_parts("dropped")):
         say(f"dropped  {dropped:,} passages with the id, title and text of an earlier one")
     if source is not None and source.titles is not None:
         # If the source was imported before, later generations may be those of other sources.
-        imported = next(a for a in reversed(corpus.generations) if a.config == work.config).group("part")
+        imported = next(a for a in reversed(corpus.generations) if a.config == work.config).numbered_parts("part")
         titled = sum(part.facts["titles"] for part in imported)
         rows = sum(part.facts.get("documents", part.rows) for part in imported)
         say(f"{source.titles}: {titled:,} of {rows:,} {'documents' if corpus.is_split else 'passages'} have a title")
@@ -183,7 +183,7 @@ def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
         say(f"filters  {names}, from the metadata of {work.before.num_rows:,} passages")
         say_stages(work)
         return None
-    run_work(store, work, open_runner(store, options), Stage)
+    run_work(store, work, open_runner(store, options), StageProgress)
     latest = store.generations("corpus")[-1]
     say(f"{latest.url}: filters {names}")
     return latest
@@ -212,12 +212,12 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
         raise InputError(f"--part-size {options.part_size}: expected at least 1")
 
 
-def queries_name(source: Source, options: ImportCorpus, latest: Artifact) -> str:
+def queries_name(source: ImportSource, options: ImportCorpus, latest: Artifact) -> str:
     """Returns the name of the queries that come with a corpus; of a later generation they have another name."""
     return f"{source.name}-{latest.key[-5:]}" if options.append else source.name
 
 
-def check_queries_name(source: Source) -> None:
+def check_queries_name(source: ImportSource) -> None:
     """Raises InputError if the queries cannot have the source's name: before the corpus is imported, not after it."""
     check_splits(source)
     try:
@@ -229,23 +229,23 @@ def check_queries_name(source: Source) -> None:
         ) from None
 
 
-def print_plan(store: Store, source: Source | None, work: ImportWork, options: ImportCorpus) -> None:
+def print_plan(store: Store, source: ImportSource | None, work: ImportWork, options: ImportCorpus) -> None:
     """Prints what an import reads and about how large the corpus becomes: Arrow needs as many bytes as plain text."""
     say(f"store    {store.url} ({len(store.generations('corpus'))} generations of a corpus now)")
     if source:
         files = work.config["source"]
         size = sum(each["bytes"] * (3 if each["file"].endswith(".gz") else 1) for each in files)
         number = sum(each.get("documents", 1) for each in files)
-        say(f"source   {source.format.name}: {number:,} corpus files, about {human(size)} of text")
+        say(f"source   {source.format.name}: {number:,} corpus files, about {format_bytes(size)} of text")
         with_queries = source.query_source or source
         say(f"queries  {len(with_queries.queries)} files, splits: {', '.join(with_queries.qrels) or 'none'}")
-        part = f"{options.part_size:,} passages, at most {human(CHUNK_BYTES)}"
+        part = f"{options.part_size:,} passages, at most {format_bytes(CHUNK_BYTES)}"
         growth = 1.05
         if split := work.options.split:
             growth *= split.words / (split.words - split.overlap)
             passages = growth * size / (split.words * BYTES_PER_WORD)
             say(f"split    about {passages:,.0f} passages of at most {split.words:,} words")
-        say(f"disk     about {human(size * growth)}; memory a few parts per core ({part} each)")
+        say(f"disk     about {format_bytes(size * growth)}; memory a few parts per core ({part} each)")
     if options.delete:
         say(f"delete   the ids in {options.delete}")
 

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 from jobs.common.options import Heading
 
 from indexing.corpus.hold_out import HoldOut
-from indexing.corpus.queries import Queries, complete_queries, import_queries
+from indexing.corpus.queries import Queries, find_complete_queries, import_queries
 from indexing.files.columns import QueryNames
 from indexing.formats.registry import FormatName
-from indexing.formats.sources import describe_columns, detect_queries
+from indexing.formats.sources import describe_columns, detect_query_source
 from indexing.store.store import Store, check_name
 from retriever.errors import InputError
 from retriever.options import option
@@ -70,12 +70,14 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     store.require()
     names = QueryNames(options.id, options.text, options.relevant, options.score, options.metadata)
     hold_out = hold_out_of(options)
-    source = detect_queries(options.source, options.format, names, options.split)
+    source = detect_query_source(options.source, options.format, names, options.split)
     for line in describe_columns(source):
         say(as_options(line))
     name = options.queries or source.name
     check_name("queries", name)
-    if options.plan and (complete := complete_queries(store, source, name, limit=options.limit, hold_out=hold_out)):
+    if options.plan and (
+        complete := find_complete_queries(store, source, name, limit=options.limit, hold_out=hold_out)
+    ):
         say_complete(complete.artifact.url)
         return None
     if options.plan:

@@ -10,7 +10,7 @@ A re-ranker denoises the pool. The store keeps the output of each step: the pool
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, chosen_task, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, chosen_task, run, say, say_complete, say_stages
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from indexing.hit_sources.options import SearchOptions
 from indexing.mining.candidates import MiningOptions, PoolCandidates
 from indexing.mining.denoising import SampleNegatives, complete_negatives
 from indexing.mining.exports import export_sentence_transformers, export_tevatron
-from indexing.mining.report import Statistics, read_examples, write_report
+from indexing.mining.report import PoolStatistics, read_examples, write_report
 from indexing.mining.sampling import NegativeOptions, check_scales, queries_with_too_few
 from indexing.mining.scoring import score_candidates
 from indexing.search.rescoring import open_reranker
@@ -110,18 +110,18 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
         print_plan(store, options, pool)
         return None
     runner = open_runner(store, options)
-    [candidates] = run_work(store, pool, runner, Stage)
+    [candidates] = run_work(store, pool, runner, StageProgress)
     scores = None
     with resumable():  # the candidates are kept
         if options.reranker is not None:
             parts = dict(pool.parts()) if draw.needs_positives else None
-            scores = score_candidates(store, candidates, options.reranker, draw, runner, Stage, parts=parts)
+            scores = score_candidates(store, candidates, options.reranker, draw, runner, StageProgress, parts=parts)
         negatives = SampleNegatives(pool, scores, draw, options.name)
-        [artifact] = run_work(store, negatives, runner, Stage)
+        [artifact] = run_work(store, negatives, runner, StageProgress)
     print_summary(candidates, negatives)
-    say_part_cuts(candidates.group("part"), pool.sources)
+    say_part_cuts(candidates.numbered_parts("part"), pool.sources)
     if scores is not None:
-        say_pair_cuts(scores.cuts())
+        say_pair_cuts(scores.count_cuts())
     export(options, negatives)
     return artifact
 
@@ -164,11 +164,11 @@ def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     say(f"{negatives.pool.store.url}/negatives/{negatives.name}: {total:,} negatives")
     without_positive = [id for id, rows in zip(queries.ids, queries.positives, strict=True) if not len(rows)]
     denoised = f" from the pool, or fewer than {requested[1]} denoised ones" if requested[1] else ""
-    name_some(f"have fewer than {requested[0]} negatives{denoised}", few)
-    name_some("have no relevant passage in the corpus", without_positive)
+    say_some_ids(f"have fewer than {requested[0]} negatives{denoised}", few)
+    say_some_ids("have no relevant passage in the corpus", without_positive)
 
 
-def columns_of_export(negatives: SampleNegatives) -> int:
+def count_export_columns(negatives: SampleNegatives) -> int:
     """Returns the number of negatives that each row of an export with a fixed number of columns has.
 
     A passage that is drawn both denoised and from the whole pool is one negative, so queries have different numbers of
@@ -185,7 +185,7 @@ def columns_of_export(negatives: SampleNegatives) -> int:
     return smallest
 
 
-def name_some(what: str, ids: list[str]) -> None:
+def say_some_ids(what: str, ids: list[str]) -> None:
     """Prints the number of queries and the first of their ids, if there are any."""
     if ids:
         more = f" and {len(ids) - SHOWN:,} more" if len(ids) > SHOWN else ""
@@ -201,17 +201,17 @@ def export(options: MineNegatives, negatives: SampleNegatives) -> None:
             negatives.tables(), queries, corpus, options.tevatron, overwrite=options.overwrite
         )
         say(f"{options.tevatron}: {rows:,} queries")
-        name_some("are left out of it: no positive, or no negative", left_out)
+        say_some_ids("are left out of it: no positive, or no negative", left_out)
     if options.sentence_transformers:
         path = options.sentence_transformers
-        num_negatives = columns_of_export(negatives)
+        num_negatives = count_export_columns(negatives)
         rows, left_out = export_sentence_transformers(
             negatives.tables(), queries, corpus, path, num_negatives=num_negatives, overwrite=options.overwrite
         )
         say(f"{path}: {rows:,} rows of {num_negatives} negatives")
-        name_some("are left out of it: no positive, or too few negatives", left_out)
+        say_some_ids("are left out of it: no positive, or too few negatives", left_out)
     if options.report:
-        statistics = Statistics()
+        statistics = PoolStatistics()
         for table, known in negatives.pools():
             statistics.add(table, known)
         for table in negatives.tables():

@@ -17,7 +17,7 @@ the steps that are complete take seconds. All steps run in this process, so Ray 
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, as_options, input_error, run, say
+from jobs.common.cli import Common, as_options, find_input_error, run, say
 
 import contextlib
 import dataclasses
@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from jobs.common.steps import Step, find_step, read_steps
+from jobs.common.steps import JobStep, find_step, read_steps
 
-from indexing.store.storage import full_disk
+from indexing.store.storage import explain_disk_errors
 from indexing.work.work import resumable
 from retriever.errors import InputError
 from retriever.options import option
@@ -63,7 +63,7 @@ def main(options: Pipeline) -> None:
             run_step(step)
 
 
-def choose_steps(steps: Sequence[Step], only: str | None, until: str | None) -> Sequence[Step]:
+def choose_steps(steps: Sequence[JobStep], only: str | None, until: str | None) -> Sequence[JobStep]:
     """Returns the steps to run. Raises InputError if --only or --until names no step, or several."""
     if only is not None and until is not None:
         raise InputError("--only and --until: expected one of them")
@@ -72,23 +72,23 @@ def choose_steps(steps: Sequence[Step], only: str | None, until: str | None) -> 
     return steps if until is None else steps[: find_step(steps, until).number]
 
 
-def run_step(step: Step) -> None:
+def run_step(step: JobStep) -> None:
     """Runs the job of a step. Raises InputError with the place of the step and the job's own message."""
     try:
-        with full_disk(Path(step.options.store)):
+        with explain_disk_errors(Path(step.options.store)):
             step.main(step.options)
     except SystemExit as end:  # the job has printed the reason
         if end.code:
             raise InputError(f"step {step.place}: ended with status {end.code}") from None
     except Exception as error:
-        cause = input_error(error)
+        cause = find_input_error(error)
         if cause is None:
             error.add_note(f"in step {step.place}")
             raise
         raise InputError(f"step {step.place}: {cause}") from error
 
 
-def print_plan(step: Step, steps: Sequence[Step]) -> None:
+def print_plan(step: JobStep, steps: Sequence[JobStep]) -> None:
     """Prints a step as a command, and what its job would do; or which step has to run first, and why."""
     say(f"$ {step.command}")
     try:

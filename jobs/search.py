@@ -7,21 +7,21 @@ riptide search --store data/squad --query "who wrote Dracula?" --query "who wrot
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, chosen_task, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, chosen_task, run, say, say_complete, say_stages
 
 import sys
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from jobs.common.cuts import say_part_cuts, say_search_cuts
-from jobs.common.options import Heading, flatten
+from jobs.common.options import Heading, options_by_name
 from jobs.common.session import num_gpus, open_runner
 from jobs.common.workers import GpuWorkers
 
 import numpy as np
 
-from indexing.hit_sources.grammar import check_used
-from indexing.hit_sources.modes import default_source, resolve, source_of_mode
+from indexing.hit_sources.grammar import check_options_used
+from indexing.hit_sources.modes import default_source, expand_mode, source_of_mode
 from indexing.hit_sources.options import By, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
 from indexing.search.few_queries import LocalSearch
@@ -123,7 +123,7 @@ def run_job(store: Store, options: Search) -> Artifact | None:
     source = choose_source(store, options)
     others = {} if options.rerank else {"rerank_depth": options.rerank_depth, "gpus": options.gpus}
     unused = {name: (value, "parameter rerank") for name, value in others.items() if value is not None}
-    check_used(source, options.settings, unused)
+    check_options_used(source, options.settings, unused)
     if options.query:
         show_hits(store, source, options)
         return None
@@ -153,12 +153,12 @@ def search_split(store: Store, source: str, options: Search) -> Artifact | None:
         say_plan(work, artifact, options.run)
         return None
     if artifact is None:
-        [artifact] = run_work(store, work, open_runner(store, options), Stage)
+        [artifact] = run_work(store, work, open_runner(store, options), StageProgress)
     say(f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(work.split.ids):,} queries in {work.source}")
-    if unanswered := work.unanswered():
-        more = f" and {len(unanswered) - SHOWN} more" if len(unanswered) > SHOWN else ""
-        say(f"  {len(unanswered):,} queries found nothing: {', '.join(unanswered[:SHOWN])}{more}")
-    say_part_cuts(artifact.group("part"), work.sources)
+    if queries_without_hits := work.queries_without_hits():
+        more = f" and {len(queries_without_hits) - SHOWN} more" if len(queries_without_hits) > SHOWN else ""
+        say(f"  {len(queries_without_hits):,} queries found nothing: {', '.join(queries_without_hits[:SHOWN])}{more}")
+    say_part_cuts(artifact.numbered_parts("part"), work.sources)
     if options.run:
         write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)
         say(options.run)
@@ -192,7 +192,7 @@ def choose_source(store: Store, options: Search) -> str:
         InputError: If the store lacks what a mode searches, or has several artifacts of a kind.
     """
     if options.source is not None:
-        return resolve(options.source, store)
+        return expand_mode(options.source, store)
     if options.mode is not None:
         return source_of_mode(options.mode, store, options.embeddings, options.index)
     source = default_source(store, options.embeddings, options.index)
@@ -204,7 +204,7 @@ def show_hits(store: Store, source: str, options: Search) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
     search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank, by=options.by)
-    allowed = search.matching(options.filter)
+    allowed = search.matching_rows(options.filter)
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
     say_filter(allowed)
     if options.plan:
@@ -226,7 +226,7 @@ def show_hits(store: Store, source: str, options: Search) -> None:
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
         for line in hit_table(hits, query, style) if hits else ():
             say(line)
-    say_search_cuts(search.cuts(), search.sources)
+    say_search_cuts(search.count_cuts(), search.sources)
 
 
 def say_filter(allowed: np.ndarray | None) -> None:
@@ -241,7 +241,7 @@ def check_options(options: Search) -> None:
     Raises:
         InputError: For a number below 1, an empty query, or an option of a run together with --query.
     """
-    known = flatten(Search)
+    known = options_by_name(Search)
     for name in ("k", "nprobe", "depth", "rerank_depth"):
         if (value := known[name].value(options)) is not None and value < 1:
             raise InputError(f"{known[name].flag} {value}: expected at least 1")

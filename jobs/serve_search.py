@@ -34,7 +34,7 @@ import uvloop
 from indexing.corpus.corpus import Corpus
 from indexing.store.cache import CorruptError
 from indexing.store.keys import Key
-from indexing.store.models import find_task, stored_model
+from indexing.store.models import resolve_task, stored_model
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
@@ -42,7 +42,7 @@ from retriever.options.declaring import check_minimums
 from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from serve.release.live import discard_release, last_release, live_release, live_release_id, make_current
+from serve.release.live import discard_release, live_release_id, make_current, read_live_release, release_to_repair_from
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.renewal import (
@@ -149,7 +149,7 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
 
 
 @dataclass(frozen=True)
-class Choice:
+class ReleaseChoice:
     """The release to serve.
 
     Attributes:
@@ -187,7 +187,7 @@ def main(options: ServeSearch) -> None:
         serve_on_ray(store, options, tokens)
 
 
-def choose_release(store: Store, options: ServeSearch) -> Choice:
+def choose_release(store: Store, options: ServeSearch) -> ReleaseChoice:
     """Returns the release to serve: the live one, one of its tasks with newer artifacts, or one as the options say.
 
     Raises:
@@ -195,12 +195,12 @@ def choose_release(store: Store, options: ServeSearch) -> Choice:
     """
     is_damaged = False
     try:
-        live, tag = live_release(store)
+        live, tag = read_live_release(store)
     except CorruptError as error:
         if not options.renew:
             raise InputError(f"{error} (--renew)") from error
         is_damaged = True
-        live, tag = last_release(store)
+        live, tag = release_to_repair_from(store)
         say(as_options(f"repairs   {error}"))
         say(f"tasks over HTTP are those of {f'releases/{live.id}' if live else 'no release: none can be read'}")
     if live is None and options.keep_release:
@@ -215,10 +215,10 @@ def choose_release(store: Store, options: ServeSearch) -> Choice:
     else:
         release = new_release(store, options, live)
     is_new = is_damaged or live is None or release.id != live.id
-    return Choice(release, is_new, tag, live if is_new and not options.renew else None)
+    return ReleaseChoice(release, is_new, tag, live if is_new and not options.renew else None)
 
 
-def say_release(store: Store, choice: Choice) -> None:
+def say_release(store: Store, choice: ReleaseChoice) -> None:
     """Prints the release that is served, with its backbone, tasks and re-ranker."""
     release = choice.release
     say(f"release   {release.id}{' (new)' if choice.is_new else ''} of {store.url}")
@@ -254,14 +254,14 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
         embeddings=options.embeddings,
         index=options.index,
         bm25=options.bm25,
-        tasks=options.tasks and [find_task(store, task) for task in options.tasks],
+        tasks=options.tasks and [resolve_task(store, task) for task in options.tasks],
         reranker=None if reranker == NO_RERANKER else reranker,
         before=before,
         sources=options.sources,
     )
     for reason in excluded.values():
         say(as_options(f"left out  {reason}"))
-    for key in store.incomplete():
+    for key in store.incomplete_keys():
         if Key.parse(key).kind in ("bm25", "embeddings", "index", "prompts"):
             remedy = "run the command that makes it again, then add --renew"
             say(f"left out  {store.url}/{key}: was begun and is not complete: {remedy}")
@@ -312,7 +312,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
     return release
 
 
-def make_live(store: Store, choice: Choice, open_release: Callable[[], object]) -> str:
+def make_live(store: Store, choice: ReleaseChoice, open_release: Callable[[], object]) -> str:
     """Opens a new release, and makes it the live one.
 
     Args:
@@ -355,7 +355,9 @@ def make_live(store: Store, choice: Choice, open_release: Callable[[], object]) 
     return live_id
 
 
-async def serve(store: Store, options: ServeSearch, tokens: Tokens, choice: Choice, examples: Sequence[str]) -> None:
+async def serve(
+    store: Store, options: ServeSearch, tokens: Tokens, choice: ReleaseChoice, examples: Sequence[str]
+) -> None:
     """Serves a release from this process until SIGTERM or SIGINT; a new one becomes live when all parts have opened it.
 
     Args:
@@ -384,7 +386,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
     for name, value in {**RAY_SERVE, **haproxy_variables()}.items():  # Ray Serve reads them at its import
         os.environ.setdefault(name, value)
     connect(store)
-    from indexing.work.nodes import Nodes
+    from indexing.work.nodes import ClusterNodes
     from serve.deployments import Application, run_application
 
     application = Application(
@@ -396,7 +398,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
         replicas=max(1, options.replicas),
         cpus=0,
         leaf_cpus=0,  # one machine: the threads share its cores
-        gpus=GPU_SHARE if Nodes().num_gpus() else 0.0,
+        gpus=GPU_SHARE if ClusterNodes().num_gpus() else 0.0,
     )
     run_application(application, options.host, options.port, announce, math.ceil(options.idle_timeout_s))
 

@@ -11,7 +11,7 @@ riptide store gc --store data/squad
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, as_options, human, run, say
+from jobs.common.cli import Common, as_options, format_bytes, run, say
 
 import json
 import shutil
@@ -28,7 +28,7 @@ from indexing.search.hit_tables import hit_table, style_for
 from indexing.search.judgements import read_run_query
 from indexing.store.artifact import Artifact
 from indexing.store.cache import CorruptError
-from indexing.store.documents import MANIFEST, PROVENANCE, unseal
+from indexing.store.documents import MANIFEST, PROVENANCE, check_own_hash
 from indexing.store.keys import Key
 from indexing.store.models import abandoned_checkpoints, model_folder, own_checkpoints
 from indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
@@ -98,7 +98,7 @@ def newest_key(store: Store, key: str) -> str:
 def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
     """Removes an artifact with its checkpoints, or prints with --plan what would be removed."""
     freed: list[tuple[str, int]] = []
-    artifacts = store.removable(key, with_dependents=options.with_dependents)
+    artifacts = store.files_to_remove(key, with_dependents=options.with_dependents)
     for each, files in artifacts.items():
         files = files + own_checkpoints(store, *Key.parse(each))
         delete_files(store, files, options)
@@ -122,7 +122,7 @@ def removal_verb(options: StoreJob) -> str:
 
 def count_and_bytes(files: list[tuple[str, int]]) -> str:
     """Returns the number and the bytes of files: `3 files, 1.2 MB`."""
-    return f"{len(files):,} {'file' if len(files) == 1 else 'files'}, {human(sum(size for _, size in files))}"
+    return f"{len(files):,} {'file' if len(files) == 1 else 'files'}, {format_bytes(sum(size for _, size in files))}"
 
 
 def collect_garbage(store: Store, options: StoreJob) -> None:
@@ -130,33 +130,33 @@ def collect_garbage(store: Store, options: StoreJob) -> None:
 
     Damaged documents are reported at the end, and nothing that they may name is removed.
     """
-    freed = [*store.garbage(), *abandoned_checkpoints(store)][: options.limit]
+    freed = [*store.garbage_files(), *abandoned_checkpoints(store)][: options.limit]
     for file in freed:
         delete_files(store, [file], options)
         print_removal(file[0], [file], options)
     rest = None if options.limit is None else options.limit - len(freed)
-    problems = store.damaged()
+    problems = store.describe_damaged()
     try:
         releases = expired_releases(store)[:rest]
         prompts = expired_prompts(store, releases)[: None if rest is None else rest - len(releases)]
         for key, take in [*((key, remove_release) for key in releases), *((key, remove_prompt) for key in prompts)]:
-            files = store.removal(key) if options.plan else take(store, key)
+            files = store.files_in_removal_order(key) if options.plan else take(store, key)
             print_removal(key, files, options)
             freed += files
     except CorruptError as error:
         problems.append(str(error))
     if freed or not problems:
         say(f"{removal_verb(options)} {count_and_bytes(freed)} in total" if freed else "nothing to remove")
-    end_with(problems, "nothing that these documents may name was removed")
+    raise_for_problems(problems, "nothing that these documents may name was removed")
 
 
 def print_removal(key: str, files: list[tuple[str, int]], options: StoreJob) -> None:
     """Prints a line on what is removed; prints nothing without files, which means that another process needs it now."""
     if files:
-        say(f"{removal_verb(options)} {key}, {human(sum(size for _, size in files))}")
+        say(f"{removal_verb(options)} {key}, {format_bytes(sum(size for _, size in files))}")
 
 
-def end_with(problems: list[str], note: str) -> None:
+def raise_for_problems(problems: list[str], note: str) -> None:
     """Prints a line for each problem, and raises InputError with their number; does nothing if there are none."""
     for problem in problems:
         say(as_options(f"bad: {problem}"))
@@ -168,7 +168,7 @@ def list_artifacts(store: Store, limit: int | None) -> None:
     """Prints a line for each artifact: key, size, rows, time and inputs; then the totals."""
     problems: list[str] = []
     table: list[tuple[str, ...]] = [("artifact", "size", "rows", "made", "from")]
-    keys, written, total = store.keys(), store.storage.times(""), 0
+    keys, written, total = store.keys(), store.storage.write_times(""), 0
     unfinished = unfinished_artifacts(store, limit)
     for key in keys[:limit]:
         try:
@@ -183,22 +183,25 @@ def list_artifacts(store: Store, limit: int | None) -> None:
         total += size
         written_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(written.get(f"{key}/{MANIFEST}", 0)))
         parents = ", ".join(entry["artifact"] for entry in artifact.inputs.values()) or "-"
-        table.append((key, human(size), f"{artifact.rows:,}", written_at, parents))
+        table.append((key, format_bytes(size), f"{artifact.rows:,}", written_at, parents))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for key, size_text, rows, written_at, parents in table:
         say(f"{key:{widths[0]}}  {size_text:>{widths[1]}}  {rows:>{widths[2]}}  {written_at:{widths[3]}}  {parents}")
     for key, state in unfinished.items():
         say(f"{key:{widths[0]}}  {state}")
     shown = f"{len(table) - 1} of {len(keys)}" if len(table) - 1 < len(keys) else f"{len(keys)}"
-    say(f"{shown} artifacts, {human(total)}; all files of the store: {count_and_bytes(list(store.storage.list('')))}")
-    end_with(problems, "restore them, or remove their artifacts and make them again")
+    say(
+        f"{shown} artifacts, {format_bytes(total)}; "
+        f"all files of the store: {count_and_bytes(list(store.storage.list('')))}"
+    )
+    raise_for_problems(problems, "restore them, or remove their artifacts and make them again")
 
 
 def unfinished_artifacts(store: Store, limit: int | None) -> dict[str, str]:
     """Returns the state of each artifact that is not complete, by key."""
-    superseded, failed = store.superseded(), store.failed()
+    superseded, failed = store.superseded_drafts(), store.failed_drafts()
     states = {}
-    for key in store.incomplete()[:limit]:
+    for key in store.incomplete_keys()[:limit]:
         if key in failed:
             states[key] = f"failed: the next command replaces it, gc removes it after an hour; {failed[key]}"
         elif key in superseded:
@@ -215,9 +218,9 @@ def export(store: Store, key: str, options: StoreJob) -> None:
         raise InputError(f"export {key}: expected --to, the folder for its files")
     if "://" in options.to:
         raise InputError(f"--to {options.to}: expected a folder that this machine sees")
-    if not artifact.group("file"):
+    if not artifact.numbered_parts("file"):
         raise InputError(f"{key}: expected models/NAME or prompts/TASK, whose files have names")
-    target, size = Path(options.to).expanduser(), human(sum(part.bytes for part in artifact.parts))
+    target, size = Path(options.to).expanduser(), format_bytes(sum(part.bytes for part in artifact.parts))
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"--to {target}: is there and is no empty folder")
     if options.plan:
@@ -249,7 +252,7 @@ def print_artifact(store: Store, key: str, limit: int | None) -> None:
     artifact = store.open(*Key.parse(key))
     file = f"{key}/{PROVENANCE}"
     try:
-        provenance = unseal(store.storage.read(file), f"{store.url}/{file}")
+        provenance = check_own_hash(store.storage.read(file), f"{store.url}/{file}")
     except FileNotFoundError as error:
         raise InputError(f"{store.url}/{file}: the file is missing; restore it, or remove {key}") from error
     say(f"{artifact.url}\nfingerprint  {artifact.fingerprint}")
@@ -263,7 +266,7 @@ def print_artifact(store: Store, key: str, limit: int | None) -> None:
     for counts in stored_counts(artifact):
         say(f"cuts         {counts}")
     for part in artifact.parts[:limit]:
-        say(f"part         {part.file:44} {part.rows:>12,} rows {human(part.bytes):>10}  {part.sha256[:12]}")
+        say(f"part         {part.file:44} {part.rows:>12,} rows {format_bytes(part.bytes):>10}  {part.sha256[:12]}")
 
 
 def check_query_id_options(options: StoreJob, key: str) -> None:

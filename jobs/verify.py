@@ -7,7 +7,7 @@ The exit status is 1 if a file is damaged or missing.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, Stage, as_options, fail, human, run, say
+from jobs.common.cli import Common, StageProgress, as_options, fail, format_bytes, run, say
 
 from dataclasses import dataclass
 
@@ -25,16 +25,16 @@ def main(options: Verify) -> None:
     store = Store(options.store).require()
     files = list(store.storage.list(""))
     if options.plan:
-        say(f"{store.url}: would read {len(files):,} files, {human(sum(size for _, size in files))}")
+        say(f"{store.url}: would read {len(files):,} files, {format_bytes(sum(size for _, size in files))}")
         return
     problems = 0
-    with Stage("verify", unit="bytes") as stage:
+    with StageProgress("verify", unit="bytes") as stage:
         for finding in verify(store, options.limit):
             stage.count(finding.bytes)
             if finding.problem:
                 problems += 1
                 say(as_options(f"bad: {finding.problem}"))
-    for key in store.incomplete():
+    for key in store.incomplete_keys():
         say(f"incomplete: {store.url}/{key}: the command that makes it resumes it")
     if problems:
         remedy = "restore them, or remove their artifacts and make them again"

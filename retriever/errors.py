@@ -11,14 +11,14 @@ def printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def shortened(text: str, max_characters: int = MAX_MESSAGE) -> str:
+def shorten(text: str, max_characters: int = MAX_MESSAGE) -> str:
     """Returns a printable text of at most `max_characters` characters: of a longer one, "…" replaces the middle."""
     return _cut(printable(_cut(text, max_characters)), max_characters)
 
 
-def listed(names: Collection[str], max_names: int = 3, max_characters: int = 120) -> str:
+def list_first(names: Collection[str], max_names: int = 3, max_characters: int = 120) -> str:
     """Returns the first names, each cut to a number of characters, and how many more there are."""
-    shown = [shortened(name, max_characters) for name in itertools.islice(names, max_names)]
+    shown = [shorten(name, max_characters) for name in itertools.islice(names, max_names)]
     return ", ".join(shown) + (f" and {len(names) - max_names:,} more" if len(names) > max_names else "")
 
 

@@ -35,10 +35,10 @@ def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> i
 
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch reuses these bytes
         return int(torch.cuda.mem_get_info(device)[0]) + cached
-    return max(0, min([_of_machine(root), *_of_cgroups(root), *_of_address_space(root)]))
+    return max(0, min([_free_machine_memory(root), *_free_cgroup_memory(root), *_of_address_space(root)]))
 
 
-def human(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Formats a size in bytes for people: `3.2 MB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000 or unit == "TB":
@@ -47,20 +47,20 @@ def human(size: float) -> str:
     raise AssertionError
 
 
-def _of_machine(root: Path) -> int:
+def _free_machine_memory(root: Path) -> int:
     """Returns the available memory of the machine; all of it where the system does not say what is available."""
-    if match := re.search(r"^MemAvailable:\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE):
+    if match := re.search(r"^MemAvailable:\s+(\d+) kB", _read_text(root / "proc/meminfo"), re.MULTILINE):
         return 1024 * int(match[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _of_cgroups(root: Path) -> Iterator[int]:
+def _free_cgroup_memory(root: Path) -> Iterator[int]:
     """Yields what is free in each cgroup with a limit, for the cgroups of this process and those above them."""
     for folder, version in _cgroups(root):
         limit_file, used_file, reclaimable = version
-        limit, used = _text(folder / limit_file).strip(), _text(folder / used_file).strip()
+        limit, used = _read_text(folder / limit_file).strip(), _read_text(folder / used_file).strip()
         if limit.isdecimal() and used.isdecimal():
-            fields = dict(line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+            fields = dict(line.split(" ", 1) for line in _read_text(folder / "memory.stat").splitlines() if " " in line)
             cache = next((int(fields[name]) for name in reclaimable if name in fields), 0)
             yield int(limit) - int(used) + cache
 
@@ -72,7 +72,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, str, tuple[str, ...]
     path of the machine.
     """
     mounts = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in _read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         inner = [part for part in PurePosixPath(path).parts if part not in ("/", "..")]
         depths = range(len(inner) + 1)
@@ -86,12 +86,12 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, str, tuple[str, ...]
 def _of_address_space(root: Path) -> Iterator[int]:
     """Yields what is free in the address space, if it has a limit and the system says how much is used."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    pages = _text(root / "proc/self/statm").partition(" ")[0]
+    pages = _read_text(root / "proc/self/statm").partition(" ")[0]
     if limit != resource.RLIM_INFINITY and pages.isdecimal():
         yield limit - int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _text(file: Path) -> str:
+def _read_text(file: Path) -> str:
     """Returns the content of a small file of the system; empty if the file cannot be read."""
     try:
         return file.read_text()

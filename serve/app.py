@@ -25,9 +25,9 @@ from serve.http.connections import Connections
 from serve.http.errors import add_errors
 from serve.http.guard import Guard, Tokens
 from serve.http.page import page_routes
-from serve.http.routes import JsonRoute, UploadRoute, as_json, as_json_list, cancelled_on_disconnect, remaining_s
+from serve.http.routes import JsonRoute, UploadRoute, as_json_list, cancelled_on_disconnect, json_response, remaining_s
 from serve.metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
-from serve.parts.queries import Answer
+from serve.parts.queries import QueryAnswer
 from serve.protocol import (
     EmbeddingsRequest,
     EmbeddingsResponse,
@@ -43,10 +43,10 @@ from serve.protocol import (
     TasksResponse,
 )
 from serve.release.artifacts import ReleaseArtifacts
-from serve.release.tasks import Task, supported_modes
-from serve.service.changes import Changes
-from serve.service.loops import repeat
-from serve.service.prompts import Upload
+from serve.release.tasks import ServedTask, supported_modes
+from serve.service.changes import ReleaseChanges
+from serve.service.loops import repeat_forever
+from serve.service.prompts import PromptUpload
 from serve.service.service import LOOK_S, Service
 
 SMALL = 4_096  # numbers of vectors that the event loop writes as JSON itself, in less than a millisecond
@@ -70,7 +70,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
 
 
 def build_app(
-    changes: Changes, tokens: Tokens, *, connections: Connections | None = None, exporter: Exporter | None = None
+    changes: ReleaseChanges, tokens: Tokens, *, connections: Connections | None = None, exporter: Exporter | None = None
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -107,17 +107,19 @@ def build_app(
     return app
 
 
-def _lifespan(changes: Changes, metrics: Metrics) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
+def _lifespan(
+    changes: ReleaseChanges, metrics: Metrics
+) -> Callable[[FastAPI], contextlib.AbstractAsyncContextManager[None]]:
     """Returns the context in which the application serves: its background loops, and the end of its service."""
     service = changes.service
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         loops = (
-            repeat(changes.refresh, LOOK_S, "the release that is to be live cannot be served"),
-            repeat(service.check_if_due, LOOK_S, "the parts cannot be checked"),
-            repeat(service.look_for_newer, LOOK_S, "newer artifacts are not noticed"),
-            repeat(metrics.sample, SAMPLE_S, "the metrics cannot be sampled"),
+            repeat_forever(changes.refresh, LOOK_S, "the release that is to be live cannot be served"),
+            repeat_forever(service.check_if_due, LOOK_S, "the parts cannot be checked"),
+            repeat_forever(service.look_for_newer, LOOK_S, "newer artifacts are not noticed"),
+            repeat_forever(metrics.sample, SAMPLE_S, "the metrics cannot be sampled"),
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
         yield
@@ -198,12 +200,12 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
         order = np.argsort(-scores, kind="stable")[: request.top_n]
         results = [{"index": int(n), "relevance_score": float(scores[n])} for n in order]
         model = public_name(live.release.reranker or "")
-        return as_json({"request_id": http.state.request_id, "model": model, "results": results})
+        return json_response({"request_id": http.state.request_id, "model": model, "results": results})
 
     return json_routes
 
 
-def release_routes(changes: Changes) -> APIRouter:
+def release_routes(changes: ReleaseChanges) -> APIRouter:
     """Returns the routes that show and switch the live release."""
     service = changes.service
     routes, json_routes = APIRouter(), APIRouter(route_class=JsonRoute)
@@ -237,12 +239,12 @@ def release_routes(changes: Changes) -> APIRouter:
             "stop_words": sorted(STOP_WORDS),
             "examples": service.examples,
         }
-        return as_json({**document, **await service.describe(live)})
+        return json_response({**document, **await service.describe(live)})
 
     return routes
 
 
-def task_routes(changes: Changes) -> APIRouter:
+def task_routes(changes: ReleaseChanges) -> APIRouter:
     """Returns the routes that list, put and delete tasks."""
     service = changes.service
     routes, upload_routes = APIRouter(), APIRouter(route_class=UploadRoute)
@@ -258,7 +260,7 @@ def task_routes(changes: Changes) -> APIRouter:
         live = _live(service)
         if name not in live.tasks:
             raise UnknownTaskError(name)
-        return as_json(_task(live, live.tasks[name]))
+        return json_response(_task(live, live.tasks[name]))
 
     @upload_routes.put("/v1/tasks/{name}", response_model=TaskOut)
     async def put_task(
@@ -271,11 +273,11 @@ def task_routes(changes: Changes) -> APIRouter:
         ] = None,
     ) -> Response:
         """Serves a prompt under a name, at once and after restarts; the response comes when every replica has it."""
-        await changes.put_task(Upload(name, prompt.file, settings.file, index))
+        await changes.put_task(PromptUpload(name, prompt.file, settings.file, index))
         live = _live(service)
         if name not in live.tasks:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")
-        return as_json(_task(live, live.tasks[name]))
+        return json_response(_task(live, live.tasks[name]))
 
     routes.include_router(upload_routes)
 
@@ -294,12 +296,12 @@ def monitoring_routes(service: Service, metrics: Metrics) -> APIRouter:
 
     @routes.api_route("/healthz", methods=["GET", "HEAD"], include_in_schema=False)
     async def healthz() -> Response:
-        return as_json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     @routes.api_route("/readyz", methods=["GET", "HEAD"], include_in_schema=False)
     async def readyz() -> Response:
         state = service.readiness()
-        return as_json(state, 200 if state["ready"] else 503)
+        return json_response(state, 200 if state["ready"] else 503)
 
     @routes.get("/metrics", include_in_schema=False)
     async def read_metrics() -> Response:
@@ -321,7 +323,7 @@ def public_name(model: str) -> str:
     return Path(model).name if Path(model).is_absolute() or model.startswith((".", "~")) else model
 
 
-def _stage_ms(answers: list[tuple[Answer, float]]) -> dict[str, float]:
+def _stage_ms(answers: list[tuple[QueryAnswer, float]]) -> dict[str, float]:
     """Returns milliseconds by stage, each of the slowest query of a request."""
     took = {"queue": max(waited for _, waited in answers)}
     for answer, _ in answers:
@@ -347,10 +349,10 @@ def _embeddings(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
 
 def _tasks(live: ReleaseArtifacts) -> Response:
     """Returns the response with all tasks of the live release."""
-    return as_json({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+    return json_response({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
 
 
-def _task(live: ReleaseArtifacts, task: Task) -> dict[str, Any]:
+def _task(live: ReleaseArtifacts, task: ServedTask) -> dict[str, Any]:
     key = f"prompts/{task.prompt}"
     return {
         "name": task.name,

@@ -37,8 +37,8 @@ from serve.protocol import MAX_MS
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
 from serve.release.live import live_release_id
 from serve.release.release import Release
-from serve.remote import PREPARE_S, LeafReplica, RemotePart, as_raised, send_to_leaves
-from serve.service.changes import Changes
+from serve.remote import PREPARE_S, LeafReplica, RemotePart, send_to_leaves, unwrap_replica_errors
+from serve.service.changes import ReleaseChanges
 from serve.service.examples import read_examples
 from serve.service.options import ServiceOptions
 from serve.service.service import LOOK_S, Service
@@ -120,14 +120,14 @@ async def announce() -> None:
     """
     results: list[Any] = []
     try:
-        with contextlib.suppress(LostError), as_raised():
+        with contextlib.suppress(LostError), unwrap_replica_errors():
             response = ray_serve.get_deployment_handle("ingress").broadcast("refresh")
             results = await response.results_async(timeout_s=PREPARE_S, return_exceptions=True)
     except TimeoutError as error:
         raise LostError(f"a replica does not serve the new release after {PREPARE_S:g} s") from error
     for result in results:
         if isinstance(result, Exception):
-            with contextlib.suppress(LostError), as_raised():
+            with contextlib.suppress(LostError), unwrap_replica_errors():
                 raise result
 
 
@@ -143,7 +143,7 @@ class Ingress:
 
     def __init__(self, args: Application, leaves: list[Any], examples: Sequence[str]):
         self.args, self.leaves, self.examples = args, leaves, examples
-        self.changes: Changes | None = None
+        self.changes: ReleaseChanges | None = None
 
     async def __serve_build_asgi_app__(self) -> Any:
         from serve.app import build_app
@@ -161,7 +161,7 @@ class Ingress:
                 "this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
                 "there; set `without_tokens: true` only if no other machine reaches the port"
             )
-        self.changes = Changes(service, announce)
+        self.changes = ReleaseChanges(service, announce)
         await self.changes.refresh()
         favour_event_loop()
         return build_app(self.changes, tokens, exporter=RayExporter())
@@ -274,7 +274,7 @@ def run_application(
         try:
             ray_serve.run(build(args), name=APPLICATION, route_prefix="/")
         except RuntimeError as error:
-            raise InputError(f"a replica does not start on its node: {_reason() or error}") from error
+            raise InputError(f"a replica does not start on its node: {_failure_reason() or error}") from error
         announce(address_of(host, port))
         ended.wait()
     finally:
@@ -284,7 +284,7 @@ def run_application(
             ray_serve.shutdown()
 
 
-def _reason() -> str:
+def _failure_reason() -> str:
     """Returns why a deployment of the application fails: the last line of the exception of a replica, if any."""
     status = ray_serve.status().applications.get(APPLICATION)
     messages = [deployment.message for deployment in status.deployments.values()] if status else []

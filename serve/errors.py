@@ -95,12 +95,12 @@ def store_error(part: str, error: BaseException) -> StoreError:
 
 def is_store_error(error: BaseException) -> bool:
     """Whether an exception, or one that caused it, is a failure of the store or of its files."""
-    return any(_is_foreign(cause) for cause in _chain(error))
+    return any(_is_foreign(cause) for cause in _causes_of(error))
 
 
 def reason_of(error: BaseException) -> str:
     """Returns a short reason why a part fails, without file names."""
-    chain = list(_chain(error))
+    chain = list(_causes_of(error))
     if isinstance(error, StoreError):
         return error.reason
     if any(isinstance(cause, FileNotFoundError) or _MISSING in str(cause) for cause in chain):
@@ -116,7 +116,7 @@ def reason_of(error: BaseException) -> str:
     return f"fails ({type(error).__name__})"
 
 
-def without_places(message: str, *places: str) -> str:
+def without_locations(message: str, *places: str) -> str:
     """Returns a message for clients: without the given locations, other absolute paths, buckets and long digests.
 
     Args:
@@ -135,7 +135,7 @@ def _is_foreign(error: BaseException) -> bool:
     )
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def _causes_of(error: BaseException | None) -> Iterator[BaseException]:
     """Yields an exception and its causes."""
     while error is not None:
         yield error

@@ -14,8 +14,8 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.http.guard import Tokens
 from serve.http.limits import HttpLimits, allowed_connections
-from serve.parts.leaf import Leaf, ask_here
-from serve.service.changes import Changes
+from serve.parts.leaf import Leaf, ask_local_leaves
+from serve.service.changes import ReleaseChanges
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
@@ -44,7 +44,7 @@ def open_local(store: Store, options: ServiceOptions, *, device: str, examples: 
         examples: Queries that the page offers to try.
     """
     leaf = Leaf(store, threads=options.threads)
-    return Service(store, options, partial(ask_here, [leaf]), leaf.parts, device=device, examples=examples)
+    return Service(store, options, partial(ask_local_leaves, [leaf]), leaf.parts, device=device, examples=examples)
 
 
 async def run_server(
@@ -75,7 +75,7 @@ async def run_server(
 
     limits = limits or HttpLimits()
     connections = Connections(limits, allowed_connections(limits.max_connections))
-    app = build_app(Changes(service), tokens, connections=connections)
+    app = build_app(ReleaseChanges(service), tokens, connections=connections)
     config = uvicorn.Config(
         app,
         http=bounded_protocol(connections),
@@ -90,7 +90,7 @@ async def run_server(
     # uvicorn raises the signal that ended it again once it has ended: these handlers take it.
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: None)
-    with listen(host, port) as listening:
+    with open_socket(host, port) as listening:
         address = address_of(host, listening.getsockname()[1])
 
         def begin() -> None:
@@ -106,7 +106,7 @@ def address_of(host: str, port: int) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
-def listen(host: str, port: int) -> socket.socket:
+def open_socket(host: str, port: int) -> socket.socket:
     """Returns a listening socket. Raises InputError if the address cannot be used."""
     # Event loops disable Nagle's algorithm only on sockets whose protocol is named.
     listening = socket.socket(

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import prometheus_client
 
 from serve.http.connections import Connections
-from serve.parts.queries import Answer
+from serve.parts.queries import QueryAnswer
 from serve.service.service import Service
 
 PREFIX = "riptide"
@@ -70,7 +70,7 @@ CONNECTION_METRICS = (
 )
 
 
-class Record(Protocol):
+class RecordValue(Protocol):
     """Adds a value to a counter or a histogram, or sets a gauge."""
 
     def __call__(self, value: float, *labels: str) -> None: ...
@@ -79,7 +79,7 @@ class Record(Protocol):
 class Exporter(Protocol):
     """Keeps the values of metrics, and exports them."""
 
-    def add(self, metric: Metric) -> Record:
+    def add(self, metric: Metric) -> RecordValue:
         """Adds a metric, and returns the function that records its values. Thread-safe."""
 
     def text(self) -> bytes | None:
@@ -92,7 +92,7 @@ class PrometheusExporter:
     def __init__(self) -> None:
         self._registry = prometheus_client.CollectorRegistry()
 
-    def add(self, metric: Metric) -> Record:
+    def add(self, metric: Metric) -> RecordValue:
         """See Exporter."""
         kind = getattr(prometheus_client, metric.kind)
         buckets = {"buckets": metric.buckets} if metric.buckets else {}
@@ -152,7 +152,7 @@ class Metrics:
         self._record["encoder_texts"](texts)
         self._record["encoder_tokens"](tokens)
 
-    def count_search(self, answers: list[tuple[Answer, float]]) -> None:
+    def count_search(self, answers: list[tuple[QueryAnswer, float]]) -> None:
         """Counts the stages and the shards of a request's queries."""
         for answer, waited in answers:
             self._record["stage_seconds"](waited, "queue")

@@ -18,22 +18,22 @@ MAX_MS = 60_000
 MAX_SOURCE = 1_024  # characters of a source
 
 
-def _number(value: Any) -> Any:
+def _check_number(value: Any) -> Any:
     """Raises ValueError for booleans and texts, which pydantic would convert to numbers."""
     if isinstance(value, bool | str):
         raise ValueError("expected a number")
     return value
 
 
-def _filter(value: Any) -> Any:
+def _check_filter(value: Any) -> Any:
     """Raises ValueError for a filter that is no object and no text."""
     if not isinstance(value, dict | str):
         raise ValueError("expected an object or a text")
     return value
 
 
-FilterIn = Annotated[dict[str, Any] | str, BeforeValidator(_filter)]
-Whole = Annotated[int, BeforeValidator(_number)]
+FilterIn = Annotated[dict[str, Any] | str, BeforeValidator(_check_filter)]
+Whole = Annotated[int, BeforeValidator(_check_number)]
 Text = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
 Passage = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", examples=["default"])]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ray.serve import metrics as serve_metrics
 
-from serve.metrics import METHODS, PREFIX, Metric, Record
+from serve.metrics import METHODS, PREFIX, Metric, RecordValue
 
 
 class RayExporter:
     """Exports the metrics of one replica as `ray_riptide_…`, with labels for deployment, replica and application."""
 
-    def add(self, metric: Metric) -> Record:
+    def add(self, metric: Metric) -> RecordValue:
         """See Exporter."""
         kind = getattr(serve_metrics, metric.kind)
         buckets = {"boundaries": list(metric.buckets)} if metric.buckets else {}

@@ -64,10 +64,10 @@ class LeafReplica:
 
 def send_to_leaves(handles: Sequence[Any], method: str, request: Any) -> list[Reply[Any]]:
     """Sends a request to all deployments at once; returns their pending replies."""
-    return [Sent(getattr(handle, method).remote, request) for handle in handles]
+    return [PendingReply(getattr(handle, method).remote, request) for handle in handles]
 
 
-class Sent(Generic[Result]):
+class PendingReply(Generic[Result]):
     """A Reply from Ray Serve.
 
     If the replica is lost during the call, the call is sent once more, to another replica or to the next one that
@@ -81,15 +81,15 @@ class Sent(Generic[Result]):
     def __init__(self, send: Callable[[Any], Any], request: Any):
         self._send, self._request = send, request
         self._response: Any = None
-        with contextlib.suppress(LostError), as_raised():
+        with contextlib.suppress(LostError), unwrap_replica_errors():
             self._response = send(request)
 
     def result(self, timeout: float | None = None) -> Result:
         ends = None if timeout is None else time.monotonic() + timeout
         if self._response is not None:
-            with contextlib.suppress(LostError), as_raised():
+            with contextlib.suppress(LostError), unwrap_replica_errors():
                 return self._response.result(timeout_s=timeout)
-        with as_raised():
+        with unwrap_replica_errors():
             remaining_s = None if ends is None else max(0.0, ends - time.monotonic())
             return self._send(self._request).result(timeout_s=remaining_s)
 
@@ -109,18 +109,18 @@ class RemotePart:
         self.name, self.handles = name, handles
 
     def prepare(self, release_id: str) -> None:
-        self._everywhere("prepare", release_id)
+        self._call_all_replicas("prepare", release_id)
 
     def retire(self, release_id: str) -> None:
-        self._everywhere("retire", release_id)
+        self._call_all_replicas("retire", release_id)
 
     def check(self, release_id: str) -> None:
-        self._everywhere("check", release_id, allowed_s=CHECK_S)
+        self._call_all_replicas("check", release_id, allowed_s=CHECK_S)
 
     def read(self, release_id: str, budget: int | None, seconds: float) -> int:
-        return sum(self._everywhere("read", release_id, budget, seconds))
+        return sum(self._call_all_replicas("read", release_id, budget, seconds))
 
-    def _everywhere(self, method: str, *arguments: Any, allowed_s: float = PREPARE_S) -> list[Any]:
+    def _call_all_replicas(self, method: str, *arguments: Any, allowed_s: float = PREPARE_S) -> list[Any]:
         """Returns the results of a method of the part from every replica, which work at the same time."""
 
         def results(handle: Any) -> list[Any]:
@@ -133,7 +133,7 @@ class RemotePart:
 def _broadcast(handle: Any, arguments: Sequence[Any], allowed_s: float) -> list[Any]:
     """Returns the results of LeafReplica.control from every replica of a leaf."""
     ends = time.monotonic() + allowed_s
-    with as_raised():
+    with unwrap_replica_errors():
         while True:
             try:
                 remaining_s = max(0.0, ends - time.monotonic())
@@ -147,7 +147,7 @@ def _broadcast(handle: Any, arguments: Sequence[Any], allowed_s: float) -> list[
 
 
 @contextlib.contextmanager
-def as_raised() -> Iterator[None]:
+def unwrap_replica_errors() -> Iterator[None]:
     """Raises the exception of a replica without Ray's traceback, which is not meant for clients.
 
     Raises LostError if the call failed outside of the leaf.

@@ -176,7 +176,7 @@ def job_refusal(words: Sequence[str], *, is_partial: bool) -> str:
     main = importlib.import_module(f"jobs.{name.replace('-', '_')}").main
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            command_line.parse(cli.options_of(main), arguments)
+            command_line.parse_arguments(cli.options_of(main), arguments)
     except SystemExit:
         return ""  # --help
     except InputError as error:
@@ -215,7 +215,7 @@ def script_refusal(words: Sequence[str]) -> str:
         raise Parsed
 
     def run(_: object, options: type) -> NoReturn:
-        command_line.parse(options, sys.argv[1:])
+        command_line.parse_arguments(options, sys.argv[1:])
         raise Parsed
 
     known, source = argparse.ArgumentParser.parse_known_args, (ROOT / words[0]).read_text()

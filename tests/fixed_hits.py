@@ -14,7 +14,7 @@ from indexing.corpus.filters import Filter
 from indexing.exact import Hits
 from indexing.hit_sources import registry
 from indexing.hit_sources.kind import SearchContext, SourceKind
-from indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, SearcherScope, Target
+from indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
@@ -52,10 +52,10 @@ class OnlineFixed(OnlineSearch):
 
     name = "fixed"
 
-    def artifacts(self, target: Target) -> list[tuple[str, str]]:
+    def artifacts(self, target: SearchTarget) -> list[tuple[str, str]]:
         return [("fixed", str(target[0]))]
 
-    def read(self, target: Target, pinned: PinnedArtifacts) -> Artifact:
+    def read(self, target: SearchTarget, pinned: PinnedArtifacts) -> Artifact:
         [artifact] = pinned.generations("fixed", str(target[0]))
         return artifact
 

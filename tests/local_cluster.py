@@ -149,7 +149,7 @@ class LocalCluster:
             wait_for(lambda: node_address in self.alive(), "a node to join", process)
         except AssertionError as error:
             if again and len(self.nodes) > 1 and "timed out during startup" in log.read_text():
-                self.lose(node)
+                self.count_lost(node)
                 return self.add(hide=hide, cores=cores, gpus=gpus, labels=labels, again=False, **variables)
             raise AssertionError(f"{error}\n{log.read_text()}") from None
         return node
@@ -168,7 +168,7 @@ class LocalCluster:
             return set()
         return {node["node_ip"] for node in found if node["state"] == "ALIVE"}
 
-    def lose(self, node: Node) -> None:
+    def count_lost(self, node: Node) -> None:
         """kill -9 a whole node."""
         node.kill()
         self.nodes.remove(node)

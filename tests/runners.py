@@ -8,7 +8,7 @@ from typing import Any
 
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.work.tasks import ANY_WORKERS, Item, Place, Report, Resources, Task, ignore
+from indexing.work.tasks import ANY_WORKERS, Allocation, Item, Report, WorkerResources, WorkerTask, ignore_progress
 from indexing.work.work import Work, run_work
 
 
@@ -38,21 +38,23 @@ class InlineRunner:
         self._fail_after, self._error = fail_after, error or RuntimeError("interrupted")
         self.ran: list[tuple[str, Any]] = []
 
-    def place(self, resources: Resources) -> Place:
+    def allocate(self, resources: WorkerResources) -> Allocation:
         """Returns what a worker with these resources gets."""
-        return Place(resources.cores or self._cores)
+        return Allocation(resources.cores or self._cores)
 
-    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
+    def run(
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
+    ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner."""
         worker = None
         for item in self._order(items):
             if len(self.ran) == self._fail_after:
                 raise self._error
-            worker = worker or task.open(self.place(task.resources))
+            worker = worker or task.open(self.allocate(task.resources))
             self.ran.append((type(task).__name__, item))
             yield item, worker(item, on_progress)
 
-    def first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Runs the task for one item; see Runner."""
         [(_, result)] = self.run(task, [item])
         return result

@@ -25,11 +25,11 @@ from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
 from indexing.hit_sources.online import OnlineSearch
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import check_lineage, open_chain
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild, count_shards, next_target
-from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Target, TaskStage, Unit, WorkDefaults, shard_units
+from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
+from indexing.work.work import ArtifactTarget, TaskStage, WorkDefaults, WorkUnit, shard_units
 from retriever.options import VECTORS
 
 PIECE = 8  # numbers of a vector
@@ -97,7 +97,7 @@ class SeveralEmbeddings(EmbeddingsReader):
 class SeveralIndex:
     def __init__(self, name: str, generations: Sequence[Artifact]):
         self.name, self.generations = name, list(generations)
-        self.shards = [(made, part) for made in generations for part in made.group("shard")]
+        self.shards = [(made, part) for made in generations for part in made.numbered_parts("shard")]
         self.num_rows = sum(part.rows for _, part in self.shards)
 
 
@@ -113,7 +113,7 @@ class BuildSeveral(WorkDefaults):
         self.complete = bool(self.previous) and self.first_row >= embeddings.num_rows
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         if self.complete:
             return []
         return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
@@ -129,10 +129,10 @@ class BuildSeveral(WorkDefaults):
 class CopyTask:
     draft: Draft
     embeddings: SeveralEmbeddings
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
-        def copy(unit: Unit, report: Report) -> None:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
+        def copy(unit: WorkUnit, report: Report) -> None:
             [name], (first, end) = unit.names, unit.payload
             rows = np.arange(first, end)
             vectors = self.embeddings.take(rows)
@@ -150,9 +150,9 @@ class SearchTask:
     k: int
     deleted: np.ndarray
     allowed: np.ndarray | None
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[tuple[Artifact, Part], Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[tuple[Artifact, ArtifactPart], Report], Hits]:
         return lambda shard, report: self._search(np.load(shard[0].local(shard[1])))
 
     def _search(self, table: np.ndarray) -> Hits:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from indexing.files.columns import PassageColumns
-from indexing.files.raw import Piece, clip
+from indexing.files.raw import FilePiece, short_repr
 from indexing.files.rows import Row, row_error, text_lines
 from indexing.formats.format import CorpusFormat
 
@@ -38,14 +38,14 @@ Passages:
 ```
 """
 
-    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         for line, row in text_lines(block):
             id, colon, text = row.partition(": ")
             if not id or not colon:
-                raise row_error(block, line, f"the line {clip(row)}", "ID: TEXT", "fix the line")
+                raise row_error(block, line, f"the line {short_repr(row)}", "ID: TEXT", "fix the line")
             yield line, id, "", text, {"line": line}
 
-    def read_queries(self, block: Piece) -> Iterator[Row]:
+    def read_queries(self, block: FilePiece) -> Iterator[Row]:
         return self.read_passages(block, None)
 
 

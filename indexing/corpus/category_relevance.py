@@ -60,7 +60,7 @@ class CategoryRelevance:
         return int(self._alive.sum())
 
     @functools.cached_property
-    def _rows(self) -> list[np.ndarray]:
+    def _rows_by_category(self) -> list[np.ndarray]:
         """The rows of each category, int64 [any] each."""
         rows = np.repeat(np.arange(self.table.num_rows), np.diff(self.table.offsets))
         order = np.argsort(self.table.values, kind="stable")
@@ -74,7 +74,7 @@ class CategoryRelevance:
         """
         result = np.zeros(self.table.num_rows, bool)
         for name in categories & self._numbers.keys():
-            result[self._rows[self._numbers[name]]] = True
+            result[self._rows_by_category[self._numbers[name]]] = True
         return result & self._alive
 
     def categories_of(self, queries: Queries, ids: Sequence[str], qrels: pa.Table | None) -> QueryCategories:
@@ -92,7 +92,7 @@ class CategoryRelevance:
         """
         metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
         without = [id for id in ids if not _has_field(metadata[id], self.field)]
-        by_query = {} if qrels is None else self._of_judged(qrels, without)
+        by_query = {} if qrels is None else self._categories_from_judgements(qrels, without)
         unjudged = "" if qrels is None else ", which has no judged passage,"
         for id in ids:
             if id not in by_query:  # raises InputError for those of `without` that have no judged passage
@@ -101,7 +101,7 @@ class CategoryRelevance:
                 by_query[id] = frozenset(category_names(metadata[id], self.field, place))
         return QueryCategories(by_query, len(without))
 
-    def _of_judged(self, qrels: pa.Table, ids: Sequence[str]) -> dict[str, frozenset[str]]:
+    def _categories_from_judgements(self, qrels: pa.Table, ids: Sequence[str]) -> dict[str, frozenset[str]]:
         """Returns the categories of the judged passages of queries, for those with a judgement above 0."""
         chosen = pa.array(ids, qrels["query_id"].type)
         qrels = qrels.filter(pc.and_(pc.greater(qrels["score"], 0), pc.is_in(qrels["query_id"], chosen)))

@@ -19,7 +19,7 @@ import pyarrow as pa
 from indexing.corpus.ids import hash_ids, rows_with_hashes
 from indexing.store.artifact import Artifact
 from indexing.store.chain import RowPart, row_parts, split_rows
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -113,11 +113,11 @@ class Corpus:
         return open_table(part)
 
     @functools.cached_property
-    def _later_filters(self) -> dict[int, tuple[Artifact, Part]]:
+    def _later_filters(self) -> dict[int, tuple[Artifact, ArtifactPart]]:
         """The typed columns that a later generation made for a part of passages, by the first row of the part."""
-        files: dict[int, tuple[Artifact, Part]] = {}
+        files: dict[int, tuple[Artifact, ArtifactPart]] = {}
         for artifact in self.generations:
-            columns = artifact.group("filters")  # of the first parts of the corpus
+            columns = artifact.numbered_parts("filters")  # of the first parts of the corpus
             files |= {part.first_row: (artifact, file) for part, file in zip(self.parts, columns, strict=False)}
         return files
 
@@ -126,7 +126,7 @@ class Corpus:
         if part.first_row not in self._later_filters:
             return open_table(part)
         artifact, file = self._later_filters[part.first_row]
-        return _mapped(str(artifact.local(file)))
+        return _map_file(str(artifact.local(file)))
 
     def passages(self, rows: Sequence[int] | np.ndarray) -> list[Passage]:
         """Returns the passages of rows, in their order. Raises IndexError for a row outside of the corpus."""
@@ -157,7 +157,7 @@ class Corpus:
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """Returns the ids of rows (int64, any shape) as an object array of str; "" for a row of -1."""
-        return self._names(rows, "id")
+        return self._read_column(rows, "id")
 
     @property
     def is_split(self) -> bool:
@@ -171,7 +171,7 @@ class Corpus:
 
     def documents(self, rows: np.ndarray) -> np.ndarray:
         """Returns the ids of the documents of rows, as `ids` does. Without a split, each passage is a document."""
-        return self._names(rows, "document" if self.is_split else "id")
+        return self._read_column(rows, "document" if self.is_split else "id")
 
     def rows_of_documents(self, ids: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the passages of each document, which are contiguous: first row and end, two int64 [n].
@@ -189,7 +189,7 @@ class Corpus:
             ends[known[positions]] = part.first_row + starts[np.searchsorted(starts, local, side="right")]
         return firsts, ends
 
-    def _names(self, rows: np.ndarray, column: str) -> np.ndarray:
+    def _read_column(self, rows: np.ndarray, column: str) -> np.ndarray:
         """Returns a column of text of rows (int64, any shape) as an object array of str; "" for a row of -1."""
         flat = rows.ravel()
         wanted, inverse = np.unique(flat, return_inverse=True)
@@ -207,7 +207,7 @@ class Corpus:
         result = np.full(len(ids), -1, np.int64)
         hashes = hash_ids(ids)
         for artifact in self.generations:
-            files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
+            files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
             positions, rows = rows_with_hashes(files, hashes)
             if not with_deleted:
                 alive = ~np.isin(rows, self.deleted)
@@ -237,7 +237,7 @@ def document_starts(table: pa.Table) -> np.ndarray:
     return np.flatnonzero(np.append(True, begins)) if len(names) else np.empty(0, np.int64)
 
 
-class Documents:
+class DocumentNumbers:
     """The documents of passages, by number: the number of a document is the row of its first passage.
 
     Args:
@@ -280,7 +280,7 @@ def write_table(table: pa.Table, path: object) -> None:
 
 
 @functools.lru_cache(maxsize=256)
-def _mapped(path: str) -> pa.Table:
+def _map_file(path: str) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(path)).read_all()
 
 
@@ -289,18 +289,18 @@ def open_table(part: RowPart) -> pa.Table:
 
     Raises CorruptError for a damaged file, and InputError if its number of rows is not that of its record.
     """
-    table = _mapped(str(part.artifact.local(part.part)))
+    table = _map_file(str(part.artifact.local(part.part)))
     if len(table) != part.part.rows:
         raise InputError(f"{part.artifact.url}/{part.part.file}: {len(table)} rows, its record says {part.part.rows}")
     return table
 
 
-def deletion_parts(generation: Artifact) -> list[Part]:
+def deletion_parts(generation: Artifact) -> list[ArtifactPart]:
     """Returns the files of a generation with rows that it deletes, or that it drops because an earlier one is equal."""
     return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
 
 
-def contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:
+def passage_contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:
     """Yields title and text of each row in [first, end) as one string, as Anserini's flat collections do."""
     for part in parts:
         if part.first_row < end and part.end > first:

@@ -15,10 +15,10 @@ import pyarrow as pa
 from indexing.corpus.corpus import Corpus, document_starts, open_table, save_array
 from indexing.corpus.ids import merge_bucket, repeated_hashes, rows_with_hashes
 from indexing.files.delimited import line_of_row
-from indexing.files.raw import clip
+from indexing.files.raw import short_repr
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import split_rows
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from retriever.errors import InputError
 
 PAIRS_AT_ONCE = 4_096  # pairs of passages that are compared at once
@@ -28,7 +28,7 @@ Content = tuple[Any, ...]  # of a passage: the values that a duplicate shares, t
 def merge_ids(
     bucket: int,
     draft: Draft,
-    committed: Mapping[str, Part],
+    committed: Mapping[str, ArtifactPart],
     previous: Sequence[Artifact],
     buckets: int,
     *,
@@ -55,7 +55,7 @@ def merge_ids(
         if not (drop_duplicates and is_equal):
             raise _duplicate_error(new, one, other, drop_duplicates)
         dropped.append(other)
-    for row, known, is_equal in _known_before(new, ids, before, committed):
+    for row, known, is_equal in _repeated_from_earlier(new, ids, before, committed):
         if not (drop_duplicates and is_equal):
             raise _known_id_error(new, row, known, drop_duplicates)
         dropped.append(row)
@@ -68,13 +68,13 @@ def merge_ids(
 class _NewRows:
     """The rows that a generation adds, with their numbers in the corpus."""
 
-    def __init__(self, draft: Draft, committed: Mapping[str, Part], first_row: int):
+    def __init__(self, draft: Draft, committed: Mapping[str, ArtifactPart], first_row: int):
         self.draft = draft
         self.parts = [part for name, part in committed.items() if name.startswith("part-")]
         self.starts = first_row + np.cumsum([0, *(part.rows for part in self.parts)])
         self.id_column = "document" if "split" in draft.config else "id"  # the ids of the source
 
-    def hash_files(self, committed: Mapping[str, Part]) -> list[tuple[Path, int]]:
+    def hash_files(self, committed: Mapping[str, ArtifactPart]) -> list[tuple[Path, int]]:
         """Returns the file of the hashes of each part, with the first row of the part."""
         files = [self.draft.local(committed[part.name.replace("part", "hashes")]) for part in self.parts]
         return list(zip(files, self.starts.tolist(), strict=False))
@@ -92,12 +92,12 @@ class _NewRows:
 
     def source_id(self, row: int) -> str:
         """Returns the id of a row in the source, for messages."""
-        index, offset = self._find(row)
-        return clip(self._table(index).column(self.id_column)[offset].as_py())
+        index, offset = self._locate(row)
+        return short_repr(self._table(index).column(self.id_column)[offset].as_py())
 
-    def place(self, row: int) -> str:
+    def file_and_line(self, row: int) -> str:
         """Returns `file:line` of a row; if a line can hold several rows (KILT), that of the first line of the part."""
-        index, offset = self._find(row)
+        index, offset = self._locate(row)
         part, table = self.parts[index], self._table(index)
         pieces, num_rows = part.facts["source"], part.rows
         if "document" in table.schema.names:
@@ -113,7 +113,7 @@ class _NewRows:
             offset -= rows
         raise AssertionError("a row beyond its part")
 
-    def _find(self, row: int) -> tuple[int, int]:
+    def _locate(self, row: int) -> tuple[int, int]:
         """Returns the number of the part of a row, and the row within it."""
         index = int(np.searchsorted(self.starts, row, side="right")) - 1
         return index, row - int(self.starts[index])
@@ -156,8 +156,8 @@ def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, i
                 yield one, other, first == second
 
 
-def _known_before(
-    new: _NewRows, ids: np.ndarray, before: Corpus, committed: Mapping[str, Part]
+def _repeated_from_earlier(
+    new: _NewRows, ids: np.ndarray, before: Corpus, committed: Mapping[str, ArtifactPart]
 ) -> Iterator[tuple[int, int, bool]]:
     """Yields new rows with the id of a passage of an earlier generation that is not deleted.
 
@@ -168,7 +168,7 @@ def _known_before(
     if "deleted" in committed:
         deleted = np.union1d(deleted, np.load(new.draft.local(committed["deleted"])))
     for artifact in before.generations:
-        files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.group("ids")]
+        files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
         positions, known = rows_with_hashes(files, ids[0])
         alive = ~np.isin(known, deleted)
         rows, known = ids[1][positions[alive]].astype(np.int64), known[alive]
@@ -185,14 +185,14 @@ def _duplicate_error(new: _NewRows, one: int, other: int, drops: bool) -> InputE
     columns = new.draft.config.get("columns")
     if columns and columns["id"] is None:
         return InputError(
-            f"{new.place(other)}: found the title and text of {new.place(one)}, expected distinct passages, since "
-            "their ids are hashes of title and text; remove one, give every passage an id, or leave the later one out "
-            "by parameter drop_duplicates"
+            f"{new.file_and_line(other)}: found the title and text of {new.file_and_line(one)}, "
+            "expected distinct passages, since their ids are hashes of title and text; remove one, give every "
+            "passage an id, or leave the later one out by parameter drop_duplicates"
         )
     difference = " with another title or text" if drops else ""
     return InputError(
-        f"{new.place(other)}: id {new.source_id(other)} comes a second time{difference}, first in {new.place(one)}; "
-        "rename or remove one and import again"
+        f"{new.file_and_line(other)}: id {new.source_id(other)} comes a second time{difference}, "
+        f"first in {new.file_and_line(one)}; rename or remove one and import again"
     )
 
 
@@ -200,6 +200,6 @@ def _known_id_error(new: _NewRows, row: int, known: int, drops: bool) -> InputEr
     """Returns the error for a row whose id the corpus already has. `drops`: equal rows are dropped, so these differ."""
     difference = " with another title or text" if drops else ""
     return InputError(
-        f"{new.place(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known}; "
+        f"{new.file_and_line(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known}; "
         "delete it in the same command to replace it, or leave the line out"
     )

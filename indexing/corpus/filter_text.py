@@ -46,7 +46,7 @@ def parse_filter_text(text: str, columns: Mapping[str, pa.DataType]) -> dict[str
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"filter: expected up to {MAX_CHARACTERS:,} characters, found {len(text):,}")
     parser = _Parser(text, columns)
-    document = parser.filter()
+    document = parser.parse_filter()
     if parser.kind != "end":
         raise parser.error("and, or, or the end")
     return document
@@ -59,27 +59,27 @@ class _Parser:
         self.text, self.columns, self.end, self.nested = text, columns, 0, 0
         self.advance()
 
-    def filter(self, separator: str = "or") -> dict[str, Any]:
+    def parse_filter(self, separator: str = "or") -> dict[str, Any]:
         """Reads a filter; with "and", a group."""
         terms: list[dict[str, Any]] = []
         while not terms or self.accept(separator):
-            terms.append(self.filter("and") if separator == "or" else self.term())
+            terms.append(self.parse_filter("and") if separator == "or" else self.parse_term())
         return terms[0] if len(terms) == 1 else {separator: terms}
 
-    def term(self) -> dict[str, Any]:
+    def parse_term(self) -> dict[str, Any]:
         is_negated = self.accept("not")
         if not is_negated and not self.accept("("):
-            return self.condition()
+            return self.parse_condition()
         self.nested += 1
         if self.nested > MAX_NESTED:
             raise self.error(f"up to {MAX_NESTED} levels of parentheses and not")
-        document = {"not": self.term()} if is_negated else self.filter()
+        document = {"not": self.parse_term()} if is_negated else self.parse_filter()
         if not is_negated:
             self.expect(")")
         self.nested -= 1
         return document
 
-    def condition(self) -> dict[str, Any]:
+    def parse_condition(self) -> dict[str, Any]:
         if self.is_word("and", "or", "in"):
             raise self.error("a field (in quotes if it has spaces), not or (")
         name = self.take("a field (in quotes if it has spaces), not or (")

@@ -67,13 +67,13 @@ class Filter:
         if not isinstance(document, Mapping):
             raise InputError(f"filter: expected a text or an object, found {type(document).__name__}")
         _check_size(document)
-        _Compiler(columns).test_of(document)
+        _Compiler(columns).compile_filter(document)
         return cls(canonical_json(document).decode())
 
     def rows(self, corpus: Corpus, first_row: int = 0, end: int | None = None) -> np.ndarray:
         """Returns the matching rows in [first_row, end), int64 ascending; deleted rows are excluded."""
         end = corpus.num_rows if end is None else end
-        test = _Compiler(filter_columns(corpus)).test_of(json.loads(self.text))
+        test = _Compiler(filter_columns(corpus)).compile_filter(json.loads(self.text))
         matching = [np.empty(0, np.int64)]
         for part in corpus.parts:
             low, high = max(first_row, part.first_row), min(end, part.end)
@@ -151,30 +151,30 @@ class _Compiler:
     def __init__(self, columns: Mapping[str, pa.DataType]):
         self.columns, self.num_conditions = columns, 0
 
-    def test_of(self, document: Mapping[str, Any]) -> Test:
+    def compile_filter(self, document: Mapping[str, Any]) -> Test:
         """Returns the test of a filter. Raises InputError for a bad one."""
         self.num_conditions += max(1, len(document))
         if self.num_conditions > _MAX_CONDITIONS:
             raise InputError(f"filter: expected up to {_MAX_CONDITIONS} conditions, found more")
         tests = [
-            self._group(name, condition) if name in GROUPS else self._condition(name, condition)
+            self._compile_group(name, condition) if name in GROUPS else self._compile_condition(name, condition)
             for name, condition in document.items()
         ]
-        return lambda table: _all([test(table) for test in tests]) if tests else np.ones(len(table), bool)
+        return lambda table: _and_masks([test(table) for test in tests]) if tests else np.ones(len(table), bool)
 
-    def _group(self, name: str, documents: Any) -> Test:
+    def _compile_group(self, name: str, documents: Any) -> Test:
         if name == "not":
             if not isinstance(documents, dict):
                 raise InputError(f"filter: not: expected a filter, an object, found {_shown(documents)}")
-            test = self.test_of(documents)
+            test = self.compile_filter(documents)
             return lambda table: ~test(table)
         if not isinstance(documents, list) or not documents or not all(isinstance(each, dict) for each in documents):
             raise InputError(f"filter: {name}: expected a list of filters, as objects, found {_shown(documents)}")
-        tests = [self.test_of(document) for document in documents]
-        combine = _all if name == "and" else _any
+        tests = [self.compile_filter(document) for document in documents]
+        combine = _and_masks if name == "and" else _or_masks
         return lambda table: combine([test(table) for test in tests])
 
-    def _condition(self, name: str, condition: Any) -> Test:
+    def _compile_condition(self, name: str, condition: Any) -> Test:
         if name not in self.columns:
             names = ", ".join(map(_quoted, self.columns)) or "none; riptide import-corpus --filters adds them"
             raise InputError(f"filter: {name[:100]!r} is no filter of this corpus; there are: {names}")
@@ -183,9 +183,9 @@ class _Compiler:
             return lambda table: _as_bools(pc.is_null(table.column(column)))
         if not pa.types.is_list(kind):
             conditions = _conditions(name, condition, kind)
-            return lambda table: _holds(table.column(column), conditions)
+            return lambda table: _conditions_hold(table.column(column), conditions)
         conditions = _conditions(name, condition, kind.value_type)
-        return lambda table: _holds_for_one(table.column(column).combine_chunks(), conditions)
+        return lambda table: _hold_for_one_value(table.column(column).combine_chunks(), conditions)
 
 
 def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str, Any]]:
@@ -193,18 +193,18 @@ def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str,
     if isinstance(condition, list):
         if not 1 <= len(condition) <= _MAX_CONDITIONS:
             raise InputError(f"filter: {name}: expected 1 to {_MAX_CONDITIONS} values, found {len(condition)}")
-        return [("in", pa.array([_value(name, value, kind) for value in condition], kind))]
+        return [("in", pa.array([_typed_value(name, value, kind) for value in condition], kind))]
     if not isinstance(condition, dict):
-        return [("in", pa.array([_value(name, condition, kind)], kind))]
+        return [("in", pa.array([_typed_value(name, condition, kind)], kind))]
     if not condition or set(condition) - set(_ORDER) or pa.types.is_boolean(kind):
         raise InputError(
             f"filter: {name}: expected a value, a list of values or bounds ({', '.join(_ORDER)}; none of "
             f"a bool), found {_shown(condition)}"
         )
-    return [(operator, pa.scalar(_value(name, value, kind), kind)) for operator, value in condition.items()]
+    return [(operator, pa.scalar(_typed_value(name, value, kind), kind)) for operator, value in condition.items()]
 
 
-def _value(name: str, value: Any, kind: pa.DataType) -> Any:
+def _typed_value(name: str, value: Any, kind: pa.DataType) -> Any:
     """Returns a JSON value in the type of a column. Raises InputError if it is of another type."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     fits = (
@@ -224,31 +224,31 @@ def _value(name: str, value: Any, kind: pa.DataType) -> Any:
     raise InputError(f"filter: {name}: expected values of type {type_name(kind)}, found {_shown(value)}")
 
 
-def _holds(values: pa.Array | pa.ChunkedArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
+def _conditions_hold(values: pa.Array | pa.ChunkedArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
     """Returns for which values all conditions hold: bool [n]. None holds for a missing value."""
-    return _all([_holds_one(values, operator, value) for operator, value in conditions])
+    return _and_masks([_compare_values(values, operator, value) for operator, value in conditions])
 
 
-def _holds_one(values: pa.Array | pa.ChunkedArray, operator: str, value: Any) -> np.ndarray:
+def _compare_values(values: pa.Array | pa.ChunkedArray, operator: str, value: Any) -> np.ndarray:
     if operator == "in":
         return _as_bools(pc.and_(pc.is_in(values, value_set=value), pc.is_valid(values)))
     return _as_bools(pc.fill_null(_ORDER[operator](values, value), False))
 
 
-def _holds_for_one(lists: pa.ListArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
+def _hold_for_one_value(lists: pa.ListArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
     """Returns which lists have a value for which all conditions hold: bool [lists]."""
-    holds = _holds(pc.list_flatten(lists), conditions)
+    holds = _conditions_hold(pc.list_flatten(lists), conditions)
     result = np.zeros(len(lists), bool)
     result[np.asarray(pc.list_parent_indices(lists))[holds]] = True
     return result
 
 
-def _all(masks: list[np.ndarray]) -> np.ndarray:
+def _and_masks(masks: list[np.ndarray]) -> np.ndarray:
     result: np.ndarray = np.logical_and.reduce(masks)
     return result
 
 
-def _any(masks: list[np.ndarray]) -> np.ndarray:
+def _or_masks(masks: list[np.ndarray]) -> np.ndarray:
     result: np.ndarray = np.logical_or.reduce(masks)
     return result
 

@@ -21,20 +21,20 @@ from indexing.corpus.duplicates import merge_ids
 from indexing.corpus.filters import check_field_names
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.listing import file_identity
-from indexing.files.raw import Lines, Piece, clip, no_rows_error
+from indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
 from indexing.files.rows import text_lines
-from indexing.files.splitting import Split
+from indexing.files.splitting import DocumentSplit
 from indexing.files.titles import title_facts
-from indexing.formats.chunking import Chunk, chunks
+from indexing.formats.chunking import CorpusChunk, cut_into_chunks
 from indexing.formats.format import CorpusFormat
 from indexing.formats.parse import check_filter_types, parse_corpus
-from indexing.formats.sources import Source
+from indexing.formats.sources import ImportSource
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.conflicts import describe_changes
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store, generation
-from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults
+from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
+from indexing.work.work import ArtifactTarget, Committed, ProgressCounter, StageDefaults, WorkDefaults, WorkUnit
 from retriever.errors import InputError
 
 FIRST_ROWS = 100  # parsed before a generation begins
@@ -49,7 +49,9 @@ class ImportOptions:
     filters: Mapping[str, str] = field(default_factory=dict)  # metadata field -> type of a column to filter by
     limit: int | None = None
     drop_duplicates: bool = False  # drop a passage if an earlier one has its id, title and text
-    split: Split | None = None  # how documents are split into passages; a later generation takes that of the first
+    split: DocumentSplit | None = (
+        None  # how documents are split into passages; a later generation takes that of the first
+    )
 
 
 class ImportCorpus(WorkDefaults):
@@ -60,7 +62,13 @@ class ImportCorpus(WorkDefaults):
     """
 
     def __init__(
-        self, store: Store, source: Source | None, options: ImportOptions, *, append: bool, delete: str | None = None
+        self,
+        store: Store,
+        source: ImportSource | None,
+        options: ImportOptions,
+        *,
+        append: bool,
+        delete: str | None = None,
     ):
         """Checks the options and the first rows.
 
@@ -77,12 +85,12 @@ class ImportCorpus(WorkDefaults):
         self.previous = store.generations("corpus")
         if self.previous:
             existing = self.previous[-1 if append or delete is not None else 0]
-            options = replace(options, filters=_same_filters(existing, self.previous[-1], options.filters))
+            options = replace(options, filters=_require_same_filters(existing, self.previous[-1], options.filters))
         else:
             check_field_names(options.filters)
         grows = append or delete is not None
         if self.previous and grows:
-            options = replace(options, split=_same_split(self.previous[0], options.split))
+            options = replace(options, split=_require_same_split(self.previous[0], options.split))
         check_filter_types(options.filters)
         self.source, self.options = source, options
         self.config: dict[str, Any] = {
@@ -120,11 +128,11 @@ class ImportCorpus(WorkDefaults):
             _parse_first_rows(source, options)
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the generation to be made. After bad input nothing of it counts, and the next import replaces it."""
         if self.complete:
             return []
-        target = Target(
+        target = ArtifactTarget(
             "corpus",
             generation(len(self.previous)),
             {"previous": self.previous[-1]} if self.previous else {},
@@ -158,11 +166,13 @@ class DeleteStage(StageDefaults):
         """The number of deleted passages."""
         return len(self.rows)
 
-    def units(self, committed: Committed) -> list[Unit]:
+    def units(self, committed: Committed) -> list[WorkUnit]:
         """Returns the one unit."""
-        return [Unit(("deleted",), len(self.rows), None)]
+        return [WorkUnit(("deleted",), len(self.rows), None)]
 
-    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+    def make(
+        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+    ) -> None:
         """Commits the rows."""
         draft.commit("deleted", ".npy", lambda path: save_array(self.rows, path), rows=len(self.rows))
         counter.count(len(self.rows))
@@ -172,23 +182,23 @@ class DeleteStage(StageDefaults):
 class ParseStage(StageDefaults):
     """The stage that parses the source, one unit for each chunk."""
 
-    source: Source
+    source: ImportSource
     options: ImportOptions
     title: str = "import"
     noun: str = "passages"
     total: int | None = None
 
-    def units(self, committed: Committed) -> Iterator[Unit]:
+    def units(self, committed: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each chunk, as a stream: the raw text of few chunks is in memory at a time."""
         options = self.options
-        for chunk in chunks(self.source, options.part_size, limit=options.limit, split=options.split):
+        for chunk in cut_into_chunks(self.source, options.part_size, limit=options.limit, split=options.split):
             names = (f"part-{chunk.index:05d}", f"hashes-{chunk.index:05d}")
             size = sum(len(piece.data) for piece in chunk.pieces if piece.data is not None)
             part = committed[0].get(names[0])
             rows = part.rows if part else sum(piece.rows for piece in chunk.pieces)
-            yield Unit(names, rows, chunk, size_bytes=size)
+            yield WorkUnit(names, rows, chunk, size_bytes=size)
 
-    def check(self, unit: Unit, parts: Sequence[Part]) -> None:
+    def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
         """Raises InputError if the raw lines have changed since the part was made from them."""
         pieces, part = unit.payload.pieces, parts[0]
         expected = {} if unit.payload.titles is None else title_facts(unit.payload.titles)
@@ -200,7 +210,7 @@ class ParseStage(StageDefaults):
                 "from the beginning"
             )
 
-    def rows_of(self, unit: Unit, result: int) -> int:
+    def rows_of(self, unit: WorkUnit, result: int) -> int:
         """Returns the number of passages of a chunk; a page of KILT or a document that is split has several."""
         return result
 
@@ -216,10 +226,10 @@ class ParseTask:
     draft: Draft
     format: CorpusFormat
     filters: Mapping[str, str]
-    split: Split | None
-    resources: Resources = PYTHON_CORE
+    split: DocumentSplit | None
+    resources: WorkerResources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[Unit, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], int]:
         """Returns the worker."""
         return lambda unit, report: import_part(unit.payload, self.draft, self.format, self.filters, self.split)
 
@@ -234,7 +244,7 @@ class MergeIdsStage(StageDefaults):
     noun: str = "ids"
     total: int | None = None
 
-    def units(self, committed: Committed) -> list[Unit]:
+    def units(self, committed: Committed) -> list[WorkUnit]:
         """Returns a unit for each bucket. Raises InputError if there are no passages, or a filter without values."""
         if not self.before.generations:
             parts = [part.facts for name, part in committed[0].items() if name.startswith("part-")]
@@ -245,7 +255,7 @@ class MergeIdsStage(StageDefaults):
         buckets = num_buckets(total)
         kinds = ("ids", "dropped") if self.options.drop_duplicates else ("ids",)
         return [
-            Unit(tuple(f"{kind}-{bucket:05d}" for kind in kinds), total // buckets, (bucket, buckets))
+            WorkUnit(tuple(f"{kind}-{bucket:05d}" for kind in kinds), total // buckets, (bucket, buckets))
             for bucket in range(buckets)
         ]
 
@@ -259,27 +269,27 @@ class MergeIdsTask:
     """Merges a bucket of ids and commits it."""
 
     draft: Draft
-    committed: Mapping[str, Part]
+    committed: Mapping[str, ArtifactPart]
     previous: Sequence[Artifact]
     drop_duplicates: bool
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker."""
         return self._merge
 
-    def _merge(self, unit: Unit, report: Report) -> None:
+    def _merge(self, unit: WorkUnit, report: Report) -> None:
         bucket, buckets = unit.payload
         merge_ids(bucket, self.draft, self.committed, self.previous, buckets, drop_duplicates=self.drop_duplicates)
 
 
 def import_part(
-    chunk: Chunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str], split: Split | None
+    chunk: CorpusChunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str], split: DocumentSplit | None
 ) -> int:
     """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages."""
     table = parse_corpus(format, chunk, filters, split)
     pieces = [[piece.file, piece.first_line, piece.rows, hash_lines(piece)] for piece in chunk.pieces]
-    facts: dict[str, Any] = {"source": pieces, **filter_facts(table, filters)}
+    facts: dict[str, Any] = {"source": pieces, **unused_filter_facts(table, filters)}
     if chunk.titles is not None:
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:
@@ -293,13 +303,13 @@ def import_part(
     return len(table)
 
 
-def _parse_first_rows(source: Source, options: ImportOptions) -> None:
+def _parse_first_rows(source: ImportSource, options: ImportOptions) -> None:
     """Raises InputError if the source has no row, or if one of the first FIRST_ROWS rows is bad."""
-    first = next(chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS), split=options.split))
+    first = next(cut_into_chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS), split=options.split))
     parse_corpus(source.format, first, options.filters, options.split)
 
 
-def filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
+def unused_filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
     """Returns the filters without a value in a part and its metadata fields, as facts; {} if all have a value."""
     empty = sorted(name for name in filters if table[f"filter.{name}"].null_count == len(table))
     if not empty:
@@ -310,7 +320,7 @@ def filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:
 
 
 def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: Mapping[str, str]) -> None:
-    """Raises InputError for a filter without a value in any passage. facts: of all parts, from `filter_facts`.
+    """Raises InputError for a filter without a value in any passage. facts: of all parts, from `unused_filter_facts`.
 
     Appended passages are not checked. They may all lack a field: their column is null.
     """
@@ -325,7 +335,7 @@ def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: M
             )
 
 
-def _same_filters(existing: Artifact, latest: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
+def _require_same_filters(existing: Artifact, latest: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
     """Returns the filters of an existing generation.
 
     Raises:
@@ -340,9 +350,9 @@ def _same_filters(existing: Artifact, latest: Artifact, filters: Mapping[str, st
     return own
 
 
-def _same_split(first: Artifact, split: Split | None) -> Split | None:
+def _require_same_split(first: Artifact, split: DocumentSplit | None) -> DocumentSplit | None:
     """Returns how the first generation is split, which holds for all later ones. Refuses another split."""
-    existing = Split(**first.config["split"]) if "split" in first.config else None
+    existing = DocumentSplit(**first.config["split"]) if "split" in first.config else None
     if split is not None and split != existing:
         actual = f"with {existing}" if existing else "without parameter split_words"
         raise InputError(
@@ -351,7 +361,7 @@ def _same_split(first: Artifact, split: Split | None) -> Split | None:
     return existing
 
 
-def hash_lines(piece: Piece) -> str:
+def hash_lines(piece: FilePiece) -> str:
     """Returns a hash of the raw lines of a piece; "" for Parquet, whose rows only the worker reads."""
     return xxhash.xxh3_128_hexdigest(piece.data) if piece.data is not None else ""
 
@@ -372,7 +382,7 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
         unknown = np.flatnonzero(firsts < 0)
         if len(unknown) and not num_unknown:
             line = int(unknown[0])
-            first = f"{delete}:{piece.first_line + line}: id {clip(ids[line])}"
+            first = f"{delete}:{piece.first_line + line}: id {short_repr(ids[line])}"
         num_unknown += len(unknown)
         deleted.append(np.concatenate(list(map(np.arange, firsts, ends))))
     if not deleted:

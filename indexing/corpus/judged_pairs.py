@@ -47,7 +47,7 @@ class JudgedPairs:
     num_queries: int
 
 
-def judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int | None = None) -> JudgedPairs:
+def read_judged_pairs(corpus: Corpus, queries: Queries, split: str, limit: int | None = None) -> JudgedPairs:
     """Returns the queries of a split that have a relevant passage in the corpus.
 
     Args:

@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from indexing.corpus.corpus import Corpus, open_table, write_table
 from indexing.corpus.filters import check_field_names
-from indexing.corpus.importing import filter_facts, refuse_filters_without_values
+from indexing.corpus.importing import refuse_filters_without_values, unused_filter_facts
 from indexing.files.columns import value_at
-from indexing.formats.parse import FILTER_TYPES, check_filter_types, filter_value, typed_field
+from indexing.formats.parse import FILTER_TYPES, check_filter_types, convert_field, convert_filter_value
 from indexing.formats.registry import find_format
 from indexing.store.artifact import Draft
 from indexing.store.chain import RowPart
 from indexing.store.store import Store, generation
-from indexing.work.tasks import PYTHON_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit, WorkDefaults
+from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
+from indexing.work.work import ArtifactTarget, Committed, Progress, StageDefaults, WorkDefaults, WorkUnit
 from retriever.errors import InputError
 
 
@@ -54,13 +54,17 @@ class AddFilters(WorkDefaults):
         }
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the generation. After bad input nothing of it counts, and the next command replaces it."""
         if self.complete:
             return []
         generations = self.before.generations
         inputs = {"previous": generations[-1]}
-        return [Target("corpus", generation(len(generations)), inputs, self.config, by_content=True, fails_whole=True)]
+        return [
+            ArtifactTarget(
+                "corpus", generation(len(generations)), inputs, self.config, by_content=True, fails_whole=True
+            )
+        ]
 
     @property
     def stages(self) -> list[FilterStage]:
@@ -86,10 +90,10 @@ class FilterStage(StageDefaults):
         """The number of passages."""
         return self.before.num_rows
 
-    def units(self, committed: Committed) -> list[Unit]:
+    def units(self, committed: Committed) -> list[WorkUnit]:
         """Returns a unit for each part of passages."""
         parts = enumerate(self.before.parts)
-        return [Unit((f"filters-{number:05d}",), part.part.rows, part) for number, part in parts]
+        return [WorkUnit((f"filters-{number:05d}",), part.part.rows, part) for number, part in parts]
 
     def task(self, drafts: Sequence[Draft]) -> FilterTask:
         """Returns the task of a worker."""
@@ -102,17 +106,17 @@ class FilterTask:
 
     draft: Draft
     filters: Mapping[str, str]
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker."""
         return self._make
 
-    def _make(self, unit: Unit, report: Report) -> None:
+    def _make(self, unit: WorkUnit, report: Report) -> None:
         part: RowPart = unit.payload
         passages = open_table(part)
         table = pa.table(columns_of_metadata(part, passages, self.filters))
-        facts = filter_facts(table.append_column("metadata", passages["metadata"]), self.filters)
+        facts = unused_filter_facts(table.append_column("metadata", passages["metadata"]), self.filters)
         self.draft.commit(unit.names[0], ".arrow", lambda path: write_table(table, path), rows=len(table), **facts)
 
 
@@ -133,8 +137,8 @@ def columns_of_metadata(part: RowPart, passages: pa.Table, filters: Mapping[str,
     for id, metadata in zip(passages["id"].to_pylist(), passages["metadata"].to_pylist(), strict=True):
         fields = orjson.loads(metadata) if metadata else {}
         for name, kind in filters.items():
-            value = typed_field(value_at(fields, name), kind) if is_text else value_at(fields, name)
-            columns[name].append(filter_value(partial(_refused_value_error, id), name, kind, value))
+            value = convert_field(value_at(fields, name), kind) if is_text else value_at(fields, name)
+            columns[name].append(convert_filter_value(partial(_refused_value_error, id), name, kind, value))
     return {f"filter.{name}": pa.array(columns[name], FILTER_TYPES[kind]) for name, kind in filters.items()}
 
 

@@ -17,21 +17,29 @@ from indexing.corpus.corpus import Corpus, write_table
 from indexing.corpus.hold_out import HoldOut
 from indexing.files.listing import file_identity
 from indexing.files.qrels import read_qrels
-from indexing.files.raw import clip
+from indexing.files.raw import short_repr
 from indexing.formats.parse import read_queries
-from indexing.formats.sources import Source
+from indexing.formats.sources import ImportSource
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.conflicts import describe_changes
 from indexing.store.store import Store, artifact_key
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Runner
-from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults, run_work
+from indexing.work.work import (
+    ArtifactTarget,
+    Committed,
+    ProgressCounter,
+    StageDefaults,
+    WorkDefaults,
+    WorkUnit,
+    run_work,
+)
 from retriever.errors import InputError, printable
 
 ALL = "all"  # the split that every query set has: all of its queries
 
 
-class Split(NamedTuple):
+class SplitQueries(NamedTuple):
     """The queries of a split, in the order of their file."""
 
     ids: list[str]
@@ -54,11 +62,12 @@ class Queries:
     def table(self) -> pa.Table:
         """The queries as columns id, text, metadata (JSON text or "")."""
         parts = [
-            pa.ipc.open_file(pa.memory_map(str(self.artifact.local(p)))).read_all() for p in self.artifact.group("part")
+            pa.ipc.open_file(pa.memory_map(str(self.artifact.local(p)))).read_all()
+            for p in self.artifact.numbered_parts("part")
         ]
         return pa.concat_tables(parts)
 
-    def split(self, split: str, limit: int | None = None) -> Split:
+    def split(self, split: str, limit: int | None = None) -> SplitQueries:
         """Returns the queries that the qrels of a split judge, in the order of their file.
 
         Args:
@@ -72,7 +81,7 @@ class Queries:
         if split != ALL:
             table = table.filter(pc.is_in(table["id"], self.qrels(split)["query_id"].combine_chunks().unique()))
         table = table.slice(0, limit)
-        return Split(table["id"].to_pylist(), table["text"].to_pylist())
+        return SplitQueries(table["id"].to_pylist(), table["text"].to_pylist())
 
     def qrels(self, split: str) -> pa.Table:
         """Returns the judgements of a split: columns query_id, corpus_id, score (int32).
@@ -103,7 +112,7 @@ class JudgedQueries:
     qrels: Mapping[str, pa.Table]
 
 
-def read_judged_queries(source: Source, *, limit: int | None = None, partial: bool = False) -> JudgedQueries:
+def read_judged_queries(source: ImportSource, *, limit: int | None = None, partial: bool = False) -> JudgedQueries:
     """Reads the query and qrels files of a source and checks all that needs no corpus.
 
     Args:
@@ -133,7 +142,7 @@ def read_judged_queries(source: Source, *, limit: int | None = None, partial: bo
 
 def import_queries(
     store: Store,
-    source: Source,
+    source: ImportSource,
     name: str,
     *,
     limit: int | None = None,
@@ -165,29 +174,29 @@ def import_queries(
     artifact_key("queries", name)
     check_splits(source)
     corpus = Corpus.open(store)
-    if (existing := complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
+    if (existing := find_complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
         return existing
-    config = _config(source, limit, hold_out)
+    config = _queries_config(source, limit, hold_out)
     partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
     judged = judged or read_judged_queries(source, limit=limit, partial=partial)
     qrels = {
-        split: _checked_qrels(source.qrels[split], table, corpus, partial) for split, table in judged.qrels.items()
+        split: _known_judgements(source.qrels[split], table, corpus, partial) for split, table in judged.qrels.items()
     }
     if hold_out:
         qrels = hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
-    target = Target("queries", name, inputs, config, by_content=True)
+    target = ArtifactTarget("queries", name, inputs, config, by_content=True)
     run_work(store, CommitQueries(target, judged.queries, qrels), LocalRunner(cores=1))
     return Queries.open(store, name)
 
 
-def complete_queries(
-    store: Store, source: Source, name: str, *, limit: int | None = None, hold_out: HoldOut | None = None
+def find_complete_queries(
+    store: Store, source: ImportSource, name: str, *, limit: int | None = None, hold_out: HoldOut | None = None
 ) -> Queries | None:
     """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
     if name not in store.names("queries"):
         return None
-    existing, config = Queries.open(store, name), _config(source, limit, hold_out)
+    existing, config = Queries.open(store, name), _queries_config(source, limit, hold_out)
     if existing.artifact.config != config:
         changed = describe_changes(existing.artifact.config, config)
         raise InputError(
@@ -197,7 +206,7 @@ def complete_queries(
     return existing
 
 
-def _config(source: Source, limit: int | None, hold_out: HoldOut | None) -> dict[str, Any]:
+def _queries_config(source: ImportSource, limit: int | None, hold_out: HoldOut | None) -> dict[str, Any]:
     """Returns the configuration of a query set."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
     identities = [file_identity(file) for file in files]
@@ -217,14 +226,14 @@ def _config(source: Source, limit: int | None, hold_out: HoldOut | None) -> dict
 class CommitQueries(WorkDefaults, StageDefaults):
     """The work that commits checked queries and their judgements, by split, as one unit."""
 
-    target: Target
+    target: ArtifactTarget
     queries: pa.Table
     qrels: Mapping[str, pa.Table]
     title: str = "import queries"
     noun: str = "queries"
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the query set."""
         return [self.target]
 
@@ -238,12 +247,14 @@ class CommitQueries(WorkDefaults, StageDefaults):
         """The number of queries."""
         return len(self.queries)
 
-    def units(self, committed: Committed) -> list[Unit]:
+    def units(self, committed: Committed) -> list[WorkUnit]:
         """Returns the one unit."""
         splits = (f"qrels-{split}" for split, table in self.qrels.items() if len(table))
-        return [Unit(("part-00000", *splits), len(self.queries), None)]
+        return [WorkUnit(("part-00000", *splits), len(self.queries), None)]
 
-    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+    def make(
+        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+    ) -> None:
         """Commits the missing tables."""
         for name in missing:
             if name == "part-00000":
@@ -254,7 +265,7 @@ class CommitQueries(WorkDefaults, StageDefaults):
         counter.count(unit.rows)
 
 
-def check_splits(source: Source) -> None:
+def check_splits(source: ImportSource) -> None:
     """Raises InputError if the split name of a judgements file is not a valid file name in a store."""
     for split, file in source.qrels.items():
         try:
@@ -282,7 +293,7 @@ def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
     return lambda path: pq.write_table(table, path, compression="zstd")
 
 
-def _checked_qrels(file: str, qrels: pa.Table, corpus: Corpus, partial: bool) -> pa.Table:
+def _known_judgements(file: str, qrels: pa.Table, corpus: Corpus, partial: bool) -> pa.Table:
     """Returns the judgements of a file restricted to known passages. Unless `partial`, an unknown one is an error.
 
     In a split corpus, documents are judged.
@@ -301,7 +312,7 @@ def _refuse_unknown(file: str, qrels: pa.Table, column: str, known: np.ndarray, 
     first = int(np.flatnonzero(~known)[0])
     more = int((~known).sum()) - 1
     raise InputError(
-        f"{file}:{qrels['line'][first]}: judges {what} {clip(qrels[column][first].as_py())}, which is not in "
+        f"{file}:{qrels['line'][first]}: judges {what} {short_repr(qrels[column][first].as_py())}, which is not in "
         f"{where}{f' (and {more} more lines like it)' if more else ''}; add the {what} or remove the line"
     )
 
@@ -324,23 +335,24 @@ def _without_repetitions(file: str, qrels: pa.Table) -> pa.Table:
         first, second = int(order[at]), int(order[at + 1])
         query, passage = qrels["query_id"][second].as_py(), qrels["corpus_id"][second].as_py()
         raise InputError(
-            f"{file}:{qrels['line'][second]}: judges query {clip(query)} and passage {clip(passage)} with score "
-            f"{scores[second]}, line {qrels['line'][first]} with score {scores[first]}, expected one score; remove "
-            "one of the lines"
+            f"{file}:{qrels['line'][second]}: judges query {short_repr(query)} and passage {short_repr(passage)} with "
+            f"score {scores[second]}, line {qrels['line'][first]} with score {scores[first]}, expected one score; "
+            "remove one of the lines"
         )
     repeated = np.zeros(len(order), bool)
     repeated[order[1:][same]] = True
     return qrels.filter(pa.array(~repeated)) if repeated.any() else qrels
 
 
-def _refuse_repeated_ids(source: Source, ids: Sequence[str]) -> None:
+def _refuse_repeated_ids(source: ImportSource, ids: Sequence[str]) -> None:
     """Raises InputError if a query id occurs twice."""
     seen: dict[str, int] = {}
     for number, id in enumerate(ids, 1):
         if id in seen:
             name = Path(source.queries[0]).name if len(source.queries) == 1 else source.name
             raise InputError(
-                f"{name}: query id {clip(id)} comes a second time (as query {number}, first as {seen[id]}); rename one"
+                f"{name}: query id {short_repr(id)} comes a second time (as query {number}, first as {seen[id]}); "
+                "rename one"
             )
         seen[id] = number
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, Documents
+from indexing.corpus.corpus import Corpus, DocumentNumbers
 from indexing.corpus.filters import Filter
 from indexing.store.chain import RowPart, RowRange
 
 FILTERS = 64  # filters whose matching rows are cached
 
 
-class Matches:
+class MatchingRows:
     """The rows of one range that match a filter, with a cache of the latest filters. Thread-safe."""
 
     def __init__(self, corpus: Corpus, range: RowRange):
@@ -51,7 +51,7 @@ class OpenPassages:
         self._starts = [part.first_row for part in parts]
         names = ["id", "title", "text", "metadata", *(["document", "start", "end"] if corpus.is_split else [])]
         self._columns = [[table.column(name) for name in names] for table in map(corpus.table, parts)]
-        self._documents = Documents(parts if corpus.is_split else [])
+        self._documents = DocumentNumbers(parts if corpus.is_split else [])
         self._documents.numbers(np.empty(0, np.int64))  # reads the documents now, not in the first search
 
     def fetch(self, rows: np.ndarray) -> list[tuple[Any, ...]]:
@@ -62,7 +62,7 @@ class OpenPassages:
             document, and the characters of its text at which the passage starts and ends.
         """
         passages = []
-        for row in self._within(rows).tolist():
+        for row in self._rows_in_range(rows).tolist():
             number = bisect.bisect_right(self._starts, row) - 1
             local = row - self._starts[number]
             passages.append((row, *(column[local].as_py() for column in self._columns[number])))
@@ -70,8 +70,8 @@ class OpenPassages:
 
     def documents(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns those of the rows, int64 [n], that are in the range, and the number of the document of each."""
-        rows = self._within(rows)
+        rows = self._rows_in_range(rows)
         return rows, self._documents.numbers(rows)
 
-    def _within(self, rows: np.ndarray) -> np.ndarray:
+    def _rows_in_range(self, rows: np.ndarray) -> np.ndarray:
         return rows[(rows >= self.rows.first) & (rows < self.rows.end)]

@@ -19,18 +19,18 @@ from indexing.dense.faiss_index import (
     train_quantizer,
     write_index,
 )
-from indexing.dense.index import Index, Shard
+from indexing.dense.index import Index, IndexShard
 from indexing.dense.searching import merge_results, search_exact
 from indexing.dense.shard import OpenShard, OpenShards
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.kind import IndexOptions
 from indexing.exact import Hits
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork, count_shards
-from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Progress, TaskStage, Unit, check_same_options, shard_units
+from indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, Report, Runner, WorkerResources
+from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_options, shard_units
 
 SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
 SAMPLE_PARTS = 256  # the training sample is drawn from at most so many parts
@@ -68,7 +68,7 @@ class BuildIndex(GrowingWork):
         first = self.previous[0].config if self.previous else None
         factory = options.factory
         if factory == "auto":
-            factory = first["factory"] if first else _chosen_factory(embeddings, options)
+            factory = first["factory"] if first else _choose_factory(embeddings, options)
         check_factory(factory, embeddings.dim)
         self.config: dict[str, Any] = {
             "embeddings": embeddings.name,
@@ -97,7 +97,7 @@ class BuildIndex(GrowingWork):
         if self.previous:
             return [fill]
         size = training_size(self.factory, self.embeddings.num_rows)
-        trained = [Unit(("quantizer",), size, self.factory)]
+        trained = [WorkUnit(("quantizer",), size, self.factory)]
         return [TaskStage(f"train {self.factory}", "vectors", trained, self._train_task), fill]
 
     def _train_task(self, drafts: Sequence[Draft]) -> TrainTask:
@@ -126,7 +126,7 @@ class BuildIndex(GrowingWork):
         shards = list(Index(self.name, self.previous).shards) if self.previous else []
         for part in draft.committed().values():
             if part.name.startswith("shard-"):
-                shards.append(Shard(draft, part, part.facts["first_row"], part.facts["end"]))
+                shards.append(IndexShard(draft, part, part.facts["first_row"], part.facts["end"]))
         own_rows = draw_queries(self.end, SAMPLE_QUERIES, SEED)
         queries = self.embeddings.take(own_rows).astype(np.float32)
         width = min(201, self.end)
@@ -136,17 +136,17 @@ class BuildIndex(GrowingWork):
             rows_by_depth = candidates_by_depth(shards, self.embeddings, queries, width, nprobe, runner)
             return {depth: without_own_row(rows, own_rows) for depth, rows in rows_by_depth.items()}
 
-        return choose_setting(
+        return choose_search_parameters(
             search, without_own_row(exact.rows, own_rows), max(1, num_lists(self.factory)), self.recall
         )
 
 
-def _chosen_factory(embeddings: Embeddings, options: IndexOptions) -> str:
+def _choose_factory(embeddings: Embeddings, options: IndexOptions) -> str:
     """Returns the factory of a new index. Raises InputError if none fits the memory."""
     return choose_factory(embeddings.num_rows, embeddings.dim, options.recall, options.memory_bytes, options.shards)
 
 
-def choose_setting(
+def choose_search_parameters(
     search: Callable[[int], Mapping[int, np.ndarray]], truth: np.ndarray, max_nprobe: int, recall: float
 ) -> SearchSetting:
     """Returns the smallest nprobe (a power of two), then the smallest depth, that reach a recall@100.
@@ -186,13 +186,13 @@ class TrainTask:
     draft: Draft
     embeddings: Embeddings
     threads: int
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker."""
         return self._train
 
-    def _train(self, unit: Unit, report: Report) -> None:
+    def _train(self, unit: WorkUnit, report: Report) -> None:
         factory = unit.payload
         rows = sample_rows(self.embeddings, training_size(factory, self.embeddings.num_rows))
         sample = self.embeddings.take(rows).astype(np.float32)
@@ -221,15 +221,15 @@ class FillTask:
 
     draft: Draft
     embeddings: Embeddings
-    quantizer: tuple[Artifact | Draft, Part]
-    resources: Resources = ONE_CORE
+    quantizer: tuple[Artifact | Draft, ArtifactPart]
+    resources: WorkerResources = ONE_CORE
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker."""
         return self._fill
 
-    def _fill(self, unit: Unit, report: Report) -> None:
+    def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
         owner, part = self.quantizer
@@ -250,7 +250,7 @@ def report_rows(pieces: Iterable[np.ndarray], report: Report) -> Iterator[np.nda
 
 
 def candidates_by_depth(
-    shards: Sequence[Shard], embeddings: Embeddings, queries: np.ndarray, k: int, nprobe: int, runner: Runner
+    shards: Sequence[IndexShard], embeddings: Embeddings, queries: np.ndarray, k: int, nprobe: int, runner: Runner
 ) -> dict[int, np.ndarray]:
     """Returns the rows of the best k over all shards, int64 [q, k], for each of DEPTHS.
 
@@ -270,16 +270,20 @@ class SearchDepthsTask:
     k: int
     nprobe: int
     depths: Sequence[int]
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[Shard, Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
         """Returns the worker."""
 
-        def probe(shard: Shard, report: Report) -> Hits:
+        def probe(shard: IndexShard, report: Report) -> Hits:
             index = read_index(shard.artifact.local(shard.part))
             open_shard = OpenShard(self.embeddings, shard.first_row, shard.end, index=index)
-            rows = open_shard.candidates(self.queries, max(self.depths), nprobe=self.nprobe, threads=place.cores)
-            hits = [open_shard.rescore(self.queries, rows[:, :depth], self.k, place.cores) for depth in self.depths]
+            rows = open_shard.find_candidates(
+                self.queries, max(self.depths), nprobe=self.nprobe, threads=allocation.cores
+            )
+            hits = [
+                open_shard.rescore(self.queries, rows[:, :depth], self.k, allocation.cores) for depth in self.depths
+            ]
             return Hits(*(np.concatenate(arrays) for arrays in zip(*hits, strict=True)))
 
         return probe

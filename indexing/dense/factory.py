@@ -31,10 +31,10 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
         memory_bytes = 1 << 62
     if num_vectors < SMALL and num_vectors * (4 * dim + 16) <= memory_bytes:
         return "Flat"
-    count = _lists_for(num_vectors)
+    count = _choose_num_lists(num_vectors)
     lists, links = (f"IVF{count}", 0) if count < 32_768 else (f"IVF{count}_HNSW32", 2 * 32 * 4)
     centroids = (4 * dim + links) * count * shards
-    codes = _codes(dim, recall)
+    codes = _candidate_codes(dim, recall)
     for code, code_bytes in codes:
         if centroids + num_vectors * (code_bytes + 8) <= memory_bytes:
             return f"{lists},{code}"
@@ -44,14 +44,14 @@ def choose_factory(num_vectors: int, dim: int, recall: float, memory_bytes: int 
     )
 
 
-def _lists_for(num_vectors: int) -> int:
+def _choose_num_lists(num_vectors: int) -> int:
     """Returns a power of two near 4 sqrt(n), with enough vectors to train each centroid."""
     preferred = 2 ** round(math.log2(4 * math.sqrt(num_vectors)))
     most = 2 ** int(math.log2(max(2, num_vectors / 39)))
     return min(preferred, most, 1 << 18)
 
 
-def _codes(dim: int, recall: float) -> list[tuple[str, int]]:
+def _candidate_codes(dim: int, recall: float) -> list[tuple[str, int]]:
     """Returns (code, bytes per vector), from the code with the best recall to the smallest one."""
     one_bit = ("RaBitQ", dim // 8 + 8)
     codes = [one_bit] if recall <= 0.99 else [("SQ8", dim), one_bit]

@@ -142,7 +142,7 @@ def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, thr
     if not is_list_index or isinstance(_inner_index(index), faiss.IndexIVFFastScan):
         index = index if is_list_index else faiss.IndexIDMap2(index)
         with _threads(1):
-            for row, block in _blocks(parts, first_row, index.d):
+            for row, block in _read_blocks(parts, first_row, index.d):
                 index.add_with_ids(*_check_block(row, block))
         return index
     workers = threads or available_threads()
@@ -160,7 +160,7 @@ def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, thr
 
     with ThreadPoolExecutor(workers, thread_name_prefix="fill") as pool:
         pending: deque[Future[Any]] = deque()
-        for row, block in _blocks(parts, first_row, index.d):
+        for row, block in _read_blocks(parts, first_row, index.d):
             if not spare:
                 merge(pending.popleft().result())
             pending.append(pool.submit(add, spare.pop(), row, block))
@@ -169,7 +169,7 @@ def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, thr
     return index
 
 
-def _blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[tuple[int, np.ndarray]]:
+def _read_blocks(parts: Iterable[np.ndarray], first_row: int, dim: int) -> Iterator[tuple[int, np.ndarray]]:
     """Yields (first row, vectors) of blocks of at most ADD_ROWS rows, which are cut alike for any number of threads."""
     row = first_row
     for part in parts:

@@ -9,16 +9,16 @@ from typing import Any
 from indexing.embeddings.embeddings import Embeddings
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import open_chain
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 
 
 @dataclass(frozen=True)
-class Shard:
+class IndexShard:
     """One FAISS file, which holds the rows [first_row, end)."""
 
     artifact: Artifact | Draft
-    part: Part
+    part: ArtifactPart
     first_row: int
     end: int
 
@@ -30,9 +30,9 @@ class Index:
         self.name = name
         self.generations = list(generations)
         self.shards = [
-            Shard(artifact, part, part.facts["first_row"], part.facts["end"])
+            IndexShard(artifact, part, part.facts["first_row"], part.facts["end"])
             for artifact in generations
-            for part in artifact.group("shard")
+            for part in artifact.numbered_parts("shard")
         ]
         self.num_rows = self.shards[-1].end if self.shards else 0
         self.factory: str = generations[0].config["factory"]
@@ -41,7 +41,7 @@ class Index:
         self.recall: dict[str, float] = generations[-1].notes["recall"]
 
     @property
-    def quantizer(self) -> tuple[Artifact, Part]:
+    def quantizer(self) -> tuple[Artifact, ArtifactPart]:
         """The trained, empty index that all shards were filled from."""
         return self.generations[0], self.generations[0].part("quantizer")
 

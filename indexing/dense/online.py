@@ -13,11 +13,11 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
-from indexing.corpus.row_ranges import Matches
-from indexing.dense.index import Index, Shard
+from indexing.corpus.row_ranges import MatchingRows
+from indexing.dense.index import Index, IndexShard
 from indexing.dense.shard import OpenShard
 from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, OpenPart, available_threads, merge_hits, no_hits, search_open
+from indexing.exact import Hits, OpenPart, available_threads, empty_hits, merge_hits, search_open_parts
 from indexing.exact import kernel as kernels
 from indexing.store.chain import RowRange
 
@@ -25,15 +25,15 @@ OPEN_ROWS = 200_000  # rows of a shard without an index up to which its vectors 
 PARALLEL_QUERIES = 8  # queries of a batch from which on the files of an index are searched by several threads
 
 
-def index_share(index: Index, rows: RowRange) -> list[Shard]:
+def shards_in_range(index: Index, rows: RowRange) -> list[IndexShard]:
     """Returns the shards of an index that belong to a range of rows."""
-    return index.shards[rows.share([(shard.first_row, shard.end) for shard in index.shards])]
+    return index.shards[rows.select_shards([(shard.first_row, shard.end) for shard in index.shards])]
 
 
-def dense_stretches(embeddings: Embeddings, index: Index | None, rows: RowRange) -> list[tuple[int, int]]:
+def searched_row_ranges(embeddings: Embeddings, index: Index | None, rows: RowRange) -> list[tuple[int, int]]:
     """Returns the rows that a DenseShard of a range searches, as (first row, end): of each shard of the index."""
     if index is not None:
-        return [(shard.first_row, shard.end) for shard in index_share(index, rows)]
+        return [(shard.first_row, shard.end) for shard in shards_in_range(index, rows)]
     return [(min(rows.first, embeddings.num_rows), min(rows.end, embeddings.num_rows))]
 
 
@@ -55,11 +55,11 @@ class DenseShard:
         self, corpus: Corpus, embeddings: Embeddings, index: Index | None, rows: RowRange, threads: int | None = None
     ):
         self.corpus, self.embeddings, self.index = corpus, embeddings, index
-        stretches = dense_stretches(embeddings, index, rows)
+        stretches = searched_row_ranges(embeddings, index, rows)
         if index is None:
             self._shards = [OpenShard(embeddings, first, end, corpus.deleted) for first, end in stretches]
         else:
-            self._shards = [OpenShard.open(shard, embeddings, corpus.deleted) for shard in index_share(index, rows)]
+            self._shards = [OpenShard.open(shard, embeddings, corpus.deleted) for shard in shards_in_range(index, rows)]
         cores = threads or available_threads()
         together = min(cores, len(self._shards))
         self._has_exact = any(shard.index is None for shard in self._shards)
@@ -67,7 +67,7 @@ class DenseShard:
             together = 1  # torch uses its own threads, whose number is a setting of the process
         self.threads = max(1, cores // max(1, together))  # of each file
         self._pool = ThreadPoolExecutor(together, thread_name_prefix="files") if together > 1 else None
-        self._matches = [Matches(corpus, RowRange(first, end)) for first, end in stretches]
+        self._matches = [MatchingRows(corpus, RowRange(first, end)) for first, end in stretches]
         is_small = sum(end - first for first, end in stretches) <= OPEN_ROWS
         self._parts = [
             [OpenPart(vectors, row, shard.deleted) for row, vectors in shard.pieces]
@@ -89,17 +89,24 @@ class DenseShard:
         def search(number: int) -> Hits:
             parts = self._parts[number]
             if parts is not None and filter is None:
-                return search_open(queries, parts, k)
+                return search_open_parts(queries, parts, k)
             return self._search(self._shards[number], self._matches[number], queries, k, filter, exact=exact)
 
         # Probing for a few queries takes less time than waking threads.
         is_parallel = len(queries) >= PARALLEL_QUERIES or self._has_exact
         run = self._pool.map if self._pool and is_parallel else map
         hits = list(run(search, range(len(self._shards))))
-        return merge_hits(hits, k) if hits else no_hits(len(queries), k)
+        return merge_hits(hits, k) if hits else empty_hits(len(queries), k)
 
     def _search(
-        self, shard: OpenShard, matches: Matches, queries: np.ndarray, k: int, filter: Filter | None, *, exact: bool
+        self,
+        shard: OpenShard,
+        matches: MatchingRows,
+        queries: np.ndarray,
+        k: int,
+        filter: Filter | None,
+        *,
+        exact: bool,
     ) -> Hits:
         allowed = None if filter is None else matches.rows(filter)
         if exact or self.index is None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.dense.index import Index, Shard
+from indexing.dense.index import Index, IndexShard
 from indexing.dense.shard import OpenShards
 from indexing.exact import Hits, merge_hits
 from indexing.store.chain import split_range
-from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
 
 STRETCH_ROWS = 500_000  # rows of one task at most, so that nodes that join find work
 
@@ -36,7 +36,7 @@ def search_exact(
         end: Search the rows [0, end); None: all rows.
     """
     task = SearchExactTask(shards, queries, k, allowed)
-    stretches = _stretches(shards.embeddings.num_rows if end is None else end)
+    stretches = _split_rows(shards.embeddings.num_rows if end is None else end)
     return merge_results((hits for _, hits in runner.run(task, stretches)), k)
 
 
@@ -48,14 +48,14 @@ class SearchExactTask:
     queries: np.ndarray
     k: int
     allowed: np.ndarray | None
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[tuple[int, int], Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[tuple[int, int], Report], Hits]:
         """Returns the worker."""
 
         def search(stretch: tuple[int, int], report: Report) -> Hits:
             open_shard = self.shards.rows(*stretch)
-            return open_shard.search_exact(self.queries, self.k, threads=place.cores, allowed=self.allowed)
+            return open_shard.search_exact(self.queries, self.k, threads=allocation.cores, allowed=self.allowed)
 
         return search
 
@@ -98,19 +98,19 @@ class SearchShardTask:
     allowed: np.ndarray | None
     nprobe: int
     depth: int
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[Shard, Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[IndexShard, Report], Hits]:
         """Returns the worker."""
 
-        def search(shard: Shard, report: Report) -> Hits:
+        def search(shard: IndexShard, report: Report) -> Hits:
             open_shard = self.shards.shard(shard)
             return open_shard.search(
                 self.queries,
                 self.k,
                 nprobe=self.nprobe,
                 depth=self.depth,
-                threads=place.cores,
+                threads=allocation.cores,
                 allowed=self.allowed,
             )
 
@@ -126,6 +126,6 @@ def merge_results(hits: Iterable[Hits], k: int) -> Hits:
     return best
 
 
-def _stretches(end: int) -> Sequence[tuple[int, int]]:
+def _split_rows(end: int) -> Sequence[tuple[int, int]]:
     """Splits the rows [0, end) into stretches of at most STRETCH_ROWS. The hits do not depend on the cut."""
     return split_range(0, end, max(1, -(-end // STRETCH_ROWS)))

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from indexing.dense.index import Shard
+from indexing.dense.index import IndexShard
 from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, exact_search, no_hits, rescore_pieces
+from indexing.exact import Hits, empty_hits, exact_search, rescore_pieces
 
 NONE_DELETED = np.empty(0, np.int64)
 EXACT_ROWS = 100_000  # allowed rows of a shard up to which all of them are scored
@@ -33,7 +33,7 @@ class OpenShard:
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
 
     @classmethod
-    def open(cls, shard: Shard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
+    def open(cls, shard: IndexShard, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED) -> OpenShard:
         """Opens a shard of an index. The rows of a Flat index are scored in the embeddings, with the faster kernel."""
         index = None
         if shard.artifact.config["factory"] != "Flat":
@@ -63,30 +63,30 @@ class OpenShard:
             allowed: Consider only these rows, int64, ascending, none of them deleted; None: all. Those of other shards
                 are ignored. Up to EXACT_ROWS of them are all scored.
         """
-        allowed = self._within(allowed)
+        allowed = self._rows_in_shard(allowed)
         if self.index is None or (allowed is not None and len(allowed) <= EXACT_ROWS):
             return self.search_exact(queries, k, threads=threads, allowed=allowed)
         if allowed is not None:
             nprobe = -(-nprobe * (self.end - self.first_row) // len(allowed))
-        rows = self.candidates(queries, depth, nprobe=nprobe, threads=threads, allowed=allowed)
+        rows = self.find_candidates(queries, depth, nprobe=nprobe, threads=threads, allowed=allowed)
         return self.rescore(queries, rows, k, threads)
 
     def search_exact(
         self, queries: np.ndarray, k: int, *, threads: int | None, allowed: np.ndarray | None = None
     ) -> Hits:
         """Returns the exact top k of each query; arguments as of `search`."""
-        allowed = self._within(allowed)
+        allowed = self._rows_in_shard(allowed)
         if allowed is None:
             return exact_search(queries, self.pieces, k, deleted=self.deleted, threads=threads)
         if not len(allowed):
-            return no_hits(len(queries), k)
+            return empty_hits(len(queries), k)
         if len(allowed) <= EXACT_ROWS:
             hits = exact_search(queries, [(0, self.embeddings.take(allowed))], k, threads=threads)
             return Hits(hits.scores, np.where(hits.rows >= 0, allowed[hits.rows], -1))
         others = np.setdiff1d(np.arange(self.first_row, self.end), allowed, assume_unique=True)
         return exact_search(queries, self.pieces, k, deleted=others, threads=threads)
 
-    def candidates(
+    def find_candidates(
         self, queries: np.ndarray, depth: int, *, nprobe: int, threads: int | None, allowed: np.ndarray | None = None
     ) -> np.ndarray:
         """Returns the candidates of the index, int64 [q, depth], -1 for none; arguments as of `search`."""
@@ -96,7 +96,7 @@ class OpenShard:
             self.index, queries, depth, nprobe=nprobe, deleted=self.deleted, allowed=allowed, threads=threads
         )
 
-    def _within(self, rows: np.ndarray | None) -> np.ndarray | None:
+    def _rows_in_shard(self, rows: np.ndarray | None) -> np.ndarray | None:
         """Returns those of some ascending rows that are in the shard."""
         return None if rows is None else rows[slice(*np.searchsorted(rows, [self.first_row, self.end]))]
 
@@ -133,7 +133,7 @@ class OpenShards:
                 self._open[key] = OpenShard(self.embeddings, first_row, end, self.deleted)
             return self._open[key]
 
-    def shard(self, shard: Shard) -> OpenShard:
+    def shard(self, shard: IndexShard) -> OpenShard:
         """Returns a shard of an index."""
         if self._open is None:
             return OpenShard.open(shard, self.embeddings, self.deleted)

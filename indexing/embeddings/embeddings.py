@@ -14,7 +14,7 @@ from indexing.embeddings.kind import PartTexts, VectorKind
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.store.chain import RowPart, parts_of_range, split_rows
 from retriever.errors import InputError
-from retriever.memory import human
+from retriever.memory import format_bytes
 
 
 class DenseKind(VectorKind):
@@ -46,7 +46,7 @@ class DenseKind(VectorKind):
         return f"vectors of {described['dim']}"
 
     def plan(self, described: Mapping[str, Any], rows: int) -> str:
-        return f"{rows:,} vectors, {human(rows * described['dim'] * 2)} of float16"
+        return f"{rows:,} vectors, {format_bytes(rows * described['dim'] * 2)} of float16"
 
 
 DENSE = DenseKind()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from indexing.store.artifact import Artifact
 from indexing.store.models import model_folder, resolve_model, stored_model, untied_sides_of
 from indexing.store.store import Store
-from retriever.errors import InputError, shortened
+from retriever.errors import InputError, shorten
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class EncoderSpec:
             )
         return str(Path(folder).expanduser() / side)
 
-    def folder_for(self, prompt: TaskPrompt) -> str:
+    def folder_for_prompt(self, prompt: TaskPrompt) -> str:
         """Returns the folder of the encoder that a prompt is put into: that of queries, if each side has its own.
 
         Raises:
@@ -103,12 +103,12 @@ class EncoderSpec:
         except InputError as error:  # the message names the folder of this node's cache
             raise InputError(str(error).replace(str(folder), artifact.url)) from error
 
-    def longest(self, side: Side) -> int | None:
+    def length_limit(self, side: Side) -> int | None:
         """Returns the largest limit of the tokens of a side's texts; None: any, as positions are relative."""
-        from retriever.model.files import resolve
+        from retriever.model.files import find_model_folder
         from retriever.model.recipe import read_recipe
 
-        positions, prompt = read_recipe(resolve(self.folder_of(side)), self.options).positions, self.prompt()
+        positions, prompt = read_recipe(find_model_folder(self.folder_of(side)), self.options).positions, self.prompt()
         return positions if positions is None or prompt is None else positions - prompt.offset(side)
 
     def describe(self, side: Side) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class EncoderSpec:
         settings = describe(self.folder_of(side), self.options)
         if side == "passage" and self.query_model:
             self._check_backbone(settings)
-        return task_config(settings, self.prompt(), side) | self._other_side(side)
+        return task_config(settings, self.prompt(), side) | self._other_side_fingerprint(side)
 
     def open(self, *, side: Side, device: str | None, threads: int | None = None) -> Encoder:
         """Loads the encoder of a side, with the task's prompt. The device is the one that the caller's runner assigned;
@@ -140,7 +140,7 @@ class EncoderSpec:
         """Returns the same as `describe`, for an open encoder, from the files of this node."""
         from retriever.prompts.table import task_config
 
-        return task_config(encoder.config, self.prompt(), side) | self._other_side(side)
+        return task_config(encoder.config, self.prompt(), side) | self._other_side_fingerprint(side)
 
     def inputs(self) -> dict[str, Artifact]:
         """Returns the artifacts of the store that the encoder consists of."""
@@ -159,7 +159,7 @@ class EncoderSpec:
                 f"({differ}): train it again over this one"
             )
 
-    def _other_side(self, side: Side) -> dict[str, str]:
+    def _other_side_fingerprint(self, side: Side) -> dict[str, str]:
         """Returns the fingerprint of the encoder of queries that belongs to an encoder of passages."""
         if side == "query" or not self.is_untied:
             return {}
@@ -168,7 +168,7 @@ class EncoderSpec:
         return {"query_encoder": fingerprint_of(describe(self.folder_of("query"), self.options))}
 
 
-def spec_of(store: Store, name: str | None, task: str | None, options: EncoderOptions) -> EncoderSpec:
+def find_encoder_spec(store: Store, name: str | None, task: str | None, options: EncoderOptions) -> EncoderSpec:
     """Returns the encoder that `--encoder NAME` or `--task T` names.
 
     A task is prompts/T, or models/T if it was fine-tuned. It has its own options, of which only dtype, compile and the
@@ -249,14 +249,16 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
         InputError: If the prompt was trained for another backbone, or with other settings that shape vectors, or if
             the backbone has too few positions for texts that start after it.
     """
-    from retriever.model.files import resolve
+    from retriever.model.files import find_model_folder
     from retriever.model.recipe import describe, read_recipe
-    from retriever.prompts.prompts import check_backbone, check_offsets
+    from retriever.prompts.prompts import check_backbone, check_prompt_positions
 
-    folder = spec.folder_for(prompt)
+    folder = spec.folder_for_prompt(prompt)
     described = describe(folder, spec.options)
     check_backbone(prompt, described)
-    check_offsets(read_recipe(resolve(folder), spec.options), {side: prompt.offset(side) for side in SIDES})
+    check_prompt_positions(
+        read_recipe(find_model_folder(folder), spec.options), {side: prompt.offset(side) for side in SIDES}
+    )
     prompt_settings = describe(folder, _with_free_settings(prompt.options, spec.options))
     if differ := describe_differences(described, prompt_settings):
         raise InputError(
@@ -267,4 +269,4 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
 
 def _format_value(value: Any) -> str:
     """Returns the value of a setting as messages show it."""
-    return shortened(repr(value), 40)
+    return shorten(repr(value), 40)

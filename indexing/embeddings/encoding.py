@@ -20,8 +20,8 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
 from indexing.store.store import Store, artifact_key, generation
 from indexing.topics.passages import PassageTopics, open_passage_topics
-from indexing.work.tasks import Place, Report, Resources, Runner
-from indexing.work.work import Progress, Target, TaskStage, Unit
+from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
+from indexing.work.work import ArtifactTarget, Progress, TaskStage, WorkUnit
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 
@@ -73,7 +73,7 @@ class EncodeCorpus:
         kind: VectorKind,
         name: str,
         *,
-        resources: Resources,
+        resources: WorkerResources,
         numerics: str,
         limit: int | None = None,
         allow_unknown_tokens: bool = False,
@@ -88,11 +88,11 @@ class EncodeCorpus:
         self.topics = open_passage_topics(store, spec.task) if spec.task is not None and has_topics else None
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns one generation of embeddings for each generation of the corpus."""
         own = self.spec.inputs()
         return [
-            Target(
+            ArtifactTarget(
                 "embeddings",
                 f"{self.name}/{generation(number)}",
                 {"corpus": artifact, **own, **self._topics_of(artifact)},
@@ -116,7 +116,7 @@ class EncodeCorpus:
             rows = min(part.part.rows, self.num_rows - part.first_row)
             if rows > 0:
                 names = (part.part.name,) if self.topics is None else (topics_name(part), part.part.name)
-                units.append(Unit(names, rows, index, target=numbers[part.artifact.key]))
+                units.append(WorkUnit(names, rows, index, target=numbers[part.artifact.key]))
         return [TaskStage("encode", "passages", units, self._encode_task)]
 
     def _encode_task(self, drafts: Sequence[Draft]) -> EncodeTask:
@@ -156,23 +156,23 @@ class EncodeTask:
     drafts: tuple[Draft, ...]
     spec: EncoderSpec
     kind: VectorKind
-    resources: Resources
+    resources: WorkerResources
     numerics: str
     allow_unknown_tokens: bool
     topics: PassageTopics | None = None
     reports: bool = True
 
-    def open(self, place: Place) -> EncodeWorker:
+    def open(self, allocation: Allocation) -> EncodeWorker:
         """Returns the worker. Raises InputError if its encoder or numerics class is not the pinned one."""
-        return EncodeWorker(self, place)
+        return EncodeWorker(self, allocation)
 
 
 class EncodeWorker:
     """An open encoder that takes two calls at once: one part is read or written while the other is encoded."""
 
-    def __init__(self, task: EncodeTask, place: Place):
+    def __init__(self, task: EncodeTask, allocation: Allocation):
         started = time.time()
-        self.task, self.place = task, place
+        self.task, self.allocation = task, allocation
         # The model runs in this one thread only. OpenMP keeps a pool of threads for each thread that calls it; if these
         # exceed the number of cores, its workers sleep between steps instead of spinning.
         self.model_thread = ThreadPoolExecutor(1, "riptide-model")
@@ -182,7 +182,7 @@ class EncodeWorker:
 
     def _open(self) -> Encoder:
         task, pinned = self.task, self.task.drafts[0]
-        encoder = task.spec.open(side="passage", device=self.place.device, threads=self.place.cores)
+        encoder = task.spec.open(side="passage", device=self.allocation.device, threads=self.allocation.cores)
         check_encoder(task.spec.config_of(encoder, "passage"), pinned.config["encoder"])
         if encoder.numerics != task.numerics:
             raise InputError(
@@ -191,7 +191,7 @@ class EncodeWorker:
             )
         return encoder
 
-    def __call__(self, unit: Unit, report: Report) -> PartDone:
+    def __call__(self, unit: WorkUnit, report: Report) -> PartDone:
         """Encodes and commits a part of the corpus.
 
         Raises:
@@ -214,7 +214,7 @@ class EncodeWorker:
             functools.partial(task.kind.write, texts),
             rows=unit.rows,
             corpus_sha256=part.part.sha256,
-            cuts=tokens.cuts().stored(),
+            cuts=tokens.count_cuts().stored(),
         )
         return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
 
@@ -270,11 +270,11 @@ def tokenize_part(
     else:
         tokens = encoder.tokenize(texts, side="passage")
     if not allow_unknown_tokens:
-        check_known(*encoder.unknown_tokens(tokens), f"{part.artifact.url}/{part.part.file}")
+        check_unknown_tokens(*encoder.unknown_tokens(tokens), f"{part.artifact.url}/{part.part.file}")
     return tokens
 
 
-def check_known(unknown: int, total: int, part: str) -> None:
+def check_unknown_tokens(unknown: int, total: int, part: str) -> None:
     """Raises InputError if more than MAX_UNKNOWN of a part's tokens are unknown to the tokenizer."""
     if unknown > MAX_UNKNOWN * total:
         raise InputError(
@@ -287,23 +287,23 @@ def check_known(unknown: int, total: int, part: str) -> None:
 class EncoderNumericsTask:
     """Returns the numerics class of a worker's encoder, without loading weights.
 
-    model_type: of the backbone; None if its batches are neither packed nor compiled (`VectorKind.batched_type`).
+    model_type: of the backbone; None if its batches are neither packed nor compiled (`VectorKind.batched_model_type`).
     """
 
     options: EncoderOptions
     model_type: str | None
-    resources: Resources
+    resources: WorkerResources
 
-    def open(self, place: Place) -> Callable[[None, Report], str]:
+    def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
         """Returns the worker."""
         from retriever.forward.numerics import expected_numerics
 
         options = self.options if self.model_type is not None else replace(self.options, compile="never")
-        return lambda item, report: expected_numerics(options, place.device, self.model_type)
+        return lambda item, report: expected_numerics(options, allocation.device, self.model_type)
 
 
 def numerics_of(
-    runner: Runner, options: EncoderOptions, model_type: str | None, resources: Resources, count: int
+    runner: Runner, options: EncoderOptions, model_type: str | None, resources: WorkerResources, count: int
 ) -> str:
     """Returns the numerics class of the encoders that the runner opens; waits until there is room for one.
 
@@ -314,7 +314,7 @@ def numerics_of(
         resources: The resources of an encoder.
         count: The number of encoders that can work at the same time: of pending parts.
     """
-    numerics: str = runner.first(EncoderNumericsTask(options, model_type, resources), None, count)
+    numerics: str = runner.run_on_first(EncoderNumericsTask(options, model_type, resources), None, count)
     return numerics
 
 

@@ -60,7 +60,7 @@ class VectorKind(ABC):
 
     def makes(self, described: Mapping[str, Any]) -> bool:
         """Whether an encoder makes such vectors. described: its settings (`EncoderSpec.describe`)."""
-        return vectors_of(described) == self.name
+        return vector_kind_of(described) == self.name
 
     def holds(self, config: Mapping[str, Any]) -> bool:
         """Whether embeddings with this configuration hold such vectors."""
@@ -92,7 +92,7 @@ class VectorKind(ABC):
         """Returns what encodes queries: an object with `forward`, whose arguments are those of `Encoder.forward`."""
         return encoder
 
-    def batched_type(self, described: Mapping[str, Any]) -> str | None:
+    def batched_model_type(self, described: Mapping[str, Any]) -> str | None:
         """Returns the backbone's model_type if its batches may be packed or compiled, else None."""
         return str(described["model_type"])
 
@@ -126,7 +126,7 @@ class IndexOptions:
     memory_bytes: int | None = None
 
 
-def vectors_of(described: Mapping[str, Any]) -> str:
+def vector_kind_of(described: Mapping[str, Any]) -> str:
     """Returns the name of the kind of vector that an encoder makes; described: its settings."""
     pooling = described.get("pooling", "mean")
     return VECTORS.get(pooling, pooling)

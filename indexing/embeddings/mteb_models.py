@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from indexing.embeddings.encoders import spec_of
+from indexing.embeddings.encoders import find_encoder_spec
 from indexing.store.keys import Key
 from indexing.store.store import Store
 from retriever.encoding.encoder import Encoder
@@ -41,7 +41,7 @@ def open_mteb_encoder(
             if it cannot be opened.
     """
     require_mteb()
-    spec = spec_of(store, encoder, task, options)
+    spec = find_encoder_spec(store, encoder, task, options)
     spec.describe("passage")  # raises if the encoder of queries was trained over another backbone
     prompt = spec.prompt()
     tasks: dict[str, TaskPrompt] | None = None if prompt is None else {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from indexing.corpus.corpus import Corpus
-from indexing.embeddings.kind import VectorKind, vectors_of
+from indexing.embeddings.kind import VectorKind, vector_kind_of
 from indexing.store.artifact import Artifact
 from indexing.store.chain import RowPart, check_coverage, row_parts
 from indexing.store.store import Store
@@ -67,7 +67,7 @@ class EmbeddingsReader(ABC):
         first = generations[0]
         if not cls.kind.holds(first.config):
             raise InputError(
-                f"{store.url}/embeddings/{name}: holds {vectors_of(first.config['encoder'])} vectors, expected "
+                f"{store.url}/embeddings/{name}: holds {vector_kind_of(first.config['encoder'])} vectors, expected "
                 f"{cls.kind.name} ones: {cls.kind.remedy}"
             )
         for made, of in zip(generations, corpus.generations, strict=False):
@@ -118,5 +118,5 @@ class EmbeddingsReader(ABC):
 
     def topics(self) -> np.ndarray | None:
         """Returns the topic by whose prompt each passage was encoded: int64 [num_rows]; None if there are no topics."""
-        pieces = [np.load(made.local(part)) for made in self.generations for part in made.group(TOPICS)]
+        pieces = [np.load(made.local(part)) for made in self.generations for part in made.numbered_parts(TOPICS)]
         return np.concatenate(pieces).astype(np.int64) if pieces else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from indexing.embeddings.encoders import EncoderSpec, differing_settings, spec_of
+from indexing.embeddings.encoders import EncoderSpec, differing_settings, find_encoder_spec
 from indexing.embeddings.kind import VectorKind
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -34,7 +34,7 @@ def spec_of_embeddings(
     """
     options = EncoderOptions(**embeddings.encoder_options)
     if task is not None:
-        spec = spec_of(store, None, task, options)
+        spec = find_encoder_spec(store, None, task, options)
     else:
         spec = EncoderSpec(store, encoder or embeddings.encoder_name, options, embeddings.task)
     # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.

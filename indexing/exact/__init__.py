@@ -12,8 +12,8 @@ Importing this package loads no torch: `torch_pass` is imported by the functions
 
 from indexing.exact.candidates import rescore_pieces
 from indexing.exact.checks import available_threads, check_queries, check_vectors
-from indexing.exact.hits import Hits, merge_hits, no_hits
-from indexing.exact.search import ExactSearch, OpenPart, exact_search, search_open
+from indexing.exact.hits import Hits, empty_hits, merge_hits
+from indexing.exact.search import ExactSearch, OpenPart, exact_search, search_open_parts
 
 __all__ = [
     "ExactSearch",
@@ -22,9 +22,9 @@ __all__ = [
     "available_threads",
     "check_queries",
     "check_vectors",
+    "empty_hits",
     "exact_search",
     "merge_hits",
-    "no_hits",
     "rescore_pieces",
-    "search_open",
+    "search_open_parts",
 ]

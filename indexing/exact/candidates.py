@@ -58,7 +58,7 @@ def rescore_pieces(
     scores = np.full(rows.shape, -np.inf, np.float32)
     score = _pair_scorer(queries, threads or available_threads(), use_kernel)
     for number, (first, vectors) in enumerate(pieces):
-        for query_ids, low, high in _similar_counts(columns[:, number, 0], columns[:, number, 1]):
+        for query_ids, low, high in _group_by_candidates(columns[:, number, 0], columns[:, number, 1]):
             here = low[:, None] + np.arange((high - low).max())
             inside = here < high[:, None]
             here = np.minimum(here, rows.shape[1] - 1)
@@ -70,7 +70,7 @@ def rescore_pieces(
     return pad_hits(Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)), k)
 
 
-def _similar_counts(low: np.ndarray, high: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _group_by_candidates(low: np.ndarray, high: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yields groups of queries with similar numbers of candidates, as (query ids, low, high).
 
     The numbers high - low of a group are between two powers of two, so a padded array has less than twice as many cells

@@ -20,7 +20,7 @@ class Hits(NamedTuple):
     rows: np.ndarray
 
 
-def no_hits(queries: int, k: int) -> Hits:
+def empty_hits(queries: int, k: int) -> Hits:
     """Returns hits [queries, k] that are all padding."""
     return Hits(np.full((queries, k), -np.inf, np.float32), np.full((queries, k), -1, np.int64))
 

@@ -73,7 +73,7 @@ class KernelSearch:
                 for call in calls:
                     call.result()
 
-    def add_converted(self, converted: Converted) -> None:
+    def add_converted(self, converted: ConvertedVectors) -> None:
         """Searches converted vectors; in one thread if there are few queries."""
         bad = self._library.riptide_search_add_converted(self._searches[0], converted.pointer)
         _raise_problem(bad, converted.first_row)
@@ -102,7 +102,7 @@ class KernelSearch:
         return results
 
 
-class Converted:
+class ConvertedVectors:
     """The vectors of a part in the form that searches read, without its rows `deleted` (sorted int64).
 
     They take as much memory as in float16 with a multiple of 32 columns.

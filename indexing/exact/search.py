@@ -44,14 +44,16 @@ class OpenPart:
         if vectors.ndim != 2 or vectors.shape[1] < 1:
             raise InputError(f"vectors from row {first_row} have shape {vectors.shape}, expected [n, dim]")
         self.vectors, self.first_row = check_vectors(vectors, vectors.shape[1], first_row), first_row
-        self.deleted = _local_rows(deleted, first_row, len(vectors))
+        self.deleted = _deleted_rows_within(deleted, first_row, len(vectors))
         library = kernels.load_kernel() if len(vectors) else None
-        self.converted = None if library is None else kernels.Converted(library, self.vectors, first_row, self.deleted)
+        self.converted = (
+            None if library is None else kernels.ConvertedVectors(library, self.vectors, first_row, self.deleted)
+        )
         self.blocks: list[Block] = []
         if library is None and len(vectors):
-            from indexing.exact.torch_pass import blocks_of
+            from indexing.exact.torch_pass import make_blocks
 
-            self.blocks = list(blocks_of(self.vectors, first_row, self.deleted))
+            self.blocks = list(make_blocks(self.vectors, first_row, self.deleted))
 
 
 class ExactSearch:
@@ -102,9 +104,9 @@ class ExactSearch:
         """
         vectors = check_vectors(vectors, self.dim, first_row)
         if len(vectors):
-            self._engine.add(vectors, first_row, _local_rows(deleted, first_row, len(vectors)))
+            self._engine.add(vectors, first_row, _deleted_rows_within(deleted, first_row, len(vectors)))
 
-    def add_open(self, part: OpenPart) -> None:
+    def add_open_part(self, part: OpenPart) -> None:
         """Searches a part that was opened before; see `add`."""
         if part.vectors.shape[1] != self.dim:
             raise InputError(f"vectors from row {part.first_row} have {part.vectors.shape[1]} columns, not {self.dim}")
@@ -137,15 +139,15 @@ def exact_search(
     return search.result()
 
 
-def search_open(queries: np.ndarray, parts: Iterable[OpenPart], k: int) -> Hits:
+def search_open_parts(queries: np.ndarray, parts: Iterable[OpenPart], k: int) -> Hits:
     """Returns `exact_search` over parts that were opened before, by one thread; for up to a few dozen queries."""
     search = ExactSearch(queries, k, threads=1)
     for part in parts:
-        search.add_open(part)
+        search.add_open_part(part)
     return search.result()
 
 
-def _local_rows(deleted: np.ndarray | None, first_row: int, count: int) -> np.ndarray:
+def _deleted_rows_within(deleted: np.ndarray | None, first_row: int, count: int) -> np.ndarray:
     """Returns the sorted global rows that are among `count` rows from `first_row` on, int64, counted from there."""
     if deleted is None or not len(deleted):
         return np.empty(0, np.int64)

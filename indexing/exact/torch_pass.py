@@ -49,16 +49,16 @@ class TorchSearch:
         norms = np.linalg.norm(scaled, axis=1)
         # Per unit of a passage's norm; the last term also covers the rounding of float32 thresholds and of the norms.
         slack = np.linalg.norm(scaled - rounded, axis=1) + norms * (queries.shape[1] + 16) * 2.0**-23
-        self.queries, self.scale = self._moved(double), self._moved(scale)
-        self.rounded, self.slack = self._moved(rounded), self._moved(slack)
+        self.queries, self.scale = self._to_device(double), self._to_device(scale)
+        self.rounded, self.slack = self._to_device(rounded), self._to_device(slack)
         self.scores = torch.full((len(queries), k), -torch.inf, device=self.device)
         self.rows = torch.full((len(queries), k), -1, dtype=torch.int64, device=self.device)
 
-    def _moved(self, array: np.ndarray) -> torch.Tensor:
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device)
 
     def add(self, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
-        self.add_blocks(blocks_of(vectors, first_row, deleted, self.device))
+        self.add_blocks(make_blocks(vectors, first_row, deleted, self.device))
 
     def add_blocks(self, blocks: Iterable[Block]) -> None:
         step = QUERY_STEP[self.device.type]
@@ -88,14 +88,14 @@ class TorchSearch:
         cut = torch.nextafter(cut, torch.full_like(cut, -torch.inf))
         query_ids, positions = torch.nonzero(fast >= cut[:, None], as_tuple=True)
         scores = score_pairs(self.queries[q], query_ids, block.vectors, positions)
-        self._keep(q, query_ids, scores, block.rows[positions])
+        self._merge_into_hits(q, query_ids, scores, block.rows[positions])
 
     def _multiply(self, queries: torch.Tensor, passages: torch.Tensor) -> torch.Tensor:
         if queries.is_cuda and passages.dtype == torch.float16:
             return torch.mm(queries, passages.T, out_dtype=torch.float32)
         return queries.float() @ passages.float().T
 
-    def _keep(self, q: slice, query_ids: torch.Tensor, scores: torch.Tensor, rows: torch.Tensor) -> None:
+    def _merge_into_hits(self, q: slice, query_ids: torch.Tensor, scores: torch.Tensor, rows: torch.Tensor) -> None:
         """Merges candidates into the hits of the queries: score descending, then row ascending."""
         kept_scores, kept_rows = self.scores[q], self.rows[q]
         old = torch.nonzero(kept_rows >= 0, as_tuple=True)
@@ -112,7 +112,7 @@ class TorchSearch:
         kept_scores[at], kept_rows[at] = scores[order][best], rows[order][best]
 
 
-def blocks_of(
+def make_blocks(
     vectors: np.ndarray, first_row: int, deleted: np.ndarray, device: torch.device | None = None
 ) -> Iterator[Block]:
     """Yields blocks of a size at which products are fast.

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from indexing.files import limits
-from indexing.files.raw import clip
-from retriever.errors import InputError, listed
+from indexing.files.raw import short_repr
+from retriever.errors import InputError, list_first
 
 ID_NAMES = ("_id", "id", "docid", "doc_id", "pid", "passage_id", "document_id")
 TITLE_NAMES = ("title",)
@@ -27,7 +27,7 @@ SHOWN_CHARACTERS = 30  # of a column name: in a file without a header, a row of 
 
 
 @dataclass(frozen=True)
-class Table:
+class TableColumns:
     """The columns of a file.
 
     Attributes:
@@ -50,7 +50,7 @@ class Table:
 
     def missing(self, names: Iterable[str]) -> list[str]:
         """Returns the names that are neither those of columns nor paths of fields or objects."""
-        existing = {*self.names, *(name for path in self.nested for name in _with_objects(path))}
+        existing = {*self.names, *(name for path in self.nested for name in _path_and_parents(path))}
         return [name for name in names if name not in existing]
 
 
@@ -66,7 +66,7 @@ class PassageNames:
     text: str | None = None
     metadata: tuple[str, ...] | None = None
 
-    def completed(self, file: str, table: Table, config: Mapping[str, Any]) -> tuple[PassageNames, str]:
+    def with_earlier_names(self, file: str, table: TableColumns, config: Mapping[str, Any]) -> tuple[PassageNames, str]:
         """Returns the names with those of an earlier import of the corpus in place of names that are not given.
 
         Args:
@@ -110,7 +110,7 @@ class PassageColumns:
     metadata: None: all remaining columns.
     """
 
-    table: Table
+    table: TableColumns
     text: str
     id: str | None = None
     title: str | None = None
@@ -156,26 +156,26 @@ class QueryColumns:
         return {name: value or None for name, value in named.items()} | {"metadata": metadata}
 
 
-def choose_passage_columns(file: str, table: Table, names: PassageNames) -> PassageColumns:
+def choose_passage_columns(file: str, table: TableColumns, names: PassageNames) -> PassageColumns:
     """Returns the columns of a corpus file.
 
     Raises:
         InputError: If a named column does not exist, several columns may be meant, or no column is known as the text.
     """
-    id = _choose(file, table, "id", names.id, ID_NAMES)
-    title = _choose(file, table, "title", names.title, TITLE_NAMES)
-    text = _choose(file, table, "text", names.text, TEXT_NAMES)
+    id = _choose_column(file, table, "id", names.id, ID_NAMES)
+    title = _choose_column(file, table, "title", names.title, TITLE_NAMES)
+    text = _choose_column(file, table, "text", names.text, TEXT_NAMES)
     return PassageColumns(
-        table, _required(file, table, text, TEXT_NAMES), id, title, _named_metadata(file, table, names)
+        table, _required_column(file, table, text, TEXT_NAMES), id, title, _named_metadata(file, table, names)
     )
 
 
-def choose_query_columns(file: str, table: Table, names: QueryNames) -> QueryColumns:
+def choose_query_columns(file: str, table: TableColumns, names: QueryNames) -> QueryColumns:
     """Returns the columns of a file of queries. Raises InputError as `choose_passage_columns` does."""
-    id = _choose(file, table, "id", names.id, QUERY_ID_NAMES)
-    text = _required(file, table, _choose(file, table, "text", names.text, QUERY_NAMES), QUERY_NAMES)
-    relevant = _choose(file, table, "relevant", names.relevant, RELEVANT_NAMES)
-    score = _choose(file, table, "score", names.score, SCORE_NAMES) if relevant or names.score else None
+    id = _choose_column(file, table, "id", names.id, QUERY_ID_NAMES)
+    text = _required_column(file, table, _choose_column(file, table, "text", names.text, QUERY_NAMES), QUERY_NAMES)
+    relevant = _choose_column(file, table, "relevant", names.relevant, RELEVANT_NAMES)
+    score = _choose_column(file, table, "score", names.score, SCORE_NAMES) if relevant or names.score else None
     if score and not relevant:
         raise InputError(
             f"parameter score {score}: {file} has {named_columns(table.names)}, none known as "
@@ -203,7 +203,7 @@ def describe_passage_columns(file: str, columns: PassageColumns) -> str:
     )
 
 
-def describe_query_columns(file: str, table: Table, columns: QueryColumns) -> str:
+def describe_query_columns(file: str, table: TableColumns, columns: QueryColumns) -> str:
     """Returns one line that says which column is taken as what."""
     judged = f"relevant = {columns.relevant or 'none'}"
     if columns.relevant:
@@ -214,7 +214,7 @@ def describe_query_columns(file: str, table: Table, columns: QueryColumns) -> st
     )
 
 
-def no_judgements(file: str, table: Table, columns: QueryColumns) -> str:
+def judgements_hint(file: str, table: TableColumns, columns: QueryColumns) -> str:
     """Returns one line that says how judgements would be found in a table of queries that seems to have none."""
     others = [name for name in table.shown if name not in columns.used]
     example = f", for example {others[0]}" if others else ""
@@ -249,14 +249,14 @@ def remove_values(row: dict[str, Any], names: Iterable[str]) -> None:
                 remove_values(row, [path])
 
 
-def refuse_repeated(place: str, names: Sequence[str]) -> None:
+def refuse_repeated_columns(place: str, names: Sequence[str]) -> None:
     """Raises InputError if there are too many columns, or two of the same name."""
     if len(names) > limits.MAX_COLUMNS:
         raise limits.too_many_columns_error(place, len(names))
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise InputError(f"{place}: found the column {clip(name)} twice, expected distinct names; rename one")
+            raise InputError(f"{place}: found the column {short_repr(name)} twice, expected distinct names; rename one")
         seen.add(name)
 
 
@@ -267,7 +267,7 @@ def named_columns(names: Sequence[str]) -> str:
 
 def shown_columns(names: Sequence[str]) -> str:
     """Returns the names of columns, as many and as much of each as fit into a message."""
-    return listed(names, SHOWN_COLUMNS, SHOWN_CHARACTERS)
+    return list_first(names, SHOWN_COLUMNS, SHOWN_CHARACTERS)
 
 
 def _is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str]) -> bool:
@@ -277,22 +277,22 @@ def _is_header(fields: Sequence[str], texts: Sequence[str], others: Sequence[str
     return all(lower) and len(set(lower)) == len(lower) and has_text and any(name in others for name in lower)
 
 
-def _describe_rest(table: Table, used: Sequence[str], metadata: tuple[str, ...] | None) -> str:
+def _describe_rest(table: TableColumns, used: Sequence[str], metadata: tuple[str, ...] | None) -> str:
     rest = [name for name in table.shown if name not in used]
     kept = frozenset(rest if metadata is None else metadata)
-    dropped = [name for name in rest if kept.isdisjoint(_with_objects(name))]
+    dropped = [name for name in rest if kept.isdisjoint(_path_and_parents(name))]
     shown = shown_columns(rest if metadata is None else metadata) or "none"
     return shown + (f", left out = {shown_columns(dropped)}" if dropped else "")
 
 
-def _with_objects(path: str) -> Iterator[str]:
+def _path_and_parents(path: str) -> Iterator[str]:
     """Yields a path and those of the objects that hold it: a.b.c, a.b, a."""
     while path:
         yield path
         path = path.rpartition(".")[0]
 
 
-def _choose(file: str, table: Table, role: str, name: str | None, known: Sequence[str]) -> str | None:
+def _choose_column(file: str, table: TableColumns, role: str, name: str | None, known: Sequence[str]) -> str | None:
     """Returns the column of a role: the named one, or the only one with a well-known name."""
     if name == "":
         return ""
@@ -309,7 +309,7 @@ def _choose(file: str, table: Table, role: str, name: str | None, known: Sequenc
     return candidates[0] if candidates else None
 
 
-def _required(file: str, table: Table, text: str | None, known: Sequence[str]) -> str:
+def _required_column(file: str, table: TableColumns, text: str | None, known: Sequence[str]) -> str:
     if not text:
         header = ", or add a header line if the first line is a row" if table.delimiter else ""
         raise InputError(
@@ -319,7 +319,7 @@ def _required(file: str, table: Table, text: str | None, known: Sequence[str]) -
     return text
 
 
-def _named_metadata(file: str, table: Table, names: PassageNames | QueryNames) -> tuple[str, ...] | None:
+def _named_metadata(file: str, table: TableColumns, names: PassageNames | QueryNames) -> tuple[str, ...] | None:
     for name in table.missing(names.metadata or ()):
         raise InputError(f"parameter metadata {name}: {file} has {named_columns(table.shown)}; give some of these")
     return names.metadata

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from indexing.files import limits
-from indexing.files.columns import Table, refuse_repeated, shown_columns
-from indexing.files.raw import Lines, Piece, allow_long_fields, clip, no_rows_error
+from indexing.files.columns import TableColumns, refuse_repeated_columns, shown_columns
+from indexing.files.raw import FilePiece, Lines, allow_long_fields, no_rows_error, short_repr
 from retriever.errors import InputError
 
 DELIMITERS = ",;\t|"  # of CSV, in the order of preference
@@ -38,10 +38,10 @@ class DelimitedRows(Lines):
         self._after = self._before.copy()  # bytes that may stand after a closing quote
         self._after[RETURN] = True
 
-    def _give(self, data: bytes, rows: int) -> Piece:
+    def _make_piece(self, data: bytes, rows: int) -> FilePiece:
         first_line = self.line
         self.line += data.count(b"\n") + 1
-        return Piece(self.file, first_line, rows, len(data), data)
+        return FilePiece(self.file, first_line, rows, len(data), data)
 
     def _next_block(self, line: int) -> bytes:
         return super()._next_block(self._block_line)
@@ -106,7 +106,7 @@ class DelimitedRows(Lines):
             )
 
 
-def read_header(file: str, delimiter: str = "") -> Table:
+def read_header(file: str, delimiter: str = "") -> TableColumns:
     """Returns the columns of a CSV or TSV file from its header line.
 
     Args:
@@ -131,11 +131,11 @@ def read_header(file: str, delimiter: str = "") -> Table:
             f"{file}:1: found no name for column {names.index('') + 1} of {len(names)}, expected a header that names "
             "every column; name it or write the file without it (pandas: index=False)"
         )
-    refuse_repeated(f"{file}:1", names)
-    return Table(tuple(names), delimiter)
+    refuse_repeated_columns(f"{file}:1", names)
+    return TableColumns(tuple(names), delimiter)
 
 
-def delimited_blocks(piece: Piece, table: Table) -> Iterator[Piece]:
+def delimited_blocks(piece: FilePiece, table: TableColumns) -> Iterator[FilePiece]:
     """Cuts the raw bytes of a piece at the ends of rows into smaller pieces of about BLOCK_BYTES.
 
     The bytes of the column names count for each row, because its metadata repeats them.
@@ -152,12 +152,12 @@ def delimited_blocks(piece: Piece, table: Table) -> Iterator[Piece]:
     while first < len(ends):
         last = max(first, int(np.searchsorted(costs, cost + limits.BLOCK_BYTES)) - 1)
         end, cost = int(ends[last]), int(costs[last])
-        yield Piece(piece.file, line, last + 1 - first, end - start, data[start:end])
+        yield FilePiece(piece.file, line, last + 1 - first, end - start, data[start:end])
         line += data.count(b"\n", start, end) + 1
         first, start = last + 1, end + 1
 
 
-def read_fields(piece: Piece, table: Table, wanted: Sequence[int]) -> tuple[Sequence[int], list[list[str]]]:
+def read_fields(piece: FilePiece, table: TableColumns, wanted: Sequence[int]) -> tuple[Sequence[int], list[list[str]]]:
     """Returns the first line of each row of a piece, and the values of some columns.
 
     pyarrow reads the piece; Python's csv module, five times slower, finds the line of a row that pyarrow refuses.
@@ -199,7 +199,7 @@ def read_fields(piece: Piece, table: Table, wanted: Sequence[int]) -> tuple[Sequ
     return row_lines(piece), [columns[number] for number in wanted]
 
 
-def row_lines(piece: Piece) -> Sequence[int]:
+def row_lines(piece: FilePiece) -> Sequence[int]:
     """Returns the line in which each row of a piece of CSV or TSV begins."""
     data = piece.data or b""
     if data.count(b"\n") == piece.rows - 1:
@@ -239,7 +239,7 @@ def line_of_row(file: str, delimiter: str, first_line: int, offset: int) -> str:
     return f"{known} or after"
 
 
-def _python_rows(piece: Piece, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _python_rows(piece: FilePiece, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yields the rows by Python's csv module, each with its line. Raises InputError for a row that it cannot read."""
     allow_long_fields()
     data = piece.data or b""
@@ -271,9 +271,9 @@ def _python_rows(piece: Piece, delimiter: str) -> Iterator[tuple[int, list[str]]
         ) from None
 
 
-def _wrong_fields_error(piece: Piece, table: Table, line: int, fields: list[str]) -> InputError:
+def _wrong_fields_error(piece: FilePiece, table: TableColumns, line: int, fields: list[str]) -> InputError:
     quoting = "quote a field that contains the delimiter" if len(fields) > len(table.names) else "add what is missing"
     return InputError(
-        f"{piece.file}:{line}: found {len(fields)} field{'s' if len(fields) != 1 else ''} ({clip(fields[0])} first), "
-        f"expected {len(table.names)}: {shown_columns(table.names)}; {quoting}"
+        f"{piece.file}:{line}: found {len(fields)} field{'s' if len(fields) != 1 else ''} "
+        f"({short_repr(fields[0])} first), expected {len(table.names)}: {shown_columns(table.names)}; {quoting}"
     )

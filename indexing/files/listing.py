@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from indexing.files.raw import check_path, filesystem_of, open_input, refuse_irregular, unreadable_error
+from indexing.files.raw import check_path, filesystem_of, open_input, refuse_special_files, unreadable_error
 from retriever.errors import InputError
 
 
@@ -39,7 +39,7 @@ def list_files(path: str) -> tuple[str, list[str] | None]:
         if info.type == pafs.FileType.File:
             return path, None
         if not path.startswith("s3://"):
-            refuse_irregular(path)
+            refuse_special_files(path)
             return path, _local_names(path)
         below = filesystem.get_file_info(pafs.FileSelector(key))
         below += filesystem.get_file_info(pafs.FileSelector(f"{key}/qrels", allow_not_found=True))

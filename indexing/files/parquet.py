@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from indexing.files import limits
-from indexing.files.columns import Table, refuse_repeated
+from indexing.files.columns import TableColumns, refuse_repeated_columns
 from indexing.files.parquet_pages import check_footer, group_sizes, has_dictionary
-from indexing.files.raw import Piece, one_line, open_input
+from indexing.files.raw import FilePiece, one_line, open_input
 from indexing.files.rows import metadata_text, row_error
 from retriever.errors import InputError
 
@@ -39,7 +39,7 @@ class ParquetRows:
                 end += group.num_rows
                 self.groups.append((end, max(1, group.total_byte_size // group.num_rows)))
 
-    def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> Piece | None:
+    def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> FilePiece | None:
         """Returns the next rows as `Lines.take` does."""
         first, size = self.row, 0
         while self.groups and self.row < first + num_rows and size < max_bytes:
@@ -48,7 +48,7 @@ class ParquetRows:
             self.row, size = self.row + rows, size + rows * width
             if self.row == end:
                 self.groups.popleft()
-        return Piece(self.file, first + 1, self.row - first, size, None) if size else None
+        return FilePiece(self.file, first + 1, self.row - first, size, None) if size else None
 
 
 def read_footer(file: str) -> Any:
@@ -66,15 +66,15 @@ def _no_parquet_error(file: str, error: Exception) -> InputError:
     return InputError(f"{file}: found no Parquet ({one_line(error)}), expected a whole file; fetch it again")
 
 
-def parquet_table(file: str) -> Table:
+def parquet_table(file: str) -> TableColumns:
     """Returns the columns of a Parquet file and the paths of fields of structs. Raises InputError for another file."""
     try:
         schema = read_footer(file).schema.to_arrow_schema()
         names = schema.names
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise _no_parquet_error(file, error) from None
-    refuse_repeated(file, names)
-    return Table(tuple(names), nested=tuple(path for field in schema for path in _nested_paths(field)))
+    refuse_repeated_columns(file, names)
+    return TableColumns(tuple(names), nested=tuple(path for field in schema for path in _nested_paths(field)))
 
 
 def _nested_paths(field: Any, path: str = "") -> Iterator[str]:
@@ -88,7 +88,7 @@ def _nested_paths(field: Any, path: str = "") -> Iterator[str]:
         yield f"{path}{field.name}"
 
 
-def decompressed_bytes(piece: Piece, columns: Sequence[str] | None = None) -> int:
+def decompressed_bytes(piece: FilePiece, columns: Sequence[str] | None = None) -> int:
     """Returns the bytes of the pages that hold the rows of a piece, those of a row group spread evenly over its rows.
 
     The smaller of what the footer and the headers of the pages say.
@@ -102,7 +102,7 @@ def decompressed_bytes(piece: Piece, columns: Sequence[str] | None = None) -> in
     return int(total)
 
 
-def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterator[Piece]:
+def parquet_blocks(piece: FilePiece, columns: Sequence[str] | None = None) -> Iterator[FilePiece]:
     """Yields the rows of a piece in blocks, whose `batch` has about BLOCK_BYTES at most.
 
     Args:
@@ -115,7 +115,7 @@ def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterat
     with open_input(piece.file) as opened:
         try:
             footer = pq.read_metadata(opened)
-            refuse_repeated(piece.file, footer.schema.to_arrow_schema().names)
+            refuse_repeated_columns(piece.file, footer.schema.to_arrow_schema().names)
             groups = [number for number, _ in _row_groups(footer, piece)]
             largest = max((footer.row_group(number).total_byte_size for number in groups), default=0)
             sizes = [group_sizes(piece.file, footer, number, columns) for number in groups]
@@ -135,12 +135,12 @@ def parquet_blocks(piece: Piece, columns: Sequence[str] | None = None) -> Iterat
             )
             rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, MAX_BATCH_BYTES // width))
             for first, batch in _batches(file, piece, groups, rows_per_batch, columns):
-                yield from _cut(piece, first, batch)
+                yield from _split_batch(piece, first, batch)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{piece.file}: found damaged Parquet ({one_line(error)}); fetch the file again") from None
 
 
-def parquet_objects(block: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
+def parquet_objects(block: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the rows of a block as objects without nulls, each with its row number.
 
     A string in the column `metadata` is parsed as a JSON object.
@@ -155,7 +155,7 @@ def parquet_objects(block: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
         yield line, document
 
 
-def _python_rows(block: Piece) -> list[dict[str, Any]]:
+def _python_rows(block: FilePiece) -> list[dict[str, Any]]:
     """Returns a block of Parquet as dicts. Raises InputError for values without a Python object: the year 10000."""
     try:
         return block.batch.to_pylist()
@@ -174,7 +174,7 @@ def _python_rows(block: Piece) -> list[dict[str, Any]]:
         raise
 
 
-def _row_groups(footer: Any, piece: Piece) -> Iterator[tuple[int, int]]:
+def _row_groups(footer: Any, piece: FilePiece) -> Iterator[tuple[int, int]]:
     """Yields the number of each row group with rows of a piece, and the number of these rows."""
     first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
     row = 0
@@ -188,7 +188,7 @@ def _row_groups(footer: Any, piece: Piece) -> Iterator[tuple[int, int]]:
 
 
 def _batches(
-    file: Any, piece: Piece, groups: list[int], rows_per_batch: int, columns: Sequence[str] | None
+    file: Any, piece: FilePiece, groups: list[int], rows_per_batch: int, columns: Sequence[str] | None
 ) -> Iterator[tuple[int, Any]]:
     """Yields the rows of a piece as (1-based first row, record batch); decodes only the row groups it touches."""
     first, end = piece.first_line - 1, piece.first_line - 1 + piece.rows
@@ -203,40 +203,46 @@ def _batches(
             return
 
 
-def _cut(piece: Piece, first: int, batch: Any) -> Iterator[Piece]:
+def _split_batch(piece: FilePiece, first: int, batch: Any) -> Iterator[FilePiece]:
     """Yields a record batch as blocks of about BLOCK_BYTES. Raises InputError for a row of more than MAX_ROW_BYTES."""
-    sizes = sum((_bytes_of(column) for column in batch.columns), np.zeros(len(batch), np.int64))
+    sizes = sum((_count_bytes(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     if len(long_rows := np.flatnonzero(sizes > limits.MAX_ROW_BYTES)):
         raise limits.too_long_error(f"{piece.file} row {first + long_rows[0]}", int(sizes[long_rows[0]]))
-    values = sum((_values_of(column) for column in batch.columns), np.zeros(len(batch), np.int64))
+    values = sum((_count_values(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     ends = np.cumsum(sizes + VALUE_BYTES * values)
     start = 0
     while start < len(batch):
         before = int(ends[start - 1]) if start else 0
         end = max(start + 1, int(np.searchsorted(ends, before + limits.BLOCK_BYTES, side="right")))
         size = int(sizes[start:end].sum())
-        yield Piece(piece.file, first + start, end - start, size, None, batch.slice(start, end - start))
+        yield FilePiece(piece.file, first + start, end - start, size, None, batch.slice(start, end - start))
         start = end
 
 
-def _bytes_of(array: Any) -> np.ndarray:
+def _count_bytes(array: Any) -> np.ndarray:
     """Returns the bytes of each value of an array, decoded: int64 [values]."""
     kind = array.type
     if pa.types.is_dictionary(kind):
-        sizes = np.append(_bytes_of(array.dictionary), 0)  # the last one is that of null
+        sizes = np.append(_count_bytes(array.dictionary), 0)  # the last one is that of null
         return sizes[array.indices.fill_null(len(array.dictionary)).to_numpy()]
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
         return pc.binary_length(array).fill_null(0).to_numpy().astype(np.int64)
-    return _sums_of(array, _bytes_of, array.nbytes // max(len(array), 1))
+    return _sum_nested(array, _count_bytes, array.nbytes // max(len(array), 1))
 
 
-def _values_of(array: Any) -> np.ndarray:
+def _count_values(array: Any) -> np.ndarray:
     """Returns the number of values in each value of an array, with those at all depths: int64 [values]."""
-    return 1 + _sums_of(array, _values_of, 0)
+    return 1 + _sum_nested(array, _count_values, 0)
 
 
-def _sums_of(array: Any, measure: Callable[[Any], np.ndarray], simple: int) -> np.ndarray:
-    """Returns, for each value of an array, the sum of a measure over its parts; `simple` for values without parts."""
+def _sum_nested(array: Any, measure: Callable[[Any], np.ndarray], simple: int) -> np.ndarray:
+    """Returns the sum of a measure over the elements or fields of each value of an array: int64 [values].
+
+    Args:
+        array: The array.
+        measure: Returns the measure of each value of an array of elements or of a field, int64.
+        simple: The result for values that have neither elements nor fields.
+    """
     kind = array.type
     if pa.types.is_struct(kind):
         return sum((measure(field) for field in array.flatten()), np.zeros(len(array), np.int64))

@@ -28,7 +28,7 @@ PREFIX_ENCODING = 7  # DELTA_BYTE_ARRAY: a value repeats the beginning of the pr
 CODECS = {"SNAPPY": "snappy", "GZIP": "gzip", "BROTLI": "brotli", "ZSTD": "zstd", "LZ4_RAW": "lz4_raw"}
 
 
-class Page(NamedTuple):
+class PageHeader(NamedTuple):
     """The header of a page."""
 
     kind: int  # DICTIONARY, DATA or DATA_V2
@@ -62,11 +62,11 @@ def check_footer(file: str, opened: Any) -> None:
     thrift = Thrift(opened.read(length))
     columns = 0
     try:
-        for number, kind in thrift.fields():
+        for number, kind in thrift.read_fields():
             if number == 2:
                 columns = _check_schema(file, thrift)
             elif number == 4:
-                groups, _ = thrift.list_header()
+                groups, _ = thrift.read_list_header()
                 if groups * columns > limits.MAX_COLUMN_CHUNKS:
                     raise InputError(
                         f"{file}: found {groups:,} row groups of {columns:,} columns, expected at most "
@@ -81,14 +81,14 @@ def check_footer(file: str, opened: Any) -> None:
 
 def _check_schema(file: str, thrift: Thrift) -> int:
     """Returns the number of columns, those within structs and lists counted one by one."""
-    size, _ = thrift.list_header()
+    size, _ = thrift.read_list_header()
     columns = 0
     pending: list[int] = []  # children that the open groups still lack
     for _ in range(size):
         children = 0
-        for number, kind in thrift.fields():
+        for number, kind in thrift.read_fields():
             if number == 5:
-                children = thrift.integer()
+                children = thrift.read_integer()
             else:
                 thrift.skip(kind)
         if pending:
@@ -187,13 +187,13 @@ class _ColumnPages:
 
     def sizes(self) -> GroupSizes:
         """Returns the sizes of this column alone."""
-        pages = list(self._pages())
+        pages = list(self._page_headers())
         width, coded_width = self._value_bytes(pages)
         values = self._values_per_row(pages, width)
         coded_width = coded_width if has_dictionary(self.column) else width
         return GroupSizes(values * width, values * coded_width, sum(page.size for page in pages))
 
-    def _values_per_row(self, pages: Sequence[Page], width: int) -> int:
+    def _values_per_row(self, pages: Sequence[PageHeader], width: int) -> int:
         """Returns a bound of the number of values of a row. width: bytes of a value."""
         if not self.column.max_repetition_level:
             return 1
@@ -208,7 +208,7 @@ class _ColumnPages:
             )
         return longest
 
-    def _value_bytes(self, pages: Sequence[Page]) -> tuple[int, int]:
+    def _value_bytes(self, pages: Sequence[PageHeader]) -> tuple[int, int]:
         """Returns bounds of the bytes of a value: decoded, and without values that are in dictionaries.
 
         Raises InputError for a page or a value that is too large.
@@ -216,7 +216,7 @@ class _ColumnPages:
         widest = coded = self.column.length if self.chunk.physical_type == "FIXED_LEN_BYTE_ARRAY" else 8
         dictionary = 0
         for page in pages:
-            self._check(page)
+            self._check_page(page)
             if self.chunk.physical_type == "BYTE_ARRAY":
                 if page.kind == DICTIONARY:
                     dictionary = self._longest_value(page)
@@ -231,7 +231,7 @@ class _ColumnPages:
                 raise limits.too_long_error(self.place, widest)
         return widest, coded
 
-    def _pages(self) -> Iterator[Page]:
+    def _page_headers(self) -> Iterator[PageHeader]:
         """Yields the header of each page, as Arrow finds them."""
         chunk = self.chunk
         offset, seen = chunk.data_page_offset, 0
@@ -244,7 +244,7 @@ class _ColumnPages:
             offset = page.offset + page.compressed_size
             seen += 0 if page.kind == DICTIONARY else page.num_values
 
-    def _header(self, offset: int) -> Page:
+    def _header(self, offset: int) -> PageHeader:
         length = 256
         while True:
             self.opened.seek(offset)
@@ -259,7 +259,7 @@ class _ColumnPages:
     def _damaged_error(self, offset: int) -> InputError:
         return InputError(f"{self.place}: found damaged Parquet (no page at byte {offset}); fetch the file again")
 
-    def _check(self, page: Page) -> None:
+    def _check_page(self, page: PageHeader) -> None:
         if page.size > limits.MAX_ROW_BYTES and page.num_values == 1:
             raise limits.too_long_error(self.place, page.size)
         if page.size > max(limits.MAX_PAGE_BYTES, limits.MAX_PAGE_GROWTH * page.compressed_size):
@@ -274,7 +274,7 @@ class _ColumnPages:
                 f"{limits.MAX_DICTIONARY:,}; write the file without dictionaries"
             )
 
-    def _read(self, page: Page) -> bytes | None:
+    def _read_page(self, page: PageHeader) -> bytes | None:
         """Returns the bytes of a page, decompressed; None if that is not possible."""
         self.opened.seek(page.offset)
         data = self.opened.read(page.compressed_size)
@@ -285,9 +285,9 @@ class _ColumnPages:
         except (KeyError, pa.ArrowException, OSError, ValueError):
             return None
 
-    def _longest_value(self, page: Page) -> int:
+    def _longest_value(self, page: PageHeader) -> int:
         """Returns the bytes of the longest value of a dictionary; of the whole page if it is small or unreadable."""
-        if page.size <= SMALL_VALUE or (data := self._read(page)) is None:
+        if page.size <= SMALL_VALUE or (data := self._read_page(page)) is None:
             return page.size
         at = longest = 0
         for _ in range(page.num_values):
@@ -297,7 +297,7 @@ class _ColumnPages:
             at += 4 + length
         return longest if at == len(data) else page.size
 
-    def _longest_list(self, pages: Sequence[Page]) -> int:
+    def _longest_list(self, pages: Sequence[PageHeader]) -> int:
         """Returns the largest number of values in a row, by the repetition levels: 0 begins a row."""
         width = self.column.max_repetition_level.bit_length()
         longest = current = 0
@@ -307,12 +307,12 @@ class _ColumnPages:
             if page.kind == DATA_V2:
                 self.opened.seek(page.offset)
                 levels = self.opened.read(page.levels_size)
-            elif (data := self._read(page)) is None:
+            elif (data := self._read_page(page)) is None:
                 raise self._damaged_error(page.offset)
             else:
                 levels = data[4 : 4 + int.from_bytes(data[:4], "little")]
             try:
-                for run in _runs(levels, width, page.num_values):
+                for run in _read_level_runs(levels, width, page.num_values):
                     longest = max(longest, current + run.before, run.longest)
                     current = run.after if run.longest else current + run.before
             except Malformed:
@@ -320,7 +320,7 @@ class _ColumnPages:
         return max(longest, current)
 
 
-class _Run(NamedTuple):
+class _LevelRun(NamedTuple):
     """Consecutive repetition levels."""
 
     before: int  # levels before the first row that begins in the run
@@ -328,7 +328,7 @@ class _Run(NamedTuple):
     after: int  # levels of the last row
 
 
-def _runs(data: bytes, width: int, num_values: int) -> Iterator[_Run]:
+def _read_level_runs(data: bytes, width: int, num_values: int) -> Iterator[_LevelRun]:
     """Yields repetition levels in Parquet's hybrid of run lengths and packed bits.
 
     Args:
@@ -336,9 +336,9 @@ def _runs(data: bytes, width: int, num_values: int) -> Iterator[_Run]:
         width: Bits of a level.
         num_values: Number of levels.
     """
-    thrift = Thrift(data)  # its varints are Parquet's
+    thrift = Thrift(data)  # for `read_varint`: run lengths are varints, encoded as in Thrift
     while num_values > 0:
-        header = thrift.varint()
+        header = thrift.read_varint()
         if header & 1:
             for start in range(0, header >> 1, LEVELS_STEP):
                 size = min(LEVELS_STEP, (header >> 1) - start) * width
@@ -351,36 +351,36 @@ def _runs(data: bytes, width: int, num_values: int) -> Iterator[_Run]:
                 num_values -= len(levels)
                 starts = np.flatnonzero(~levels.any(axis=1))
                 if len(starts):
-                    yield _Run(int(starts[0]), int(np.diff(starts).max(initial=1)), len(levels) - int(starts[-1]))
+                    yield _LevelRun(int(starts[0]), int(np.diff(starts).max(initial=1)), len(levels) - int(starts[-1]))
                 else:
-                    yield _Run(len(levels), 0, 0)
+                    yield _LevelRun(len(levels), 0, 0)
                 if num_values <= 0:
                     return
         else:
             count = min(header >> 1, num_values)
-            is_zero = not any(thrift.byte() for _ in range(-(-width // 8)))
+            is_zero = not any(thrift.read_byte() for _ in range(-(-width // 8)))
             num_values -= count
-            yield _Run(0, 1, 1) if is_zero and count else _Run(count, 0, 0)
+            yield _LevelRun(0, 1, 1) if is_zero and count else _LevelRun(count, 0, 0)
 
 
-def _parse_header(data: bytes, offset: int) -> Page:
+def _parse_header(data: bytes, offset: int) -> PageHeader:
     thrift = Thrift(data)
     kind = size = compressed_size = num_values = encoding = levels_size = 0
-    for number, field in thrift.fields():
+    for number, field in thrift.read_fields():
         if number == 1:
-            kind = thrift.integer()
+            kind = thrift.read_integer()
         elif number == 2:
-            size = thrift.integer()
+            size = thrift.read_integer()
         elif number == 3:
-            compressed_size = thrift.integer()
+            compressed_size = thrift.read_integer()
         elif number in (5, 7, 8):
-            for inner, inner_field in thrift.fields():
+            for inner, inner_field in thrift.read_fields():
                 if inner == 1:
-                    num_values = thrift.integer()
+                    num_values = thrift.read_integer()
                 elif inner == (4 if number == 8 else 2):
-                    encoding = thrift.integer()
+                    encoding = thrift.read_integer()
                 elif inner == 6:
-                    levels_size = thrift.integer()
+                    levels_size = thrift.read_integer()
                 else:
                     thrift.skip(inner_field)
         else:
@@ -389,4 +389,4 @@ def _parse_header(data: bytes, offset: int) -> Page:
         raise Malformed
     if min(size, compressed_size, num_values, levels_size) < 0:
         raise Malformed
-    return Page(kind, offset + thrift.at, size, compressed_size, num_values, encoding, levels_size)
+    return PageHeader(kind, offset + thrift.at, size, compressed_size, num_values, encoding, levels_size)

@@ -7,7 +7,7 @@ import re
 import pyarrow as pa
 
 from indexing.files import limits
-from indexing.files.raw import Lines, clip, no_rows_error, tsv_fields
+from indexing.files.raw import Lines, no_rows_error, short_repr, split_tsv_line
 from indexing.files.rows import file_and_line, row_error, text_lines
 
 QRELS_SCHEMA = pa.schema(
@@ -38,19 +38,21 @@ def read_qrels(file: str) -> pa.Table:
             if delimiter == " ":
                 fields = [field for field in row.split(" ") if field]
             else:
-                fields = tsv_fields(file_and_line(piece, line), row) if '"' in row else row.split("\t")
+                fields = split_tsv_line(file_and_line(piece, line), row) if '"' in row else row.split("\t")
             if line == 1:
                 num_fields = len(fields)
                 if fields == HEADER:
                     continue
             if len(fields) != num_fields or num_fields not in (3, 4):
                 expected = str(num_fields) if num_fields in (3, 4) else "3 (BEIR) or 4 (TREC)"
-                raise row_error(piece, line, f"{len(fields)} columns ({clip(row)})", expected, "fix the line")
+                raise row_error(piece, line, f"{len(fields)} columns ({short_repr(row)})", expected, "fix the line")
             if not fields[0] or not fields[-2]:
-                raise row_error(piece, line, f"an empty id ({clip(row)})", "a query and a passage id", "fix the line")
+                raise row_error(
+                    piece, line, f"an empty id ({short_repr(row)})", "a query and a passage id", "fix the line"
+                )
             if not re.fullmatch(r"-?[0-9]{1,9}", fields[-1]):
                 expected = "an integer" if line > 1 else "an integer, or the header query-id<TAB>corpus-id<TAB>score"
-                raise row_error(piece, line, f"score {clip(fields[-1])}", expected, "fix the line")
+                raise row_error(piece, line, f"score {short_repr(fields[-1])}", expected, "fix the line")
             query_ids.append(fields[0])
             corpus_ids.append(fields[-2])
             scores.append(int(fields[-1]))

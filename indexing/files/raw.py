@@ -14,7 +14,7 @@ import pyarrow.fs as pafs
 
 from indexing.files import limits
 from indexing.store.s3 import s3_filesystem
-from retriever.errors import InputError, StorageError, printable, shortened
+from retriever.errors import InputError, StorageError, printable, shorten
 
 BLOCK = 1 << 20  # bytes read at a time
 BOM = b"\xef\xbb\xbf"
@@ -25,7 +25,7 @@ class _GapError(Exception):
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePiece:
     """Consecutive rows of one file: raw lines; a range of rows of Parquet, or of the files of a folder (no `data`).
 
     A row is a line, except in CSV and TSV, where a quoted field may hold newlines.
@@ -51,7 +51,7 @@ class Lines:
         )  # the newlines of the block; the first `used` belong to earlier pieces
         self.used = 0
 
-    def take(self, num_lines: int, max_bytes: int = limits.PIECE_BYTES) -> Piece | None:
+    def take(self, num_lines: int, max_bytes: int = limits.PIECE_BYTES) -> FilePiece | None:
         """Returns the next lines; None at the end of the file.
 
         Args:
@@ -62,7 +62,7 @@ class Lines:
             InputError: If a line is longer than MAX_ROW_BYTES.
         """
         parts, rows, size, length = [], 0, 0, 0  # length: bytes of the line at the end of the parts
-        while (last := self._last(num_lines - rows, max_bytes - size)) == len(self.ends):
+        while (last := self._last_newline(num_lines - rows, max_bytes - size)) == len(self.ends):
             parts.append(self.block[self.start :] if self.start else self.block)
             has_end = len(self.ends) > self.used
             length = len(self.block) - int(self.ends[-1]) - 1 if has_end else length + len(parts[-1])
@@ -73,11 +73,11 @@ class Lines:
             self.ends = self._row_ends(self.block)
             if not self.block:  # read_blocks leaves no newline at the end
                 rest = b"".join(parts)
-                return self._give(rest, rows + 1) if rest else None
+                return self._make_piece(rest, rows + 1) if rest else None
         end = int(self.ends[last])
         parts.append(self.block[self.start : end])
         rows, self.used, self.start = rows + last + 1 - self.used, last + 1, end + 1
-        return self._give(b"".join(parts), rows)
+        return self._make_piece(b"".join(parts), rows)
 
     def _next_block(self, line: int) -> bytes:
         """Returns the next block, empty at the end of the file. line: The line in which the previous block ends."""
@@ -89,7 +89,7 @@ class Lines:
                 "expected empty lines at the end of the file only; remove them"
             ) from None
 
-    def _last(self, num_lines: int, max_bytes: int) -> int:
+    def _last_newline(self, num_lines: int, max_bytes: int) -> int:
         """Returns the index of the newline that ends the lines to return; the number of newlines if it comes later."""
         full = len(self.ends)
         if max_bytes < len(self.block):
@@ -100,9 +100,9 @@ class Lines:
         """Returns the positions of the newlines that end a row. The block is empty at the end of the file."""
         return np.flatnonzero(np.frombuffer(block, np.uint8) == 10)
 
-    def _give(self, data: bytes, rows: int) -> Piece:
+    def _make_piece(self, data: bytes, rows: int) -> FilePiece:
         self.line += rows
-        return Piece(self.file, self.line - rows, rows, len(data), data)
+        return FilePiece(self.file, self.line - rows, rows, len(data), data)
 
 
 def open_input(file: str) -> Any:
@@ -116,13 +116,13 @@ def open_input(file: str) -> Any:
     filesystem, key = filesystem_of(file)
     try:
         if not file.startswith("s3://"):
-            refuse_irregular(file)
+            refuse_special_files(file)
         return filesystem.open_input_file(key)
     except OSError as error:
         raise unreadable_error(file, error) from None
 
 
-def refuse_irregular(path: str) -> None:
+def refuse_special_files(path: str) -> None:
     """Raises InputError for a local path that is neither a regular file nor a folder, and OSError for a missing one."""
     mode = os.stat(path).st_mode
     if stat.S_ISDIR(mode):
@@ -193,7 +193,7 @@ def filesystem_of(path: str) -> tuple[Any, str]:
     return s3_filesystem(), path.removeprefix("s3://")
 
 
-def tsv_fields(place: str, line: str) -> list[str]:
+def split_tsv_line(place: str, line: str) -> list[str]:
     """Returns a line's tab-separated fields, quoted as by Python's csv module.
 
     Raises InputError that names the place if there are too many.
@@ -208,11 +208,11 @@ def allow_long_fields() -> None:
     csv.field_size_limit(2**31 - 1)
 
 
-def clip(value: object) -> str:
+def short_repr(value: object) -> str:
     """Returns a value's repr, short enough for a one-line error."""
     if isinstance(value, bytes | str):
         value = value[:200]
-    return shortened(repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else value), 60)
+    return shorten(repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else value), 60)
 
 
 def one_line(error: Exception) -> str:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import orjson
 
 from indexing.files import limits
-from indexing.files.raw import Piece, allow_long_fields, clip
+from indexing.files.raw import FilePiece, allow_long_fields, short_repr
 from retriever.errors import InputError
 
 # A passage or a query: its line, id, title ("" for a query), text and metadata fields. A named tuple would take twice
@@ -18,11 +18,11 @@ Row = tuple[int, str, str, str, dict[str, Any]]
 class RowReader(Protocol):
     """Reads the rows of a file in pieces."""
 
-    def take(self, num_rows: int, max_bytes: int = ..., /) -> Piece | None:
+    def take(self, num_rows: int, max_bytes: int = ..., /) -> FilePiece | None:
         """Returns the next rows as `Lines.take` does; None at the end of the file."""
 
 
-def line_blocks(piece: Piece) -> Iterator[Piece]:
+def line_blocks(piece: FilePiece) -> Iterator[FilePiece]:
     """Yields the lines of a piece in blocks of about BLOCK_BYTES, which are small enough for Python objects."""
     data = piece.data or b""
     if len(data) <= limits.BLOCK_BYTES:
@@ -33,11 +33,11 @@ def line_blocks(piece: Piece) -> Iterator[Piece]:
         end = data.find(b"\n", start + limits.BLOCK_BYTES)
         end = len(data) if end < 0 else end
         rows = data.count(b"\n", start, end) + 1
-        yield Piece(piece.file, line, rows, end - start, data[start:end])
+        yield FilePiece(piece.file, line, rows, end - start, data[start:end])
         start, line = end + 1, line + rows
 
 
-def read_document(piece: Piece, line: int, doc: dict[str, Any], id_name: str, *, has_title: bool = True) -> Row:
+def read_document(piece: FilePiece, line: int, doc: dict[str, Any], id_name: str, *, has_title: bool = True) -> Row:
     """Returns a passage or a query with the fields of BEIR: an id, `text`, `title` and metadata.
 
     Args:
@@ -59,16 +59,18 @@ def read_document(piece: Piece, line: int, doc: dict[str, Any], id_name: str, *,
         if title is not None:
             raise wrong_text_error(piece, line, "title", title)
         title = ""
-    return line, id, title, text, flatten(piece, line, doc) if doc else doc
+    return line, id, title, text, merge_metadata_fields(piece, line, doc) if doc else doc
 
 
-def flatten(piece: Piece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
+def merge_metadata_fields(piece: FilePiece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of `metadata` and of the top level as one object; removes `metadata` from `doc`."""
     nested = doc.pop("metadata", None)
     if nested is None:
         return doc
     if type(nested) is not dict:
-        raise row_error(piece, line, f"metadata {clip(nested)}", "an object", "put it into one, or rename the field")
+        raise row_error(
+            piece, line, f"metadata {short_repr(nested)}", "an object", "put it into one, or rename the field"
+        )
     if len(nested) + len(doc) > limits.MAX_COLUMNS:
         raise limits.too_many_columns_error(file_and_line(piece, line), len(nested) + len(doc))
     for name in nested.keys() & doc.keys():
@@ -79,7 +81,7 @@ def flatten(piece: Piece, line: int, doc: dict[str, Any]) -> dict[str, Any]:
     return nested | doc
 
 
-def metadata_text(piece: Piece, line: int, text: str) -> Any:
+def metadata_text(piece: FilePiece, line: int, text: str) -> Any:
     """Returns the metadata in a string column: a JSON object, or None if the string is empty."""
     try:
         if len(text) > limits.MAX_VALUES:
@@ -87,11 +89,11 @@ def metadata_text(piece: Piece, line: int, text: str) -> Any:
         return orjson.loads(text) if text else None
     except orjson.JSONDecodeError as error:
         raise row_error(
-            piece, line, f"metadata {clip(text)} ({error.msg})", "a JSON object", "rename the column"
+            piece, line, f"metadata {short_repr(text)} ({error.msg})", "a JSON object", "rename the column"
         ) from None
 
 
-def json_objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_objects(piece: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the lines of a piece as JSON objects, each with its line number. Raises InputError for other lines."""
     most = limits.MAX_COLUMNS
     for line, data in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
@@ -100,11 +102,13 @@ def json_objects(piece: Piece) -> Iterator[tuple[int, dict[str, Any]]]:
         except orjson.JSONDecodeError as error:
             raise _not_json_error(piece, line, data, error) from None
         if type(doc) is not dict:
-            raise row_error(piece, line, f"JSON {clip(data.rstrip())}", "a JSON object", "write one document per line")
+            raise row_error(
+                piece, line, f"JSON {short_repr(data.rstrip())}", "a JSON object", "write one document per line"
+            )
         yield line, doc
 
 
-def _long_object(piece: Piece, line: int, data: bytes) -> Any:
+def _long_object(piece: FilePiece, line: int, data: bytes) -> Any:
     """Returns the JSON value of a long line. Raises InputError if it has too many values or keys."""
     limits.check_values(file_and_line(piece, line), data)
     doc = orjson.loads(data)
@@ -113,7 +117,7 @@ def _long_object(piece: Piece, line: int, data: bytes) -> Any:
     return doc
 
 
-def _not_json_error(piece: Piece, line: int, data: bytes, error: orjson.JSONDecodeError) -> InputError:
+def _not_json_error(piece: FilePiece, line: int, data: bytes, error: orjson.JSONDecodeError) -> InputError:
     data = data.rstrip()
     if not data:
         return _empty_line_error(piece, line)
@@ -124,11 +128,11 @@ def _not_json_error(piece: Piece, line: int, data: bytes, error: orjson.JSONDeco
     if "surrogate" in error.msg:
         actual = f"an unpaired surrogate escape at column {error.colno} ({error.msg})"
         return row_error(piece, line, actual, "Unicode text", "fix or remove the escape")
-    actual = f"no valid JSON ({error.msg} at column {error.colno} of {len(data.decode())}: {clip(data)})"
+    actual = f"no valid JSON ({error.msg} at column {error.colno} of {len(data.decode())}: {short_repr(data)})"
     return row_error(piece, line, actual, "one JSON object per line", "fix or remove the line")
 
 
-def text_lines(piece: Piece) -> Iterable[tuple[int, str]]:
+def text_lines(piece: FilePiece) -> Iterable[tuple[int, str]]:
     """Returns the lines of a piece as text without line ends, each with its line number."""
     data = piece.data or b""
     try:
@@ -144,7 +148,7 @@ def text_lines(piece: Piece) -> Iterable[tuple[int, str]]:
     return enumerate(lines, piece.first_line)
 
 
-def quoted_rows(piece: Piece, expected: str, num_columns: int) -> Iterator[tuple[int, list[str]]]:
+def quoted_rows(piece: FilePiece, expected: str, num_columns: int) -> Iterator[tuple[int, list[str]]]:
     """Yields the tab-separated fields of each line, quoted as by Python's csv module; DPR's own reader uses it."""
     allow_long_fields()
     lines = [line for _, line in text_lines(piece)]
@@ -157,7 +161,7 @@ def quoted_rows(piece: Piece, expected: str, num_columns: int) -> Iterator[tuple
         except csv.Error as error:
             raise row_error(piece, number, f"a bad field ({error})", "a CR within quotes only", "remove it") from None
         if rows.line_num != number - piece.first_line + 1:
-            problem = f"a quoted field that does not end in its line ({clip(line)})"
+            problem = f"a quoted field that does not end in its line ({short_repr(line)})"
             raise row_error(
                 piece, number, problem, "one row per line, a quote in a quoted field doubled", "fix the line"
             )
@@ -166,56 +170,56 @@ def quoted_rows(piece: Piece, expected: str, num_columns: int) -> Iterator[tuple
         yield number, fields
 
 
-def integer_id(piece: Piece, line: int, id: Any, name: str) -> str:
+def integer_id(piece: FilePiece, line: int, id: Any, name: str) -> str:
     """Returns an integer id as a string. Raises InputError for any other value."""
     if type(id) is int:
         return str(id)
-    actual = f"no {name}" if id is None else f"{name} {clip(id)}"
+    actual = f"no {name}" if id is None else f"{name} {short_repr(id)}"
     raise row_error(piece, line, actual, "a string that is not empty, or an integer", "give each row its id")
 
 
-def row_error(piece: Piece, line: int, actual: str, expected: str, remedy: str) -> InputError:
+def row_error(piece: FilePiece, line: int, actual: str, expected: str, remedy: str) -> InputError:
     """Returns the error for a bad row."""
     return InputError(f"{file_and_line(piece, line)}: found {actual}, expected {expected}; {remedy}")
 
 
-def file_and_line(piece: Piece, line: int) -> str:
+def file_and_line(piece: FilePiece, line: int) -> str:
     """Returns the file and line of a row; for Parquet, the file and row."""
     return f"{piece.file} row {line}" if piece.data is None else f"{piece.file}:{line}"
 
 
-def wrong_text_error(piece: Piece, line: int, name: str, value: Any) -> InputError:
+def wrong_text_error(piece: FilePiece, line: int, name: str, value: Any) -> InputError:
     """Returns the error for a field that is missing or not a string."""
-    actual = f"no {name}" if value is None else f"{name} {clip(value)}"
+    actual = f"no {name}" if value is None else f"{name} {short_repr(value)}"
     return row_error(piece, line, actual, f"{name} to be a string", "add it, or name another format")
 
 
-def wrong_columns_error(piece: Piece, line: int, row: str, count: int, expected: str) -> InputError:
+def wrong_columns_error(piece: FilePiece, line: int, row: str, count: int, expected: str) -> InputError:
     """Returns the error for a line with a wrong number of columns."""
     remedy = "fix the line, or add a header line that names other columns"
-    return row_error(piece, line, f"{count} columns ({clip(row)})", expected, remedy)
+    return row_error(piece, line, f"{count} columns ({short_repr(row)})", expected, remedy)
 
 
-def _empty_line_error(piece: Piece, line: int) -> InputError:
+def _empty_line_error(piece: FilePiece, line: int) -> InputError:
     return row_error(piece, line, "an empty line", "empty lines at the end of the file only", "remove it")
 
 
-def _bad_byte_error(piece: Piece, line: int, data: bytes, offset: int) -> InputError:
+def _bad_byte_error(piece: FilePiece, line: int, data: bytes, offset: int) -> InputError:
     actual = f"invalid UTF-8 (byte 0x{data[offset]:02x} at byte offset {offset} of the line)"
     return row_error(piece, line, actual, "UTF-8", "convert the file")
 
 
-def dump_metadata(piece: Piece, line: int, fields: dict[str, Any]) -> str:
+def dump_metadata(piece: FilePiece, line: int, fields: dict[str, Any]) -> str:
     """Returns metadata as JSON. Raises InputError for values that JSON cannot hold."""
     try:
-        return orjson.dumps(fields, default=_plain).decode()
+        return orjson.dumps(fields, default=_as_python_prints).decode()
     except orjson.JSONEncodeError as error:
         raise row_error(
             piece, line, f"metadata that JSON cannot hold ({error})", "text or numbers", "drop it"
         ) from None
 
 
-def _plain(value: Any) -> Any:
+def _as_python_prints(value: Any) -> Any:
     """Returns decimals, durations and timestamps in nanoseconds as Python prints them. Refuses bytes."""
     if isinstance(value, bytes):
         raise TypeError("bytes")

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sentencex import get_sentence_boundaries
 
 from retriever.errors import InputError
-from retriever.systems.sentences import runs
+from retriever.systems.sentences import word_runs
 
 # Characters in which sentences are found at once. sentencex takes quadratic time for quotes that nothing closes.
 _BLOCK = 4_096
@@ -21,7 +21,7 @@ BYTES_PER_WORD = 6  # of English text in UTF-8, with the space
 
 
 @dataclass(frozen=True)
-class Split:
+class DocumentSplit:
     """How documents are split.
 
     Attributes:
@@ -48,14 +48,14 @@ class Split:
         return f"parameter split_words {self.words}, parameter overlap {self.overlap}"
 
 
-def passage_spans(text: str, split: Split) -> Iterator[tuple[int, int]]:
+def passage_spans(text: str, split: DocumentSplit) -> Iterator[tuple[int, int]]:
     """Yields the first character and the end of each passage of a text; none for a text without a word.
 
     A passage ends at the last sentence border in its second half, otherwise after `split.words` words. The next passage
     starts at the first sentence border among the last `split.overlap` words, otherwise `split.overlap` words before the
     end. Every word is in a passage, and each passage has a word that no earlier one has.
     """
-    words = np.fromiter((run.span() for run in runs(text)), np.dtype((np.int64, 2)))
+    words = np.fromiter((run.span() for run in word_runs(text)), np.dtype((np.int64, 2)))
     if len(words) <= split.words:
         if len(words):
             yield int(words[0, 0]), int(words[-1, 1])
@@ -90,7 +90,7 @@ def _sentence_starts(text: str) -> Iterator[int]:
         first += starts[-1] if is_sentence else len(block)
 
 
-def document_spans(texts: Iterable[str], split: Split) -> np.ndarray:
+def document_spans(texts: Iterable[str], split: DocumentSplit) -> np.ndarray:
     """Returns the passages of documents: int64 [passages, 3], the number of the document, first character and end.
 
     A document without a word has one empty passage.

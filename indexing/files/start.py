@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from indexing.files import limits
-from indexing.files.raw import Lines, no_rows_error, read_blocks, tsv_fields
+from indexing.files.raw import Lines, no_rows_error, read_blocks, split_tsv_line
 from retriever.errors import InputError
 
 # Endings of files that no format reads, and the conversion that makes them readable.
@@ -47,7 +47,7 @@ class FileStart:
     @functools.cached_property
     def fields(self) -> list[str]:
         """The tab-separated fields of the first line."""
-        return tsv_fields(f"{self.path}:1", self.line.decode("utf-8", "replace"))
+        return split_tsv_line(f"{self.path}:1", self.line.decode("utf-8", "replace"))
 
     @functools.cached_property
     def document(self) -> dict[str, Any]:

@@ -15,61 +15,61 @@ class Thrift:
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
 
-    def byte(self) -> int:
+    def read_byte(self) -> int:
         if self.at >= len(self.data):
             raise Malformed
         self.at += 1
         return self.data[self.at - 1]
 
-    def varint(self) -> int:
+    def read_varint(self) -> int:
         value = shift = 0
         while shift < 70:
-            byte = self.byte()
+            byte = self.read_byte()
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
             shift += 7
         raise Malformed
 
-    def fields(self) -> Iterator[tuple[int, int]]:
+    def read_fields(self) -> Iterator[tuple[int, int]]:
         """Yields (number, type) of each field of a struct; the caller reads or skips its value."""
         number = 0
-        while header := self.byte():
-            number = number + (header >> 4) if header >> 4 else self.integer()
+        while header := self.read_byte():
+            number = number + (header >> 4) if header >> 4 else self.read_integer()
             yield number, header & 15
 
-    def integer(self) -> int:
-        value = self.varint()
+    def read_integer(self) -> int:
+        value = self.read_varint()
         return (value >> 1) ^ -(value & 1)
 
-    def list_header(self) -> tuple[int, int]:
+    def read_list_header(self) -> tuple[int, int]:
         """Returns (number of elements, their type)."""
-        header = self.byte()
-        return (header >> 4 if header >> 4 < 15 else self.varint()), header & 15
+        header = self.read_byte()
+        return (header >> 4 if header >> 4 < 15 else self.read_varint()), header & 15
 
     def skip(self, kind: int, depth: int = 0) -> None:
         """Skips a value."""
         if depth > 16:
             raise Malformed
         if kind in (3, 4, 5, 6):
-            self.varint() if kind != 3 else self.byte()
+            self.read_varint() if kind != 3 else self.read_byte()
         elif kind == 8:
-            length = self.varint()
+            length = self.read_varint()
             self.at += length
         elif kind in (7, 13):
             self.at += 8 if kind == 7 else 16
         elif kind in (9, 10):
-            size, element = self.list_header()
+            size, element = self.read_list_header()
             for _ in range(size):
                 self.skip_element(element, depth)
         elif kind == 11:
-            if size := self.varint():
-                kinds = self.byte()
+            if size := self.read_varint():
+                kinds = self.read_byte()
                 for _ in range(size):
                     self.skip_element(kinds >> 4, depth)
                     self.skip_element(kinds & 15, depth)
         elif kind == 12:
-            for _, field in self.fields():
+            for _, field in self.read_fields():
                 self.skip(field, depth + 1)
         elif kind not in (1, 2):
             raise Malformed
@@ -77,6 +77,6 @@ class Thrift:
     def skip_element(self, kind: int, depth: int) -> None:
         """Skips an element of a list or map; a boolean takes a byte there."""
         if kind in (1, 2):
-            self.byte()
+            self.read_byte()
         else:
             self.skip(kind, depth + 1)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 import xxhash
 
 from indexing.files import limits
-from indexing.files.raw import Lines, Piece, clip
+from indexing.files.raw import FilePiece, Lines, short_repr
 from retriever.errors import InputError
 
 _LINES = 65_536  # lines of the file that are read at once
@@ -23,10 +23,10 @@ class Titles:
 
     def __init__(self, file: str):
         self.file = file
-        self._rows = self._parsed()
+        self._rows = self._parse_rows()
         self._next = next(self._rows, None)
 
-    def take(self, pieces: Iterable[Piece]) -> tuple[str, ...]:
+    def take(self, pieces: Iterable[FilePiece]) -> tuple[str, ...]:
         """Returns the title of each line of the next pieces of collection.tsv; "" for a passage without one."""
         titles = []
         for piece in pieces:
@@ -44,12 +44,12 @@ class Titles:
             line, id, _ = self._next
             raise self._error(
                 line,
-                f"a title for passage {clip(id.decode('utf-8', 'replace'))}, which is no later passage",
+                f"a title for passage {short_repr(id.decode('utf-8', 'replace'))}, which is no later passage",
                 "the ids of collection.tsv, in its order",
                 "sort the file as collection.tsv is sorted (sort -n, for numbers), or remove the line",
             )
 
-    def _parsed(self) -> Iterator[tuple[int, bytes, str]]:
+    def _parse_rows(self) -> Iterator[tuple[int, bytes, str]]:
         """Yields the line, the id and the title of each row."""
         lines = Lines(self.file)
         while piece := lines.take(_LINES):
@@ -59,7 +59,9 @@ class Titles:
                 fields = row.removesuffix(b"\r").split(b"\t")
                 if len(fields) != 2 or not fields[0]:
                     what = f"{len(fields)} columns" if fields[0] else "no id"
-                    raise self._error(line, f"{what} ({clip(row)})", "2: id<TAB>title", "fix the line or remove it")
+                    raise self._error(
+                        line, f"{what} ({short_repr(row)})", "2: id<TAB>title", "fix the line or remove it"
+                    )
                 try:
                     yield line, fields[0], fields[1].decode()
                 except UnicodeDecodeError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from indexing.files.columns import PassageColumns
-from indexing.files.raw import Piece
+from indexing.files.raw import FilePiece
 from indexing.files.rows import Row, json_objects, read_document
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
@@ -91,11 +91,11 @@ Judgements of `test`:
         table = read_json_table(file)
         return PassageColumns(table, "text", "_id", "title" if "title" in table.names else None)
 
-    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         for line, document in json_objects(block):
             yield read_document(block, line, document, "_id")
 
-    def read_queries(self, block: Piece) -> Iterator[Row]:
+    def read_queries(self, block: FilePiece) -> Iterator[Row]:
         for line, document in json_objects(block):
             yield read_document(block, line, document, "_id", has_title=False)
 

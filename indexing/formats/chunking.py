@@ -1,7 +1,7 @@
 """Cuts the rows of a corpus into chunks.
 
-    source = detect("data/scifact")                     # local or s3://bucket/prefix
-    for chunk in chunks(source, rows_per_chunk=50_000):
+    source = detect_source("data/scifact")              # local or s3://bucket/prefix
+    for chunk in cut_into_chunks(source, rows_per_chunk=50_000):
         table = parse_corpus(source.format, chunk)      # indexing/formats/parse.py, on any worker
 
 A chunk holds complete raw rows (of Parquet, a range of rows that its worker reads), so cutting is cheap and the workers
@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from indexing.files.columns import PassageColumns
-from indexing.files.raw import Piece, no_rows_error
-from indexing.files.splitting import BYTES_PER_WORD, Split
+from indexing.files.raw import FilePiece, no_rows_error
+from indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
 from indexing.files.titles import Titles
-from indexing.formats.sources import Source
+from indexing.formats.sources import ImportSource
 from retriever.errors import InputError
 
 FIRST_CHUNK_ROWS = 512
@@ -27,7 +27,7 @@ CHUNK_BYTES = 256 << 20  # raw text: a chunk ends with the row that reaches it; 
 
 
 @dataclass(frozen=True)
-class Chunk:
+class CorpusChunk:
     """Rows [first_row, first_row + rows) of the files in order: a function of source, rows_per_chunk and limit.
 
     If a row can become several passages or none, as a page of KILT or a document that is split, `first_row` is None,
@@ -37,14 +37,14 @@ class Chunk:
     index: int
     first_row: int | None
     rows: int
-    pieces: tuple[Piece, ...]  # several if the chunk continues in the next file
+    pieces: tuple[FilePiece, ...]  # several if the chunk continues in the next file
     columns: PassageColumns | None = None
     titles: tuple[str, ...] | None = None  # of each row, if they are in a separate file
 
 
-def chunks(
-    source: Source, rows_per_chunk: int, *, limit: int | None = None, split: Split | None = None
-) -> Iterator[Chunk]:
+def cut_into_chunks(
+    source: ImportSource, rows_per_chunk: int, *, limit: int | None = None, split: DocumentSplit | None = None
+) -> Iterator[CorpusChunk]:
     """Cuts the corpus into chunks, as a stream: it holds a chunk or two in memory, regardless of the file sizes.
 
     Args:
@@ -63,12 +63,12 @@ def chunks(
     index = first = held = size = 0
     full = chunk_rows(0, rows_per_chunk)
     full_bytes = _chunk_bytes(full, split)
-    pieces: list[Piece] = []
+    pieces: list[FilePiece] = []
     table = source.columns.table if source.columns else None
     titles = None if source.titles is None else Titles(source.titles)
 
-    def chunk() -> Chunk:
-        return Chunk(
+    def chunk() -> CorpusChunk:
+        return CorpusChunk(
             index,
             first if source.format.has_one_passage_per_row and split is None else None,
             held,
@@ -106,7 +106,7 @@ def chunk_rows(index: int, max_rows: int) -> int:
     return min(max_rows, FIRST_CHUNK_ROWS << min(index // CHUNKS_PER_SIZE, 30))
 
 
-def _chunk_bytes(rows: int, split: Split | None) -> int:
+def _chunk_bytes(rows: int, split: DocumentSplit | None) -> int:
     """Returns the bytes of raw text at which a chunk of at most N rows ends."""
     if split is None:
         return CHUNK_BYTES

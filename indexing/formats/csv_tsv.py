@@ -8,11 +8,19 @@ from typing import Any, ClassVar
 import orjson
 
 from indexing.files import limits
-from indexing.files.columns import PassageColumns, QueryColumns, Table
+from indexing.files.columns import PassageColumns, QueryColumns, TableColumns
 from indexing.files.delimited import DelimitedRows, delimited_blocks, read_fields, read_header
-from indexing.files.raw import Piece, clip
-from indexing.files.rows import Row, RowReader, file_and_line, flatten, integer_id, metadata_text, row_error
-from indexing.formats.tables import QueryRow, TableFormat, hash_id
+from indexing.files.raw import FilePiece, short_repr
+from indexing.files.rows import (
+    Row,
+    RowReader,
+    file_and_line,
+    integer_id,
+    merge_metadata_fields,
+    metadata_text,
+    row_error,
+)
+from indexing.formats.tables import QueryRow, TableFormat, id_from_content
 
 
 class DelimitedText(TableFormat):
@@ -26,23 +34,23 @@ class DelimitedText(TableFormat):
     is_generic = True
     has_text_values = True
 
-    def read_table(self, file: str) -> Table:
+    def read_table(self, file: str) -> TableColumns:
         return read_header(file, self.delimiter)
 
-    def open_rows(self, file: str, table: Table | None = None) -> RowReader:
+    def open_rows(self, file: str, table: TableColumns | None = None) -> RowReader:
         assert table is not None
         rows = DelimitedRows(file, table.delimiter)
         rows.take(1)
         return rows
 
-    def blocks(self, piece: Piece, columns: PassageColumns | None = None) -> Iterator[Piece]:
+    def blocks(self, piece: FilePiece, columns: PassageColumns | None = None) -> Iterator[FilePiece]:
         assert columns is not None
         return delimited_blocks(piece, columns.table)
 
-    def query_blocks(self, piece: Piece, table: Table) -> Iterator[Piece]:
+    def query_blocks(self, piece: FilePiece, table: TableColumns) -> Iterator[FilePiece]:
         return delimited_blocks(piece, table)
 
-    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         assert columns is not None
         number_of = {name: number for number, name in enumerate(columns.table.names)}
         used = columns.used
@@ -55,7 +63,7 @@ class DelimitedText(TableFormat):
         if not columns.title:
             titles = [""] * len(texts)
         if not columns.id:
-            ids = [hash_id(text, title) for title, text in zip(titles, texts, strict=True)]
+            ids = [id_from_content(text, title) for title, text in zip(titles, texts, strict=True)]
         elif "" in ids:
             integer_id(block, lines[ids.index("")], "", columns.id)
         if not rest:
@@ -66,10 +74,10 @@ class DelimitedText(TableFormat):
             fields: dict[str, Any] = {name: value for name, value in zip(rest, others, strict=True) if value}
             if "metadata" in fields:
                 fields["metadata"] = metadata_text(block, line, fields["metadata"])
-                fields = flatten(block, line, fields)
+                fields = merge_metadata_fields(block, line, fields)
             yield line, id, title, text, fields
 
-    def query_rows(self, block: Piece, table: Table, columns: QueryColumns) -> Iterator[QueryRow]:
+    def query_rows(self, block: FilePiece, table: TableColumns, columns: QueryColumns) -> Iterator[QueryRow]:
         lines, values = read_fields(block, table, range(len(table.names)))
         for line, *fields in zip(lines, *values, strict=True):
             row: dict[str, Any] = {name: value for name, value in zip(table.names, fields, strict=True) if value}
@@ -243,7 +251,7 @@ Judgements of `test`:
 CSV, TSV = Csv(), Tsv()
 
 
-def _split_ids(piece: Piece, line: int, text: str, name: str) -> list[Any]:
+def _split_ids(piece: FilePiece, line: int, text: str, name: str) -> list[Any]:
     """Returns the ids in a field: separated by spaces, or a JSON list, in which ids may have spaces."""
     if not text.startswith("["):
         ids = text.split(maxsplit=limits.MAX_VALUES)
@@ -256,5 +264,5 @@ def _split_ids(piece: Piece, line: int, text: str, name: str) -> list[Any]:
         return list(orjson.loads(text))
     except orjson.JSONDecodeError:
         raise row_error(
-            piece, line, f"{name} {clip(text)}", "ids separated by spaces, or a JSON list", "fix it"
+            piece, line, f"{name} {short_repr(text)}", "ids separated by spaces, or a JSON list", "fix it"
         ) from None

@@ -11,13 +11,13 @@ from itertools import islice
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from indexing.files import limits
-from indexing.files.columns import PassageColumns, Table
+from indexing.files.columns import PassageColumns, TableColumns
 from indexing.files.listing import file_identity, walk_files
 from indexing.files.markup import read_html, read_markdown, read_plain
-from indexing.files.raw import BOM, Piece, check_path, open_input, unreadable_error
+from indexing.files.raw import BOM, FilePiece, check_path, open_input, unreadable_error
 from indexing.files.rows import Row, RowReader
 from indexing.formats.format import CorpusFormat
-from retriever.errors import InputError, listed
+from retriever.errors import InputError, list_first
 
 READERS = {"txt": read_plain, "md": read_markdown, "html": read_html, "htm": read_html}
 READS = 16  # files that are read at once, because S3 takes some 30 ms to answer
@@ -26,14 +26,14 @@ QUERY_FILES = ("queries.", "qrels/")  # of tables of queries in the folder, whic
 T = TypeVar("T")
 
 
-class Document(NamedTuple):
+class DocumentFile(NamedTuple):
     """A file below the folder: its path within it, which is the passage's id, and its size in bytes."""
 
     name: str
     size: int
 
 
-class Listing(NamedTuple):
+class FolderListing(NamedTuple):
     """The files below a folder.
 
     Attributes:
@@ -42,7 +42,7 @@ class Listing(NamedTuple):
         others: Number of other files, without queries, by ending in lower case; "": without one.
     """
 
-    documents: list[Document]
+    documents: list[DocumentFile]
     hidden: int
     others: Counter[str]
 
@@ -56,21 +56,21 @@ class DocumentRows:
         first_row: The 1-based number of the first of them.
     """
 
-    def __init__(self, folder: str, documents: Sequence[Document], first_row: int = 1):
+    def __init__(self, folder: str, documents: Sequence[DocumentFile], first_row: int = 1):
         self.folder, self.documents, self.first_row = folder, documents, first_row
         self.used = 0
 
-    def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> Piece | None:
+    def take(self, num_rows: int, max_bytes: int = sys.maxsize) -> FilePiece | None:
         """Returns the next files as `Lines.take` does, with their names and sizes as `batch`."""
         first, size = self.used, 0
         while self.used < min(len(self.documents), first + num_rows) and size < max_bytes:
             size += max(1, self.documents[self.used].size)
             self.used += 1
         taken = self.documents[first : self.used]
-        return Piece(self.folder, self.first_row + first, len(taken), size, None, taken) if taken else None
+        return FilePiece(self.folder, self.first_row + first, len(taken), size, None, taken) if taken else None
 
 
-class Documents(CorpusFormat):
+class DocumentFolders(CorpusFormat):
     """Folders of documents. Their rows are files, which a worker reads."""
 
     name = "documents"
@@ -142,38 +142,40 @@ ids are these paths.
         name = file.rpartition("/")[2]
         return {"file": name, "bytes": size, "documents": len(documents), "samples": digest.hexdigest()}
 
-    def left_out(self, file: str) -> str:
+    def describe_skipped_files(self, file: str) -> str:
         _, hidden, others = list_documents(file)
         if not hidden and not others:
             return ""
         counts = [f"{count:,} {f'.{ending}' if ending else 'without one'}" for ending, count in others.most_common()]
-        shown = f" ({listed(counts, SHOWN_ENDINGS)})" if counts else ""
+        shown = f" ({list_first(counts, SHOWN_ENDINGS)})" if counts else ""
         return f"left out of {file}: {hidden:,} hidden files, {others.total():,} files with other endings{shown}"
 
-    def open_rows(self, file: str, table: Table | None = None) -> RowReader:
+    def open_rows(self, file: str, table: TableColumns | None = None) -> RowReader:
         if not (documents := list_documents(file).documents):
             raise InputError(f"{file}: found no documents, expected files that end with {_endings()}; name a folder")
         return DocumentRows(file, documents)
 
-    def blocks(self, piece: Piece, columns: PassageColumns | None = None) -> Iterator[Piece]:
+    def blocks(self, piece: FilePiece, columns: PassageColumns | None = None) -> Iterator[FilePiece]:
         rows = DocumentRows(piece.file, piece.batch, piece.first_line)
         while block := rows.take(piece.rows, limits.BLOCK_BYTES):
             yield block
 
-    def source_bytes(self, piece: Piece) -> int:
+    def source_bytes(self, piece: FilePiece) -> int:
         return piece.size
 
-    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         files = [f"{block.file}/{document.name}" for document in block.batch]
-        for line, (file, data) in enumerate(zip(files, _map_in_threads(_read, files), strict=True), block.first_line):
-            title, text = _parse(file, data)
+        for line, (file, data) in enumerate(
+            zip(files, _map_in_threads(_read_file, files), strict=True), block.first_line
+        ):
+            title, text = _parse_document(file, data)
             yield line, file[len(block.file) + 1 :], title, text, {}
 
 
-DOCUMENTS = Documents()
+DOCUMENTS = DocumentFolders()
 
 
-def list_documents(folder: str) -> Listing:
+def list_documents(folder: str) -> FolderListing:
     """Lists the files below a folder, local or s3://.
 
     Raises:
@@ -186,10 +188,10 @@ def list_documents(folder: str) -> Listing:
             hidden += 1
         elif ending in READERS:
             check_path(f"{folder}/{name}")
-            documents.append(Document(name, size))
+            documents.append(DocumentFile(name, size))
         elif not name.startswith(QUERY_FILES):
             others[ending] += 1
-    return Listing(documents, hidden, others)
+    return FolderListing(documents, hidden, others)
 
 
 def _is_hidden(name: str) -> bool:
@@ -214,7 +216,7 @@ def _map_in_threads(function: Callable[[Any], T], items: Iterable[Any]) -> Itera
             yield from pool.map(function, some)
 
 
-def _read(file: str) -> bytes:
+def _read_file(file: str) -> bytes:
     """Returns the bytes of a file. Raises InputError if it cannot be read or is too long."""
     with open_input(file) as opened:
         if (size := opened.size()) > limits.MAX_ROW_BYTES:
@@ -227,7 +229,7 @@ def _read(file: str) -> bytes:
             raise unreadable_error(file, error) from None
 
 
-def _parse(file: str, data: bytes) -> tuple[str, str]:
+def _parse_document(file: str, data: bytes) -> tuple[str, str]:
     """Returns the title and the text of a document. Raises InputError if it is no text, or has none."""
     data = data.removeprefix(BOM)
     try:

@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from indexing.files import limits
-from indexing.files.columns import PassageColumns, Table, is_query_header
-from indexing.files.raw import Lines, Piece, clip, tsv_fields
+from indexing.files.columns import PassageColumns, TableColumns, is_query_header
+from indexing.files.raw import FilePiece, Lines, short_repr, split_tsv_line
 from indexing.files.rows import Row, RowReader, integer_id, quoted_rows, row_error
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
@@ -71,29 +71,31 @@ Queries:
         last = start.fields[-1]
         return len(start.fields) > 1 and last.startswith("[") and last.endswith("]")
 
-    def open_rows(self, file: str, table: Table | None = None) -> RowReader:
+    def open_rows(self, file: str, table: TableColumns | None = None) -> RowReader:
         """Returns a reader that starts after the header. Raises InputError if the file has another first line."""
         lines = Lines(file)
         header = lines.take(1)
-        if header and tsv_fields(f"{file}:1", (header.data or b"").decode("utf-8", "replace")) != HEADER:
+        if header and split_tsv_line(f"{file}:1", (header.data or b"").decode("utf-8", "replace")) != HEADER:
             raise InputError(
-                f"{file}:1: found {clip(header.data)}, expected DPR's header id<TAB>text<TAB>title; "
+                f"{file}:1: found {short_repr(header.data)}, expected DPR's header id<TAB>text<TAB>title; "
                 "add it or name another format"
             )
         return lines
 
-    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         for line, (id, text, title) in quoted_rows(block, "3: id<TAB>text<TAB>title", 3):
             yield (line, id or integer_id(block, line, "", "id"), title, text, {})
 
-    def read_queries(self, block: Piece) -> Iterator[Row]:
+    def read_queries(self, block: FilePiece) -> Iterator[Row]:
         for line, (query, literal) in quoted_rows(block, "2: question<TAB>['answer', ...]", 2):
             try:
                 answers = ast.literal_eval(literal) if len(literal) <= limits.MAX_ANSWERS else None
             except (ValueError, SyntaxError, MemoryError, RecursionError):
                 answers = None
             if type(answers) is not list or not all(type(answer) is str for answer in answers):
-                raise row_error(block, line, f"answers {clip(literal)}", "a Python list of strings", "fix the line")
+                raise row_error(
+                    block, line, f"answers {short_repr(literal)}", "a Python list of strings", "fix the line"
+                )
             yield (line, f"q{line - 1}", "", query, {"answers": answers})
 
 

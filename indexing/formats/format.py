@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, QueryNames, Table
+from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, QueryNames, TableColumns
 from indexing.files.listing import file_identity
-from indexing.files.raw import Lines, Piece, clip, no_rows_error
+from indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
 from indexing.files.rows import Row, RowReader, dump_metadata, line_blocks, row_error
 from indexing.files.start import FileStart
 from retriever.errors import InputError
@@ -92,7 +92,7 @@ class CorpusFormat(ABC):
         """Returns what a resume compares, for the configuration of a corpus: at least `file`, its name, and `bytes`."""
         return file_identity(file)
 
-    def left_out(self, file: str) -> str:
+    def describe_skipped_files(self, file: str) -> str:
         """Returns a line about the files below a folder that an import leaves out; "": there are none."""
         return ""
 
@@ -119,11 +119,11 @@ class CorpusFormat(ABC):
         """Returns the columns of a corpus that an import prints; None: nothing."""
         return columns
 
-    def shown_query_columns(self, file: str, columns: QueryColumns | None) -> tuple[Table, QueryColumns] | None:
+    def shown_query_columns(self, file: str, columns: QueryColumns | None) -> tuple[TableColumns, QueryColumns] | None:
         """Returns the table and the columns of a file of queries that an import prints; None: nothing."""
         return None
 
-    def open_rows(self, file: str, table: Table | None = None) -> RowReader:
+    def open_rows(self, file: str, table: TableColumns | None = None) -> RowReader:
         """Returns a reader of the rows of a file that starts after its header.
 
         Args:
@@ -132,23 +132,23 @@ class CorpusFormat(ABC):
         """
         return Lines(file)
 
-    def blocks(self, piece: Piece, columns: PassageColumns | None = None) -> Iterator[Piece]:
+    def blocks(self, piece: FilePiece, columns: PassageColumns | None = None) -> Iterator[FilePiece]:
         """Yields the rows of a piece in blocks that are small enough for Python objects, each a separate piece."""
         return line_blocks(piece)
 
-    def source_bytes(self, piece: Piece) -> int:
+    def source_bytes(self, piece: FilePiece) -> int:
         """Returns the bytes that the rows of a piece are read from, decompressed."""
         return len(piece.data or b"")
 
     @abstractmethod
-    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         """Yields the passages of a block. Raises InputError with the file and line of a bad row."""
 
-    def read_documents(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_documents(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         """Yields the documents of a block, one per row, which an import splits into passages."""
         return self.read_passages(block, columns)
 
-    def read_queries(self, block: Piece) -> Iterator[Row]:
+    def read_queries(self, block: FilePiece) -> Iterator[Row]:
         """Yields the queries of a block of lines. Raises InputError with the file and line of a bad row."""
         raise InputError(f"{block.file}: found the format {self.name}, which has no queries; name another format")
 
@@ -186,7 +186,7 @@ class CorpusFormat(ABC):
                     for line, id, _, text, fields in self.read_queries(block):
                         if id in earlier:
                             if earlier[id] != text:
-                                problem = f"query {clip(id)} with another text"
+                                problem = f"query {short_repr(id)} with another text"
                                 raise row_error(block, line, problem, "an earlier file's", "rename it")
                             continue
                         ids.append(id)

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 
 from indexing.files import limits
-from indexing.files.columns import PassageColumns, QueryColumns, Table
-from indexing.files.raw import Lines, Piece, clip, no_rows_error
+from indexing.files.columns import PassageColumns, QueryColumns, TableColumns
+from indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
 from indexing.files.rows import Row, json_objects
 from indexing.files.start import refuse_json_array
 from indexing.formats.tables import QueryRow, TableFormat, named_passages
@@ -99,14 +99,14 @@ Judgements of `test`:
 ```
 """
 
-    def read_table(self, file: str) -> Table:
+    def read_table(self, file: str) -> TableColumns:
         return read_json_table(file)
 
-    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         assert columns is not None
         return named_passages(block, json_objects(block), columns)
 
-    def query_rows(self, block: Piece, table: Table, columns: QueryColumns) -> Iterator[QueryRow]:
+    def query_rows(self, block: FilePiece, table: TableColumns, columns: QueryColumns) -> Iterator[QueryRow]:
         for line, row in json_objects(block):
             yield line, {name: value for name, value in row.items() if value is not None}
 
@@ -114,7 +114,7 @@ Judgements of `test`:
 JSONL = JsonLines()
 
 
-def read_json_table(file: str) -> Table:
+def read_json_table(file: str) -> TableColumns:
     """Returns the fields of the first lines, with those of the object `metadata`. Other lines than objects are skipped.
 
     Raises:
@@ -143,9 +143,11 @@ def read_json_table(file: str) -> Table:
                 paths.update(dict.fromkeys(_nested_paths(document)))
     if not names:
         first = (sample.data or b"").partition(b"\n")[0]
-        raise InputError(f"{file}:1: found {clip(first)}, expected one JSON object per line; name another format")
+        raise InputError(f"{file}:1: found {short_repr(first)}, expected one JSON object per line; name another format")
     columns = tuple(name for name in names if not (has_nested and name == "metadata"))
-    return Table(columns, nested=tuple(path for path in paths if not (has_nested and path.startswith("metadata."))))
+    return TableColumns(
+        columns, nested=tuple(path for path in paths if not (has_nested and path.startswith("metadata.")))
+    )
 
 
 def _nested_paths(value: dict[str, Any], path: str = "", depth: int = 0) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from indexing.files import limits
 from indexing.files.columns import PassageColumns
-from indexing.files.raw import Piece, clip
+from indexing.files.raw import FilePiece, short_repr
 from indexing.files.rows import Row, integer_id, json_objects, row_error, wrong_text_error
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
@@ -80,7 +80,7 @@ Queries:
     def detects_queries(self, start: FileStart) -> bool:
         return self.has_ending(start) and "input" in start.document
 
-    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         """Yields one passage per paragraph with text, with the id PAGE-PARAGRAPH as in KILT's provenance.
 
         As in KILT's own passages, paragraph 0 (the title) and the "Section::::" headings are not passages; a heading
@@ -96,14 +96,14 @@ Queries:
                 fields = {"wikipedia_id": page_id, "paragraph": index}
                 yield line, f"{page_id}-{index}", title, text, fields | {"section": section} if section else fields
 
-    def read_documents(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_documents(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         """Yields each page with its paragraphs as one text; pages without text are left out."""
         for line, page_id, title, paragraphs in _pages(block):
             text = "\n\n".join(text for _, _, text in _texts(paragraphs))
             if text:
                 yield line, page_id, title, text, {"wikipedia_id": page_id}
 
-    def read_queries(self, block: Piece) -> Iterator[Row]:
+    def read_queries(self, block: FilePiece) -> Iterator[Row]:
         """Yields the queries of a task.
 
         Their metadata are the answers, the page ids of each output with provenance, and the other fields of the task.
@@ -122,12 +122,12 @@ Queries:
                 known = False
             if not known:
                 expected = "a list of {answer, provenance: [{wikipedia_id}]}"
-                raise row_error(block, line, f"output {clip(outputs)}", expected, "fix the line")
+                raise row_error(block, line, f"output {short_repr(outputs)}", expected, "fix the line")
             outcome = {"answers": answers, "provenance": [list(dict.fromkeys(page)) for page in pages if page]}
             yield (line, id, "", text, {name: value for name, value in outcome.items() if value} | doc)
 
 
-def _pages(block: Piece) -> Iterator[tuple[int, str, str, list[str]]]:
+def _pages(block: FilePiece) -> Iterator[tuple[int, str, str, list[str]]]:
     """Yields the line, the id, the title and the paragraphs of each page of a block."""
     for line, page in json_objects(block):
         page_id = page.get("wikipedia_id", page.get("_id"))
@@ -137,7 +137,9 @@ def _pages(block: Piece) -> Iterator[tuple[int, str, str, list[str]]]:
         if type(title) is not str:
             raise wrong_text_error(block, line, "wikipedia_title", title)
         if type(paragraphs) is not list or not all(type(paragraph) is str for paragraph in paragraphs):
-            raise row_error(block, line, f"text {clip(paragraphs)}", "a list of strings", "use KILT's knowledge source")
+            raise row_error(
+                block, line, f"text {short_repr(paragraphs)}", "a list of strings", "use KILT's knowledge source"
+            )
         yield line, page_id, title, paragraphs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from indexing.files.columns import PassageColumns, is_passage_header, is_query_header
-from indexing.files.raw import Piece
+from indexing.files.raw import FilePiece
 from indexing.files.rows import Row, integer_id, text_lines, wrong_columns_error
 from indexing.files.start import FileStart
 from indexing.formats.format import CorpusFormat
@@ -78,14 +78,14 @@ Judgements of `dev`:
             and (is_tsv or len(start.fields) > 1)
         )
 
-    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         for line, row in text_lines(block):
             id, _, text = row.partition("\t")
             if row.count("\t") != 1:
                 raise wrong_columns_error(block, line, row, row.count("\t") + 1, "2: id<TAB>text")
             yield (line, id or integer_id(block, line, "", "id"), "", text, {})
 
-    def read_queries(self, block: Piece) -> Iterator[Row]:
+    def read_queries(self, block: FilePiece) -> Iterator[Row]:
         return self.read_passages(block, None)
 
 

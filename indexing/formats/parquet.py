@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, Table, named_columns
+from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, TableColumns, named_columns
 from indexing.files.parquet import ParquetRows, decompressed_bytes, parquet_blocks, parquet_objects, parquet_table
-from indexing.files.raw import Piece
+from indexing.files.raw import FilePiece
 from indexing.files.rows import Row, RowReader, read_document
 from indexing.formats.tables import QueryRow, TableFormat, named_passages
 from retriever.errors import InputError
@@ -78,7 +78,7 @@ Judgements of `test`:
         queries = self.find_queries(files)
         return [name for name in files if name.startswith("corpus")] or [name for name in files if name not in queries]
 
-    def read_table(self, file: str) -> Table:
+    def read_table(self, file: str) -> TableColumns:
         return parquet_table(file)
 
     def choose_columns(self, file: str, names: PassageNames) -> PassageColumns | None:
@@ -92,19 +92,19 @@ Judgements of `test`:
         table = self.read_table(file)
         return PassageColumns(table, "text", _beir_id(table.names), "title" if "title" in table.names else None)
 
-    def open_rows(self, file: str, table: Table | None = None) -> RowReader:
+    def open_rows(self, file: str, table: TableColumns | None = None) -> RowReader:
         return ParquetRows(file)
 
-    def blocks(self, piece: Piece, columns: PassageColumns | None = None) -> Iterator[Piece]:
+    def blocks(self, piece: FilePiece, columns: PassageColumns | None = None) -> Iterator[FilePiece]:
         return parquet_blocks(piece, None if columns is None else columns.wanted)
 
-    def source_bytes(self, piece: Piece) -> int:
+    def source_bytes(self, piece: FilePiece) -> int:
         return decompressed_bytes(piece)
 
-    def query_blocks(self, piece: Piece, table: Table) -> Iterator[Piece]:
+    def query_blocks(self, piece: FilePiece, table: TableColumns) -> Iterator[FilePiece]:
         return parquet_blocks(piece)
 
-    def read_passages(self, block: Piece, columns: PassageColumns | None) -> Iterator[Row]:
+    def read_passages(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         names = block.batch.schema.names
         if columns is not None:
             wanted = columns.wanted or columns.used
@@ -123,7 +123,7 @@ Judgements of `test`:
         for line, document in parquet_objects(block):
             yield read_document(block, line, document, id_name)
 
-    def query_rows(self, block: Piece, table: Table, columns: QueryColumns) -> Iterator[QueryRow]:
+    def query_rows(self, block: FilePiece, table: TableColumns, columns: QueryColumns) -> Iterator[QueryRow]:
         return parquet_objects(block)
 
 

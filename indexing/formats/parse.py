@@ -20,12 +20,12 @@ import pyarrow as pa
 
 from indexing.files import limits
 from indexing.files.columns import value_at
-from indexing.files.raw import Piece, clip
+from indexing.files.raw import FilePiece, short_repr
 from indexing.files.rows import Row, dump_metadata, file_and_line, row_error
-from indexing.files.splitting import Split, document_spans, passages_size, take_passages
-from indexing.formats.chunking import Chunk
+from indexing.files.splitting import DocumentSplit, document_spans, passages_size, take_passages
+from indexing.formats.chunking import CorpusChunk
 from indexing.formats.format import CorpusFormat
-from indexing.formats.sources import Source
+from indexing.formats.sources import ImportSource
 from retriever.errors import InputError
 
 # metadata is JSON text of all other fields, "" if there are none.
@@ -43,13 +43,16 @@ FILTER_TYPES = _SCALARS | {f"list[{name}]": pa.list_(kind) for name, kind in _SC
 
 
 def parse_corpus(
-    format: CorpusFormat, chunk: Chunk, filters: Mapping[str, str] | None = None, split: Split | None = None
+    format: CorpusFormat,
+    chunk: CorpusChunk,
+    filters: Mapping[str, str] | None = None,
+    split: DocumentSplit | None = None,
 ) -> pa.Table:
     """Parses the passages of a chunk.
 
     Args:
         format: The format of the chunk's source.
-        chunk: Rows of it, from `chunking.chunks`.
+        chunk: Rows of it, from `chunking.cut_into_chunks`.
         filters: Metadata field -> type: "int64", "float64" (integers too), "string", "bool", or "timestamp" (ISO 8601,
             UTC if it names no zone; microseconds). "list[int64]" and so on: a list of such values, or one value. Fields
             of CSV and TSV are converted to the type.
@@ -70,8 +73,8 @@ def parse_corpus(
             if split is None:
                 rows = format.read_passages(block, chunk.columns)
             else:
-                rows = _with_text(block, format.read_documents(block, chunk.columns))
-            tables.append(_passages(block, rows, filters, is_text=format.has_text_values))
+                rows = _require_text(block, format.read_documents(block, chunk.columns))
+            tables.append(_parse_block(block, rows, filters, is_text=format.has_text_values))
             size += tables[-1].nbytes
             _check_growth(format, chunk, block, size, "lower parameter part_size")
     passages = pa.concat_tables(tables)
@@ -86,36 +89,38 @@ def parse_corpus(
     return passages
 
 
-def _with_text(block: Piece, rows: Iterable[Row]) -> Iterator[Row]:
+def _require_text(block: FilePiece, rows: Iterable[Row]) -> Iterator[Row]:
     """Yields the documents of a block. Raises InputError for one without a title and a text."""
     for row in rows:
         line, id, title, text, _ = row
         if not title.strip() and not text.strip():
-            actual = f"document {clip(id)} without text"
+            actual = f"document {short_repr(id)} without text"
             raise row_error(block, line, actual, "a text to split, or a title", "add it or leave the document out")
         yield row
 
 
-def _passages(block: Piece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
+def _parse_block(block: FilePiece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
     """Returns the rows of a block as `parse_corpus` does. is_text: the fields are text, as in CSV."""
     ids, titles, texts, metadata = [], [], [], []
     typed: dict[str, list[Any]] = {name: [] for name in filters}
     for line, id, title, text, fields in rows:
         if is_text and filters:
-            fields = {name: typed_field(value, filters.get(name)) for name, value in fields.items()}
+            fields = {name: convert_field(value, filters.get(name)) for name, value in fields.items()}
         ids.append(id)
         titles.append(title)
         texts.append(text)
         metadata.append(dump_metadata(block, line, fields) if fields else "")
         for name, kind in filters.items():
-            typed[name].append(filter_value(partial(row_error, block, line), name, kind, value_at(fields, name)))
+            typed[name].append(
+                convert_filter_value(partial(row_error, block, line), name, kind, value_at(fields, name))
+            )
     table = pa.table([ids, titles, texts, metadata], schema=CORPUS_SCHEMA)
     for name, kind in filters.items():
         table = table.append_column(f"filter.{name}", pa.array(typed[name], FILTER_TYPES[kind]))
     return table
 
 
-def _check_growth(format: CorpusFormat, chunk: Chunk, block: Piece, size: int, remedy: str) -> None:
+def _check_growth(format: CorpusFormat, chunk: CorpusChunk, block: FilePiece, size: int, remedy: str) -> None:
     """Raises InputError if the passages of a chunk take far more bytes than the rows that they are read from.
 
     Args:
@@ -147,7 +152,7 @@ def check_filter_types(filters: Mapping[str, str]) -> None:
             )
 
 
-def read_queries(source: Source) -> tuple[pa.Table, dict[str, pa.Table]]:
+def read_queries(source: ImportSource) -> tuple[pa.Table, dict[str, pa.Table]]:
     """Returns the queries of a source, and the judgements in the same files, as `CorpusFormat.read_query_files` does.
 
     Raises:
@@ -158,7 +163,7 @@ def read_queries(source: Source) -> tuple[pa.Table, dict[str, pa.Table]]:
     return source.format.read_query_files(source.queries, source.query_columns, source.qrels)
 
 
-def typed_field(value: Any, kind: str | None) -> Any:
+def convert_field(value: Any, kind: str | None) -> Any:
     """Returns a field of CSV or TSV in the type of its filter; the unchanged text if it has another form."""
     if type(value) is not str or kind is None:
         return value
@@ -177,7 +182,7 @@ def _value_type(kind: str) -> str:
     return kind.removeprefix("list[").removesuffix("]")
 
 
-def filter_value(refuse: Callable[[str, str, str], InputError], name: str, kind: str, value: Any) -> Any:
+def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: str, kind: str, value: Any) -> Any:
     """Returns the value of a filter for Arrow.
 
     Args:
@@ -193,7 +198,7 @@ def filter_value(refuse: Callable[[str, str, str], InputError], name: str, kind:
         return None
     if (value_type := _value_type(kind)) != kind:
         values = value if isinstance(value, list) else [value]
-        return [filter_value(refuse, name, value_type, each) for each in values if each is not None] or None
+        return [convert_filter_value(refuse, name, value_type, each) for each in values if each is not None] or None
     if kind == "timestamp":
         try:
             moment = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else value)
@@ -209,5 +214,5 @@ def filter_value(refuse: Callable[[str, str, str], InputError], name: str, kind:
     elif type(value) is {"string": str, "bool": bool}[kind]:
         return value
     wanted = "an ISO 8601 timestamp" if kind == "timestamp" else kind
-    actual = f"{name} {clip(value)} ({type(value).__name__})"
+    actual = f"{name} {short_repr(value)} ({type(value).__name__})"
     raise refuse(actual, f"{wanted}, as its filter says", "fix the value or give the filter another type")

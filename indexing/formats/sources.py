@@ -1,7 +1,7 @@
 """Finds corpora, queries and judgements, and detects their format.
 
-    source = detect("data/scifact")             # a folder or a file, local or s3://bucket/prefix
-    queries = detect_queries("nq-dev.qa.csv")
+    source = detect_source("data/scifact")             # a folder or a file, local or s3://bucket/prefix
+    queries = detect_query_source("nq-dev.qa.csv")
 
 The formats are those of `indexing.formats.registry`.
 """
@@ -19,20 +19,20 @@ from indexing.files.columns import (
     QueryNames,
     describe_passage_columns,
     describe_query_columns,
-    no_judgements,
+    judgements_hint,
 )
 from indexing.files.listing import is_file, list_files, walk_files
 from indexing.files.start import FileStart, refuse_unreadable
 from indexing.formats.format import CorpusFormat
 from indexing.formats.registry import FORMATS, find_format, known_endings, table_names
 from indexing.formats.tables import TableFormat
-from retriever.errors import InputError, listed
+from retriever.errors import InputError, list_first
 
 DEFAULT_SPLIT = "test"  # for judgements in a file whose name has no split: queries.csv
 
 
 @dataclass(frozen=True)
-class Source:
+class ImportSource:
     """A corpus with its queries and judgements. Files are paths or s3:// addresses, in reading order.
 
     Attributes:
@@ -55,18 +55,18 @@ class Source:
     qrels: dict[str, str]
     columns: PassageColumns | None = None
     query_columns: QueryColumns | None = None
-    query_source: Source | None = None
+    query_source: ImportSource | None = None
     titles: str | None = None
     remembered: str = ""
 
 
-def detect(
+def detect_source(
     path: str,
     format: str = "auto",
     names: PassageNames | None = None,
     *,
     earlier: Mapping[str, Any] | None = None,
-) -> Source:
+) -> ImportSource:
     """Finds the corpus at a path, with the queries and judgements of the folder if it has any.
 
     Args:
@@ -82,15 +82,17 @@ def detect(
     """
     names = names or PassageNames()
     is_named = names != PassageNames()
-    requested = _requested(format, names)
+    requested = _requested_format(format, names)
     path, listing = list_files(path)
     if listing is None:
         chosen = requested or _detect_corpus(path, is_named)
-        source = Source(chosen, _stem(path), (path,), (), {}, titles=_title_file(chosen, _files_beside(chosen, path)))
+        source = ImportSource(
+            chosen, _stem(path), (path,), (), {}, titles=_title_file(chosen, _title_files_beside(chosen, path))
+        )
     else:
-        chosen, corpus = _corpus_files(path, listing, requested)
+        chosen, corpus = _find_corpus_files(path, listing, requested)
         if chosen.is_folder:
-            _refuse_names(chosen, names)
+            _refuse_column_names(chosen, names)
         elif (
             requested is None
             and not chosen.has_columns
@@ -98,25 +100,25 @@ def detect(
         ):
             chosen = _detect_corpus(corpus[0], has_columns=True)
         titles = _title_file(chosen, [f"{path}/{name}" for name in listing])
-        source = Source(chosen, _name(path), corpus, (), {}, titles=titles)
+        source = ImportSource(chosen, _import_name(path), corpus, (), {}, titles=titles)
         if chosen.has_columns or chosen.is_folder:
-            source = replace(source, query_source=_queries_beside(path, listing))
+            source = replace(source, query_source=_find_queries_beside(path, listing))
         else:
-            queries, qrels = _queries(path, listing, chosen)
+            queries, qrels = _find_queries(path, listing, chosen)
             source = replace(source, queries=queries, qrels=qrels)
     if earlier is not None:
         if requested is None and not chosen.has_columns and _has_columns(source.corpus[0], earlier):
             source = replace(source, format=_detect_corpus(source.corpus[0], has_columns=True))
         if isinstance(source.format, TableFormat):
             table = source.format.read_table(source.corpus[0])
-            names, line = names.completed(source.corpus[0], table, earlier)
+            names, line = names.with_earlier_names(source.corpus[0], table, earlier)
             source = replace(source, remembered=line)
     return replace(source, columns=source.format.choose_columns(source.corpus[0], names))
 
 
-def detect_queries(
+def detect_query_source(
     path: str, format: str = "auto", names: QueryNames | None = None, split: str | None = None
-) -> Source:
+) -> ImportSource:
     """Finds the queries at a path; `corpus` of the result is empty.
 
     Args:
@@ -130,36 +132,36 @@ def detect_queries(
     """
     names = names or QueryNames()
     is_named = names != QueryNames()
-    requested = _requested(format, names)
+    requested = _requested_format(format, names)
     path, listing = list_files(path)
     if listing is None:
         chosen = requested or _detect_queries(path, is_named)
-        return _with_query_columns(Source(chosen, _stem(path), (), (path,), {}), names, split)
+        return _with_query_columns(ImportSource(chosen, _stem(path), (), (path,), {}), names, split)
     for candidate in [requested] if requested else [each for each in FORMATS if not each.has_columns]:
-        queries, qrels = _queries(path, listing, candidate)
+        queries, qrels = _find_queries(path, listing, candidate)
         if queries:
             chosen = requested or _detect_queries(queries[0], is_named)
             if chosen.has_columns and not candidate.has_columns:
                 break  # tables may have other names, and are found below
-            return _with_query_columns(Source(chosen, _name(path), (), queries, qrels), names, split)
+            return _with_query_columns(ImportSource(chosen, _import_name(path), (), queries, qrels), names, split)
     source = _query_tables(path, listing, names, split) if requested is None else None
     if source is None:
         expected = [f"{each.describe_files(each.query_files)} ({each.name})" for each in FORMATS if each.query_files]
         raise InputError(
-            f"{path}: found no queries among {_some(listing)}, expected {', '.join(expected)}; or name a file of "
+            f"{path}: found no queries among {_list_some(listing)}, expected {', '.join(expected)}; or name a file of "
             "queries itself"
         )
     return source
 
 
-def describe_columns(source: Source) -> list[str]:
+def describe_columns(source: ImportSource) -> list[str]:
     """Returns one line per table that describes the role of each column; no lines for formats with fixed columns.
 
     A line says what is left out of a folder of documents. A BEIR file is described if it has additional fields, since
     those become metadata.
     """
     lines = []
-    if source.corpus and (left_out := source.format.left_out(source.corpus[0])):
+    if source.corpus and (left_out := source.format.describe_skipped_files(source.corpus[0])):
         lines.append(left_out)
     if source.remembered:
         lines.append(source.remembered)
@@ -170,7 +172,7 @@ def describe_columns(source: Source) -> list[str]:
     if source.queries and (shown := source.format.shown_query_columns(source.queries[0], source.query_columns)):
         lines.append(describe_query_columns(source.queries[0], *shown))
         if not source.qrels and shown[1].relevant is None:
-            lines.append(no_judgements(source.queries[0], *shown))
+            lines.append(judgements_hint(source.queries[0], *shown))
     return lines + (describe_columns(source.query_source) if source.query_source else [])
 
 
@@ -182,15 +184,15 @@ def _has_columns(file: str, earlier: Mapping[str, Any]) -> bool:
     return bool(tables) and not tables[0].read_table(file).missing(used)
 
 
-def _requested(format: str, names: PassageNames | QueryNames) -> CorpusFormat | None:
+def _requested_format(format: str, names: PassageNames | QueryNames) -> CorpusFormat | None:
     """Returns the format that the caller names; None: detect it. Refuses columns for a format with fixed columns."""
     requested = find_format(format)
     if requested is not None:
-        _refuse_names(requested, names)
+        _refuse_column_names(requested, names)
     return requested
 
 
-def _refuse_names(format: CorpusFormat, names: PassageNames | QueryNames) -> None:
+def _refuse_column_names(format: CorpusFormat, names: PassageNames | QueryNames) -> None:
     """Raises InputError if columns are named of a format that has fixed ones."""
     if not format.has_columns and names != type(names)():
         parameter = next(name for name, value in vars(names).items() if value is not None)
@@ -202,7 +204,7 @@ def _refuse_names(format: CorpusFormat, names: PassageNames | QueryNames) -> Non
 
 def _detect_corpus(path: str, has_columns: bool) -> CorpusFormat:
     """Returns the format of a corpus file; with `has_columns`, among the formats with columns only."""
-    start, candidates = FileStart(path), _candidates(has_columns)
+    start, candidates = FileStart(path), _corpus_formats(has_columns)
     for format in reversed(candidates):
         if format.detects_corpus(start):
             return format
@@ -211,14 +213,14 @@ def _detect_corpus(path: str, has_columns: bool) -> CorpusFormat:
 
 def _detect_queries(path: str, has_columns: bool) -> CorpusFormat:
     """Returns the format of a query file; with `has_columns`, among the formats with columns only."""
-    start, candidates = FileStart(path), _candidates(has_columns)
+    start, candidates = FileStart(path), _corpus_formats(has_columns)
     for format in reversed(candidates):
         if format.detects_queries(start):
             return format
     raise _unknown_ending_error(start, candidates)
 
 
-def _candidates(has_columns: bool) -> list[CorpusFormat]:
+def _corpus_formats(has_columns: bool) -> list[CorpusFormat]:
     """Returns the formats whose corpus is a file: all, or only those with columns."""
     return [format for format in FORMATS if not format.is_folder and (format.has_columns or not has_columns)]
 
@@ -231,13 +233,13 @@ def _unknown_ending_error(start: FileStart, candidates: Sequence[CorpusFormat]) 
     return InputError(f"{start.path}: found {actual}, expected {expected}; name the format")
 
 
-def _corpus_files(
+def _find_corpus_files(
     path: str, listing: list[str], requested: CorpusFormat | None
 ) -> tuple[CorpusFormat, tuple[str, ...]]:
     """Returns the format of a folder's corpus and its files; the folder itself if the format is one of folders."""
     if requested is not None and requested.is_folder:
         return requested, (path,)
-    candidates = [requested] if requested else _candidates(has_columns=False)
+    candidates = [requested] if requested else _corpus_formats(has_columns=False)
     matches = [(each, names) for each in candidates if (names := each.find_corpus(listing))]
     if requested is None:
         matches = [(each, names) for each, names in matches if not each.is_generic] or matches
@@ -246,9 +248,9 @@ def _corpus_files(
             return format, (path,)
         raise _no_corpus_error(path, listing, requested)
     if len(matches) > 1:
+        corpora = ", ".join(f"{each.name}: {_list_some(files)}" for each, files in matches)
         raise InputError(
-            f"{path}: found several corpora ({', '.join(f'{each.name}: {_some(files)}' for each, files in matches)})"
-            ", expected one; say which format, or name the file itself"
+            f"{path}: found several corpora ({corpora}), expected one; say which format, or name the file itself"
         )
     [(chosen, files)] = matches
     if len(files) > 1 and not chosen.has_many_files:
@@ -268,7 +270,7 @@ def _possible_files(listing: list[str]) -> list[str]:
     """Returns the files of a folder that have the ending of a corpus but not its name, without queries."""
     queries = {name for each in FORMATS for name in each.find_queries(listing)}
     files = [name for name in listing if "/" not in name and name not in queries]
-    return [name for name in files if any(each.has_ending(FileStart(name)) for each in _candidates(False))]
+    return [name for name in files if any(each.has_ending(FileStart(name)) for each in _corpus_formats(False))]
 
 
 def _no_corpus_error(path: str, listing: list[str], requested: CorpusFormat | None) -> InputError:
@@ -279,11 +281,12 @@ def _no_corpus_error(path: str, listing: list[str], requested: CorpusFormat | No
         expected = f"one of the formats {', '.join(each.name for each in FORMATS)}"
     file = next(iter(_possible_files(listing)), "FILE")
     return InputError(
-        f"{path}: found no corpus among {_some(listing)}, expected {expected}; name the file itself, as {path}/{file}"
+        f"{path}: found no corpus among {_list_some(listing)}, expected {expected}; name the file itself, as "
+        f"{path}/{file}"
     )
 
 
-def _queries(path: str, listing: list[str], format: CorpusFormat) -> tuple[tuple[str, ...], dict[str, str]]:
+def _find_queries(path: str, listing: list[str], format: CorpusFormat) -> tuple[tuple[str, ...], dict[str, str]]:
     """Returns a folder's query files of a format, and its qrels by split."""
     splits: dict[str, str] = {}
     prefix, _, suffix = format.judgement_files.partition("*")
@@ -298,12 +301,12 @@ def _queries(path: str, listing: list[str], format: CorpusFormat) -> tuple[tuple
     return tuple(f"{path}/{name}" for name in format.find_queries(listing)), splits
 
 
-def _queries_beside(path: str, listing: list[str]) -> Source | None:
+def _find_queries_beside(path: str, listing: list[str]) -> ImportSource | None:
     """Returns the queries in the folder of a table; their columns can only be recognised, not named."""
     if not any(each.find_queries(listing) for each in FORMATS):
         return None
     try:
-        return detect_queries(path)
+        return detect_query_source(path)
     except InputError as error:
         problem, _, remedy = str(error).partition("; ")
         if "parameter " in remedy:
@@ -313,7 +316,7 @@ def _queries_beside(path: str, listing: list[str]) -> Source | None:
         raise InputError(f"{problem}; {remedy}") from None
 
 
-def _query_tables(path: str, listing: list[str], names: QueryNames, split: str | None) -> Source | None:
+def _query_tables(path: str, listing: list[str], names: QueryNames, split: str | None) -> ImportSource | None:
     """Returns the query tables of a folder; None if it has none."""
     tables = [each for each in FORMATS if each.has_columns and each.find_queries(listing)]
     if not tables:
@@ -321,28 +324,29 @@ def _query_tables(path: str, listing: list[str], names: QueryNames, split: str |
     if len(tables) > 1:
         files = " and ".join(each.find_queries(listing)[0] for each in tables)
         raise InputError(f"{path}: found {files}, expected one of them; remove or rename the other")
-    queries, qrels = _queries(path, listing, tables[0])
-    return _with_query_columns(Source(tables[0], _name(path), (), queries, qrels), names, split)
+    queries, qrels = _find_queries(path, listing, tables[0])
+    return _with_query_columns(ImportSource(tables[0], _import_name(path), (), queries, qrels), names, split)
 
 
-def _files_beside(format: CorpusFormat, path: str) -> list[str]:
+def _title_files_beside(format: CorpusFormat, path: str) -> list[str]:
     """Returns the files of titles beside a corpus file, if it has the name that the format gives it in a folder."""
-    folder, name = path.removesuffix(_name(path)), _name(path)
+    folder, name = path.removesuffix(_import_name(path)), _import_name(path)
     files = [f"{folder}{title_file}" for title_file in format.title_files if format.find_corpus([name])]
     return [file for file in files if is_file(file)]
 
 
 def _title_file(format: CorpusFormat, files: Sequence[str]) -> str | None:
     """Returns the file of titles among the files of a folder; None if it has none."""
-    title_files = [file for file in files if _name(file) in format.title_files]
+    title_files = [file for file in files if _import_name(file) in format.title_files]
     if len(title_files) > 1:
         raise InputError(
-            f"{title_files[0]}: found {_name(title_files[1])} too, expected one of them; remove or rename the other"
+            f"{title_files[0]}: found {_import_name(title_files[1])} too, expected one of them; "
+            "remove or rename the other"
         )
     return title_files[0] if title_files else None
 
 
-def _with_query_columns(source: Source, names: QueryNames, split: str | None) -> Source:
+def _with_query_columns(source: ImportSource, names: QueryNames, split: str | None) -> ImportSource:
     """Returns the source with the columns of its queries; a table with judgements becomes the qrels of its split."""
     if not source.format.has_columns and split is not None:
         raise InputError(
@@ -364,20 +368,20 @@ def _with_query_columns(source: Source, names: QueryNames, split: str | None) ->
 
 def _split_of(file: str) -> str:
     """Returns SPLIT of a file named queries.SPLIT.csv, otherwise the default."""
-    pieces = _name(file).removesuffix(".gz").split(".")
+    pieces = _import_name(file).removesuffix(".gz").split(".")
     return ".".join(pieces[1:-1]) if pieces[0] == "queries" and len(pieces) > 2 else DEFAULT_SPLIT
 
 
-def _name(path: str) -> str:
+def _import_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
 def _stem(path: str) -> str:
     """Returns a file's name without its endings."""
-    name = _name(path).removesuffix(".gz")
+    name = _import_name(path).removesuffix(".gz")
     return name.rpartition(".")[0] or name
 
 
-def _some(names: Sequence[str]) -> str:
+def _list_some(names: Sequence[str]) -> str:
     """Returns the first names of files for a message."""
-    return listed(names, 5) or "no files"
+    return list_first(names, 5) or "no files"

@@ -17,7 +17,7 @@ from indexing.files.columns import (
     PassageNames,
     QueryColumns,
     QueryNames,
-    Table,
+    TableColumns,
     choose_passage_columns,
     choose_query_columns,
     named_columns,
@@ -25,14 +25,14 @@ from indexing.files.columns import (
     value_at,
 )
 from indexing.files.qrels import QRELS_SCHEMA
-from indexing.files.raw import Piece, clip, no_rows_error
+from indexing.files.raw import FilePiece, no_rows_error, short_repr
 from indexing.files.rows import (
     Row,
     dump_metadata,
     file_and_line,
-    flatten,
     integer_id,
     line_blocks,
+    merge_metadata_fields,
     row_error,
     wrong_text_error,
 )
@@ -53,14 +53,14 @@ class TableFormat(CorpusFormat):
     has_columns = True
 
     @abstractmethod
-    def read_table(self, file: str) -> Table:
+    def read_table(self, file: str) -> TableColumns:
         """Returns the columns of a file. Raises InputError if it has none."""
 
     @abstractmethod
-    def query_rows(self, block: Piece, table: Table, columns: QueryColumns) -> Iterator[QueryRow]:
+    def query_rows(self, block: FilePiece, table: TableColumns, columns: QueryColumns) -> Iterator[QueryRow]:
         """Yields the rows of a block of a table of queries, without empty values and nulls."""
 
-    def query_blocks(self, piece: Piece, table: Table) -> Iterator[Piece]:
+    def query_blocks(self, piece: FilePiece, table: TableColumns) -> Iterator[FilePiece]:
         """Yields the rows of a piece of a table of queries in blocks, as `blocks` does."""
         return line_blocks(piece)
 
@@ -70,7 +70,7 @@ class TableFormat(CorpusFormat):
     def choose_query_columns(self, file: str, names: QueryNames) -> QueryColumns | None:
         return choose_query_columns(file, self.read_table(file), names)
 
-    def shown_query_columns(self, file: str, columns: QueryColumns | None) -> tuple[Table, QueryColumns] | None:
+    def shown_query_columns(self, file: str, columns: QueryColumns | None) -> tuple[TableColumns, QueryColumns] | None:
         return None if columns is None else (self.read_table(file), columns)
 
     def read_query_files(
@@ -101,15 +101,15 @@ class TableFormat(CorpusFormat):
             is_empty = True
             for piece, line, row in self._rows(file, columns, files[0]):
                 is_empty = False
-                id, text, metadata = _query(piece, line, row, columns)
+                id, text, metadata = _parse_query(piece, line, row, columns)
                 here = file_and_line(piece, line)
                 first_place, known_text, known_metadata = known.setdefault(id, (here, text, metadata))
                 if first_place != here:
                     _check_repeated(
                         piece, line, id, first_place, (text, metadata), (known_text, known_metadata), columns
                     )
-                score = _score(piece, line, row, columns)
-                passages = _passages(piece, line, row, columns)
+                score = _parse_score(piece, line, row, columns)
+                passages = _parse_passage_ids(piece, line, row, columns)
                 if score is not None and not passages:
                     raise row_error(piece, line, f"{columns.score} {score} without a passage", "a passage id", "add it")
                 for passage in passages:
@@ -118,7 +118,7 @@ class TableFormat(CorpusFormat):
                         raise row_error(piece, line, f"no {columns.score}", "an integer", "add it to the row")
                     earlier, first = judged.setdefault(pair, (grade, line))
                     if earlier != grade:
-                        problem = f"the score {grade} of passage {clip(passage)} for query {clip(id)}"
+                        problem = f"the score {grade} of passage {short_repr(passage)} for query {short_repr(id)}"
                         raise row_error(
                             piece, line, problem, f"{earlier}, its score in line {first}", "remove one of the lines"
                         )
@@ -138,7 +138,7 @@ class TableFormat(CorpusFormat):
         values = [list(known), [text for _, text, _ in known.values()], [metadata for _, _, metadata in known.values()]]
         return pa.table(values, schema=QUERIES_SCHEMA), judgements
 
-    def _rows(self, file: str, columns: QueryColumns, first: str) -> Iterator[tuple[Piece, int, dict[str, Any]]]:
+    def _rows(self, file: str, columns: QueryColumns, first: str) -> Iterator[tuple[FilePiece, int, dict[str, Any]]]:
         """Yields the rows of a file, each with its block and line. first: the file that the columns are chosen from."""
         table = self.read_table(file)
         if missing := table.missing(columns.used):
@@ -151,7 +151,7 @@ class TableFormat(CorpusFormat):
 
 
 def named_passages(
-    block: Piece, documents: Iterable[tuple[int, dict[str, Any]]], columns: PassageColumns
+    block: FilePiece, documents: Iterable[tuple[int, dict[str, Any]]], columns: PassageColumns
 ) -> Iterator[Row]:
     """Yields the passages of objects whose fields are the columns.
 
@@ -185,18 +185,18 @@ def named_passages(
             if type(id) is not str or not id:
                 id = integer_id(block, line, id, columns.id)
         else:
-            id = hash_id(text, title)
+            id = id_from_content(text, title)
         if metadata is None:
             remove_values(document, used)
-            fields = flatten(block, line, document) if document else document
+            fields = merge_metadata_fields(block, line, document) if document else document
         else:
             nested = document.get("metadata")
             named = {**nested, **document} if type(nested) is dict else document
-            fields = flatten(block, line, {name: value_at(named, name) for name in metadata})
+            fields = merge_metadata_fields(block, line, {name: value_at(named, name) for name in metadata})
         yield line, id, title, text, {name: value for name, value in fields.items() if value is not None}
 
 
-def hash_id(text: str, title: str = "") -> str:
+def id_from_content(text: str, title: str = "") -> str:
     """Returns the id of a passage without an id: 32 hexadecimal digits of SHA-256 over its UTF-8 text.
 
     A title, if there is one, comes first, with a NUL between the two.
@@ -205,7 +205,7 @@ def hash_id(text: str, title: str = "") -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:HASH_DIGITS]
 
 
-def _query(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> tuple[str, str, str]:
+def _parse_query(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> tuple[str, str, str]:
     """Returns the id, the text and the metadata (JSON text) of the query of a row."""
     text = value_at(row, columns.text)
     if type(text) is not str:
@@ -215,10 +215,10 @@ def _query(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) 
         if type(id) is not str:
             id = integer_id(piece, line, id, columns.id)
     else:
-        id = hash_id(text)
+        id = id_from_content(text)
     rest = copy.deepcopy(row) if any("." in name for name in columns.used) else dict(row)
     remove_values(rest, columns.used)
-    fields = flatten(piece, line, rest)
+    fields = merge_metadata_fields(piece, line, rest)
     if columns.metadata is not None:
         named = {name: value_at(fields, name) for name in columns.metadata}
         fields = {name: value for name, value in named.items() if value is not None}
@@ -226,7 +226,7 @@ def _query(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) 
 
 
 def _check_repeated(
-    piece: Piece,
+    piece: FilePiece,
     line: int,
     id: str,
     first: str,
@@ -246,18 +246,18 @@ def _check_repeated(
         columns: The columns of the table.
     """
     if not columns.relevant:
-        what = f"query id {clip(id)}" if columns.id else f"the query {clip(actual[0])}"
+        what = f"query id {short_repr(id)}" if columns.id else f"the query {short_repr(actual[0])}"
         raise row_error(piece, line, f"{what} a second time", f"it once (first in {first})", "remove or rename one")
     if actual[0] != expected[0]:
-        problem = f"query {clip(id)} with the text {clip(actual[0])}"
+        problem = f"query {short_repr(id)} with the text {short_repr(actual[0])}"
         raise row_error(piece, line, problem, f"the text of {first}", "rename one of the queries")
     if actual[1] != expected[1]:
-        problem = f"query {clip(id)} with the metadata {clip(actual[1])}"
+        problem = f"query {short_repr(id)} with the metadata {short_repr(actual[1])}"
         remedy = "name the columns that belong to the query by parameter metadata"
-        raise row_error(piece, line, problem, f"{clip(expected[1])} as in {first}", remedy)
+        raise row_error(piece, line, problem, f"{short_repr(expected[1])} as in {first}", remedy)
 
 
-def _passages(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:
+def _parse_passage_ids(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:
     """Returns the ids of the relevant passages of a row."""
     value = value_at(row, columns.relevant) if columns.relevant else None
     if value is None:
@@ -266,11 +266,11 @@ def _passages(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumn
     return [id if type(id) is str and id else integer_id(piece, line, id, columns.relevant or "relevant") for id in ids]
 
 
-def _score(piece: Piece, line: int, row: dict[str, Any], columns: QueryColumns) -> int | None:
+def _parse_score(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> int | None:
     """Returns the score of a row; None if it has none. Raises InputError if it is not an integer."""
     score = value_at(row, columns.score) if columns.score else None
     if type(score) is str and re.fullmatch(r"-?[0-9]{1,9}", score):
         score = int(score)
     if score is not None and (type(score) is not int or abs(score) >= 10**9):
-        raise row_error(piece, line, f"{columns.score} {clip(score)}", "an integer", "fix the row")
+        raise row_error(piece, line, f"{columns.score} {short_repr(score)}", "an integer", "fix the row")
     return score

@@ -11,9 +11,9 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.exact import Hits
 from indexing.hit_sources.kind import SearchContext, SourceKind
-from indexing.hit_sources.online import PROBE, Files, OnlineSearch, PinnedArtifacts, SearcherScope, Target
+from indexing.hit_sources.online import PROBE, Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
 from indexing.lucene.bm25 import DEFAULT, Bm25, search_bm25
-from indexing.lucene.searching import OpenSegments, segment_share
+from indexing.lucene.searching import OpenSegments, segments_in_range
 from indexing.store.artifact import Artifact
 from indexing.store.chain import check_lineage
 from indexing.work.tasks import Runner
@@ -43,10 +43,10 @@ class OnlineBm25(OnlineSearch):
 
     name = "bm25"
 
-    def artifacts(self, target: Target) -> list[tuple[str, str]]:
+    def artifacts(self, target: SearchTarget) -> list[tuple[str, str]]:
         return [("bm25", str(target[0]))]
 
-    def read(self, target: Target, pinned: PinnedArtifacts) -> Bm25:
+    def read(self, target: SearchTarget, pinned: PinnedArtifacts) -> Bm25:
         [(kind, name)] = self.artifacts(target)
         bm25 = Bm25(name, pinned.generations(kind, name))
         check_lineage(bm25.generations, pinned.corpus.generations)
@@ -56,7 +56,7 @@ class OnlineBm25(OnlineSearch):
         return OpenSegments(readers, corpus, scope.rows, scope.threads or 1)
 
     def files(self, readers: Bm25, scope: SearcherScope) -> list[Files]:
-        return [readers.shards[segment_share(readers, scope.rows)[0]]]
+        return [readers.shards[segments_in_range(readers, scope.rows)[0]]]
 
     def probe(self, searcher: OpenSegments) -> None:
         searcher.search([PROBE], 1)

@@ -10,12 +10,12 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.dense.index import Index
-from indexing.dense.online import DenseShard, dense_stretches, index_share
+from indexing.dense.online import DenseShard, searched_row_ranges, shards_in_range
 from indexing.dense.shard import OpenShards
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.hit_sources.kind import VectorSource
-from indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, Target
+from indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
 from indexing.store.artifact import Artifact
 from indexing.work.tasks import Runner
 
@@ -46,7 +46,7 @@ class DenseSource(VectorSource[Embeddings, Index | None]):
 
 
 @dataclass(frozen=True)
-class Space:
+class SearchSpace:
     """The embeddings that a task searches, and the index over them; without an index every vector is scored."""
 
     embeddings: Embeddings
@@ -66,23 +66,25 @@ class OnlineDense(OnlineSearch):
 
     name = "dense"
 
-    def artifacts(self, target: Target) -> list[tuple[str, str]]:
+    def artifacts(self, target: SearchTarget) -> list[tuple[str, str]]:
         return [(kind, name) for kind, name in zip(("embeddings", "index"), target, strict=True) if name]
 
-    def read(self, target: Target, pinned: PinnedArtifacts) -> Space:
+    def read(self, target: SearchTarget, pinned: PinnedArtifacts) -> SearchSpace:
         (_, embeddings), *indexes = self.artifacts(target)
         index = [Index(name, pinned.generations(kind, name)) for kind, name in indexes]
-        return Space(Embeddings(embeddings, pinned.generations("embeddings", embeddings)), index[0] if index else None)
+        return SearchSpace(
+            Embeddings(embeddings, pinned.generations("embeddings", embeddings)), index[0] if index else None
+        )
 
-    def open(self, readers: Space, corpus: Corpus, scope: SearcherScope) -> DenseShard:
+    def open(self, readers: SearchSpace, corpus: Corpus, scope: SearcherScope) -> DenseShard:
         return DenseShard(corpus, readers.embeddings, readers.index, scope.rows, scope.threads)
 
-    def files(self, readers: Space, scope: SearcherScope) -> list[Files]:
+    def files(self, readers: SearchSpace, scope: SearcherScope) -> list[Files]:
         """Returns the shards of the index, and the vectors of their rows, with which candidates are scored."""
         vectors, index = readers.embeddings, readers.index
-        ranges = dense_stretches(vectors, index, scope.rows)
+        ranges = searched_row_ranges(vectors, index, scope.rows)
         # The shards of a Flat index are not read.
-        shards = [] if index is None or index.factory == "Flat" else index_share(index, scope.rows)
+        shards = [] if index is None or index.factory == "Flat" else shards_in_range(index, scope.rows)
         parts = [
             part for part in vectors.parts if any(first < part.end and part.first_row < end for first, end in ranges)
         ]

@@ -10,7 +10,7 @@ from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.hit_sources.dense import ONLINE, DenseSource
 from indexing.hit_sources.kind import SearchContext, SourceKind
-from indexing.hit_sources.online import Target
+from indexing.hit_sources.online import SearchTarget
 
 
 class ExactKind(SourceKind):
@@ -28,7 +28,7 @@ class ExactKind(SourceKind):
         encoder = context.query_encoder(embeddings)
         return DenseSource(embeddings, None, context.corpus, encoder, stays_open=context.stays_open)
 
-    def target(self, name: str, *, embeddings: str | None, index: str | None) -> Target:
+    def search_target(self, name: str, *, embeddings: str | None, index: str | None) -> SearchTarget:
         return name, index if name == embeddings else None
 
     def search_online(self, searcher: DenseShard, queries: np.ndarray, k: int, filter: Filter | None) -> Hits:

@@ -26,7 +26,7 @@ _WEIGHTED = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\*(.+)")
 
 
 @dataclass(frozen=True)
-class Term:
+class SourceTerm:
     """One source as the grammar names it. name: empty if the kind stands alone."""
 
     kind: SourceKind
@@ -34,7 +34,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Expression:
+class SourceExpression:
     """A source as a user wrote it.
 
     Attributes:
@@ -44,7 +44,7 @@ class Expression:
     """
 
     source: str
-    terms: tuple[Term, ...]
+    terms: tuple[SourceTerm, ...]
     weights: tuple[float, ...] | None
 
     def check_distinct(self, sources: Sequence[str]) -> None:
@@ -52,18 +52,18 @@ class Expression:
         if len(set(sources)) < len(sources):
             raise InputError(f"source {self.source!r}: a source is given twice")
 
-    def unused(self, options: SearchOptions) -> list[str]:
+    def unused_options(self, options: SearchOptions) -> list[str]:
         """Returns the names of the options that are set and that no term uses."""
         used = {name for term in self.terms for name in term.kind.options}
         names = [field.name for field in fields(options)]
         return [name for name in names if getattr(options, name) is not None and name not in used]
 
 
-def parse(source: str) -> Expression:
+def parse_source(source: str) -> SourceExpression:
     """Returns a source in its terms. Raises InputError if it is not in the grammar."""
     pieces = source.split("+")
     if len(pieces) == 1:
-        return Expression(source, (_parse_term(source),), None)
+        return SourceExpression(source, (_parse_term(source),), None)
     matches = [_WEIGHTED.fullmatch(piece) for piece in pieces]
     if any(matches) and not all(matches):
         raise InputError(f"source {source!r}: give every one of the sources a weight, or none")
@@ -74,10 +74,12 @@ def parse(source: str) -> Expression:
         raise InputError(f"source {source!r}: every weight is 0; give at least one source a positive weight")
     if weights and max(weights) > MAX_WEIGHT:
         raise InputError(f"source {source!r}: weight {max(weights):g}: expected at most {MAX_WEIGHT:g}")
-    return Expression(source, terms, weights)
+    return SourceExpression(source, terms, weights)
 
 
-def check_used(source: str, options: SearchOptions, others: Mapping[str, tuple[object, str]] | None = None) -> None:
+def check_options_used(
+    source: str, options: SearchOptions, others: Mapping[str, tuple[object, str]] | None = None
+) -> None:
     """Checks that a source uses all settings of a search.
 
     Args:
@@ -88,7 +90,7 @@ def check_used(source: str, options: SearchOptions, others: Mapping[str, tuple[o
     Raises:
         InputError: For a setting that has no effect.
     """
-    unused = {name: (getattr(options, name), NEEDS[name]) for name in parse(source).unused(options)}
+    unused = {name: (getattr(options, name), NEEDS[name]) for name in parse_source(source).unused_options(options)}
     for name, (value, needed) in {**unused, **(others or {})}.items():
         raise InputError(f"parameter {name} {value}: {source} has no use for it, it goes with {needed}")
 
@@ -109,9 +111,9 @@ def source_label(source: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", source)
 
 
-def _parse_term(source: str) -> Term:
+def _parse_term(source: str) -> SourceTerm:
     word, _, name = source.partition(":")
     kind = find_kind(word)
     if kind is None or not kind.allows_name(name):
         raise InputError(f"source {source!r}: expected {', '.join(all_forms())}, or A+B")
-    return Term(kind, name)
+    return SourceTerm(kind, name)

@@ -10,10 +10,10 @@ from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.kind import IndexOptions
 from indexing.hit_sources.dense import ONLINE, DenseSource
 from indexing.hit_sources.kind import IndexKind, SearchContext
-from indexing.hit_sources.online import Target
+from indexing.hit_sources.online import SearchTarget
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild
-from retriever.memory import human
+from retriever.memory import format_bytes
 
 
 class FaissKind(IndexKind):
@@ -39,7 +39,7 @@ class FaissKind(IndexKind):
         encoder = context.query_encoder(embeddings)
         return DenseSource(embeddings, index, context.corpus, encoder, search_parameters, context.stays_open)
 
-    def target(self, name: str, *, embeddings: str | None, index: str | None) -> Target:
+    def search_target(self, name: str, *, embeddings: str | None, index: str | None) -> SearchTarget:
         return embeddings, name
 
     def build(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions) -> IndexBuild:
@@ -67,7 +67,7 @@ class FaissKind(IndexKind):
             f"vectors  {embeddings.num_rows:,} of {embeddings.dim} in embeddings/{embeddings.name}",
             f"factory  {work.factory}, trained on {trained:,} vectors",
         ]
-        return IndexBuild(work, plan, f"{human(trained * embeddings.dim * 4)} to train", report)
+        return IndexBuild(work, plan, f"{format_bytes(trained * embeddings.dim * 4)} to train", report)
 
 
 INDEX = FaissKind()

@@ -14,7 +14,7 @@ from indexing.corpus.filters import Filter
 from indexing.embeddings.kind import IndexOptions
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import Hits
-from indexing.hit_sources.online import OnlineSearch, Target
+from indexing.hit_sources.online import OnlineSearch, SearchTarget
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.store.artifact import Artifact
@@ -79,7 +79,7 @@ class SearchContext:
         classes = {name: encoder.numerics for name, encoder in self._encoders.items() if encoder.numerics}
         return {"query_numerics": classes} if classes else {}
 
-    def cuts(self, queries: slice = slice(None)) -> dict[str, dict[str, dict[str, int]]]:
+    def count_cuts(self, queries: slice = slice(None)) -> dict[str, dict[str, dict[str, int]]]:
         """Returns how many of the queries that were searched last were cut, as facts of a part.
 
         They are {"query_cuts": {embeddings: counts}}; empty if no source searches vectors.
@@ -87,12 +87,12 @@ class SearchContext:
         Args:
             queries: The numbers of the queries to count; by default all.
         """
-        counts = {name: encoder.cuts(queries).stored() for name, encoder in self._encoders.items()}
+        counts = {name: encoder.count_cuts(queries).stored() for name, encoder in self._encoders.items()}
         return {"query_cuts": counts} if counts else {}
 
-    def longest_query(self, embeddings: str) -> int | None:
+    def query_length_limit(self, embeddings: str) -> int | None:
         """Returns the largest length limit of the queries of some embeddings; None: their encoder allows any."""
-        return self._encoders[embeddings].spec.longest("query")
+        return self._encoders[embeddings].spec.length_limit("query")
 
     def pin(self, facts: Mapping[str, Any]) -> None:
         """Pins the numerics classes of a committed part."""
@@ -187,7 +187,7 @@ class SourceKind(ABC):
             InputError: If the store lacks an artifact, or if it belongs to another corpus.
         """
 
-    def target(self, name: str, *, embeddings: str | None, index: str | None) -> Target:
+    def search_target(self, name: str, *, embeddings: str | None, index: str | None) -> SearchTarget:
         """Returns what the service opens for a source of a task; sources with the same target share a searcher.
 
         Args:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from indexing.corpus.corpus import Corpus
 from indexing.embeddings.embeddings import DENSE
-from indexing.embeddings.kind import vectors_of
+from indexing.embeddings.kind import vector_kind_of
 from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.grammar import fusion_text
@@ -73,12 +73,12 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
         if kind is not INDEX and _has_index(store, kind.is_index):
             return kind.text(store.only("index", None, kind.is_index, choice=f"the source {kind.text('NAME')}"))
     if names := store.names("embeddings"):
-        vectors = vectors_of(store.generations("embeddings", names[0])[0].config["encoder"])
+        vectors = vector_kind_of(store.generations("embeddings", names[0])[0].config["encoder"])
         missing = f"build an index of its {vectors} embeddings ({MADE_BY['index']})"
     else:
         Corpus.open(store)
         missing = f"encode the corpus ({MADE_BY['embeddings']})"
-    drafts = [key for key in store.incomplete() if Key.parse(key).kind in ("embeddings", "index", "bm25")]
+    drafts = [key for key in store.incomplete_keys() if Key.parse(key).kind in ("embeddings", "index", "bm25")]
     remark = f" ({', '.join(drafts)}: begun and not complete)" if drafts else ""
     raise InputError(
         f"{store.url}: there is nothing to search{remark}: {missing}, or build a BM25 index ({MADE_BY['bm25']})"
@@ -105,10 +105,10 @@ def dense_names(store: Store, embeddings: str | None, index: str | None) -> tupl
     if index is not None:
         return store.only("embeddings", _embeddings_of(store, index, embeddings)), index
     embeddings = store.only("embeddings", embeddings, DENSE.holds)
-    return embeddings, index_over(store, embeddings, "say which with parameter index NAME")
+    return embeddings, find_index_over(store, embeddings, "say which with parameter index NAME")
 
 
-def index_over(store: Store, embeddings: str, remedy: str) -> str | None:
+def find_index_over(store: Store, embeddings: str, remedy: str) -> str | None:
     """Returns the name of the FAISS index over embeddings; None if it is missing.
 
     Args:
@@ -132,7 +132,7 @@ def find_mode(source: str) -> Mode | None:
     return next((mode for mode in modes if mode == source), None)
 
 
-def resolve(source: str, store: Store) -> str:
+def expand_mode(source: str, store: Store) -> str:
     """Returns the source that a mode stands for if `source` is one of the modes, otherwise `source`."""
     mode = find_mode(source)
     return source if mode is None else source_of_mode(mode, store, by_name=True)

@@ -11,13 +11,13 @@ from indexing.corpus.corpus import Corpus
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 
 PROBE = "what is a prompt?"  # the query of checks
 
-Target = tuple[str | None, ...]  # names of what one searcher searches; their meaning is up to the kind
-Files = Iterable[tuple[Artifact | Draft, Part]]
+SearchTarget = tuple[str | None, ...]  # names of what one searcher searches; their meaning is up to the kind
+Files = Iterable[tuple[Artifact | Draft, ArtifactPart]]
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class OnlineSearch(ABC):
     encodes: ClassVar[bool] = False
 
     @abstractmethod
-    def artifacts(self, target: Target) -> list[tuple[str, str]]:
+    def artifacts(self, target: SearchTarget) -> list[tuple[str, str]]:
         """Returns the kind and the name of each artifact that a target needs, besides the corpus and the encoder."""
 
     @abstractmethod
-    def read(self, target: Target, pinned: PinnedArtifacts) -> Any:
+    def read(self, target: SearchTarget, pinned: PinnedArtifacts) -> Any:
         """Returns readers of a target's artifacts. Raises InputError if they do not fit the corpus."""
 
     def encoder(self, readers: Any) -> QueryEncoder[Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
-from indexing.hit_sources.grammar import parse
+from indexing.hit_sources.grammar import parse_source
 from indexing.hit_sources.kind import HitSource, SearchContext
-from indexing.hit_sources.modes import resolve
+from indexing.hit_sources.modes import expand_mode
 from indexing.hit_sources.registry import open_source
 
 
@@ -17,7 +17,7 @@ class HitSources(SearchContext):
 
         Raises InputError if the grammar or the store lacks it, or if its corpus is another one.
         """
-        expression = parse(resolve(source, self.store))
+        expression = parse_source(expand_mode(source, self.store))
         parts = [open_source(term.kind, self, term.name) for term in expression.terms]
         if len(parts) == 1:
             return parts[0]

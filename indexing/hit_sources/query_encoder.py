@@ -15,7 +15,7 @@ from indexing.embeddings.stored_encoder import spec_of_embeddings
 from indexing.hit_sources.options import SearchOptions
 from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner, ignore
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources, ignore_progress
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 
@@ -88,22 +88,22 @@ class QueryEncoder(Generic[Vectors]):
         spec = self.spec
         return spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(self.described)
 
-    def open(self, place: Place) -> Callable[[Sequence[str]], Vectors]:
+    def open(self, allocation: Allocation) -> Callable[[Sequence[str]], Vectors]:
         """Opens the encoder in this process, and returns a function that encodes queries.
 
         Raises InputError if it is another one here. The function raises TextsError for texts that it cannot encode.
         """
-        encode = self.task.open(place)
+        encode = self.task.open(allocation)
 
         def vectors(texts: Sequence[str]) -> Vectors:
-            result: Vectors = encode(list(texts), ignore)[0]
+            result: Vectors = encode(list(texts), ignore_progress)[0]
             return result
 
         return vectors
 
-    def cuts(self, queries: slice = slice(None)) -> Cuts:
+    def count_cuts(self, queries: slice = slice(None)) -> Cuts:
         """Returns how many of the queries that were encoded last were cut; queries: their numbers, by default all."""
-        return Cuts() if self._tokens is None else self._tokens.cuts(queries)
+        return Cuts() if self._tokens is None else self._tokens.count_cuts(queries)
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,14 @@ class EncodeQueriesTask:
     spec: EncoderSpec
     kind: VectorKind
     pinned: Mapping[str, Any]
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
     stays_open: bool = True
 
-    def open(self, place: Place) -> Callable[[list[str], Report], tuple[Any, str, Tokens]]:
+    def open(self, allocation: Allocation) -> Callable[[list[str], Report], tuple[Any, str, Tokens]]:
         """Returns the worker. Raises InputError if its encoder is not the pinned one."""
         from indexing.embeddings.encoding import check_encoder
 
-        base = self.spec.open(side="query", device=place.device, threads=place.cores)
+        base = self.spec.open(side="query", device=allocation.device, threads=allocation.cores)
         check_encoder(self.spec.config_of(base, "query"), self.pinned)
         encoder = self.kind.query_encoder(base)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from indexing.embeddings.kind import vectors_of
+from indexing.embeddings.kind import vector_kind_of
 from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.index import INDEX
@@ -32,7 +32,7 @@ def index_kinds() -> list[IndexKind]:
     return [kind for kind in KINDS if isinstance(kind, IndexKind)]
 
 
-def find_vectors(described: Mapping[str, Any]) -> IndexKind:
+def find_index_kind(described: Mapping[str, Any]) -> IndexKind:
     """Returns the kind that searches the vectors of an encoder; it names their reader and their kind.
 
     described: the settings of the encoder (`EncoderSpec.describe`). Raises InputError for vectors of an unknown kind.
@@ -41,7 +41,7 @@ def find_vectors(described: Mapping[str, Any]) -> IndexKind:
         if kind.reader.kind.makes(described):
             return kind
     known = ", ".join(kind.reader.kind.name for kind in index_kinds())
-    raise InputError(f"the encoder makes {vectors_of(described)} vectors, expected one of the kinds {known}")
+    raise InputError(f"the encoder makes {vector_kind_of(described)} vectors, expected one of the kinds {known}")
 
 
 def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSource:
@@ -58,5 +58,5 @@ def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSourc
 
 
 def online_searches() -> list[OnlineSearch]:
-    """Returns the parts of a service that search the sources of all kinds, each once."""
+    """Returns the online searches of all kinds of sources; one that several kinds share comes once."""
     return list(dict.fromkeys(kind.online for kind in KINDS))

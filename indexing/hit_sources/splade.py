@@ -12,11 +12,11 @@ from indexing.corpus.corpus import Corpus
 from indexing.embeddings.kind import IndexOptions
 from indexing.exact import Hits
 from indexing.hit_sources.kind import IndexKind, SearchContext, VectorSource
-from indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, Target
+from indexing.hit_sources.online import Files, OnlineSearch, PinnedArtifacts, SearcherScope, SearchTarget
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
 from indexing.lucene.java import FILL_MEMORY
-from indexing.lucene.searching import OpenSegments, segment_share
+from indexing.lucene.searching import OpenSegments, segments_in_range
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.index import ImpactIndex, search_impacts
 from indexing.store.chain import check_lineage
@@ -37,7 +37,7 @@ class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):
 
 
 @dataclass(frozen=True)
-class Readers:
+class SpladeReaders:
     """What the service opens for an index: the index, and the encoder of its queries."""
 
     index: ImpactIndex
@@ -54,10 +54,10 @@ class OnlineSplade(OnlineSearch):
     name = "splade"
     encodes = True
 
-    def artifacts(self, target: Target) -> list[tuple[str, str]]:
+    def artifacts(self, target: SearchTarget) -> list[tuple[str, str]]:
         return [("index", str(target[0]))]
 
-    def read(self, target: Target, pinned: PinnedArtifacts) -> Readers:
+    def read(self, target: SearchTarget, pinned: PinnedArtifacts) -> SpladeReaders:
         [(kind, name)] = self.artifacts(target)
         generations = pinned.generations(kind, name)
         of = str(generations[-1].config["embeddings"])
@@ -66,16 +66,16 @@ class OnlineSplade(OnlineSearch):
         encoder = QueryEncoder[SparseVectors](pinned.store, embeddings, SearchOptions())
         for artifact in encoder.spec.inputs().values():
             pinned.generations(artifact.kind, artifact.name)  # raises InputError if it has changed since
-        return Readers(ImpactIndex(name, generations, embeddings), encoder)
+        return SpladeReaders(ImpactIndex(name, generations, embeddings), encoder)
 
-    def encoder(self, readers: Readers) -> QueryEncoder[SparseVectors]:
+    def encoder(self, readers: SpladeReaders) -> QueryEncoder[SparseVectors]:
         return readers.encoder
 
-    def open(self, readers: Readers, corpus: Corpus, scope: SearcherScope) -> OpenSegments:
+    def open(self, readers: SpladeReaders, corpus: Corpus, scope: SearcherScope) -> OpenSegments:
         return OpenSegments(readers.index, corpus, scope.rows, scope.threads or 1)
 
-    def files(self, readers: Readers, scope: SearcherScope) -> list[Files]:
-        return [readers.index.shards[segment_share(readers.index, scope.rows)[0]]]
+    def files(self, readers: SpladeReaders, scope: SearcherScope) -> list[Files]:
+        return [readers.index.shards[segments_in_range(readers.index, scope.rows)[0]]]
 
     def probe(self, searcher: OpenSegments) -> None:
         index: Any = searcher.index

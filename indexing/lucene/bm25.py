@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, contents
+from indexing.corpus.corpus import Corpus, passage_contents
 from indexing.exact import Hits
 from indexing.lucene.lucene import OPENING, LuceneSearch, write_shard
 from indexing.lucene.searching import search_blocks, search_segments
 from indexing.lucene.segments import (
     SegmentFiles,
-    check_versions,
+    check_lucene_versions,
     commit_segment,
-    find_versions,
+    query_versions,
     segment_files,
     segments_of,
 )
@@ -26,8 +26,8 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart, open_chain
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork
-from indexing.work.tasks import ALL_CORES, JVM_CORE, Place, Report, Resources, Runner
-from indexing.work.work import TaskStage, Unit, check_same_options, shard_units
+from indexing.work.tasks import ALL_CORES, JVM_CORE, Allocation, Report, Runner, WorkerResources
+from indexing.work.work import TaskStage, WorkUnit, check_same_options, shard_units
 from retriever.errors import InputError
 
 DEFAULT = "bm25"  # the default name
@@ -42,7 +42,7 @@ class Bm25:
     def __init__(self, name: str, generations: Sequence[Artifact]):
         self.name = name
         self.generations = list(generations)
-        self.shards = [(artifact, part) for artifact in generations for part in artifact.group("shard")]
+        self.shards = [(artifact, part) for artifact in generations for part in artifact.numbered_parts("shard")]
         self.num_rows = sum(part.rows for _, part in self.shards)
         config = generations[0].config
         self.k1, self.b, self.language = float(config["k1"]), float(config["b"]), str(config["language"])
@@ -72,8 +72,8 @@ class Bm25:
         """
         first, end, _ = searched.indices(len(self.shards))
         with OPENING:
-            check_versions(self.generations[0])
-            return _searcher(segment_files(self.shards), self.k1, self.b, self.language, first, end)
+            check_lucene_versions(self.generations[0])
+            return _open_searcher(segment_files(self.shards), self.k1, self.b, self.language, first, end)
 
     def search(
         self,
@@ -93,7 +93,7 @@ class Bm25:
 
 
 @functools.lru_cache(maxsize=2)
-def _searcher(files: SegmentFiles, k1: float, b: float, language: str, first: int, end: int) -> LuceneSearch:
+def _open_searcher(files: SegmentFiles, k1: float, b: float, language: str, first: int, end: int) -> LuceneSearch:
     return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, searched=slice(first, end))
 
 
@@ -141,7 +141,7 @@ class BuildBm25(GrowingWork):
             InputError: If Java does not work there or does not know the language, or if the existing generations were
                 built with other versions.
         """
-        self.config |= find_versions(runner, self.previous, self.language, self.num_shards)
+        self.config |= query_versions(runner, self.previous, self.language, self.num_shards)
 
     @property
     def stages(self) -> list[TaskStage]:
@@ -161,21 +161,21 @@ class FillLuceneTask:
     draft: Draft
     parts: Sequence[RowPart]
     language: str
-    resources: Resources = JVM_CORE  # pyjnius binds a method to the object that a thread used last: no threads
+    resources: WorkerResources = JVM_CORE  # pyjnius binds a method to the object that a thread used last: no threads
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
-        check_versions(self.draft)
+        check_lucene_versions(self.draft)
         return self._fill
 
-    def _fill(self, unit: Unit, report: Report) -> None:
+    def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
         if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
             return
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
-            texts = report_texts(contents(self.parts, first, end), report)
+            texts = report_texts(passage_contents(self.parts, first, end), report)
             segment = write_shard(texts, Path(folder), language=self.language)
             commit_segment(self.draft, name, segment, Path(folder), first, end)
 
@@ -219,15 +219,15 @@ class SearchBm25Task:
     k: int
     deleted: np.ndarray
     allowed: np.ndarray | None
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[tuple[int, list[str]], Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[tuple[int, list[str]], Report], Hits]:
         """Returns the worker, with the shards opened."""
         searcher = self.bm25.searcher()
 
         def search(block: tuple[int, list[str]], report: Report) -> Hits:
             return self.bm25.search(
-                block[1], self.k, self.deleted, threads=place.cores, among=self.allowed, searcher=searcher
+                block[1], self.k, self.deleted, threads=allocation.cores, among=self.allowed, searcher=searcher
             )
 
         return search

@@ -43,16 +43,16 @@ def jvm() -> Java:
     call restores them.
     """
     with _STARTING:
-        java, handlers = _start()
+        java, handlers = _start_jvm()
         _restore_handlers(handlers)
         return java
 
 
 @functools.cache
-def _start() -> tuple[Java, dict[int, Any]]:
+def _start_jvm() -> tuple[Java, dict[int, Any]]:
     """Starts the JVM. Returns it with the handlers that it has installed for `_FAULTS`."""
     home = java_home()
-    jar = fat_jar()
+    jar = find_anserini_jar()
     import jnius_config
 
     os.environ["JAVA_HOME"] = str(home)
@@ -84,7 +84,7 @@ def _restore_handlers(handlers: dict[int, Any]) -> None:
         ctypes.CDLL(None).sigaction(fault, action, None)
 
 
-def fat_jar() -> Path:
+def find_anserini_jar() -> Path:
     """Returns the jar of Anserini and its Lucene in the package pyserini. Raises InputError if it is missing."""
     spec = find_spec("pyserini")
     jars = sorted(Path(spec.origin).parent.glob("resources/jars/*-fatjar.jar")) if spec and spec.origin else []

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from indexing.exact import Hits
-from indexing.lucene.java import Java, fat_jar, jvm
+from indexing.lucene.java import Java, find_anserini_jar, jvm
 from retriever.errors import InputError
 
 FIELD = "contents"
@@ -32,7 +32,7 @@ PACKAGE = "org.apache.lucene."
 
 
 @dataclass(frozen=True)
-class LuceneShard:
+class LuceneSegmentFiles:
     """A compound segment: one large file, and a few small ones.
 
     Attributes:
@@ -44,7 +44,7 @@ class LuceneShard:
     small: dict[str, bytes]
 
 
-def lucene() -> Java:
+def lucene_jvm() -> Java:
     """Returns the JVM, in which Lucene prints only warnings and accepts queries of any length."""
     java = jvm()
     _prepare(java)
@@ -64,35 +64,35 @@ _COLLECTING = threading.Lock()  # pyjnius binds a method of a class to the objec
 OPENING = threading.RLock()  # for the same reason one thread opens segments at a time
 
 
-def _type(name: str) -> Any:
+def _java_class(name: str) -> Any:
     """Returns a class of Lucene."""
-    return lucene().type(f"{PACKAGE}{name}")
+    return lucene_jvm().type(f"{PACKAGE}{name}")
 
 
-def _as(name: str, value: Any) -> Any:
+def _cast(name: str, value: Any) -> Any:
     """Casts a Java object to an interface or base class of Lucene, as pyjnius selects methods by the exact type."""
-    return lucene().cast(f"{PACKAGE}{name}", value)
+    return lucene_jvm().cast(f"{PACKAGE}{name}", value)
 
 
 @functools.cache
-def versions() -> dict[str, str]:
+def lucene_versions() -> dict[str, str]:
     """Returns the versions of Lucene and Anserini, which decide the terms of a text."""
-    version = _type("util.Version").LATEST.toString()
-    return {"lucene": version, "anserini": fat_jar().name.split("-")[1]}
+    version = _java_class("util.Version").LATEST.toString()
+    return {"lucene": version, "anserini": find_anserini_jar().name.split("-")[1]}
 
 
 @functools.cache
-def analyzer(language: str) -> Any:
+def make_analyzer(language: str) -> Any:
     """Returns Anserini's analyzer of a language; that of English has Porter's stemmer and Lucene's stop words.
 
     Raises:
         InputError: If Anserini has none.
     """
     if language == "en":
-        return lucene().type("io.anserini.analysis.DefaultEnglishAnalyzer").newDefaultInstance()
+        return lucene_jvm().type("io.anserini.analysis.DefaultEnglishAnalyzer").newDefaultInstance()
     analysis = None
     try:
-        analysis = lucene().type("io.anserini.analysis.AnalyzerMap").getLanguageSpecificAnalyzer(language)
+        analysis = lucene_jvm().type("io.anserini.analysis.AnalyzerMap").getLanguageSpecificAnalyzer(language)
     except Exception as error:
         if "JVM exception" not in str(error):
             raise
@@ -101,12 +101,14 @@ def analyzer(language: str) -> Any:
     return analysis
 
 
-def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") -> LuceneShard:
+def write_shard(passages: Iterable[str], folder: Path, *, language: str = "en") -> LuceneSegmentFiles:
     """Writes passages as a segment, with the analyzer of a language; errors as of `write_segment`."""
-    return write_segment(passages, folder, analyzer(language))
+    return write_segment(passages, folder, make_analyzer(language))
 
 
-def write_segment(passages: Iterable[str], folder: Path, analysis: Any, *, omit_norms: bool = False) -> LuceneShard:
+def write_segment(
+    passages: Iterable[str], folder: Path, analysis: Any, *, omit_norms: bool = False
+) -> LuceneSegmentFiles:
     """Writes passages, in their order, as the only segment of a new index in an empty folder.
 
     Args:
@@ -129,27 +131,27 @@ def write_segment(passages: Iterable[str], folder: Path, analysis: Any, *, omit_
         ) from error
 
 
-def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_norms: bool) -> LuceneShard:
-    java = lucene()
-    config = _type("index.IndexWriterConfig")(_as("analysis.Analyzer", analysis))
+def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_norms: bool) -> LuceneSegmentFiles:
+    java = lucene_jvm()
+    config = _java_class("index.IndexWriterConfig")(_cast("analysis.Analyzer", analysis))
     config.setRAMBufferSizeMB(BUFFER_MB)
     config.setUseCompoundFile(True)
-    policy = _type("index.LogDocMergePolicy")()  # merges neighbours only, and so keeps the order
+    policy = _java_class("index.LogDocMergePolicy")()  # merges neighbours only, and so keeps the order
     policy.setNoCFSRatio(1.0)
     policy.setMaxCFSSegmentSizeMB(1e12)
-    config.setMergePolicy(_as("index.MergePolicy", policy))
-    config.setMergeScheduler(_as("index.MergeScheduler", _type("index.SerialMergeScheduler")()))
-    directory = _type("store.FSDirectory").open(java.type("java.nio.file.Paths").get(str(folder)))
-    writer = _type("index.IndexWriter")(directory, config)
-    kind = _type("document.FieldType")()
+    config.setMergePolicy(_cast("index.MergePolicy", policy))
+    config.setMergeScheduler(_cast("index.MergeScheduler", _java_class("index.SerialMergeScheduler")()))
+    directory = _java_class("store.FSDirectory").open(java.type("java.nio.file.Paths").get(str(folder)))
+    writer = _java_class("index.IndexWriter")(directory, config)
+    kind = _java_class("document.FieldType")()
     kind.setStored(False)
     kind.setTokenized(True)
     kind.setOmitNorms(omit_norms)
-    kind.setIndexOptions(_type("index.IndexOptions").DOCS_AND_FREQS)
+    kind.setIndexOptions(_java_class("index.IndexOptions").DOCS_AND_FREQS)
     empty = java.cast("java.lang.CharSequence", java.type("java.lang.String")(""))
-    field = _type("document.Field")(FIELD, empty, _as("index.IndexableFieldType", kind))
-    document = _type("document.Document")()
-    document.add(_as("index.IndexableField", field))
+    field = _java_class("document.Field")(FIELD, empty, _cast("index.IndexableFieldType", kind))
+    document = _java_class("document.Document")()
+    document.add(_cast("index.IndexableField", field))
     fields = java.cast("java.lang.Iterable", document)
     count = 0
     for passage in passages:
@@ -165,7 +167,7 @@ def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_no
     [bulk] = [name for name in files if name.endswith(".cfs")] or [""]
     if not bulk:
         raise InputError(f"{count} passages made no segment; give a shard one passage at least")
-    return LuceneShard(bulk, {name: path.read_bytes() for name, path in files.items() if name != bulk})
+    return LuceneSegmentFiles(bulk, {name: path.read_bytes() for name, path in files.items() if name != bulk})
 
 
 class SegmentSearch(abc.ABC):
@@ -173,7 +175,7 @@ class SegmentSearch(abc.ABC):
 
     def __init__(
         self,
-        shards: Sequence[tuple[LuceneShard, Path]],
+        shards: Sequence[tuple[LuceneSegmentFiles, Path]],
         similarity: Any,
         *,
         searched: slice = slice(None),
@@ -187,24 +189,24 @@ class SegmentSearch(abc.ABC):
             searched: The shards that are searched, a slice with step 1; the statistics are those of all.
             first_row: First row of the first shard.
         """
-        java = lucene()
-        readers = [_as("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
+        java = lucene_jvm()
+        readers = [_cast("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
         self.num_documents = sum(reader.numDocs() for reader in readers[searched])
         self.first_row = first_row
         # Also for one shard: its reader is closed together with the MultiReader.
-        reader = _type("index.MultiReader")(readers, True)
-        self._searcher = _type("search.IndexSearcher")(_as("index.IndexReader", reader))
-        self._searcher.setSimilarity(_as("search.similarities.Similarity", similarity))
+        reader = _java_class("index.MultiReader")(readers, True)
+        self._searcher = _java_class("search.IndexSearcher")(_cast("index.IndexReader", reader))
+        self._searcher.setSimilarity(_cast("search.similarities.Similarity", similarity))
         # A shard is one segment, so the leaves of Lucene's reader are the shards.
         first, end, _ = searched.indices(len(shards))
         leaves = self._searcher.getTopReaderContext().leaves()
         self._leaves = None if end - first == len(shards) else leaves.subList(first, end)
-        self._collectors = _type("search.TopScoreDocCollector")
-        self._mode = _type("search.ScoreMode").TOP_SCORES
+        self._collectors = _java_class("search.TopScoreDocCollector")
+        self._mode = _java_class("search.ScoreMode").TOP_SCORES
         self._json = java.type("com.fasterxml.jackson.databind.ObjectMapper")()
 
     @abc.abstractmethod
-    def _build(self, query: str) -> Any:
+    def _build_query(self, query: str) -> Any:
         """Returns Lucene's query for a text; None for a text without hits."""
 
     def search(self, queries: Sequence[str], k: int, *, threads: int = 1) -> Hits:
@@ -212,12 +214,12 @@ class SegmentSearch(abc.ABC):
         scores = np.full((len(queries), k), -np.inf, np.float32)
         rows = np.full((len(queries), k), -1, np.int64)
         depth = max(1, min(k, self.num_documents))
-        java = lucene()
+        java = lucene_jvm()
 
         def fill(numbers: range) -> None:
             try:
                 for number in numbers:
-                    built = self._build(queries[number])
+                    built = self._build_query(queries[number])
                     hits = [] if built is None else orjson.loads(self._top_docs(built, depth))["scoreDocs"]
                     scores[number, : len(hits)] = [hit["score"] for hit in hits]
                     rows[number, : len(hits)] = [self.first_row + hit["doc"] for hit in hits]
@@ -235,7 +237,7 @@ class SegmentSearch(abc.ABC):
         # IndexSearcher.search does the same with all leaves; these calls into Java take 60 microseconds less.
         collector = self._collectors.create(k, EXACT_COUNT)
         weight = self._searcher.createWeight(self._searcher.rewrite(built), self._mode, 1.0)
-        self._searcher.search(self._leaves, weight, _as("search.Collector", collector))
+        self._searcher.search(self._leaves, weight, _cast("search.Collector", collector))
         with _COLLECTING:
             top_docs = collector.topDocs()
         return self._json.writeValueAsString(top_docs)
@@ -246,7 +248,7 @@ class LuceneSearch(SegmentSearch):
 
     def __init__(
         self,
-        shards: Sequence[tuple[LuceneShard, Path]],
+        shards: Sequence[tuple[LuceneSegmentFiles, Path]],
         *,
         k1: float,
         b: float,
@@ -254,20 +256,20 @@ class LuceneSearch(SegmentSearch):
         searched: slice = slice(None),
     ):
         """shards, searched: as of SegmentSearch; the first shard begins with row 0."""
-        super().__init__(shards, _type("search.similarities.BM25Similarity")(k1, b), searched=searched)
-        self._analyzer = _as("analysis.Analyzer", analyzer(language))
-        self._generator = lucene().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
+        super().__init__(shards, _java_class("search.similarities.BM25Similarity")(k1, b), searched=searched)
+        self._analyzer = _cast("analysis.Analyzer", make_analyzer(language))
+        self._generator = lucene_jvm().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
 
-    def _build(self, query: str) -> Any:
+    def _build_query(self, query: str) -> Any:
         return self._generator.buildQuery(FIELD, self._analyzer, query.replace("\0", " "))
 
 
-def open_shard(shard: LuceneShard, bulk: Path) -> Any:
+def open_shard(shard: LuceneSegmentFiles, bulk: Path) -> Any:
     """Returns a DirectoryReader of a shard.
 
     Lucene expects all files under their names in one folder, which exists only while the reader opens.
     """
-    java = lucene()
+    java = lucene_jvm()
     for name in (shard.bulk, *shard.small):
         if name != Path(name).name or name in ("", ".", ".."):
             raise InputError(f"{bulk}: its record names a file {name!r}, which is no plain name")
@@ -276,8 +278,8 @@ def open_shard(shard: LuceneShard, bulk: Path) -> Any:
         for name, content in shard.small.items():
             (folder / name).write_bytes(content)
         (folder / shard.bulk).symlink_to(bulk.resolve())
-        directory = _type("store.MMapDirectory")(java.type("java.nio.file.Paths").get(str(folder)))
-        return _type("index.DirectoryReader").open(_as("store.Directory", directory))
+        directory = _java_class("store.MMapDirectory")(java.type("java.nio.file.Paths").get(str(folder)))
+        return _java_class("index.DirectoryReader").open(_cast("store.Directory", directory))
     except Exception as error:
         if "JVM exception" not in str(error):
             raise

@@ -10,14 +10,14 @@ import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
-from indexing.corpus.row_ranges import Matches
-from indexing.exact import Hits, no_hits
+from indexing.corpus.row_ranges import MatchingRows
+from indexing.exact import Hits, empty_hits
 from indexing.lucene.lucene import SegmentSearch
 from indexing.lucene.segments import segment_rows
 from indexing.store.artifact import Artifact
 from indexing.store.chain import RowRange
-from indexing.store.documents import Part
-from indexing.work.tasks import Runner, Task
+from indexing.store.documents import ArtifactPart
+from indexing.work.tasks import Runner, WorkerTask
 
 MAX_LUCENE_HITS = 1 << 24  # hits that are in memory at once; a filter that few passages match needs deep searches
 BLOCK_QUERIES = 256  # queries of a task at least; most of the time of a smaller one is its start
@@ -27,7 +27,7 @@ class SegmentedIndex(Protocol):
     """An index of Lucene: bm25/NAME, or an index of impacts."""
 
     @property
-    def shards(self) -> list[tuple[Artifact, Part]]:
+    def shards(self) -> list[tuple[Artifact, ArtifactPart]]:
         """Its committed segments, in the order of their rows."""
 
     def searcher(self, searched: slice = ...) -> Any:
@@ -55,10 +55,10 @@ class SegmentedIndex(Protocol):
         """
 
 
-def segment_share(index: SegmentedIndex, rows: RowRange) -> tuple[slice, RowRange]:
+def segments_in_range(index: SegmentedIndex, rows: RowRange) -> tuple[slice, RowRange]:
     """Returns which segments of an index belong to a range of rows, and the rows that these hold."""
     segment_ranges = segment_rows(index.shards)
-    share = rows.share(segment_ranges)
+    share = rows.select_shards(segment_ranges)
     first, *_, last = [*segment_ranges[share], *segment_ranges[share]] or [RowRange(0, 0)] * 2
     return share, RowRange(first.first, last.end)
 
@@ -78,20 +78,20 @@ class OpenSegments:
 
     def __init__(self, index: SegmentedIndex, corpus: Corpus, rows: RowRange, threads: int = 1):
         self.index, self.corpus, self.threads = index, corpus, threads
-        share, rows_of_segments = segment_share(index, rows)
+        share, rows_of_segments = segments_in_range(index, rows)
         self._searcher = index.searcher(share) if index.shards[share] else None
-        self._matches = Matches(corpus, rows_of_segments)
+        self._matches = MatchingRows(corpus, rows_of_segments)
 
     def search(self, queries: Any, k: int, filter: Filter | None = None) -> Hits:
         """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
         if self._searcher is None:
-            return no_hits(len(queries), k)
+            return empty_hits(len(queries), k)
         among = None if filter is None else self._matches.rows(filter)
         deleted: np.ndarray = self.corpus.deleted
         return self.index.search(queries, k, deleted, threads=self.threads, among=among, searcher=self._searcher)
 
 
-def search_blocks(task: Task, num_queries: int, block_of: Callable[[int, int], Any], runner: Runner) -> Hits:
+def search_blocks(task: WorkerTask, num_queries: int, block_of: Callable[[int, int], Any], runner: Runner) -> Hits:
     """Returns the hits of queries, spread over workers.
 
     Args:
@@ -112,11 +112,13 @@ def search_segments(
 ) -> Hits:
     """Returns the top k of each query; arguments as of `SegmentedIndex.search`."""
     if among is None:
-        return search_alive(searcher, queries, k, deleted, threads)
+        return search_undeleted(searcher, queries, k, deleted, threads)
     return search_among(searcher, queries, k, among, threads)
 
 
-def search_alive(searcher: SegmentSearch, queries: Sequence[str], k: int, deleted: np.ndarray, threads: int) -> Hits:
+def search_undeleted(
+    searcher: SegmentSearch, queries: Sequence[str], k: int, deleted: np.ndarray, threads: int
+) -> Hits:
     """Returns the top k of each query without the deleted rows. Searches deeper until there are k."""
     if not len(deleted):
         return searcher.search(queries, k, threads=threads)
@@ -127,7 +129,7 @@ def search_alive(searcher: SegmentSearch, queries: Sequence[str], k: int, delete
 def search_among(searcher: SegmentSearch, queries: Sequence[str], k: int, rows: np.ndarray, threads: int) -> Hits:
     """Returns the top k of each query among some rows, int64, ascending. Searches deeper until there are k."""
     if not len(rows):
-        return no_hits(len(queries), k)
+        return empty_hits(len(queries), k)
     depth = int(min(searcher.num_documents, 1.5 * k * searcher.num_documents / max(1, len(rows)) + 16))
     return _search_deeper(searcher, queries, k, depth, lambda numbers: np.isin(numbers, rows), threads, len(rows))
 
@@ -147,7 +149,7 @@ def _search_deeper(
     accepted.
     """
     expected = k if num_allowed is None else min(k, num_allowed)
-    scores, rows = no_hits(len(queries), k)
+    scores, rows = empty_hits(len(queries), k)
 
     def search(numbers: np.ndarray) -> np.ndarray:
         """Searches some queries; returns which of them have all of their hits."""

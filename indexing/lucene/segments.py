@@ -8,23 +8,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from indexing.lucene.lucene import LuceneShard, analyzer, versions
+from indexing.lucene.lucene import LuceneSegmentFiles, lucene_versions, make_analyzer
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange
-from indexing.store.documents import Part
-from indexing.work.tasks import JVM_CORE, Place, Report, Resources, Runner
+from indexing.store.documents import ArtifactPart
+from indexing.work.tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
 from retriever.errors import InputError
 
 SegmentFiles = tuple[tuple[str, tuple[tuple[str, bytes], ...], str], ...]
 """Of each segment: the name of its bulk, its small files, and the path of the bulk. A key of caches."""
 
 
-def segment_rows(shards: Sequence[tuple[Artifact, Part]]) -> list[RowRange]:
+def segment_rows(shards: Sequence[tuple[Artifact, ArtifactPart]]) -> list[RowRange]:
     """Returns the rows of each of some committed segments."""
     return [RowRange(int(part.facts["first_row"]), int(part.facts["end"])) for _, part in shards]
 
 
-def segment_files(shards: Sequence[tuple[Artifact, Part]]) -> SegmentFiles:
+def segment_files(shards: Sequence[tuple[Artifact, ArtifactPart]]) -> SegmentFiles:
     """Returns the local files of committed segments; `segments_of` converts them for a search."""
     files = []
     for artifact, part in shards:
@@ -33,14 +33,14 @@ def segment_files(shards: Sequence[tuple[Artifact, Part]]) -> SegmentFiles:
     return tuple(files)
 
 
-def segments_of(files: SegmentFiles) -> list[tuple[LuceneShard, Path]]:
+def segments_of(files: SegmentFiles) -> list[tuple[LuceneSegmentFiles, Path]]:
     """Returns the segments, each with the path of its bulk."""
-    return [(LuceneShard(bulk, dict(small)), Path(path)) for bulk, small, path in files]
+    return [(LuceneSegmentFiles(bulk, dict(small)), Path(path)) for bulk, small, path in files]
 
 
-def check_versions(of: Artifact | Draft) -> None:
+def check_lucene_versions(of: Artifact | Draft) -> None:
     """Raises InputError if this process has another Lucene than the pinned one."""
-    for package, version in versions().items():
+    for package, version in lucene_versions().items():
         if of.config[package] != version:
             raise InputError(
                 f"{of.url} was made with {package} {of.config[package]}, here is {version}: build another one "
@@ -48,7 +48,7 @@ def check_versions(of: Artifact | Draft) -> None:
             )
 
 
-def find_versions(runner: Runner, previous: Sequence[Artifact], language: str, count: int) -> dict[str, str]:
+def query_versions(runner: Runner, previous: Sequence[Artifact], language: str, count: int) -> dict[str, str]:
     """Returns the versions of Lucene and Anserini that a worker reports.
 
     Args:
@@ -60,7 +60,7 @@ def find_versions(runner: Runner, previous: Sequence[Artifact], language: str, c
     Raises:
         InputError: If Java does not work there, or if the existing generations were built with other versions.
     """
-    reported: dict[str, str] = runner.first(LuceneVersionsTask(language), None, count)
+    reported: dict[str, str] = runner.run_on_first(LuceneVersionsTask(language), None, count)
     before = {key: previous[0].config[key] for key in reported} if previous else reported
     if before != reported:
         raise InputError(
@@ -75,16 +75,16 @@ class LuceneVersionsTask:
     """Returns the versions of Lucene and Anserini of a worker, and checks that its Java knows the language."""
 
     language: str
-    resources: Resources = JVM_CORE  # a thread that ends while the JVM knows it brings the JVM down
+    resources: WorkerResources = JVM_CORE  # a thread that ends while the JVM knows it brings the JVM down
 
-    def open(self, place: Place) -> Callable[[None, Report], dict[str, str]]:
+    def open(self, allocation: Allocation) -> Callable[[None, Report], dict[str, str]]:
         """Returns the worker. Raises InputError if Java does not work or does not know the language."""
-        analyzer(self.language)
-        return lambda item, report: versions()
+        make_analyzer(self.language)
+        return lambda item, report: lucene_versions()
 
 
 def commit_segment(
-    draft: Draft, name: str, segment: LuceneShard, folder: Path, first: int, end: int, **facts: int
+    draft: Draft, name: str, segment: LuceneSegmentFiles, folder: Path, first: int, end: int, **facts: int
 ) -> None:
     """Commits a segment of the rows [first, end) as a part: its bulk is the file, its small files are in the record.
 

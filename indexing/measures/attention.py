@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from indexing.embeddings.encoders import EncoderSpec, spec_of
+from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from indexing.measures.distributions import cosines, divergences
 from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 
@@ -21,12 +21,12 @@ class AttentionWeightsTask:
     """Computes the weights of the basic prompts of a list of queries, float32 [q, N]."""
 
     spec: EncoderSpec
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
     stays_open: bool = True
 
-    def open(self, place: Place) -> Callable[[list[str], Report], np.ndarray]:
+    def open(self, allocation: Allocation) -> Callable[[list[str], Report], np.ndarray]:
         """Returns the worker."""
-        encoder = self.spec.open(side="query", device=place.device, threads=place.cores)
+        encoder = self.spec.open(side="query", device=allocation.device, threads=allocation.cores)
         assert self.spec.task is not None
         task = self.spec.task
         return lambda texts, report: encoder.prompt_weights(texts, task=task)
@@ -72,7 +72,7 @@ class MeasureAttention:
     """
 
     def __init__(self, store: Store, task: str):
-        spec = spec_of(store, None, task, EncoderOptions(compile="never"))
+        spec = find_encoder_spec(store, None, task, EncoderOptions(compile="never"))
         prompt = spec.prompt()
         if prompt is None or prompt.synthesis is None:
             raise InputError(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.queries import ALL, Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.hit_sources.options import SearchOptions
@@ -115,7 +115,7 @@ class MeasureEmbeddings:
         corpus = Corpus.open(store)
         self.embeddings = Embeddings.open(store, name, corpus)
         self._encoder = QueryEncoder[np.ndarray](store, self.embeddings, options or SearchOptions())
-        pairs = judged_pairs(corpus, queries, split, limit)
+        pairs = read_judged_pairs(corpus, queries, split, limit)
         encoded = [rows[rows < self.embeddings.num_rows] for rows in pairs.rows]
         numbers = [number for number, rows in enumerate(encoded) if len(rows)]
         where = f"{queries.artifact.key} {split}"
@@ -172,7 +172,7 @@ class MeasureEmbeddings:
         """
         queries = self._encoder.encode(self.texts, runner)
         passages = self.embeddings.take(self.passages)
-        forms = forms_of(self.embeddings)
+        forms = vector_forms(self.embeddings)
         sums = dict.fromkeys([*forms, "relevant", "other"], 0.0)
         for start in range(0, len(self.query_rows), _BLOCK):
             block = slice(start, start + _BLOCK)
@@ -209,7 +209,7 @@ class MeasureEmbeddings:
         return self.embeddings.take(distinct)[inverse]
 
 
-def forms_of(embeddings: Embeddings) -> dict[str, Form]:
+def vector_forms(embeddings: Embeddings) -> dict[str, Form]:
     """Returns the forms in which vectors are measured; "raw" is left out if the encoder normalises them."""
     return {"unit": unit_vectors} if embeddings.similarity == "cosine" else {"unit": unit_vectors, "raw": _unchanged}
 

@@ -20,7 +20,7 @@ from indexing.measures.embeddings import (
     VectorMeasures,
     check_sample,
     draw_sample,
-    forms_of,
+    vector_forms,
 )
 from indexing.measures.vectors import uniformity, unit_vectors
 from indexing.store.store import Store
@@ -124,7 +124,7 @@ class MeasureByCategory:
             InputError: If the encoder is not the one that made the embeddings.
         """
         queries, passages = self._encoder.encode(self.texts, runner), self.embeddings.take(self.passages)
-        return measures_by_category(queries, passages, self._relevant, forms_of(self.embeddings))
+        return measures_by_category(queries, passages, self._relevant, vector_forms(self.embeddings))
 
     def _relevant(self, start: int, end: int) -> np.ndarray:
         """Returns which passages are relevant for the queries from `start` to `end`: bool [queries, passages]."""
@@ -144,7 +144,7 @@ def measures_by_category(
         passages: Their vectors, float16 or float32 [n, dim].
         relevant: Called as relevant(start, end); returns which passages are relevant for the queries from `start` to
             `end`: bool [queries, n]. At least one pair is relevant.
-        forms: The forms in which vectors are measured, "unit" among them (`forms_of`).
+        forms: The forms in which vectors are measured, "unit" among them (`vector_forms`).
     """
     num_pairs, distances = 0, dict.fromkeys(forms, 0.0)
     relevant_sum = other_sum = 0.0

@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z]\w*(\([^()@#\s]*\))?(@[\d.]+)?", re.ASCII)
 _MAX_NAME = 100  # characters
 
 
-def per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[str, np.ndarray]:
+def metrics_per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) -> dict[str, np.ndarray]:
     """Returns the value of each metric for every judged query.
 
     Args:
@@ -124,7 +124,7 @@ def _provider() -> Any:
     )
 
 
-def paired_test(one: np.ndarray, other: np.ndarray, seed: int = 0) -> float:
+def paired_p_value(one: np.ndarray, other: np.ndarray, seed: int = 0) -> float:
     """Returns the two-sided p-value of a paired randomisation test of equal means (Smucker et al. 2007).
 
     Under the null hypothesis the sign of each difference is random. The sum of the differences is compared with those
@@ -153,7 +153,7 @@ def paired_test(one: np.ndarray, other: np.ndarray, seed: int = 0) -> float:
     return min(1.0, 2 * min(num_less, num_greater) / (RESAMPLES + 1))
 
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+def adjust_p_values(p_values: Mapping[str, float]) -> dict[str, float]:
     """Returns p-values adjusted for their number (Holm 1979), by name."""
     adjusted, largest = {}, 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda entry: entry[1])):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.files.raw import clip
+from indexing.files.raw import short_repr
 from retriever.errors import InputError
 
 PAGE = "wikipedia_id"  # the metadata field of a passage that names its page
@@ -35,8 +35,8 @@ def page_sets(queries: Queries, ids: Sequence[str]) -> dict[str, list[frozenset[
         provenance = fields.get("provenance") if isinstance(fields, dict) else None
         if not _are_page_lists(provenance or []):
             raise InputError(
-                f"{queries.artifact.key}: query {id!r} has the provenance {clip(provenance)}, expected a list of page "
-                'ids for each output, [["12", "25"], ["39"]]; import KILT\'s task file'
+                f"{queries.artifact.key}: query {id!r} has the provenance {short_repr(provenance)}, expected a list of "
+                'page ids for each output, [["12", "25"], ["39"]]; import KILT\'s task file'
             )
         sets[id] = [frozenset(str(page).strip() for page in pages) for pages in provenance or [] if pages]
     if not any(sets.values()):
@@ -93,8 +93,8 @@ def _pages_of(ids: Sequence[str], corpus: Corpus) -> dict[str, str]:
         page = passage.metadata.get(PAGE)
         if type(page) not in (str, int) or not str(page).strip():
             raise InputError(
-                f"passage {passage.id!r} names no page: its metadata has {PAGE} {clip(page)}, expected the id of a "
-                "page; import KILT's knowledge source, or add the field to the passages"
+                f"passage {passage.id!r} names no page: its metadata has {PAGE} {short_repr(page)}, expected the id of "
+                "a page; import KILT's knowledge source, or add the field to the passages"
             )
         pages[passage.id] = str(page).strip()
     return pages

@@ -9,7 +9,7 @@ import numpy as np
 from retriever.encoding.sparse_vectors import SparseVectors
 
 
-def sparsity(queries: Sequence[SparseVectors], passages: Sequence[SparseVectors]) -> dict[str, float]:
+def sparsity_figures(queries: Sequence[SparseVectors], passages: Sequence[SparseVectors]) -> dict[str, float]:
     """Returns the figures of sparsity by name.
 
     "words of queries" and "words of passages" are the mean numbers of non-zero words. "FLOPS" is the mean number of

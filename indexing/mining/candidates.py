@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
 from indexing.hit_sources.grammar import source_label
@@ -25,13 +25,13 @@ from indexing.hit_sources.options import SearchOptions
 from indexing.measures.answers import AnswerMatcher, answers_of
 from indexing.mining import pools as mining
 from indexing.mining.copies import PART as COPIES
-from indexing.mining.copies import Copies, commit_copies, find_copies, read_copies
+from indexing.mining.copies import CopyGroups, commit_copies, find_copies, read_copies
 from indexing.search.retrieval import QUERY_BLOCK
 from indexing.search.runs import write_parquet
 from indexing.store.artifact import Draft
 from indexing.store.store import Store
-from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Committed, Counter, StageDefaults, Target, Unit, WorkDefaults
+from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
+from indexing.work.work import ArtifactTarget, Committed, ProgressCounter, StageDefaults, WorkDefaults, WorkUnit
 from retriever.errors import InputError
 
 PART_QUERIES = 512  # queries per part: a re-ranker on a CPU scores their pairs in a minute or two
@@ -59,7 +59,7 @@ class MiningQueries(NamedTuple):
         others = None if self.others is None else self.others[piece]
         return MiningQueries(self.ids[piece], self.texts[piece], self.answers[piece], self.positives[piece], others)
 
-    def copies(self, copies: Copies) -> list[np.ndarray]:
+    def copies_of_positives(self, copies: CopyGroups) -> list[np.ndarray]:
         """Returns the rows that, besides the positives, are never negatives of each query: int64 [any] each.
 
         They are the passages with the text of a positive, and the other passages of the documents of positives.
@@ -145,12 +145,12 @@ class PoolCandidates(WorkDefaults):
         return [(f"part-{number:05d}", self.mined.slice(start, size)) for number, start in enumerate(starts)]
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the pool."""
         inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
         for hit_source in self.hit_sources:
             inputs |= hit_source.inputs()
-        return [Target("candidates", self.name, inputs, self.config)]
+        return [ArtifactTarget("candidates", self.name, inputs, self.config)]
 
     @property
     def stages(self) -> list[CopiesStage | PoolStage]:
@@ -168,11 +168,13 @@ class CopiesStage(StageDefaults):
         self.work = work
         self.total: int | None = work.corpus.num_rows
 
-    def units(self, committed: Committed) -> list[Unit]:
+    def units(self, committed: Committed) -> list[WorkUnit]:
         """Returns the one unit."""
-        return [Unit((COPIES,), self.work.corpus.num_rows, None)]
+        return [WorkUnit((COPIES,), self.work.corpus.num_rows, None)]
 
-    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+    def make(
+        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+    ) -> None:
         """Reads the corpus and commits the copies."""
         positives = np.concatenate([*self.work.mined.positives, np.empty(0, np.int64)])
         commit_copies(draft, find_copies(self.work.corpus, positives, runner, counter.count))
@@ -192,7 +194,7 @@ class PoolStage(StageDefaults):
         self.work = work
         self.total: int | None = len(work.mined.ids)
 
-    def units(self, committed: Committed) -> Iterator[Unit]:
+    def units(self, committed: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each block of parts; pins the numerics classes of the committed parts."""
         for name, part in committed[0].items():
             if name != COPIES:
@@ -201,9 +203,11 @@ class PoolStage(StageDefaults):
         size = max(1, QUERY_BLOCK // self.work.options.part_queries)
         for first in range(0, len(parts), size):
             block = parts[first : first + size]
-            yield Unit(tuple(name for name, _ in block), sum(len(queries.ids) for _, queries in block), block)
+            yield WorkUnit(tuple(name for name, _ in block), sum(len(queries.ids) for _, queries in block), block)
 
-    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+    def make(
+        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+    ) -> None:
         """Searches a block and commits its missing parts."""
         work, block = self.work, unit.payload
         texts = [text for _, queries in block for text in queries.texts]
@@ -216,7 +220,7 @@ class PoolStage(StageDefaults):
             if name in missing:
                 block_hits = {s: Hits(each.scores[start:end], each.rows[start:end]) for s, each in hits.items()}
                 items.append(
-                    (name, queries, block_hits, work.sources.numerics() | work.sources.cuts(slice(start, end)))
+                    (name, queries, block_hits, work.sources.numerics() | work.sources.count_cuts(slice(start, end)))
                 )
             else:
                 counter.count(len(queries.ids), kept=True)
@@ -245,16 +249,18 @@ class PoolTask:
     draft: Draft
     depth: int
     corpus: Corpus | None
-    copies: Copies
-    resources: Resources = ONE_CORE
+    copies: CopyGroups
+    resources: WorkerResources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[PoolItem, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[PoolItem, Report], None]:
         """Returns the worker."""
         return self._pool
 
     def _pool(self, item: PoolItem, report: Report) -> None:
         name, queries, hits, facts = item
-        table = mining.pool_hits(queries.ids, hits, queries.positives, self.depth, queries.copies(self.copies))
+        table = mining.pool_hits(
+            queries.ids, hits, queries.positives, self.depth, queries.copies_of_positives(self.copies)
+        )
         if self.corpus is not None:
             table = without_answers(table, queries.answers, self.corpus)
         self.draft.commit(name, ".parquet", functools.partial(write_parquet, table), rows=len(table), **facts)
@@ -266,7 +272,7 @@ def read_queries(corpus: Corpus, queries: Queries, split: str, limit: int | None
     Raises:
         InputError: If the split has no qrels, or if an answer is not a text.
     """
-    pairs, chosen = judged_pairs(corpus, queries, split, limit), queries.split(split, limit)
+    pairs, chosen = read_judged_pairs(corpus, queries, split, limit), queries.split(split, limit)
     positives, others = (dict(zip(pairs.ids, rows, strict=True)) for rows in (pairs.rows, pairs.others))
     none = np.empty(0, np.int64)
     metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))

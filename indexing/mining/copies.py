@@ -18,14 +18,14 @@ import xxhash
 from indexing.corpus.corpus import Corpus, open_table
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
-from indexing.work.tasks import PYTHON_CORE, Place, Report, Resources, Runner, ignore
+from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources, ignore_progress
 
 PART = "copies"  # the part of an artifact that `commit_copies` makes
 _BLOCK = 65_536  # given passages whose texts are in memory at once
 
 
 @dataclass(frozen=True)
-class Copies:
+class CopyGroups:
     """Groups of passages with the same title and text.
 
     Attributes:
@@ -58,9 +58,9 @@ class MatchTask:
     """Finds the passages of a part of the corpus whose text has one of the hashes (uint64, ascending, not empty)."""
 
     hashes: np.ndarray
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[RowPart, Report], tuple[np.ndarray, np.ndarray]]:
+    def open(self, allocation: Allocation) -> Callable[[RowPart, Report], tuple[np.ndarray, np.ndarray]]:
         """Returns the worker: rows int64 [n] and their hashes uint64 [n]."""
         return lambda part, report: self._match(part)
 
@@ -79,7 +79,9 @@ def text_hashes(titles: Sequence[str], texts: Sequence[str]) -> np.ndarray:
     return np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in folded), np.uint64, len(texts))
 
 
-def find_copies(corpus: Corpus, rows: np.ndarray, runner: Runner, count: Callable[[int], None] = ignore) -> Copies:
+def find_copies(
+    corpus: Corpus, rows: np.ndarray, runner: Runner, count: Callable[[int], None] = ignore_progress
+) -> CopyGroups:
     """Returns the groups of at least two passages that contain one of the given ones; deleted passages are excluded.
 
     Args:
@@ -108,22 +110,22 @@ def find_copies(corpus: Corpus, rows: np.ndarray, runner: Runner, count: Callabl
         members, hashes = members[grouped], hashes[grouped]
     else:
         hashes = hashes[:0]
-    return Copies(hashes, members)
+    return CopyGroups(hashes, members)
 
 
-def commit_copies(draft: Draft, copies: Copies) -> None:
+def commit_copies(draft: Draft, copies: CopyGroups) -> None:
     """Commits groups as a part of an artifact."""
     table = pa.table({"hash": pa.array(copies.hashes), "row": pa.array(copies.rows)})
     draft.commit(PART, ".parquet", lambda path: pq.write_table(table, path, compression="zstd"), rows=len(table))
 
 
-def read_copies(artifact: Artifact | Draft) -> Copies:
+def read_copies(artifact: Artifact | Draft) -> CopyGroups:
     """Returns the groups that an artifact, or a draft, holds; none if it lacks the part."""
     if isinstance(artifact, Draft):
         part = artifact.find(PART)
     else:
         part = next((part for part in artifact.parts if part.name == PART), None)
     if part is None:
-        return Copies(np.empty(0, np.uint64), np.empty(0, np.int64))
+        return CopyGroups(np.empty(0, np.uint64), np.empty(0, np.int64))
     table = pq.read_table(artifact.local(part))
-    return Copies(table["hash"].to_numpy(), table["row"].to_numpy())
+    return CopyGroups(table["hash"].to_numpy(), table["row"].to_numpy())

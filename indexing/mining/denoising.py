@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 from indexing.mining.candidates import PoolCandidates
 from indexing.mining.copies import read_copies
 from indexing.mining.sampling import NegativeOptions, sample_negatives
-from indexing.mining.scoring import ScoreCandidates, positive_scores, probabilities
+from indexing.mining.scoring import ScoreCandidates, known_probabilities, positive_scores
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.store import Store
-from indexing.work.tasks import ONE_CORE, Place, Report, Resources
-from indexing.work.work import Target, TaskStage, Unit, WorkDefaults, complete_artifact
+from indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerResources
+from indexing.work.work import ArtifactTarget, TaskStage, WorkDefaults, WorkUnit, complete_artifact
 
 
 class SampleNegatives(WorkDefaults):
@@ -45,7 +45,7 @@ class SampleNegatives(WorkDefaults):
             del self.config["teacher_scores"]
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the negatives."""
         inputs = {
             "queries": self.pool.queries.artifact,
@@ -53,12 +53,12 @@ class SampleNegatives(WorkDefaults):
             "candidates": self.candidates,
         }
         inputs |= {f"scores/{number}": artifact for number, artifact in enumerate(self.scores)}
-        return [Target("negatives", self.name, inputs, self.config)]
+        return [ArtifactTarget("negatives", self.name, inputs, self.config)]
 
     @property
     def stages(self) -> list[TaskStage]:
         """Returns the one stage: sampling."""
-        units = [Unit((name,), len(queries.ids), queries) for name, queries in self.pool.parts()]
+        units = [WorkUnit((name,), len(queries.ids), queries) for name, queries in self.pool.parts()]
         return [TaskStage("sample", "queries", units, self._sample_task)]
 
     def _sample_task(self, drafts: Sequence[Draft]) -> SampleTask:
@@ -69,12 +69,12 @@ class SampleNegatives(WorkDefaults):
         """Yields each part of the pool with its probabilities, float32, NaN for none; None without scores."""
         for name, _ in self.pool.parts():
             table = pq.read_table(self.candidates.local(name))
-            yield table, probabilities(table, name, self.scores) if self.scores else None
+            yield table, known_probabilities(table, name, self.scores) if self.scores else None
 
     def tables(self) -> Iterator[pa.Table]:
         """Yields the parts of the complete artifact, in order."""
         artifact = self.pool.store.open("negatives", self.name)
-        for part in artifact.group("part"):
+        for part in artifact.numbered_parts("part"):
             yield pq.read_table(artifact.local(part))
 
 
@@ -99,24 +99,24 @@ class SampleTask:
     candidates: Artifact
     scores: Sequence[Artifact]
     options: NegativeOptions
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker."""
         return self._sample
 
-    def _sample(self, unit: Unit, report: Report) -> None:
+    def _sample(self, unit: WorkUnit, report: Report) -> None:
         [name], queries = unit.names, unit.payload
         table = pq.read_table(self.candidates.local(name))
         of_positives = positive_scores(queries, name, self.scores)
         lowest = [scores.min() if len(scores) else np.nan for scores in of_positives]
         samples = sample_negatives(
             table,
-            probabilities(table, name, self.scores) if self.scores else None,
+            known_probabilities(table, name, self.scores) if self.scores else None,
             self.options,
             query_ids=queries.ids,
             positives=queries.positives,
-            copies=queries.copies(read_copies(self.candidates)),
+            copies=queries.copies_of_positives(read_copies(self.candidates)),
             reranked_positives=np.array(lowest, np.float32) if self.scores else None,
             teacher_positives=of_positives if self.options.teacher_scores else None,
         )

@@ -20,7 +20,7 @@ from retriever.errors import InputError
 from retriever.training.reranker_data import TeacherScores, TrainingData
 
 
-class Groups(NamedTuple):
+class NegativeGroups(NamedTuple):
     """Query ids, and the corpus rows of each query's positives, negatives and copies of positives: int64 [any]."""
 
     query_ids: list[str]
@@ -29,14 +29,14 @@ class Groups(NamedTuple):
     copies: list[np.ndarray]
 
 
-def read_groups(artifact: Artifact) -> Groups:
+def read_groups(artifact: Artifact) -> NegativeGroups:
     """Returns all parts of negatives/NAME, in order. Negatives that were made elsewhere may lack the column of copies.
 
     Raises:
         InputError: If the columns are not the expected ones.
     """
-    groups = Groups([], [], [], [])
-    for part in artifact.group("part"):
+    groups = NegativeGroups([], [], [], [])
+    for part in artifact.numbered_parts("part"):
         table = pq.read_table(artifact.local(part))
         rows = pa.large_list(pa.int64())
         if "copies" not in table.column_names:
@@ -83,7 +83,7 @@ def mined_corpus(store: Store, negatives: Artifact) -> Corpus:
     return Corpus(generations[: last + 1])
 
 
-def training_data(
+def read_training_data(
     corpus: Corpus,
     queries: Queries,
     split: str,
@@ -124,7 +124,7 @@ def training_data(
     if teacher:
         rows += rows[:2]
         lists += read_teacher(negatives, *groups[:3])
-    lists = [_without(own, corpus.deleted, of) for own, of in zip(lists, rows, strict=True)]
+    lists = [_without_deleted(own, corpus.deleted, of) for own, of in zip(lists, rows, strict=True)]
     chosen = [(place, text) for place, text in chosen if len(lists[0][place])]
     if not chosen:
         raise InputError(
@@ -133,7 +133,7 @@ def training_data(
         )
     positives, mined, copies, *scores = ([own[place] for place, _ in chosen] for own in lists)
     query_ids = [groups.query_ids[place] for place, _ in chosen]
-    check_room(corpus, negatives.url, query_ids, positives, copies)
+    check_has_negatives(corpus, negatives.url, query_ids, positives, copies)
     every = np.concatenate([*positives, *mined, *copies])
     if every.min() < 0 or every.max() >= corpus.num_rows:
         raise InputError(f"{negatives.url}: names rows {every.min()} to {every.max()} of a corpus of {corpus.num_rows}")
@@ -146,7 +146,7 @@ def training_data(
         positives,
         mined,
         corpus.num_rows,
-        passages_of(corpus),
+        passage_reader(corpus),
         deleted=corpus.deleted,
         copies=copies,
         weights=weights,
@@ -154,7 +154,7 @@ def training_data(
     )
 
 
-def check_room(
+def check_has_negatives(
     corpus: Corpus, url: str, query_ids: Sequence[str], positives: Sequence[np.ndarray], copies: Sequence[np.ndarray]
 ) -> None:
     """Raises InputError if all passages of the corpus are positives of a query, so that none can be a negative.
@@ -175,7 +175,7 @@ def check_room(
             )
 
 
-def passages_of(corpus: Corpus) -> Callable[[np.ndarray], tuple[list[str], list[str]]]:
+def passage_reader(corpus: Corpus) -> Callable[[np.ndarray], tuple[list[str], list[str]]]:
     """Returns a function that maps rows int64 [n] to n titles and n texts."""
 
     def passages(rows: np.ndarray) -> tuple[list[str], list[str]]:
@@ -185,7 +185,7 @@ def passages_of(corpus: Corpus) -> Callable[[np.ndarray], tuple[list[str], list[
     return passages
 
 
-def _without(lists: list[np.ndarray], deleted: np.ndarray, rows: list[np.ndarray]) -> list[np.ndarray]:
+def _without_deleted(lists: list[np.ndarray], deleted: np.ndarray, rows: list[np.ndarray]) -> list[np.ndarray]:
     """Returns lists, each with a value for each of `rows`, without those of deleted rows."""
     if not rows or not len(deleted):
         return lists

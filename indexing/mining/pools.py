@@ -31,7 +31,7 @@ MAX_QUERIES = 1 << (63 - _SHIFT)  # of a pool
 
 
 @dataclass(frozen=True)
-class Margins:
+class ScoreMargins:
     """Positive-aware limits on the scores of negatives; a candidate that exceeds one of them is no negative.
 
     The rules are those of sentence-transformers' mine_hard_negatives. NV-Retriever's 95 % rule (NeMo's `perc` 0.95) is
@@ -68,7 +68,7 @@ class Margins:
         """Whether there is a limit."""
         return any(value is not None for value in vars(self).values())
 
-    def exceeded(self, scores: np.ndarray, positives: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    def exceeded_limits(self, scores: np.ndarray, positives: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
         """Yields the name of each limit and which candidates exceed it.
 
         Args:
@@ -89,7 +89,7 @@ class Margins:
             yield "max_score", scores > self.max_score
 
 
-NO_MARGINS = Margins()
+NO_MARGINS = ScoreMargins()
 
 
 def pool_hits(
@@ -141,12 +141,12 @@ def pool_hits(
         rank[places[inside]], score[places[inside]] = ranks[inside], scores[inside]
         columns[f"rank:{source}"] = pa.array(rank, mask=missing)
         columns[f"score:{source}"] = pa.array(score, mask=missing)
-        lowest = _lowest(relevant, key, scores, len(query_ids))[queries]
+        lowest = _lowest_positive_scores(relevant, key, scores, len(query_ids))[queries]
         columns[f"positive:{source}"] = pa.array(lowest, mask=np.isnan(lowest))
     return pa.table(columns)
 
 
-def _lowest(relevant: np.ndarray, key: np.ndarray, scores: np.ndarray, num_queries: int) -> np.ndarray:
+def _lowest_positive_scores(relevant: np.ndarray, key: np.ndarray, scores: np.ndarray, num_queries: int) -> np.ndarray:
     """Returns the lowest score of each query's positives among its hits: float32 [queries]; see `positive:S`."""
     order = np.argsort(key)
     key, scores = key[order], scores[order]
@@ -195,7 +195,7 @@ def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarra
 
 
 def find_exceeding(
-    table: pa.Table, known: np.ndarray | None, positives: np.ndarray | None, margins: Margins
+    table: pa.Table, known: np.ndarray | None, positives: np.ndarray | None, margins: ScoreMargins
 ) -> tuple[list[str], np.ndarray]:
     """Finds the candidates that exceed a limit.
 
@@ -217,20 +217,20 @@ def find_exceeding(
         return names, first
     if known is None:
         scorers = {
-            source: (_floats(table, "score", source), _floats(table, "positive", source))
+            source: (_column_as_floats(table, "score", source), _column_as_floats(table, "positive", source))
             for source in sources_of(table)
         }
     else:
         assert positives is not None, "margins on re-ranker scores need the scores of the positives"
         scorers = {RERANKER: (known, positives[table["query"].to_numpy()])}
     for scorer, (scores, lowest) in scorers.items():
-        for limit, exceeds in margins.exceeded(scores, lowest):
+        for limit, exceeds in margins.exceeded_limits(scores, lowest):
             first[(first < 0) & exceeds] = len(names)
             names.append(f"{limit}:{scorer}")
     return names, first
 
 
-def _floats(table: pa.Table, kind: str, source: str) -> np.ndarray:
+def _column_as_floats(table: pa.Table, kind: str, source: str) -> np.ndarray:
     """Returns a column of the pool as float32 [pairs], NaN for null."""
     return table[f"{kind}:{source}"].combine_chunks().to_numpy(zero_copy_only=False).astype(np.float32)
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from indexing.corpus.corpus import Corpus
 from indexing.mining.pools import sources_of
-from indexing.store.result_files import whole_files
+from indexing.store.result_files import atomic_files
 from retriever.errors import InputError
 
 THRESHOLDS = (0.01, 0.02, 0.05, *(tenth / 10 for tenth in range(1, 10)))
@@ -64,11 +64,11 @@ class Histogram:
         """Counts values: any finite numbers, [n]."""
         values = np.asarray(values, np.float64)
         if len(values):
-            self._cover(float(values.min()), float(values.max()))
+            self._extend_to(float(values.min()), float(values.max()))
             numbers, counts = np.unique(np.floor(values / self.width).astype(np.int64), return_counts=True)
             self._counts.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
-    def _cover(self, low: float, high: float) -> None:
+    def _extend_to(self, low: float, high: float) -> None:
         """Makes the bins wide enough for low and high in addition to the values so far."""
         if self._counts:
             low, high = min(low, min(self._counts) * self.width), max(high, max(self._counts) * self.width)
@@ -92,7 +92,7 @@ class Histogram:
         return edges, [self._counts[number] for number in range(first, last + 1)]
 
 
-class Statistics:
+class PoolStatistics:
     """Statistics of a pool and its scores, collected part by part, in any order."""
 
     def __init__(self) -> None:
@@ -195,14 +195,14 @@ def read_examples(table: pa.Table, questions: Mapping[str, str], corpus: Corpus,
 
 
 def write_report(
-    folder: str, statistics: Statistics, examples: Sequence[ShownQuery], *, title: str, overwrite: bool = False
+    folder: str, statistics: PoolStatistics, examples: Sequence[ShownQuery], *, title: str, overwrite: bool = False
 ) -> Path:
     """Writes report.html, one page that includes its charts, and report.json with its numbers; returns the page.
 
     Raises InputError if the folder cannot be made, or holds another report (unless `overwrite`).
     """
     page, numbers = Path(folder) / "report.html", statistics.numbers()
-    with whole_files([str(page), str(page.with_suffix(".json"))], overwrite=overwrite) as [written, beside]:
+    with atomic_files([str(page), str(page.with_suffix(".json"))], overwrite=overwrite) as [written, beside]:
         beside.write_bytes(orjson.dumps(numbers, option=orjson.OPT_INDENT_2))
         written.write_text(_render(numbers, examples, title), encoding="utf-8")
     return page

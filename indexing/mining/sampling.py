@@ -16,7 +16,7 @@ from indexing.mining.pools import (
     DRAWING,
     NO_MARGINS,
     SCORING,
-    Margins,
+    ScoreMargins,
     find_exceeding,
     query_ranges,
     seeded_order,
@@ -42,7 +42,7 @@ class NegativeOptions:
     """Score every pair, not only as many as are needed."""
     seed: int = 0
     """Seed of the sampling."""
-    margins: Margins = NO_MARGINS
+    margins: ScoreMargins = NO_MARGINS
     teacher_scores: bool = False
     """Score all sampled negatives and the positives with the --reranker, and store the scores with the negatives, as
     `riptide train-retriever --loss kl` and --loss margin-mse need them."""
@@ -112,7 +112,7 @@ def pairs_to_score(table: pa.Table, known: np.ndarray, options: NegativeOptions)
     return np.flatnonzero(is_needed & is_unknown)
 
 
-class Samples(NamedTuple):
+class SampledNegatives(NamedTuple):
     """The sampled negatives of each query, denoised ones first, by their positions in the pool.
 
     chosen: int64 [any]; is_denoised, is_from_pool: bool, for each of them; dropped: positions of the candidates that
@@ -166,7 +166,7 @@ def sample_negatives(
     rows = table["row"].to_numpy()
     scored = np.full(len(table), np.nan, np.float32) if known is None else known
     reasons, reason = find_exceeding(table, known, reranked_positives, options.margins)
-    samples = _draw(table, scored, reason >= 0, len(query_ids), options)
+    samples = _draw_negatives(table, scored, reason >= 0, len(query_ids), options)
     none = np.empty(0, np.int64)
     every, left_out = np.concatenate([*samples.chosen, none]), np.concatenate([*samples.dropped, none])
     probability = scored[every]
@@ -174,32 +174,32 @@ def sample_negatives(
     columns = {"query_id": pa.array(query_ids, pa.string()), "positives": _row_lists(positives)}
     if teacher_positives is not None:
         values = np.concatenate([*teacher_positives, np.empty(0, np.float32)])
-        columns["positive_probability"] = _lists(pa.array(values, pa.float32(), mask=np.isnan(values)), positives)
+        columns["positive_probability"] = _as_lists(pa.array(values, pa.float32(), mask=np.isnan(values)), positives)
     columns |= {
         "copies": _row_lists([none] * len(query_ids) if copies is None else copies),
-        "negatives": _lists(pa.array(rows[every]), samples.chosen),
-        "is_denoised": _lists(pa.array(np.concatenate([*samples.is_denoised, np.empty(0, bool)])), samples.chosen),
-        "is_from_pool": _lists(pa.array(np.concatenate([*samples.is_from_pool, np.empty(0, bool)])), samples.chosen),
-        "probability": _lists(pa.array(probability, mask=np.isnan(probability)), samples.chosen),
+        "negatives": _as_lists(pa.array(rows[every]), samples.chosen),
+        "is_denoised": _as_lists(pa.array(np.concatenate([*samples.is_denoised, np.empty(0, bool)])), samples.chosen),
+        "is_from_pool": _as_lists(pa.array(np.concatenate([*samples.is_from_pool, np.empty(0, bool)])), samples.chosen),
+        "probability": _as_lists(pa.array(probability, mask=np.isnan(probability)), samples.chosen),
     }
     for source in sources_of(table):
         ranks = table[f"rank:{source}"].combine_chunks().take(pa.array(every))
-        columns[f"rank:{source}"] = _lists(ranks, samples.chosen)
+        columns[f"rank:{source}"] = _as_lists(ranks, samples.chosen)
     columns |= {
-        "dropped": _lists(pa.array(rows[left_out]), samples.dropped),
-        "dropped_by": _lists(of_reasons, samples.dropped),
+        "dropped": _as_lists(pa.array(rows[left_out]), samples.dropped),
+        "dropped_by": _as_lists(of_reasons, samples.dropped),
     }
     return pa.table(columns)
 
 
-def _draw(
+def _draw_negatives(
     table: pa.Table, scored: np.ndarray, is_dropped: np.ndarray, num_queries: int, options: NegativeOptions
-) -> Samples:
+) -> SampledNegatives:
     """Draws negatives as `sample_negatives` does, among the candidates that are not dropped."""
     ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
     scoring, drawing = (seeded_order(options.seed, ids, rows, stream) for stream in (SCORING, DRAWING))
     positions, flags = np.empty(0, np.int64), np.empty(0, bool)  # of a query without candidates
-    samples = Samples(
+    samples = SampledNegatives(
         [positions] * num_queries, [flags] * num_queries, [flags] * num_queries, [positions] * num_queries
     )
     for query, start, end in query_ranges(table):
@@ -218,12 +218,12 @@ def _draw(
 def queries_with_too_few(table: pa.Table, pool_negatives: int, denoised_negatives: int) -> list[str]:
     """Returns the ids of the queries that have fewer negatives of either group than requested."""
     ids = table["query_id"].to_pylist()
-    pooled, denoised = _counts(table, "is_from_pool"), _counts(table, "is_denoised")
+    pooled, denoised = _count_true(table, "is_from_pool"), _count_true(table, "is_denoised")
     few = (pooled < pool_negatives) | (denoised < denoised_negatives)
     return [ids[number] for number in np.flatnonzero(few)]
 
 
-def _counts(table: pa.Table, name: str) -> np.ndarray:
+def _count_true(table: pa.Table, name: str) -> np.ndarray:
     """Returns the number of true values in each list of a column."""
     lists = table[name].combine_chunks()
     totals = np.concatenate([[0], np.cumsum(lists.values.to_numpy(zero_copy_only=False), dtype=np.int64)])
@@ -232,10 +232,10 @@ def _counts(table: pa.Table, name: str) -> np.ndarray:
 
 def _row_lists(lists: Sequence[np.ndarray]) -> pa.Array:
     """Returns lists of rows as an Arrow array."""
-    return _lists(pa.array(np.concatenate([*lists, np.empty(0, np.int64)])), lists)
+    return _as_lists(pa.array(np.concatenate([*lists, np.empty(0, np.int64)])), lists)
 
 
-def _lists(values: pa.Array, lists: Sequence[np.ndarray]) -> pa.Array:
+def _as_lists(values: pa.Array, lists: Sequence[np.ndarray]) -> pa.Array:
     """Returns values as lists, as many to each as `lists` has."""
     offsets = np.concatenate([[0], np.cumsum([len(each) for each in lists])]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), values)

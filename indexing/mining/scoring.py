@@ -35,8 +35,17 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import fingerprint_of, sum_cuts
 from indexing.store.keys import Key
 from indexing.store.store import Store, artifact_key, generation
-from indexing.work.tasks import Place, Report, Resources, Runner
-from indexing.work.work import Committed, Progress, StageDefaults, Target, Unit, WorkDefaults, run_work, silent
+from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
+from indexing.work.work import (
+    ArtifactTarget,
+    Committed,
+    Progress,
+    StageDefaults,
+    WorkDefaults,
+    WorkUnit,
+    hide_progress,
+    run_work,
+)
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 
@@ -89,30 +98,30 @@ class ScoreCandidates(WorkDefaults):
     @property
     def complete(self) -> bool:
         """Whether the existing generations have all scores that the options need."""
-        return self._suffice(self.previous)
+        return self._are_sufficient(self.previous)
 
-    def _suffice(self, generations: Sequence[Artifact]) -> bool:
+    def _are_sufficient(self, generations: Sequence[Artifact]) -> bool:
         """Whether each part was once scored for options that need as much as these."""
-        parts = [part for artifact in generations for part in artifact.group("part")]
+        parts = [part for artifact in generations for part in artifact.numbered_parts("part")]
         sufficient = {part.name for part in parts if has_needed_pairs(part.facts["scored_for"], self.options)}
-        return bool(generations) and sufficient == {part.name for part in self.candidates.group("part")}
+        return bool(generations) and sufficient == {part.name for part in self.candidates.numbered_parts("part")}
 
     @property
     def generations(self) -> list[Artifact]:
         """The generations that the options need; later ones, for other options, do not change what is sampled."""
-        enough = [n for n in range(1, len(self.previous) + 1) if self._suffice(self.previous[:n])]
+        enough = [n for n in range(1, len(self.previous) + 1) if self._are_sufficient(self.previous[:n])]
         return self.previous[: enough[0]] if enough else self.previous
 
-    def cuts(self) -> Cuts:
+    def count_cuts(self) -> Cuts:
         """Returns how many pairs of the generations were cut to the re-ranker's length limit."""
-        return sum_cuts(part for artifact in self.generations for part in artifact.group("part"))
+        return sum_cuts(part for artifact in self.generations for part in artifact.numbered_parts("part"))
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the next generation. Its fingerprint depends on the content of its parts, not on the options."""
         inputs = dict(self._inputs) | ({"previous": self.previous[-1]} if self.previous else {})
         config = {"reranker": self.spec.config, "numerics": self.spec.numerics}
-        return [Target("scores", self._next, inputs, config, by_content=True)]
+        return [ArtifactTarget("scores", self._next, inputs, config, by_content=True)]
 
     @property
     def _next(self) -> str:
@@ -127,7 +136,7 @@ class ScoreCandidates(WorkDefaults):
         """
         key = artifact_key("scores", self._next)
         pinned = (self.store.pinned_config(key) or {}).get("numerics")
-        count = len(self.candidates.group("part"))
+        count = len(self.candidates.numbered_parts("part"))
         numerics = numerics_of_reranker(runner, count, pinned, f"{self.store.url}/{key}")
         self.spec = replace(self.spec, numerics=numerics)
         return numerics
@@ -144,7 +153,7 @@ def score_candidates(
     reranker: str,
     options: NegativeOptions,
     runner: Runner,
-    progress: Progress = silent,
+    progress: Progress = hide_progress,
     *,
     parts: Mapping[str, MiningQueries] | None = None,
 ) -> ScoreCandidates:
@@ -184,12 +193,12 @@ class ScoreStage(StageDefaults):
     def __init__(self, work: ScoreCandidates):
         self.work = work
 
-    def units(self, committed: Committed) -> Iterator[Unit]:
+    def units(self, committed: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each part of the pool. Its number of pairs is known only after scoring."""
-        for part in self.work.candidates.group("part"):
+        for part in self.work.candidates.numbered_parts("part"):
             scored = committed[0].get(part.name)
             queries = self.work.parts[part.name] if self.work.parts else None
-            yield Unit((part.name,), scored.rows if scored else 0, queries)
+            yield WorkUnit((part.name,), scored.rows if scored else 0, queries)
 
     def task(self, drafts: Sequence[Draft]) -> ScoreTask:
         """Returns the task of a worker."""
@@ -205,7 +214,7 @@ class ScoreStage(StageDefaults):
             work.options,
         )
 
-    def rows_of(self, unit: Unit, result: int) -> int:
+    def rows_of(self, unit: WorkUnit, result: int) -> int:
         """Returns the number of pairs that a unit scored."""
         return result
 
@@ -234,16 +243,16 @@ class ScoreTask:
     reports: bool = True
 
     @property
-    def resources(self) -> Resources:
+    def resources(self) -> WorkerResources:
         """The resources of a worker."""
         return self.spec.resources
 
-    def open(self, place: Place) -> Callable[[Unit, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], int]:
         """Returns the worker, with the re-ranker opened. It returns the number of pairs that it scored."""
-        scorer = self.spec.open(place)
+        scorer = self.spec.open(allocation)
         return lambda unit, report: self._score(scorer, unit, report)
 
-    def _score(self, scorer: PairScorer, unit: Unit, report: Report) -> int:
+    def _score(self, scorer: PairScorer, unit: WorkUnit, report: Report) -> int:
         """Scores a part's pairs in each query's seeded order until enough of them are negatives.
 
         If the unit has queries, scores their positives too.
@@ -252,7 +261,7 @@ class ScoreTask:
         if part := self.draft.find(name):
             return part.rows
         table = pq.read_table(self.candidates.local(name))
-        known = probabilities(table, name, self.previous)
+        known = known_probabilities(table, name, self.previous)
         is_new = np.zeros(len(table), bool)
         texts, cuts = self._texts(table), Cuts()
         while len(chosen := pairs_to_score(table, known, self.options)):
@@ -308,7 +317,7 @@ def has_needed_pairs(scored_for: Mapping[str, Any], options: NegativeOptions) ->
     )
 
 
-def probabilities(table: pa.Table, name: str, generations: Sequence[Artifact]) -> np.ndarray:
+def known_probabilities(table: pa.Table, name: str, generations: Sequence[Artifact]) -> np.ndarray:
     """Returns the known probabilities of a part's pairs, in the order of its table: float32 [pairs], NaN if unknown."""
     return _known_scores(_table_keys(table), name, generations)
 

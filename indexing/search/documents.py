@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, Documents
-from indexing.exact import Hits, no_hits
+from indexing.corpus.corpus import Corpus, DocumentNumbers
+from indexing.exact import Hits, empty_hits
 from indexing.exact.hits import pad_hits
 from indexing.hit_sources.fusion import Fusion, source_depth
 from indexing.hit_sources.kind import HitSource
@@ -41,14 +41,14 @@ def best_passages(hits: Hits, documents: np.ndarray, k: int) -> Hits:
     Returns:
         The scores and rows of the best passages, [q, k]. Equal scores of a document's passages: the first one.
     """
-    is_best = _is_first(documents)
+    is_best = _is_first_of_document(documents)
     order = np.argsort(~is_best, axis=1, kind="stable")[:, :k]
     is_kept = np.take_along_axis(is_best, order, axis=1)
     scores, rows = (np.take_along_axis(column, order, axis=1) for column in hits)
     return pad_hits(Hits(np.where(is_kept, scores, np.float32(-np.inf)), np.where(is_kept, rows, -1)), k)
 
 
-def has_documents(hits: Hits, documents: np.ndarray, k: int, rerank_depth: int = 0) -> np.ndarray:
+def has_enough_documents(hits: Hits, documents: np.ndarray, k: int, rerank_depth: int = 0) -> np.ndarray:
     """Returns whether the hits of each query are enough, or are all that its source finds: bool [q].
 
     Args:
@@ -57,11 +57,11 @@ def has_documents(hits: Hits, documents: np.ndarray, k: int, rerank_depth: int =
         k: Number of documents that are enough.
         rerank_depth: Number of passages that are enough.
     """
-    is_enough = (_is_first(documents).sum(axis=1) >= k) & ((documents >= 0).sum(axis=1) >= rerank_depth)
+    is_enough = (_is_first_of_document(documents).sum(axis=1) >= k) & ((documents >= 0).sum(axis=1) >= rerank_depth)
     return is_enough | (hits.rows[:, -1] < 0)
 
 
-def _is_first(documents: np.ndarray) -> np.ndarray:
+def _is_first_of_document(documents: np.ndarray) -> np.ndarray:
     """Returns which hits are the first of their document: bool [q, any]; missing hits are not."""
     order = np.argsort(documents, axis=1, kind="stable")
     in_order = np.take_along_axis(documents, order, axis=1)
@@ -83,7 +83,7 @@ def passages_to_rerank(hits: Hits, documents: np.ndarray, k: int, rerank_depth: 
         k: Number of documents.
         rerank_depth: Number of passages to re-rank.
     """
-    is_needed = _is_first(documents)
+    is_needed = _is_first_of_document(documents)
     is_needed &= np.cumsum(is_needed, axis=1) <= k
     is_needed[:, :rerank_depth] = documents[:, :rerank_depth] >= 0
     return Hits(hits.scores[is_needed][None], hits.rows[is_needed][None])
@@ -96,7 +96,7 @@ def reranked_documents(hits: Hits, documents: np.ndarray, k: int) -> Hits:
     return Hits(np.where((rows >= 0) & (scores < 0), -ranks, scores), rows)
 
 
-def first_depth(k: int, rerank_depth: int, num_sources: int) -> int:
+def first_search_depth(k: int, rerank_depth: int, num_sources: int) -> int:
     """Returns the depth of the first search for k documents; a fusion reads FUSION_DEPTH hits per source anyway."""
     return source_depth(max(DEEPER * k, rerank_depth), num_sources)
 
@@ -106,7 +106,7 @@ def search_documents(
     texts: Sequence[str],
     k: int,
     runner: Runner,
-    documents: Documents,
+    documents: DocumentNumbers,
     *,
     allowed: np.ndarray | None = None,
     rerank: Callable[[Hits, Sequence[str]], Hits] | None = None,
@@ -132,10 +132,10 @@ def search_documents(
     Returns:
         Scores and rows, [q, k]: those of the best passages.
     """
-    scores, rows = no_hits(len(texts), k)
+    scores, rows = empty_hits(len(texts), k)
     most = max(1, documents.num_rows)
     num_sources = len(source.parts) if isinstance(source, Fusion) else 1
-    pending, depth = np.arange(len(texts)), min(first_depth(k, rerank_depth, num_sources), most)
+    pending, depth = np.arange(len(texts)), min(first_search_depth(k, rerank_depth, num_sources), most)
     while len(pending):
         short = []
         for numbers in np.array_split(pending, -(-len(pending) * depth // CELLS)):
@@ -144,7 +144,7 @@ def search_documents(
             of = documents.numbers(hits.rows)
             if excluded is not None:
                 of = np.where(of == excluded[numbers, None], -1, of)
-            is_done = has_documents(hits, of, k, rerank_depth) | (depth == most)
+            is_done = has_enough_documents(hits, of, k, rerank_depth) | (depth == most)
             short.append(numbers[~is_done])
             numbers, of = numbers[is_done], of[is_done]
             if not len(numbers):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, Documents
+from indexing.corpus.corpus import Corpus, DocumentNumbers
 from indexing.corpus.filters import Filter, filter_columns
-from indexing.corpus.row_ranges import Matches
+from indexing.corpus.row_ranges import MatchingRows
 from indexing.exact import Hits
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import By, SearchOptions
@@ -59,8 +59,8 @@ class LocalSearch:
         stays_open: bool = False,
     ):
         self.corpus = Corpus.open(store)
-        self.documents = Documents(self.corpus.parts) if is_by_document(self.corpus, by) else None
-        self._matches = Matches(self.corpus, RowRange(0, self.corpus.num_rows))
+        self.documents = DocumentNumbers(self.corpus.parts) if is_by_document(self.corpus, by) else None
+        self._matches = MatchingRows(self.corpus, RowRange(0, self.corpus.num_rows))
         self.sources = HitSources(store, self.corpus, options, stays_open=stays_open)
         self.hit_source = self.sources.open(source)
         self._pair_cuts = Cuts()
@@ -75,7 +75,7 @@ class LocalSearch:
         """The source's name in the grammar of sources, with all names filled in."""
         return self.hit_source.source
 
-    def matching(self, filter: Mapping[str, Any] | str | None) -> np.ndarray | None:
+    def matching_rows(self, filter: Mapping[str, Any] | str | None) -> np.ndarray | None:
         """Returns the rows that match a filter, int64 ascending, deleted ones excluded; None without a filter.
 
         The rows of the latest filters are cached.
@@ -96,7 +96,7 @@ class LocalSearch:
             queries: The texts of the queries.
             k: Number of hits per query, at least 1.
             rerank_depth: Number of hits per query that the re-ranker orders; lower hits keep their order below them.
-            allowed: Only these rows are hits, as `matching` returns them; None: all rows.
+            allowed: Only these rows are hits, as `matching_rows` returns them; None: all rows.
 
         Returns:
             Scores and rows, [q, at most k].
@@ -130,6 +130,6 @@ class LocalSearch:
         self._pair_cuts += cuts
         return hits
 
-    def cuts(self) -> SearchCuts:
+    def count_cuts(self) -> SearchCuts:
         """Returns how many queries and pairs the last search cut to a length limit."""
-        return search_cuts([self.sources.cuts()])._replace(pairs=self._pair_cuts)
+        return search_cuts([self.sources.count_cuts()])._replace(pairs=self._pair_cuts)

@@ -8,18 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from indexing.search.snippets import BOLD, PLAIN, Marks, QueryWords, display_width, one_line, shorten, snippet
+from indexing.search.snippets import BOLD, PLAIN, MatchMarks, QueryWords, display_width, one_line, shorten, snippet
 
 PIPED_WIDTH = 100  # columns, if the output is not a terminal
 _MIN_COLUMNS = 20  # minimum columns of a title or a snippet, regardless of the length of the ids
 
 
 @dataclass(frozen=True)
-class Style:
+class TableStyle:
     """The width of the table, and the marks around the query's words."""
 
     width: int = PIPED_WIDTH
-    marks: Marks = PLAIN
+    marks: MatchMarks = PLAIN
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class ShownHit:
     relevance: int | None = None
 
 
-def style_for(stream: TextIO) -> Style:
+def style_for(stream: TextIO) -> TableStyle:
     """Returns the style for a stream: its width, and bold marks on a terminal, `**word**` otherwise."""
     width = shutil.get_terminal_size((PIPED_WIDTH, 24)).columns
     on_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-    return Style(width, BOLD if on_terminal else PLAIN)
+    return TableStyle(width, BOLD if on_terminal else PLAIN)
 
 
-def hit_table(hits: Sequence[ShownHit], query: str, style: Style, *, judged: bool = False) -> list[str]:
+def hit_table(hits: Sequence[ShownHit], query: str, style: TableStyle, *, judged: bool = False) -> list[str]:
     """Returns the lines of a table of hits.
 
     Args:

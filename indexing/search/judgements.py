@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import ALL, Queries
-from indexing.measures.metrics import per_query
+from indexing.measures.metrics import metrics_per_query
 from indexing.search.hit_tables import ShownHit
 from indexing.search.runs import read_run, strictly_falling
 from indexing.store.artifact import Artifact
@@ -63,7 +63,7 @@ def read_run_query(store: Store, run: Artifact, query_id: str) -> RunQuery:
         split = queries.split(run.config["split"], run.config["limit"])
         texts = dict(zip(split.ids, split.texts, strict=True))
     if query_id not in texts and not len(table):
-        raise InputError(_unknown(run, query_id, list(texts)))
+        raise InputError(_unknown_query_message(run, query_id, list(texts)))
     qrels = judgements_of(queries, run.config["split"], query_id) if queries else None
     relevance = {} if qrels is None else dict(zip(*(qrels[c].to_pylist() for c in ("corpus_id", "score")), strict=True))
 
@@ -86,7 +86,7 @@ def read_run_query(store: Store, run: Artifact, query_id: str) -> RunQuery:
         ShownHit(None, None, id, *passage, relevance[id])
         for id, passage in zip(relevant, texts_of_missing, strict=True)
     ]
-    metrics = {} if qrels is None or not len(qrels) else metrics_of(qrels, table)
+    metrics = {} if qrels is None or not len(qrels) else measure_hits(qrels, table)
     return RunQuery(texts.get(query_id), hits, missed, len(missing) - len(relevant), metrics, remarks)
 
 
@@ -164,16 +164,16 @@ def read_passages(
     return passages
 
 
-def metrics_of(qrels: pa.Table, hits: pa.Table) -> dict[str, float]:
+def measure_hits(qrels: pa.Table, hits: pa.Table) -> dict[str, float]:
     """Returns METRICS for one judged query. Equal scores are made strictly decreasing, so the run's ranks are kept."""
     scores = strictly_falling(hits["score"].to_numpy(), np.arange(len(hits)))
     run = pa.table({"query_id": hits["query_id"], "id": hits["id"], "score": pa.array(scores, pa.float32())})
     firsts = np.unique(hits["id"].to_numpy(), return_index=True)[1]  # a document ranks by its best passage
     run = run.take(pa.array(np.sort(firsts)))
-    return {name: float(values[0]) for name, values in per_query(qrels, run, METRICS).items()}
+    return {name: float(values[0]) for name, values in metrics_per_query(qrels, run, METRICS).items()}
 
 
-def _unknown(run: Artifact, query_id: str, ids: list[str]) -> str:
+def _unknown_query_message(run: Artifact, query_id: str, ids: list[str]) -> str:
     """Returns the error message for a query that the run does not have."""
     if not ids:
         ids = list(dict.fromkeys(id for block in read_run(run) for id in block["query_id"].unique().to_pylist()))

@@ -14,7 +14,7 @@ from indexing.store.artifact import Artifact
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store
 from indexing.work.numerics import pinned_gpus
-from indexing.work.tasks import Place, Report, Resources, Runner
+from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import RerankerOptions
@@ -55,13 +55,13 @@ def reranker_inputs(store: Store, name: str) -> dict[str, Artifact]:
 class RerankerNumericsTask:
     """Returns the numerics class of a worker's re-ranker, without loading weights."""
 
-    resources: Resources
+    resources: WorkerResources
 
-    def open(self, place: Place) -> Callable[[None, Report], str]:
+    def open(self, allocation: Allocation) -> Callable[[None, Report], str]:
         """Returns the worker."""
         from retriever.encoding.reranker import expected_reranker_numerics
 
-        return lambda item, report: expected_reranker_numerics(OPTIONS, place.device)
+        return lambda item, report: expected_reranker_numerics(OPTIONS, allocation.device)
 
 
 def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, place: str = "") -> str:
@@ -77,7 +77,7 @@ def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, 
         InputError: If the user requests another kind of device than the pinned one.
     """
     gpus = pinned_gpus(pinned, runner.request.gpus, place)
-    numerics: str = runner.first(RerankerNumericsTask(Resources(cores=None, gpus=gpus)), None, count)
+    numerics: str = runner.run_on_first(RerankerNumericsTask(WorkerResources(cores=None, gpus=gpus)), None, count)
     return numerics
 
 
@@ -100,16 +100,16 @@ class RerankerSpec:
     numerics: str
 
     @property
-    def resources(self) -> Resources:
+    def resources(self) -> WorkerResources:
         """The resources of a worker: all cores, or the GPU of its numerics class."""
-        return Resources(cores=None, gpus=pinned_gpus(self.numerics, None, ""))
+        return WorkerResources(cores=None, gpus=pinned_gpus(self.numerics, None, ""))
 
-    def open(self, place: Place) -> PairScorer:
+    def open(self, allocation: Allocation) -> PairScorer:
         """Returns the opened re-ranker. Raises InputError if it is not the pinned one."""
         from retriever.encoding.reranker import Reranker
 
         name = resolve_model(self.store, self.name)
-        model = Reranker(name, self.options, device=place.device, threads=place.cores)
+        model = Reranker(name, self.options, device=allocation.device, threads=allocation.cores)
         if model.config != self.config:
             raise InputError(f"the re-ranker {self.name} on this node is not the pinned one: give all nodes the same")
         if model.numerics != self.numerics:
@@ -133,7 +133,7 @@ class PairScorer:
         passages = corpus.passages(wanted)
         texts = self.model.compose([p.title for p in passages], [p.text for p in passages])
         tokens, types = self.model.tokenize(queries, [texts[number] for number in inverse])
-        return self.model.forward(tokens, types), tokens.cuts()
+        return self.model.forward(tokens, types), tokens.count_cuts()
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,15 @@ class RerankTask:
     stays_open: bool = True
 
     @property
-    def resources(self) -> Resources:
+    def resources(self) -> WorkerResources:
         """The resources of a worker."""
         return self.spec.resources
 
-    def open(self, place: Place) -> Callable[[tuple[int, list[str], np.ndarray], Report], tuple[np.ndarray, Cuts]]:
+    def open(
+        self, allocation: Allocation
+    ) -> Callable[[tuple[int, list[str], np.ndarray], Report], tuple[np.ndarray, Cuts]]:
         """Returns the worker: scores float32 [q, d], -inf for missing hits; and the counts of cut pairs."""
-        scorer = self.spec.open(place)
+        scorer = self.spec.open(allocation)
 
         def score(block: tuple[int, list[str], np.ndarray], report: Report) -> tuple[np.ndarray, Cuts]:
             _, texts, rows = block
@@ -167,7 +169,7 @@ class RerankTask:
 def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runner: Runner) -> tuple[Hits, Cuts]:
     """Orders the first `depth` hits of each query by their probability, which becomes their score.
 
-    The hits below follow as `reranked` says. Returns the counts of the pairs that were cut, too.
+    The hits below follow as `reorder_hits` says. Returns the counts of the pairs that were cut, too.
 
     Args:
         hits: The hits of the queries.
@@ -187,10 +189,10 @@ def rerank(hits: Hits, texts: Sequence[str], depth: int, task: RerankTask, runne
     for (start, _, top), (found, cut) in runner.run(task, blocks):
         probabilities[start : start + len(top)] = found
         cuts += cut
-    return reranked(Hits(scores, rows), probabilities), cuts
+    return reorder_hits(Hits(scores, rows), probabilities), cuts
 
 
-def reranked(hits: Hits, probabilities: np.ndarray) -> Hits:
+def reorder_hits(hits: Hits, probabilities: np.ndarray) -> Hits:
     """Returns hits in the order of the re-ranker: the first ones by their probability, which becomes their score.
 
     The hits below keep their order, with -rank as their score, so a run stays as deep as it was. Equal probabilities

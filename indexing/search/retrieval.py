@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, Documents
+from indexing.corpus.corpus import Corpus, DocumentNumbers
 from indexing.corpus.filters import Filter, filter_columns
 from indexing.corpus.queries import Queries
 from indexing.exact import Hits
-from indexing.hit_sources.grammar import parse, source_label
+from indexing.hit_sources.grammar import parse_source, source_label
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import By, SearchOptions
 from indexing.search.documents import is_by_document, search_documents
@@ -28,11 +28,11 @@ from indexing.search.rescoring import (
 )
 from indexing.search.runs import hits_table, read_run, write_parquet
 from indexing.store.artifact import Draft
-from indexing.store.documents import Part, fingerprint_of
+from indexing.store.documents import ArtifactPart, fingerprint_of
 from indexing.store.keys import default_name
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
-from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
+from indexing.work.work import ArtifactTarget, Committed, Progress, ProgressCounter, StageDefaults, WorkUnit
 from retriever.cuts import Cuts
 from retriever.errors import InputError, TextsError
 
@@ -82,7 +82,7 @@ class SearchQueries:
         self.corpus = Corpus.open(store)
         parsed = None if filter is None else Filter.parse(filter, filter_columns(self.corpus))
         self.allowed = None if parsed is None else parsed.rows(self.corpus)
-        self.documents = Documents(self.corpus.parts) if is_by_document(self.corpus, by) else None
+        self.documents = DocumentNumbers(self.corpus.parts) if is_by_document(self.corpus, by) else None
         self.queries = Queries.open(store, queries)
         self.split = self.queries.split(split, limit)
         self.sources = HitSources(store, self.corpus, options)
@@ -94,7 +94,7 @@ class SearchQueries:
         self.rerank_depth = rerank_depth
         task = options.task if options else None
         # Embeddings that were made for a task often have its name.
-        is_named = any(term.name == task for term in parse(self.source).terms)
+        is_named = any(term.name == task for term in parse_source(self.source).terms)
         self.name = name or default_name(
             *(self.queries.artifact.name, split, source_label(self.source)),
             *([source_label(task)] if task and not is_named else []),
@@ -118,11 +118,11 @@ class SearchQueries:
             self.config["by"] = "document"
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the run. The latest generation of the corpus, as an input, stands for those before it."""
         inputs = {"queries": self.queries.artifact, "corpus": self.corpus.generations[-1]}
         inputs |= self.hit_source.inputs() | self._reranker_inputs
-        return [Target("runs", self.name, inputs, self.config)]
+        return [ArtifactTarget("runs", self.name, inputs, self.config)]
 
     @property
     def stages(self) -> list[SearchStage]:
@@ -136,7 +136,7 @@ class SearchQueries:
         numerics = {part.facts["numerics"] for part in parts if "numerics" in part.facts}
         draft.add_notes(hits=sum(part.rows for part in parts), **({"numerics": numerics.pop()} if numerics else {}))
 
-    def unanswered(self) -> list[str]:
+    def queries_without_hits(self) -> list[str]:
         """Returns the ids of the queries without hits in the complete run, in order: none of their terms is indexed."""
         answered: set[str] = set()
         for table in read_run(self.store.open("runs", self.name)):
@@ -205,18 +205,20 @@ class SearchStage(StageDefaults):
         self.search = search
         self.total: int | None = len(search.split.ids)
         self._rerank_task: RerankTask | None = None
-        self._committed: list[Part] = []
+        self._committed: list[ArtifactPart] = []
 
-    def units(self, committed: Committed) -> Iterator[Unit]:
+    def units(self, committed: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each block of queries; pins the numerics classes of the committed parts."""
         for part in committed[0].values():
             self.search.sources.pin(part.facts)
             self._committed.append(part)
         for number, start in enumerate(range(0, len(self.search.split.ids), QUERY_BLOCK)):
             rows = min(QUERY_BLOCK, len(self.search.split.ids) - start)
-            yield Unit((f"part-{number:05d}",), rows, start)
+            yield WorkUnit((f"part-{number:05d}",), rows, start)
 
-    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+    def make(
+        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+    ) -> None:
         """Searches a block of queries and commits the hits."""
         search, rerank_task = self.search, self._reranker(draft, runner)
         piece = slice(unit.payload, unit.payload + QUERY_BLOCK)
@@ -228,7 +230,11 @@ class SearchStage(StageDefaults):
             raise InputError(f"query {ids[number]!r}: {error.reasons[number]}") from error
         table = hits_table(ids, hits, passage_ids)
         numerics = rerank_task.spec.numerics if rerank_task else None
-        facts = {**({"numerics": numerics} if numerics else {}), **search.sources.numerics(), **search.sources.cuts()}
+        facts = {
+            **({"numerics": numerics} if numerics else {}),
+            **search.sources.numerics(),
+            **search.sources.count_cuts(),
+        }
         if rerank_task:
             facts["pair_cuts"] = pair_cuts.stored()
         write = functools.partial(write_parquet, table)
@@ -252,7 +258,7 @@ class SearchStage(StageDefaults):
         return self._rerank_task
 
 
-def check_numerics(draft: Draft, part: Part, numerics: str | None) -> None:
+def check_numerics(draft: Draft, part: ArtifactPart, numerics: str | None) -> None:
     """Raises InputError if a re-ranker of another numerics class ordered a part."""
     found = part.facts.get("numerics")
     if found != numerics:

@@ -16,7 +16,7 @@ from indexing.exact import Hits
 from indexing.files.raw import Lines
 from indexing.files.rows import text_lines
 from indexing.store.artifact import Artifact
-from indexing.store.result_files import whole_file
+from indexing.store.result_files import atomic_file
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 
@@ -44,7 +44,7 @@ def write_parquet(table: pa.Table, path: Path) -> None:
 
 def read_run(artifact: Artifact) -> Iterator[pa.Table]:
     """Yields the blocks of queries of a run, in order."""
-    for part in artifact.group("part"):
+    for part in artifact.numbered_parts("part"):
         # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
         with pq.ParquetFile(artifact.local(part)) as file:
             yield file.read().select(SCHEMA.names).cast(SCHEMA)
@@ -102,10 +102,10 @@ def write_trec(tables: Iterable[pa.Table], path: str, tag: str, *, overwrite: bo
     Raises:
         InputError: If an id is empty or contains white space, or if the file exists with other content.
     """
-    with whole_file(path, overwrite=overwrite) as temporary, open(temporary, "w", encoding="utf-8") as file:
+    with atomic_file(path, overwrite=overwrite) as temporary, open(temporary, "w", encoding="utf-8") as file:
         for table in tables:
             query_ids, ids = table["query_id"].to_pylist(), table["id"].to_pylist()
-            starts = _starts(query_ids)
+            starts = _first_positions(query_ids)
             ranks = np.arange(len(ids)) - np.repeat(starts, np.diff([*starts, len(ids)]))
             scores = strictly_falling(table["score"].to_numpy(), ranks)
             for query, id, rank, score in zip(query_ids, ids, ranks, scores, strict=True):
@@ -170,6 +170,6 @@ def read_trec(path: str) -> pa.Table:
     return table
 
 
-def _starts(query_ids: Sequence[str]) -> np.ndarray:
+def _first_positions(query_ids: Sequence[str]) -> np.ndarray:
     """Returns the position of the first hit of each query."""
     return np.array([i for i, query in enumerate(query_ids) if i == 0 or query != query_ids[i - 1]], np.int64)

@@ -29,15 +29,15 @@ _PIECE = regex.compile(rf"(?V1)[{UNSPACED}][\p{{P}}\p{{M}}]*|[\S--[{UNSPACED}]]+
 _INVISIBLE = regex.compile(r"[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]")
 
 
-class Marks(NamedTuple):
+class MatchMarks(NamedTuple):
     """The strings printed before and after a matched word."""
 
     start: str
     end: str
 
 
-PLAIN = Marks("**", "**")
-BOLD = Marks("\x1b[1m", "\x1b[0m")  # on a terminal
+PLAIN = MatchMarks("**", "**")
+BOLD = MatchMarks("\x1b[1m", "\x1b[0m")  # on a terminal
 
 
 class Token(NamedTuple):
@@ -98,7 +98,7 @@ def _runs(tokens: Sequence[Token]) -> list[list[Token]]:
     return runs
 
 
-def snippet(text: str, words: QueryWords, width: int, marks: Marks = PLAIN) -> str:
+def snippet(text: str, words: QueryWords, width: int, marks: MatchMarks = PLAIN) -> str:
     """Returns the part of a text with the most words of a query, in one line.
 
     The part with the most distinct words of the query is chosen, then the one with the most occurrences, then the
@@ -118,7 +118,7 @@ def snippet(text: str, words: QueryWords, width: int, marks: Marks = PLAIN) -> s
     matches = words.matches(text)
     first, last = cuts.extend(*cuts.best(matches))
     start, end = cuts.pieces[first][0], cuts.pieces[last][1]
-    marked = _marked(text, start, end, [m for m in matches if m.start >= start and m.end <= end], marks)
+    marked = _mark_matches(text, start, end, [m for m in matches if m.start >= start and m.end <= end], marks)
     before = f"{ELLIPSIS} " if first > 0 else ""
     after = f" {ELLIPSIS}" if last + 1 < len(cuts.pieces) else ""
     return f"{before}{marked}{after}"
@@ -189,7 +189,7 @@ def _pieces_within(start: int, end: int, columns: Sequence[int], room: int) -> I
     yield start, end
 
 
-def _marked(text: str, start: int, end: int, matches: Sequence[Token], marks: Marks) -> str:
+def _mark_matches(text: str, start: int, end: int, matches: Sequence[Token], marks: MatchMarks) -> str:
     """Returns text[start:end] with marks around the matches; adjacent characters of a script without spaces share
     their marks."""
     spans: list[list[int]] = []

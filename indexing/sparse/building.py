@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from indexing.lucene.segments import check_versions, commit_segment, find_versions
+from indexing.lucene.segments import check_lucene_versions, commit_segment, query_versions
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.files import blocks
 from indexing.sparse.impacts import SCALE, document_texts, quantise
@@ -16,8 +16,8 @@ from indexing.sparse.lucene_search import write_impacts
 from indexing.store.artifact import Draft
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork, count_shards
-from indexing.work.tasks import JVM_CORE, Place, Report, Resources, Runner
-from indexing.work.work import TaskStage, Unit, check_same_options, shard_units
+from indexing.work.tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
+from indexing.work.work import TaskStage, WorkUnit, check_same_options, shard_units
 
 
 class BuildImpacts(GrowingWork):
@@ -47,8 +47,8 @@ class BuildImpacts(GrowingWork):
         self.num_shards = count_shards(shards, self.end - self.first_row, first_rows)
 
     def pin_versions(self, runner: Runner) -> None:
-        """Adds the versions of Lucene and Anserini to the configuration. Raises InputError as `find_versions` does."""
-        self.config |= find_versions(runner, self.previous, "en", self.num_shards)
+        """Adds the versions of Lucene and Anserini to the configuration. Raises InputError as `query_versions` does."""
+        self.config |= query_versions(runner, self.previous, "en", self.num_shards)
 
     @property
     def stages(self) -> list[TaskStage]:
@@ -65,18 +65,18 @@ class FillImpactsTask:
 
     draft: Draft
     embeddings: SparseEmbeddings
-    resources: Resources = JVM_CORE
+    resources: WorkerResources = JVM_CORE
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker. Raises InputError if this process has another Lucene than the pinned one."""
-        check_versions(self.draft)
+        check_lucene_versions(self.draft)
         return self._fill
 
     def _label(self, first_row: int, number: int) -> str:
         return f"embeddings/{self.embeddings.name}: passage {first_row + number}"
 
-    def _fill(self, unit: Unit, report: Report) -> None:
+    def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
         if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost

@@ -13,7 +13,7 @@ from indexing.embeddings.reader import EmbeddingsReader
 from indexing.sparse.files import NUMBER_BYTES, SUFFIX, map_vectors, open_spool, read_vectors
 from indexing.store.chain import RowPart, parts_of_range, split_rows
 from retriever.encoding.sparse_vectors import SparseVectors, concatenate
-from retriever.memory import human
+from retriever.memory import format_bytes
 
 if TYPE_CHECKING:
     from retriever.encoding.encoder import Encoder
@@ -53,7 +53,7 @@ class SparseKind(VectorKind):
 
         return SparseEncoder(encoder)
 
-    def batched_type(self, described: Mapping[str, Any]) -> None:
+    def batched_model_type(self, described: Mapping[str, Any]) -> None:
         return None
 
     def describe(self, described: Mapping[str, Any]) -> str:
@@ -70,9 +70,9 @@ class SparseKind(VectorKind):
         if words <= MAX_WORDS:
             return None
         return (
-            f"the vectors of the first part have {words:,.0f} words on average, {human(size_bytes)} in all: give "
-            "parameter passage_terms N under another parameter name to keep the N largest weights of a passage, or "
-            "train with a larger parameter flops_passages"
+            f"the vectors of the first part have {words:,.0f} words on average, {format_bytes(size_bytes)} in all: "
+            "give parameter passage_terms N under another parameter name to keep the N largest weights of a passage, "
+            "or train with a larger parameter flops_passages"
         )
 
 

@@ -107,11 +107,11 @@ class VectorSpool:
     def save(self, path: Path) -> None:
         """Writes all vectors to a file, in the order of their rows. Raises OSError as `save_vectors` does."""
         offsets = np.cumsum(np.concatenate(self._counts))
-        indices, values = _mapped(self._indices, np.int32), _mapped(self._values, np.float32)
+        indices, values = _map_numbers(self._indices, np.int32), _map_numbers(self._values, np.float32)
         save_vectors(SparseVectors(indices, values, offsets, self._width), path, np.argsort(np.concatenate(self._rows)))
 
 
-def _mapped(file: IO[bytes], dtype: type[np.generic]) -> np.ndarray:
+def _map_numbers(file: IO[bytes], dtype: type[np.generic]) -> np.ndarray:
     """Returns the numbers of a file, memory-mapped; an empty file cannot be mapped."""
     file.flush()
     return np.memmap(file, dtype, "r") if file.seek(0, 2) else np.empty(0, dtype)

@@ -33,7 +33,7 @@ class Impacts:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def of_text(self, text: int) -> tuple[np.ndarray, np.ndarray]:
+    def of_row(self, text: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns words and impacts of a text."""
         place = slice(self.offsets[text], self.offsets[text + 1])
         return self.words[place], self.impacts[place]
@@ -51,7 +51,7 @@ def quantise(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
     """
     for number, reason in unquantisable_vectors(vectors).items():
         raise InputError(f"{label(number)}: {reason}")
-    scaled, rows = _scaled(vectors)
+    scaled, rows = _scale(vectors)
     is_kept = scaled > 0
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows[is_kept], minlength=len(vectors)))])
     return Impacts(vectors.indices[is_kept], scaled[is_kept].astype(np.int64), offsets.astype(np.int64))
@@ -59,7 +59,7 @@ def quantise(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
 
 def unquantisable_vectors(vectors: SparseVectors) -> dict[int, str]:
     """Returns the numbers of the vectors that cannot be quantised, each with the reason."""
-    scaled, rows = _scaled(vectors)
+    scaled, rows = _scale(vectors)
     reasons: dict[int, str] = {}
     for number in np.flatnonzero(~((scaled >= 0) & (scaled <= _MAX_IMPACT))):
         word, weight = vectors.indices[number], vectors.values[number]
@@ -77,7 +77,7 @@ def unquantisable_vectors(vectors: SparseVectors) -> dict[int, str]:
     return reasons
 
 
-def _scaled(vectors: SparseVectors) -> tuple[np.ndarray, np.ndarray]:
+def _scale(vectors: SparseVectors) -> tuple[np.ndarray, np.ndarray]:
     """Returns rint(100 v) of all weights, float64 [numbers], and the number of the vector of each, int64 [numbers]."""
     scaled: np.ndarray = np.rint(SCALE * vectors.values.astype(np.float64))
     return scaled, np.repeat(np.arange(len(vectors)), vectors.counts)
@@ -86,14 +86,14 @@ def _scaled(vectors: SparseVectors) -> tuple[np.ndarray, np.ndarray]:
 def document_texts(impacts: Impacts) -> Iterator[str]:
     """Yields the text of each passage for Lucene's analyzer: `word|frequency ...`, or one reserved word."""
     for number in range(len(impacts)):
-        words, counts = impacts.of_text(number)
+        words, counts = impacts.of_row(number)
         yield " ".join(map("%d|%d".__mod__, zip(words.tolist(), counts.tolist(), strict=True))) or EMPTY
 
 
 def query_texts(impacts: Impacts) -> list[str]:
     """Returns each query in the syntax of Lucene's parser: `word^weight ...`; "" for a query without a word."""
     return [
-        " ".join(map("%d^%d".__mod__, zip(*(part.tolist() for part in impacts.of_text(number)), strict=True)))
+        " ".join(map("%d^%d".__mod__, zip(*(part.tolist() for part in impacts.of_row(number)), strict=True)))
         for number in range(len(impacts))
     ]
 
@@ -101,7 +101,7 @@ def query_texts(impacts: Impacts) -> list[str]:
 def exact_scores(queries: Impacts, number: int, passages: Impacts, width: int) -> np.ndarray:
     """Returns the exact scores of passages for query `number`, int64 [passages]. `width`: size of the vocabulary."""
     weights = np.zeros(width, np.int64)
-    words, impacts = queries.of_text(number)
+    words, impacts = queries.of_row(number)
     weights[words] = impacts
     sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(weights[passages.words] * passages.impacts)])
     scores: np.ndarray = sums[passages.offsets[1:]] - sums[passages.offsets[:-1]]

@@ -12,14 +12,14 @@ import numpy as np
 from indexing.exact import Hits
 from indexing.lucene.lucene import OPENING
 from indexing.lucene.searching import search_blocks, search_segments
-from indexing.lucene.segments import SegmentFiles, check_versions, segment_files, segment_rows, segments_of
+from indexing.lucene.segments import SegmentFiles, check_lucene_versions, segment_files, segment_rows, segments_of
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.impacts import EXACT, Impacts, exact_scores, quantise, query_texts, unquantisable_vectors
 from indexing.sparse.lucene_search import ImpactSearch
 from indexing.store.artifact import Artifact
 from indexing.store.chain import open_chain
 from indexing.store.store import Store
-from indexing.work.tasks import ALL_CORES, Place, Report, Resources, Runner
+from indexing.work.tasks import ALL_CORES, Allocation, Report, Runner, WorkerResources
 from retriever.encoding.sparse_vectors import SparseVectors
 from retriever.errors import TextsError
 
@@ -36,7 +36,7 @@ class ImpactIndex:
     def __init__(self, name: str, generations: Sequence[Artifact], embeddings: SparseEmbeddings):
         self.name, self.embeddings = name, embeddings
         self.generations = list(generations)
-        self.shards = [(artifact, part) for artifact in generations for part in artifact.group("shard")]
+        self.shards = [(artifact, part) for artifact in generations for part in artifact.numbered_parts("shard")]
         self.num_rows = sum(part.rows for _, part in self.shards)
         self.num_postings = sum(int(part.facts["postings"]) for _, part in self.shards)
         self.largest = max(int(part.facts["largest"]) for _, part in self.shards)
@@ -67,8 +67,8 @@ class ImpactIndex:
         """
         shards = self.shards[searched]
         with OPENING:
-            check_versions(self.generations[0])
-            return _searcher(segment_files(shards), segment_rows(shards)[0].first)
+            check_lucene_versions(self.generations[0])
+            return _open_searcher(segment_files(shards), segment_rows(shards)[0].first)
 
     def search(
         self,
@@ -153,7 +153,7 @@ def _candidates(find: Callable[[Sequence[str], int], Hits], text: str, k: int, n
 
 
 @functools.lru_cache(maxsize=2)
-def _searcher(files: SegmentFiles, first_row: int) -> ImpactSearch:
+def _open_searcher(files: SegmentFiles, first_row: int) -> ImpactSearch:
     return ImpactSearch(segments_of(files), first_row)
 
 
@@ -179,16 +179,16 @@ class SearchImpactsTask:
     k: int
     deleted: np.ndarray
     allowed: np.ndarray | None
-    resources: Resources = ALL_CORES
+    resources: WorkerResources = ALL_CORES
 
-    def open(self, place: Place) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
+    def open(self, allocation: Allocation) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
         """Returns the worker, with the shards opened."""
         self.index.searcher()
 
         def search(block: tuple[int, SparseVectors], report: Report) -> Hits:
             first, queries = block
             return self.index.search(
-                queries, self.k, self.deleted, threads=place.cores, among=self.allowed, first_query=first
+                queries, self.k, self.deleted, threads=allocation.cores, among=self.allowed, first_query=first
             )
 
         return search

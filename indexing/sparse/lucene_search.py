@@ -8,19 +8,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from indexing.lucene.lucene import FIELD, PACKAGE, LuceneShard, SegmentSearch, lucene, write_segment
+from indexing.lucene.lucene import FIELD, PACKAGE, LuceneSegmentFiles, SegmentSearch, lucene_jvm, write_segment
 
 
 @functools.cache
 def _frequency_analyzer() -> Any:
     """The analyzer of passages: words between spaces, each with its frequency after a `|`."""
-    arguments = lucene().type("java.util.HashMap")
-    builder = lucene().type(f"{PACKAGE}analysis.custom.CustomAnalyzer").builder()
+    arguments = lucene_jvm().type("java.util.HashMap")
+    builder = lucene_jvm().type(f"{PACKAGE}analysis.custom.CustomAnalyzer").builder()
     builder = builder.withTokenizer("whitespace", arguments())
     return builder.addTokenFilter("delimitedTermFrequency", arguments()).build()
 
 
-def write_impacts(passages: Iterable[str], folder: Path) -> LuceneShard:
+def write_impacts(passages: Iterable[str], folder: Path) -> LuceneSegmentFiles:
     """Writes passages of the form `word|frequency ...` as a segment; arguments and errors as of `write_segment`."""
     return write_segment(passages, folder, _frequency_analyzer(), omit_norms=True)
 
@@ -33,16 +33,16 @@ class ImpactSearch(SegmentSearch):
     (`indexing.lucene.lucene` raises Lucene's limit of clauses).
     """
 
-    def __init__(self, shards: Sequence[tuple[LuceneShard, Path]], first_row: int = 0):
+    def __init__(self, shards: Sequence[tuple[LuceneSegmentFiles, Path]], first_row: int = 0):
         """shards, first_row: as of SegmentSearch."""
-        similarity = lucene().type("io.anserini.search.similarity.ImpactSimilarity")()
+        similarity = lucene_jvm().type("io.anserini.search.similarity.ImpactSimilarity")()
         super().__init__(shards, similarity, first_row=first_row)
-        analysis = lucene().type(f"{PACKAGE}analysis.core.KeywordAnalyzer")()
-        keywords = lucene().cast(f"{PACKAGE}analysis.Analyzer", analysis)
-        self._parser = lucene().type(f"{PACKAGE}queryparser.classic.QueryParser")(FIELD, keywords)
+        analysis = lucene_jvm().type(f"{PACKAGE}analysis.core.KeywordAnalyzer")()
+        keywords = lucene_jvm().cast(f"{PACKAGE}analysis.Analyzer", analysis)
+        self._parser = lucene_jvm().type(f"{PACKAGE}queryparser.classic.QueryParser")(FIELD, keywords)
         self._parsing = threading.Lock()
 
-    def _build(self, query: str) -> Any:
+    def _build_query(self, query: str) -> Any:
         if not query:
             return None
         # A parser has a state, so threads take turns. They cannot have one each: pyjnius keeps one Java object for each

@@ -27,20 +27,20 @@ from indexing.store.documents import (
     FORMAT,
     MANIFEST,
     PROVENANCE,
-    Part,
+    ArtifactPart,
+    add_own_hash,
+    check_own_hash,
     committed_parts,
     fingerprint_of,
     first_attempt,
+    format_utc,
     provenance,
     read_begun,
     read_mark,
     record_unless_removed,
-    seal,
-    unseal,
-    utc,
 )
 from indexing.store.keys import Key
-from indexing.store.storage import Storage, full_disk
+from indexing.store.storage import Storage, explain_disk_errors
 from retriever.errors import InputError
 
 READABLE = {1: ("prompts", "models")}  # kinds of earlier formats that are still read
@@ -54,7 +54,7 @@ class Artifact:
     def __init__(self, storage: Storage, cache: NodeCache, key: str):
         self.key = key
         self._storage, self._cache = storage, cache
-        document = unseal(storage.read(f"{key}/{MANIFEST}"), f"{storage.url}/{key}/{MANIFEST}")
+        document = check_own_hash(storage.read(f"{key}/{MANIFEST}"), f"{storage.url}/{key}/{MANIFEST}")
         if document["format"] != FORMAT and document["kind"] not in READABLE.get(document["format"], ()):
             raise InputError(
                 f"{storage.url}/{key}: it is of format {document['format']}, this release reads format {FORMAT}; make "
@@ -65,7 +65,7 @@ class Artifact:
         self.inputs: dict[str, dict[str, str]] = document["inputs"]
         self.config: dict[str, Any] = document["config"]
         self.notes: dict[str, Any] = document["notes"]
-        self.parts = [Part(**part) for part in document["parts"]]
+        self.parts = [ArtifactPart(**part) for part in document["parts"]]
 
     @property
     def url(self) -> str:
@@ -77,16 +77,16 @@ class Artifact:
 
     @property
     def rows(self) -> int:
-        return sum(part.rows for part in [*self.group("part"), *self.group("shard")])
+        return sum(part.rows for part in [*self.numbered_parts("part"), *self.numbered_parts("shard")])
 
-    def group(self, prefix: str) -> list[Part]:
+    def numbered_parts(self, prefix: str) -> list[ArtifactPart]:
         """Returns the parts PREFIX-00000, PREFIX-00001, … in order."""
         return [part for part in self.parts if part.name.rpartition("-")[0] == prefix]
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> ArtifactPart:
         return next(part for part in self.parts if part.name == name)
 
-    def local(self, part: Part | str) -> Path:
+    def local(self, part: ArtifactPart | str) -> Path:
         """Returns a local file with the bytes of a part (FAISS, Lucene and memory maps need one).
 
         Raises:
@@ -152,11 +152,11 @@ class Draft:
             InputError: If other inputs or another configuration are pinned and the draft may not be replaced.
         """
         path = f"{self.key}/{BEGUN}"
-        while not self._storage.put_new(path, seal(self._begun)):
+        while not self._storage.put_new(path, add_own_hash(self._begun)):
             existing = self._storage.read_tagged(path)
             if existing is None:  # another command has just removed it
                 continue
-            pinned = unseal(existing[0], f"{self._storage.url}/{path}")
+            pinned = check_own_hash(existing[0], f"{self._storage.url}/{path}")
             if self._is_replaceable(pinned, abandoned_s):
                 if self._replace(pinned, *existing):
                     self.created = True
@@ -186,7 +186,9 @@ class Draft:
         wait = ""
         if abandoned_s is not None and self._is_empty(pinned):
             wait = f", or wait {abandoned_s:.0f} s after the command that makes it has ended (it has no part yet)"
-        raise InputError(f"{self.url} was begun otherwise: {conflict}{wait}, or remove it: {self.removal}")
+        raise InputError(
+            f"{self.url} was begun otherwise: {conflict}{wait}, or remove it: {self.files_in_removal_order}"
+        )
 
     def _is_empty(self, pinned: dict[str, Any]) -> bool:
         """Whether the pinned draft is not complete and has no part."""
@@ -209,7 +211,7 @@ class Draft:
         if abandoned_s is None or is_same:
             return False
         with contextlib.suppress(FileNotFoundError):
-            age = time.time() - self._storage.modified(f"{self.key}/{BEGUN}")
+            age = time.time() - self._storage.write_time(f"{self.key}/{BEGUN}")
             return age > abandoned_s and self._is_empty(pinned)
         return False
 
@@ -217,7 +219,7 @@ class Draft:
         """Replaces the pinned draft with this one. Returns False if another command was first."""
         path = f"{self.key}/{BEGUN}"
         self._pin({**first_attempt(self._begun), "attempt": pinned.get("attempt", 0) + 1})
-        if not self._storage.swap(path, seal(self._begun), tag):
+        if not self._storage.swap(path, add_own_hash(self._begun), tag):
             return False
         if self._has_manifest():
             self._storage.put(path, data)
@@ -230,7 +232,7 @@ class Draft:
         Does nothing if the draft is complete or was replaced. Errors of the storage are not raised: the caller has
         the first error to report, and a draft without the mark can still be removed by hand.
         """
-        self._mark({"error": error})
+        self._write_mark({"error": error})
 
     def abandon(self, error: BaseException) -> None:
         """Marks the draft as abandoned if `begin` of this object began it and it has no part.
@@ -240,17 +242,17 @@ class Draft:
         """
         with contextlib.suppress(InputError, OSError):
             if self.created and not self.committed():
-                self._mark({"error": str(error) or "interrupted before its first part", "abandoned": True})
+                self._write_mark({"error": str(error) or "interrupted before its first part", "abandoned": True})
 
-    def _mark(self, mark: dict[str, Any]) -> None:
+    def _write_mark(self, mark: dict[str, Any]) -> None:
         """Writes failed.json, bound to this attempt; see `fail`."""
         with contextlib.suppress(InputError, OSError):
             if self.is_pinned() and not self._has_manifest():
-                document = {"begun": self._identity, "time": utc(time.time()), **mark}
-                self._storage.put(f"{self.key}/{FAILED}", seal(document))
+                document = {"begun": self._identity, "time": format_utc(time.time()), **mark}
+                self._storage.put(f"{self.key}/{FAILED}", add_own_hash(document))
 
     @property
-    def removal(self) -> str:
+    def files_in_removal_order(self) -> str:
         """The command that removes the draft."""
         return f"riptide store remove {self.key} --store {shlex.quote(self._storage.url)}"
 
@@ -262,7 +264,7 @@ class Draft:
 
     def renew(self) -> bool:
         """Shows that a process works on the draft; see `keep_alive`. Returns False if it was removed or replaced."""
-        is_pinned = self._storage.touch(f"{self.key}/{BEGUN}", seal(self._begun))
+        is_pinned = self._storage.touch(f"{self.key}/{BEGUN}", add_own_hash(self._begun))
         mark = read_mark(self._storage, self.key, self._begun) if is_pinned else None
         if mark is not None and mark.get("abandoned"):  # by the command that began the draft; this one joined it
             self._storage.delete(f"{self.key}/{FAILED}")
@@ -271,9 +273,9 @@ class Draft:
     def require_pinned(self) -> None:
         """Raises InputError if the draft was removed or replaced."""
         if not self.is_pinned():
-            raise self.removed()
+            raise self.removed_error()
 
-    def removed(self) -> InputError:
+    def removed_error(self) -> InputError:
         """Returns the error for a draft that was removed or replaced while it was written."""
         return InputError(f"{self.url}: it was removed while it was being made; run the command again")
 
@@ -284,11 +286,11 @@ class Draft:
         if kind is None and not self.complete:
             self.finish()
 
-    def committed(self) -> dict[str, Part]:
+    def committed(self) -> dict[str, ArtifactPart]:
         """Returns the committed parts by name: those of an earlier, interrupted run and those of other workers."""
         return {part.name: part for part in committed_parts(self._storage, self.key, self._identity)}
 
-    def find(self, name: str) -> Part | None:
+    def find(self, name: str) -> ArtifactPart | None:
         """Returns the part `name` if it is committed, otherwise None.
 
         It may have been committed by an earlier attempt whose acknowledgement was lost, or by another writer.
@@ -296,7 +298,9 @@ class Draft:
         record = record_unless_removed(self._storage, f"{self.key}/{name}.json")
         return record[0] if record is not None and record[1] == self._identity else None
 
-    def commit(self, name: str, suffix: str, write: Callable[[Path], object], *, rows: int, **facts: Any) -> Part:
+    def commit(
+        self, name: str, suffix: str, write: Callable[[Path], object], *, rows: int, **facts: Any
+    ) -> ArtifactPart:
         """Calls `write(path)` to make a file and commits the file as a part.
 
         Takes two steps: the bytes are stored under a unique name, then the record is written unless one exists. If
@@ -320,9 +324,9 @@ class Draft:
             raise ValueError("suffix .json: expected another one, as the records of parts end in it")
         if done := self.find(name):
             return done
-        path = self._storage.scratch(suffix)
+        path = self._storage.temporary_path(suffix)
         try:
-            with full_disk(path):
+            with explain_disk_errors(path):
                 write(path)
                 digest, size = file_sha256(path), path.stat().st_size
             file = f"{name}-{digest[:16]}{suffix}"
@@ -330,8 +334,8 @@ class Draft:
             self._storage.put(f"{self.key}/{file}", path)
         finally:
             path.unlink(missing_ok=True)
-        part = Part(name, file, rows, size, digest, facts)
-        record, document = f"{self.key}/{name}.json", seal({**asdict(part), "begun": self._identity})
+        part = ArtifactPart(name, file, rows, size, digest, facts)
+        record, document = f"{self.key}/{name}.json", add_own_hash({**asdict(part), "begun": self._identity})
         other = None
         while other is None:
             if self._storage.put_new(record, document):
@@ -346,7 +350,7 @@ class Draft:
             self._storage.delete(f"{self.key}/{file}")
         return winner
 
-    def local(self, part: Part) -> Path:
+    def local(self, part: ArtifactPart) -> Path:
         return self._cache.local(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
 
     def add_notes(self, **notes: Any) -> None:
@@ -355,7 +359,7 @@ class Draft:
 
     def touch(self) -> None:
         """Writes provenance.json of a complete artifact again, so that the times of its files show its use."""
-        self._storage.put(f"{self.key}/{PROVENANCE}", seal(provenance(self._started)))
+        self._storage.put(f"{self.key}/{PROVENANCE}", add_own_hash(provenance(self._started)))
 
     def finish(self) -> None:
         """Writes the manifest: from now on the artifact is complete and never changes."""
@@ -375,14 +379,14 @@ class Draft:
         if not self._has_manifest():
             if "attempt" in self._begun:
                 self._remove_earlier_attempts(committed)
-            self._storage.put(f"{self.key}/{PROVENANCE}", seal(provenance(self._started)))
-            self._storage.put_new(f"{self.key}/{MANIFEST}", seal(manifest))
+            self._storage.put(f"{self.key}/{PROVENANCE}", add_own_hash(provenance(self._started)))
+            self._storage.put_new(f"{self.key}/{MANIFEST}", add_own_hash(manifest))
         with contextlib.suppress(FileNotFoundError):  # complete, and removed by another process since
             if Artifact(self._storage, self._cache, self.key).fingerprint != manifest["fingerprint"]:
-                raise self.removed()  # a process that wrote to the replaced draft completed it after all
+                raise self.removed_error()  # a process that wrote to the replaced draft completed it after all
         self.complete = True
 
-    def _remove_earlier_attempts(self, parts: Iterable[Part]) -> None:
+    def _remove_earlier_attempts(self, parts: Iterable[ArtifactPart]) -> None:
         """Deletes the records, bytes and marks of the attempts that this draft replaced."""
         needed = {MANIFEST, BEGUN, PROVENANCE, *(part.file for part in parts), *(f"{part.name}.json" for part in parts)}
         for key, _ in list(self._storage.list(self.key)):
@@ -390,7 +394,7 @@ class Draft:
             if "/" not in name and name not in needed:
                 self._storage.delete(key)
 
-    def _check_finished(self, parts: Iterable[Part]) -> None:
+    def _check_finished(self, parts: Iterable[ArtifactPart]) -> None:
         """Raises InputError if the draft, or a part's bytes, were removed while it was being written."""
         sizes = dict(self._storage.list(self.key))
         self.require_pinned()

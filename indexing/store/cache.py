@@ -61,7 +61,7 @@ class NodeCache:
         name = f"{storage.url}/{key}"
         if (file := storage.local_path(key)) is not None:
             try:
-                self._verify(file, name, size, sha256, in_store=True)
+                self._check_file(file, name, size, sha256, in_store=True)
             except FileNotFoundError as error:
                 raise _missing_file_error(name) from error
             return file
@@ -70,7 +70,7 @@ class NodeCache:
             status = path.stat()
             if status.st_size == size:
                 os.utime(path, ns=(time.time_ns(), status.st_mtime_ns))  # first, so that it is not evicted any more
-                self._verify(path, name, size, sha256, in_store=False)
+                self._check_file(path, name, size, sha256, in_store=False)
                 return path
         except FileNotFoundError:
             pass  # never fetched, or evicted by another process since
@@ -96,7 +96,7 @@ class NodeCache:
         if self.check != "size":
             self._stamp(sha256, status, _file_state(status, in_store=False))
 
-    def _verify(self, path: Path, name: str, size: int, sha256: str, *, in_store: bool) -> None:
+    def _check_file(self, path: Path, name: str, size: int, sha256: str, *, in_store: bool) -> None:
         status = _check_size(path, name, size)
         if self.check == "size":
             return

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import MADE_BY, Store
 from retriever.errors import InputError
 
@@ -23,7 +23,7 @@ class RowPart:
     """A part and the global rows it holds: [first_row, end)."""
 
     artifact: Artifact
-    part: Part
+    part: ArtifactPart
     first_row: int
 
     @property
@@ -42,7 +42,7 @@ class RowRange(NamedTuple):
     first: int
     end: int
 
-    def share(self, shards: Sequence[tuple[int, int]]) -> slice:
+    def select_shards(self, shards: Sequence[tuple[int, int]]) -> slice:
         """Returns which shards belong to the range: those whose middle row is in it.
 
         So each shard belongs to exactly one of the ranges into which a corpus is split.
@@ -58,7 +58,7 @@ def row_parts(generations: Sequence[Artifact]) -> list[RowPart]:
     """Returns all parts of a chain with their first global rows, in the order of generations and of parts."""
     parts, row = [], 0
     for artifact in generations:
-        for part in artifact.group("part"):
+        for part in artifact.numbered_parts("part"):
             parts.append(RowPart(artifact, part, row))
             row += part.rows
     return parts

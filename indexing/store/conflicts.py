@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from retriever.errors import shortened
+from retriever.errors import shorten
 
 _HASH = re.compile(r"[0-9a-f]{32,}")
 # Settings without an option.
@@ -114,7 +114,7 @@ def shown_value(value: Any) -> str:
     if isinstance(value, list) and value and all(isinstance(each, dict) and "file" in each for each in value):
         value = [f"{each['file']} of {each['bytes']:,} bytes" for each in value]
     text = value if isinstance(value, str) and re.fullmatch(r"[\w.:/+*-]+", value) else json.dumps(value)
-    return shortened(text, 60)
+    return shorten(text, 60)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -25,7 +25,7 @@ MANIFEST, BEGUN, PROVENANCE, FAILED = "manifest.json", "manifest.begun.json", "p
 
 
 @dataclass(frozen=True)
-class Part:
+class ArtifactPart:
     """A committed file. `name` identifies it in the artifact ("part-00007"), `file` is the name of its file."""
 
     name: str
@@ -36,7 +36,7 @@ class Part:
     facts: dict[str, Any] = field(default_factory=dict)  # further data about it: hash of the input, line of the source
 
 
-def sum_cuts(parts: Iterable[Part]) -> Cuts:
+def sum_cuts(parts: Iterable[ArtifactPart]) -> Cuts:
     """Returns how many texts of parts were cut to a length limit; parts of earlier releases have no counts."""
     stored = ((part.rows, part.facts.get("cuts")) for part in parts)
     return sum_of_cuts(Cuts(uncounted=rows) if counts is None else Cuts(**counts) for rows, counts in stored)
@@ -52,18 +52,18 @@ def fingerprint_of(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
-def seal(document: dict[str, Any]) -> bytes:
+def add_own_hash(document: dict[str, Any]) -> bytes:
     """Returns a JSON document that contains its own sha256."""
     sealed = {**document, "own_sha256": fingerprint_of(document)}
     return (json.dumps(sealed, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def unseal(data: bytes, name: str) -> dict[str, Any]:
-    """Returns the document that `seal` wrote. Raises CorruptError if any byte differs."""
+def check_own_hash(data: bytes, name: str) -> dict[str, Any]:
+    """Returns the document that `add_own_hash` wrote. Raises CorruptError if any byte differs."""
     try:
         document = json.loads(data)
         del document["own_sha256"]
-        if seal(document) == data:
+        if add_own_hash(document) == data:
             return document
     except (ValueError, KeyError, TypeError, RecursionError):
         pass
@@ -73,7 +73,7 @@ def unseal(data: bytes, name: str) -> dict[str, Any]:
     )
 
 
-class Reference(NamedTuple):
+class ArtifactReference(NamedTuple):
     """A reference to an artifact that is an input of another one."""
 
     key: str
@@ -103,7 +103,7 @@ def begun_document(
 
 def read_begun(storage: Storage, key: str) -> dict[str, Any]:
     """Returns the inputs and configuration that manifest.begun.json pins. Raises CorruptError, FileNotFoundError."""
-    return unseal(storage.read(f"{key}/{BEGUN}"), f"{storage.url}/{key}/{BEGUN}")
+    return check_own_hash(storage.read(f"{key}/{BEGUN}"), f"{storage.url}/{key}/{BEGUN}")
 
 
 def pinned_config(storage: Storage, key: str) -> dict[str, Any] | None:
@@ -139,13 +139,13 @@ def read_failure(storage: Storage, key: str) -> str | None:
 def read_mark(storage: Storage, key: str, document: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the content of failed.json; None if it is missing or damaged, or if an earlier draft has it."""
     with contextlib.suppress(FileNotFoundError, CorruptError):
-        mark = unseal(storage.read(f"{key}/{FAILED}"), f"{storage.url}/{key}/{FAILED}")
+        mark = check_own_hash(storage.read(f"{key}/{FAILED}"), f"{storage.url}/{key}/{FAILED}")
         if mark["begun"] == fingerprint_of(document):
             return mark
     return None
 
 
-def committed_parts(storage: Storage, key: str, identity: str) -> list[Part]:
+def committed_parts(storage: Storage, key: str, identity: str) -> list[ArtifactPart]:
     """Returns the committed parts of the draft with an identity, sorted by name."""
     others = {f"{key}/{file}" for file in (MANIFEST, BEGUN, PROVENANCE, FAILED)}
     keys = [path for path, _ in storage.list(key) if path.endswith(".json") and path not in others]
@@ -155,17 +155,17 @@ def committed_parts(storage: Storage, key: str, identity: str) -> list[Part]:
     return sorted(parts, key=lambda part: part.name)
 
 
-def read_record(storage: Storage, key: str) -> tuple[Part, str]:
+def read_record(storage: Storage, key: str) -> tuple[ArtifactPart, str]:
     """Returns the part of a record, and the identity of its draft. Raises CorruptError."""
-    document = unseal(storage.read(key), f"{storage.url}/{key}")
+    document = check_own_hash(storage.read(key), f"{storage.url}/{key}")
     identity = document.pop("begun")
-    part = Part(**document)
+    part = ArtifactPart(**document)
     if not key.endswith(f"/{part.name}.json"):
         raise CorruptError(f"{storage.url}/{key}: the record of {part.name} under another name")
     return part, identity
 
 
-def record_unless_removed(storage: Storage, key: str) -> tuple[Part, str] | None:
+def record_unless_removed(storage: Storage, key: str) -> tuple[ArtifactPart, str] | None:
     """Returns the record of `key`; None if another process removed it after it was listed."""
     try:
         return read_record(storage, key)
@@ -189,12 +189,12 @@ def provenance(started: float) -> dict[str, Any]:
     return {
         "command": [printable(word) for word in (os.path.basename(sys.argv[0]), *sys.argv[1:])],
         "host": platform.node(),
-        "started": utc(started),
-        "finished": utc(time.time()),
+        "started": format_utc(started),
+        "finished": format_utc(time.time()),
         "versions": versions,
     }
 
 
-def utc(seconds: float) -> str:
+def format_utc(seconds: float) -> str:
     """Returns a time, in seconds since 1970, as text in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from indexing.store.cache import CorruptError
-from indexing.store.documents import seal, unseal
+from indexing.store.documents import add_own_hash, check_own_hash
 from indexing.store.storage import Storage
 
 CURRENT = "serving/current.json"
@@ -34,7 +34,7 @@ class LiveRecord:
 
     def document(self) -> bytes:
         """Returns the sealed object."""
-        return seal({"release": self.release, "before": list(self.before)})
+        return add_own_hash({"release": self.release, "before": list(self.before)})
 
 
 def read_live_record(storage: Storage) -> LiveRecord | None:
@@ -45,7 +45,7 @@ def read_live_record(storage: Storage) -> LiveRecord | None:
 
 def parse_live_record(storage: Storage, data: bytes) -> LiveRecord:
     """Returns the content of the object. Raises CorruptError, in one line with a remedy, for any damage."""
-    document = _document(data)
+    document = _read_document(data)
     if document is None:
         raise CorruptError(f"{storage.url}/{CURRENT}: {_damage(data)}, so the live release is unknown; {_REMEDY}")
     return LiveRecord(document["release"], tuple(document["before"]))
@@ -56,12 +56,12 @@ def unreadable_release_error(storage: Storage, id: str, error: CorruptError) -> 
     return CorruptError(f"{storage.url}/{CURRENT} names releases/{id} as the live release: {error}; {_REMEDY}")
 
 
-def _document(data: bytes) -> dict[str, Any] | None:
+def _read_document(data: bytes) -> dict[str, Any] | None:
     """Returns the document of the object, sealed or of an early version; None if it is damaged."""
     try:
         document = json.loads(data)
         if isinstance(document, dict) and "own_sha256" in document:
-            document = unseal(data, CURRENT)
+            document = check_own_hash(data, CURRENT)
     except (ValueError, RecursionError):
         return None
     if not isinstance(document, dict) or document.keys() != {"release", "before"}:

@@ -21,9 +21,9 @@ from safetensors import SafetensorError
 
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError, file_sha256, node_cache
-from indexing.store.documents import fingerprint_of, seal, unseal
+from indexing.store.documents import add_own_hash, check_own_hash, fingerprint_of
 from indexing.store.keys import Key
-from indexing.store.storage import full_disk
+from indexing.store.storage import explain_disk_errors
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import SIDES, Side
@@ -58,7 +58,7 @@ def model_folder(artifact: Artifact) -> Path:
         InputError: If the artifact is no model.
         CorruptError: If the bytes of a file differ from the committed ones.
     """
-    parts = artifact.group("file")
+    parts = artifact.numbered_parts("file")
     if not parts:
         raise InputError(f"{artifact.url}: holds no model's files")
     identity = [artifact.url, artifact.fingerprint, *([part.facts["path"], part.sha256] for part in parts)]
@@ -83,7 +83,7 @@ def stored_model(store: Store, name: str) -> Artifact | None:
     return store.open(kind, model) if kind == "models" and model else None
 
 
-def find_task(store: Store, name: str) -> str:
+def resolve_task(store: Store, name: str) -> str:
     """Returns the name of the prompt or model of a task: for a sweep, of the run that the dev split chose.
 
     Args:
@@ -102,7 +102,7 @@ def find_task(store: Store, name: str) -> str:
 
 def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
     """Returns the sides that have a separate encoder in models/NAME, from its record; empty for one model."""
-    files = {str(part.facts["path"]) for part in artifact.group("file")}
+    files = {str(part.facts["path"]) for part in artifact.numbered_parts("file")}
     return tuple(side for side in SIDES if {f"{side}/config.json", f"{side}/modules.json"} & files)
 
 
@@ -125,9 +125,9 @@ class Checkpoints:
     def save(self, step: int, write: Callable[[Path], object]) -> None:
         """Calls `write(path)` to make the checkpoint at `step`, and removes the previous one."""
         storage = self.store.storage
-        path = storage.scratch(".safetensors")
+        path = storage.temporary_path(".safetensors")
         try:
-            with full_disk(path.parent):
+            with explain_disk_errors(path.parent):
                 try:
                     write(path)
                 except SafetensorError as error:
@@ -140,7 +140,7 @@ class Checkpoints:
         finally:
             path.unlink(missing_ok=True)
         document = {"identity": self.identity, "step": step, "file": file, "bytes": size, "sha256": digest}
-        storage.put(self._latest, seal(document))
+        storage.put(self._latest, add_own_hash(document))
         for key, _ in list(storage.list(self._folder)):
             if key not in (self._latest, f"{self._folder}/{file}"):
                 storage.delete(key)
@@ -191,7 +191,7 @@ class Checkpoints:
     def _read_latest(self) -> dict[str, Any] | None:
         """Returns latest.json, None if it is missing or of another draft."""
         try:
-            latest = unseal(self.store.storage.read(self._latest), f"{self.store.url}/{self._latest}")
+            latest = check_own_hash(self.store.storage.read(self._latest), f"{self.store.url}/{self._latest}")
         except FileNotFoundError:
             return None
         return latest if latest["identity"] == self.identity else None
@@ -216,7 +216,7 @@ def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
     These are the checkpoints that belong to no incomplete artifact.
     """
     checkpoints = _checkpoints(store)  # listed first, so that none is of an artifact that begins meanwhile
-    resumable = {name for key in store.incomplete() for name in checkpoint_names(*Key.parse(key))}
+    resumable = {name for key in store.incomplete_keys() for name in checkpoint_names(*Key.parse(key))}
     return [(key, size) for key, size in checkpoints if key.split("/")[1] not in resumable]
 
 

@@ -46,7 +46,7 @@ def write_folder(source: Path, target: Path, *, plan: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def whole_file(path: str, *, overwrite: bool = False) -> Iterator[Path]:
+def atomic_file(path: str, *, overwrite: bool = False) -> Iterator[Path]:
     """Yields a temporary file next to `path`, which is renamed to `path` at the end of the block, or removed on error.
 
     A file with the same content may exist already, so that a command can be repeated.
@@ -58,20 +58,20 @@ def whole_file(path: str, *, overwrite: bool = False) -> Iterator[Path]:
     Raises:
         InputError: If no file can be written there, or if a file with other content exists.
     """
-    with whole_files([path], overwrite=overwrite) as [temporary]:
+    with atomic_files([path], overwrite=overwrite) as [temporary]:
         yield temporary
 
 
 @contextlib.contextmanager
-def whole_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[list[Path]]:
-    """Yields temporary files as `whole_file` does for one; if one of the files is refused, none is renamed.
+def atomic_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[list[Path]]:
+    """Yields temporary files as `atomic_file` does for one; if one of the files is refused, none is renamed.
 
     Args:
         paths: The files to make.
         overwrite: Replace files that have other content.
 
     Raises:
-        InputError: As `whole_file`, and if two paths are the same file.
+        InputError: As `atomic_file`, and if two paths are the same file.
     """
     targets = [result_path(path) for path in paths]
     for path, target in zip(paths, targets, strict=True):

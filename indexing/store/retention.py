@@ -24,7 +24,7 @@ GIVEN = "given"  # in the configuration of a prompt that arrived over HTTP
 
 def newest_releases(store: Store) -> list[str]:
     """Returns the ids of the complete releases, the one that was saved last first."""
-    saved = _last_written(store, "releases")
+    saved = _last_write_times(store, "releases")
     complete = set(store.keys("releases"))
     keys = sorted((key for key in saved if key in complete), key=lambda key: (-saved[key], key))
     return [key.removeprefix("releases/") for key in keys]
@@ -41,7 +41,7 @@ def expired_releases(store: Store) -> list[str]:
     current = read_live_record(store.storage)
     if current is None:
         return []
-    saved = _last_written(store, "releases")
+    saved = _last_write_times(store, "releases")
     return sorted(key for key in saved.keys() - current.named if saved[key] < time.time() - GRACE_S)
 
 
@@ -53,7 +53,7 @@ def expired_prompts(store: Store, releases: Collection[str] = (), among: Collect
         releases: Keys of the releases that are about to be removed; they need no prompts.
         among: Only these keys of prompts; None: all.
     """
-    written = _last_written(store, "prompts")
+    written = _last_write_times(store, "prompts")
     old = [key for key in sorted(written) if written[key] < time.time() - GRACE_S and (among is None or key in among)]
     with ThreadPoolExecutor(16) as threads:
         over_http = [
@@ -61,7 +61,7 @@ def expired_prompts(store: Store, releases: Collection[str] = (), among: Collect
         ]
         if not over_http:
             return []
-        others = sorted({*store.keys(), *store.incomplete()} - set(releases) - set(over_http))
+        others = sorted({*store.keys(), *store.incomplete_keys()} - set(releases) - set(over_http))
         manifests = list(threads.map(store.manifest, others))
     needed = {entry["artifact"] for manifest in manifests if manifest for entry in manifest["inputs"].values()}
     if None in manifests:  # an artifact whose two manifests are damaged may need any of them
@@ -81,12 +81,12 @@ def remove_prompt(store: Store, key: str) -> list[tuple[str, int]]:
 
 def _remove(store: Store, key: str, is_needed: Callable[[], bool]) -> list[tuple[str, int]]:
     """Removes a small artifact, and puts it back if another process needs it at that moment."""
-    files = store.removal(key)
+    files = store.files_in_removal_order(key)
     contents: dict[str, bytes] = {}
     for file, _ in files:
         with contextlib.suppress(FileNotFoundError):  # another process removes it too
             contents[file] = store.storage.read(file)
-    if is_needed() or max(store.storage.times(key).values(), default=0.0) >= time.time() - GRACE_S:
+    if is_needed() or max(store.storage.write_times(key).values(), default=0.0) >= time.time() - GRACE_S:
         return []
     needed = True
     try:
@@ -111,10 +111,10 @@ def _may_be_live(store: Store, key: str) -> bool:
     return current is None or key in current.named
 
 
-def _last_written(store: Store, kind: str) -> dict[str, float]:
+def _last_write_times(store: Store, kind: str) -> dict[str, float]:
     """Returns when the last object of each artifact of a kind was written, by key."""
     last: dict[str, float] = {}
-    for file, written in store.storage.times(kind).items():
+    for file, written in store.storage.write_times(kind).items():
         key = "/".join(file.split("/")[:2])
         last[key] = max(last.get(key, 0.0), written)
     return last

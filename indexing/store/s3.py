@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from indexing.store.storage import full_disk
+from indexing.store.storage import explain_disk_errors
 from retriever.errors import InputError, StorageError
 
 UPLOAD = "?uploadId="  # between an object's key and the id of its multipart upload, as in S3's own addresses
@@ -60,32 +60,32 @@ class S3Storage:
         return f"{self.bucket}/{self.key(key)}"
 
     def read(self, key: str) -> bytes:
-        with self._explained(key), self.files.open_input_stream(self.path(key)) as stream:
+        with self._explain_errors(key), self.files.open_input_stream(self.path(key)) as stream:
             return stream.read()
 
     def size(self, key: str) -> int | None:
-        with self._explained(key):
+        with self._explain_errors(key):
             info = self.files.get_file_info(self.path(key))
         return info.size if info.is_file else None
 
     def sha256(self, key: str) -> str:
         digest = hashlib.sha256()
-        with self._explained(key), self.files.open_input_stream(self.path(key)) as stream:
+        with self._explain_errors(key), self.files.open_input_stream(self.path(key)) as stream:
             while block := stream.read(8 << 20):
                 digest.update(block)
         return digest.hexdigest()
 
     def fetch(self, key: str, path: Path) -> None:
         with (
-            self._explained(key),
-            full_disk(path),
+            self._explain_errors(key),
+            explain_disk_errors(path),
             self.files.open_input_stream(self.path(key)) as source,
             open(path, "wb") as target,
         ):
             shutil.copyfileobj(source, target, 8 << 20)
 
     def put(self, key: str, source: Path | bytes) -> None:
-        with self._explained(key):
+        with self._explain_errors(key):
             if isinstance(source, bytes):
                 self.s3.put_object(Bucket=self.bucket, Key=self.key(key), Body=source)
             else:
@@ -98,26 +98,26 @@ class S3Storage:
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         yield from sorted((key, info.size) for key, info in self._infos(prefix))
 
-    def times(self, prefix: str) -> dict[str, float]:
+    def write_times(self, prefix: str) -> dict[str, float]:
         return {key: info.mtime_ns / 1e9 for key, info in self._infos(prefix)}
 
     def _infos(self, prefix: str) -> Iterator[tuple[str, Any]]:
         """Yields (key, pyarrow's FileInfo) of every object under the folder `prefix`."""
         from pyarrow import fs
 
-        with self._explained(prefix):
+        with self._explain_errors(prefix):
             selector = fs.FileSelector(self.path(prefix).rstrip("/"), allow_not_found=True, recursive=True)
             infos = self.files.get_file_info(selector)
         skip = len(self.path(""))
         yield from ((info.path[skip:], info) for info in infos if info.is_file)
 
     def is_empty(self) -> bool:
-        with self._explained(""):
+        with self._explain_errors(""):
             return not self.s3.list_objects_v2(Bucket=self.bucket, Prefix=self.key(""), MaxKeys=1)["KeyCount"]
 
     def delete(self, key: str) -> None:
         key, _, upload = key.partition(UPLOAD)
-        with self._explained(key):
+        with self._explain_errors(key):
             if not upload:
                 self.s3.delete_object(Bucket=self.bucket, Key=self.key(key))
                 return
@@ -127,14 +127,14 @@ class S3Storage:
     def local_path(self, key: str) -> None:
         return None
 
-    def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
+    def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
         """Returns (KEY?uploadId=ID, bytes so far) of the multipart uploads that got no part for `older_than` seconds.
 
         Their writer was killed. They are billed although they are no objects. `delete` takes the name and aborts the
         upload.
         """
         stale, latest = [], time.time() - older_than
-        with self._explained(""):
+        with self._explain_errors(""):
             uploads = self._pages("list_multipart_uploads", "Uploads", Prefix=self.key(""))
             for key, upload, begun in [(u["Key"], u["UploadId"], u["Initiated"]) for u in uploads]:
                 with contextlib.suppress(self.s3.exceptions.NoSuchUpload):  # it was completed or aborted meanwhile
@@ -149,15 +149,15 @@ class S3Storage:
         pages = self.s3.get_paginator(call).paginate(Bucket=self.bucket, **options)
         return [entry for page in pages for entry in page.get(field, [])]
 
-    def modified(self, key: str) -> float:
-        with self._explained(key):
+    def write_time(self, key: str) -> float:
+        with self._explain_errors(key):
             info = self.files.get_file_info(self.path(key))
         if not info.is_file:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.path(key))
         return info.mtime_ns / 1e9
 
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
-        with self._explained(key):
+        with self._explain_errors(key):
             try:
                 answer = self.s3.get_object(Bucket=self.bucket, Key=self.key(key))
             except self.s3.exceptions.NoSuchKey:
@@ -172,7 +172,7 @@ class S3Storage:
         existing = self.read_tagged(key)
         return existing is not None and existing[0] == data and self.swap(key, data, existing[1])
 
-    def scratch(self, suffix: str = "") -> Path:
+    def temporary_path(self, suffix: str = "") -> Path:
         return Path(tempfile.gettempdir()) / f"riptide-{uuid.uuid4().hex}{suffix}"
 
     def _conditional_put(self, key: str, data: bytes, **condition: str) -> bool:
@@ -180,7 +180,7 @@ class S3Storage:
 
         for _ in range(10):
             try:
-                with self._explained(key):
+                with self._explain_errors(key):
                     self.s3.put_object(Bucket=self.bucket, Key=self.key(key), Body=data, **condition)
                 return True
             except ClientError as error:
@@ -192,7 +192,7 @@ class S3Storage:
         raise OSError(errno.EBUSY, "too many writers at once", self.path(key))
 
     @contextlib.contextmanager
-    def _explained(self, key: str) -> Iterator[None]:
+    def _explain_errors(self, key: str) -> Iterator[None]:
         """Turns an error of S3 into one line that names the bucket or the object and the reason."""
         from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError

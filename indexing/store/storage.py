@@ -37,7 +37,7 @@ class Storage(Protocol):
     def size(self, key: str) -> int | None:
         """Returns the size of `key` in bytes, None if it does not exist."""
 
-    def modified(self, key: str) -> float:
+    def write_time(self, key: str) -> float:
         """Returns when `key` was written, in seconds since 1970. Raises FileNotFoundError."""
 
     def sha256(self, key: str) -> str:
@@ -58,7 +58,7 @@ class Storage(Protocol):
         Objects that other processes remove during the scan may be left out.
         """
 
-    def times(self, prefix: str) -> dict[str, float]:
+    def write_times(self, prefix: str) -> dict[str, float]:
         """Returns when each object under the folder `prefix` was written, in seconds since 1970."""
 
     def is_empty(self) -> bool:
@@ -76,13 +76,13 @@ class Storage(Protocol):
     def touch(self, key: str, data: bytes) -> bool:
         """Sets the time of a small object to now if its bytes are `data`. Returns False otherwise; changes no bytes."""
 
-    def scratch(self, suffix: str = "") -> Path:
+    def temporary_path(self, suffix: str = "") -> Path:
         """Returns a path for a new temporary file from which `put` is cheap."""
 
     def local_path(self, key: str) -> Path | None:
         """Returns the file that holds, or would hold, `key`; None if the storage is not a folder."""
 
-    def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
+    def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
         """Returns (key, bytes) of unfinished writes without a new byte for `older_than` seconds; `list` omits them."""
 
 
@@ -109,7 +109,7 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def modified(self, key: str) -> float:
+    def write_time(self, key: str) -> float:
         return self.local_path(key).stat().st_mtime
 
     def sha256(self, key: str) -> str:
@@ -123,9 +123,9 @@ class LocalStorage:
         target = self.local_path(key)
         path = self._write_temporary(source, target) if isinstance(source, bytes) else source
         try:
-            with full_disk(target):
-                _sync(path)
-                _place(path, target, os.replace)
+            with explain_disk_errors(target):
+                _flush_to_disk(path)
+                _move_into_folder(path, target, os.replace)
         finally:
             if isinstance(source, bytes):
                 path.unlink(missing_ok=True)
@@ -134,8 +134,8 @@ class LocalStorage:
         target = self.local_path(key)
         temporary = self._write_temporary(data, target)
         try:
-            with full_disk(target):
-                _place(temporary, target, self._link)
+            with explain_disk_errors(target):
+                _move_into_folder(temporary, target, self._link)
         except FileExistsError:
             # A network file system may repeat a link whose acknowledgement was lost, and then finds its own.
             return temporary.stat().st_nlink == 2
@@ -149,7 +149,7 @@ class LocalStorage:
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         yield from sorted((key, status.st_size) for key, status in self._files(prefix))
 
-    def times(self, prefix: str) -> dict[str, float]:
+    def write_times(self, prefix: str) -> dict[str, float]:
         return {key: status.st_mtime for key, status in self._files(prefix)}
 
     def is_empty(self) -> bool:
@@ -172,7 +172,7 @@ class LocalStorage:
 
     def swap(self, key: str, data: bytes, tag: str | None) -> bool:
         target = self.local_path(key)
-        with full_disk(target):
+        with explain_disk_errors(target):
             _make_folder(target.parent)
             with open(target.parent / f".{target.name}.lock", "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -189,13 +189,13 @@ class LocalStorage:
                 return True
         return False
 
-    def scratch(self, suffix: str = "") -> Path:
+    def temporary_path(self, suffix: str = "") -> Path:
         folder = self.root / TEMPORARY
-        with full_disk(folder):
+        with explain_disk_errors(folder):
             _make_folder(folder)
         return folder / f"{uuid.uuid4().hex}{suffix}"
 
-    def abandoned(self, older_than: float) -> builtins.list[tuple[str, int]]:
+    def abandoned_writes(self, older_than: float) -> builtins.list[tuple[str, int]]:
         stale, latest = [], time.time() - older_than
         for path in sorted((self.root / TEMPORARY).glob("*")):
             with contextlib.suppress(FileNotFoundError):  # its writer has finished with it
@@ -205,11 +205,11 @@ class LocalStorage:
         return stale
 
     def _write_temporary(self, data: bytes, target: Path) -> Path:
-        temporary = self.scratch()
+        temporary = self.temporary_path()
         try:
-            with full_disk(target):
+            with explain_disk_errors(target):
                 temporary.write_bytes(data)
-                _sync(temporary)
+                _flush_to_disk(temporary)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
@@ -251,7 +251,7 @@ class LocalStorage:
 
 
 @contextlib.contextmanager
-def full_disk(path: Path) -> Iterator[None]:
+def explain_disk_errors(path: Path) -> Iterator[None]:
     """Turns an error of the disk or of permissions into one line that names the error's file, or else `path`."""
     try:
         yield
@@ -313,7 +313,7 @@ def _make_folder(folder: Path) -> None:
     raise InputError(f"{folder}: this folder cannot be made: {os.strerror(errno.ENOENT)}")
 
 
-def _place(source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
+def _move_into_folder(source: Path, target: Path, move: Callable[[Path, Path], object]) -> None:
     """Calls `move` to put a file into a folder that other processes remove whenever it is empty."""
     for attempt in range(1, ATTEMPTS + 1):
         _make_folder(target.parent)
@@ -324,7 +324,7 @@ def _place(source: Path, target: Path, move: Callable[[Path, Path], object]) -> 
             if attempt == ATTEMPTS or not source.exists():
                 raise
     with contextlib.suppress(FileNotFoundError):  # the file and its folder were deleted meanwhile
-        _sync(target.parent)
+        _flush_to_disk(target.parent)
 
 
 def _raise_unless_gone(error: OSError) -> None:
@@ -333,7 +333,7 @@ def _raise_unless_gone(error: OSError) -> None:
         raise error
 
 
-def _sync(path: Path) -> None:
+def _flush_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

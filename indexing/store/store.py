@@ -18,11 +18,11 @@ from indexing.store.documents import (
     FAILED,
     MANIFEST,
     PROVENANCE,
-    Reference,
+    ArtifactReference,
     begun_document,
+    check_own_hash,
     pinned_config,
     read_failure,
-    unseal,
 )
 from indexing.store.keys import MAX_NAME, Key, without_generation
 from indexing.store.live_release import CURRENT, read_live_record
@@ -72,7 +72,7 @@ class Store:
         kind: str,
         name: str = "",
         *,
-        inputs: Mapping[str, Artifact | Reference] | None = None,
+        inputs: Mapping[str, Artifact | ArtifactReference] | None = None,
         config: Mapping[str, Any] | None = None,
         by_content: bool = False,
         abandoned_s: float | None = None,
@@ -156,18 +156,18 @@ class Store:
         end = f"/{MANIFEST}"
         return sorted(key.removesuffix(end) for key, _ in self.storage.list(prefix) if key.endswith(end))
 
-    def incomplete(self) -> list[str]:
+    def incomplete_keys(self) -> list[str]:
         """Returns the keys of the artifacts that were begun and are not complete, sorted."""
         end = f"/{BEGUN}"
         drafts = {key.removesuffix(end) for key, _ in self.storage.list("") if key.endswith(end)}
         return sorted(drafts - set(self.keys()))
 
-    def failed(self) -> dict[str, str]:
+    def failed_drafts(self) -> dict[str, str]:
         """Returns the keys and errors of failed and abandoned drafts; the next command replaces such a draft."""
-        errors = {key: read_failure(self.storage, key) for key in self.incomplete()}
+        errors = {key: read_failure(self.storage, key) for key in self.incomplete_keys()}
         return {key: error for key, error in errors.items() if error is not None}
 
-    def damaged(self) -> list[str]:
+    def describe_damaged(self) -> list[str]:
         """Returns one line per complete artifact whose manifest cannot be read."""
         problems = []
         for key in self.keys():
@@ -201,7 +201,7 @@ class Store:
     def _dependents(self) -> dict[str, list[str]]:
         """Returns the keys of the artifacts that were made from each artifact, sorted."""
         dependents: dict[str, list[str]] = {}
-        for key in sorted({*self.keys(), *self.incomplete()}):
+        for key in sorted({*self.keys(), *self.incomplete_keys()}):
             for needed in {entry["artifact"] for entry in self.inputs(key).values()} - {key}:
                 dependents.setdefault(needed, []).append(key)
         return dependents
@@ -214,7 +214,7 @@ class Store:
         """Returns kind, inputs and configuration of an artifact, complete or not; None if no manifest can be read."""
         for file in (MANIFEST, BEGUN):
             with contextlib.suppress(CorruptError, FileNotFoundError):
-                return unseal(self.storage.read(f"{key}/{file}"), key)
+                return check_own_hash(self.storage.read(f"{key}/{file}"), key)
         return None
 
     def pinned_config(self, key: str) -> dict[str, Any] | None:
@@ -229,14 +229,14 @@ class Store:
         """
         kind, name = Key.parse(key)
         exact = artifact_key(kind, name)
-        known = {*self.keys(exact), *self.incomplete()}
+        known = {*self.keys(exact), *self.incomplete_keys()}
         generations = sorted(each for each in known if re.fullmatch(rf"{re.escape(exact)}/g\d{{4}}", each))
-        keys = [exact] if self.removal(exact) else generations
+        keys = [exact] if self.files_in_removal_order(exact) else generations
         if kind in _NO_ARTIFACTS or not keys:
             raise InputError(f"{self.url}/{key}: no such artifact; riptide store list shows what there is")
         return keys
 
-    def removable(self, key: str, *, with_dependents: bool = False) -> dict[str, list[tuple[str, int]]]:
+    def files_to_remove(self, key: str, *, with_dependents: bool = False) -> dict[str, list[tuple[str, int]]]:
         """Returns (key, bytes) of the files of an artifact, complete or not, in the order in which to delete them.
 
         An artifact comes after those that were made from it, so an interrupted removal leaves none without its inputs.
@@ -264,16 +264,16 @@ class Store:
             raise InputError(
                 f"{self.url}/{key} is needed by {CURRENT}, as {live[0]} is live: serve another release first"
             )
-        return {each: self.removal(each) for each in removed}
+        return {each: self.files_in_removal_order(each) for each in removed}
 
     def remove(self, key: str) -> int:
-        """Removes an artifact and returns the bytes freed. Raises InputError as `removable` does."""
-        files = [file for files in self.removable(key).values() for file in files]
+        """Removes an artifact and returns the bytes freed. Raises InputError as `files_to_remove` does."""
+        files = [file for files in self.files_to_remove(key).values() for file in files]
         for name, _ in files:
             self.storage.delete(name)
         return sum(size for _, size in files)
 
-    def superseded(self) -> list[str]:
+    def superseded_drafts(self) -> list[str]:
         """Returns the keys of incomplete generations that no command resumes, as a later one has their rows.
 
         Only an index, or topics, can skip generations. A generation that another one was made from has lost its
@@ -282,24 +282,26 @@ class Store:
         complete = self.keys()
         return [
             key
-            for key in self.incomplete()
+            for key in self.incomplete_keys()
             if re.fullmatch(r"(index|bm25|topics)/[^/]+/g\d{4}", key)
             and any(other > key and other[:-4] == key[:-4] and self._is_readable(other) for other in complete)
             and not self.dependents(key)
         ]
 
-    def garbage(self) -> list[tuple[str, int]]:
+    def garbage_files(self) -> list[tuple[str, int]]:
         """Returns (key, bytes) of the files that nothing refers to, in the order in which to delete them.
 
         These are the bytes of writers that lost a race; temporary files, uploads and failed drafts after TEMPORARY_AGE;
         and superseded generations after ABANDONED_AGE. Files of an artifact with a damaged manifest are never included.
         """
         unnamed = []
-        ages = dict.fromkeys(self.failed(), TEMPORARY_AGE) | dict.fromkeys(self.superseded(), ABANDONED_AGE)
+        ages = dict.fromkeys(self.failed_drafts(), TEMPORARY_AGE) | dict.fromkeys(
+            self.superseded_drafts(), ABANDONED_AGE
+        )
         for key, age in ages.items():
-            files = self.removal(key)
+            files = self.files_in_removal_order(key)
             with contextlib.suppress(FileNotFoundError):  # another process is removing it
-                if files and max(self.storage.modified(file) for file, _ in files) < time.time() - age:
+                if files and max(self.storage.write_time(file) for file, _ in files) < time.time() - age:
                     unnamed += files
         for key in self.keys():
             with contextlib.suppress(CorruptError, FileNotFoundError):  # damaged, or removed meanwhile
@@ -308,9 +310,9 @@ class Store:
                     name = file.removeprefix(f"{key}/")
                     if "/" not in name and not name.endswith(".json") and name not in named:
                         unnamed.append((file, size))
-        return unnamed + self.storage.abandoned(TEMPORARY_AGE)
+        return unnamed + self.storage.abandoned_writes(TEMPORARY_AGE)
 
-    def removal(self, key: str) -> list[tuple[str, int]]:
+    def files_in_removal_order(self, key: str) -> list[tuple[str, int]]:
         """Returns (key, bytes) of an artifact's files in a safe order of deletion.
 
         If the deletion is interrupted anywhere, a draft with some pending parts remains, which can be resumed: no
@@ -335,7 +337,7 @@ class Store:
         self.require()
         kind = Key.parse(key).kind
         commands = MADE_BY.get(kind)
-        for draft in self.incomplete():
+        for draft in self.incomplete_keys():
             if draft == key or draft.startswith(f"{key}/"):  # a generation of it, or the only artifact of its kind
                 by = f" ({commands})" if commands else ""
                 return f"{self.url}/{draft} was begun and is not complete: run the command that makes it again{by}"

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from indexing.store.cache import CorruptError
-from indexing.store.documents import BEGUN, FAILED, MANIFEST, PROVENANCE, Part, read_record, unseal
+from indexing.store.documents import BEGUN, FAILED, MANIFEST, PROVENANCE, ArtifactPart, check_own_hash, read_record
 from indexing.store.live_release import CURRENT, read_live_record
 from indexing.store.store import Store
 
@@ -66,33 +66,33 @@ class _ArtifactCheck:
     def __init__(self, store: Store, key: str, files: dict[str, int]):
         self.store, self.key, self.files = store, key, files
         self.read: dict[str, dict[str, Any]] = {}
-        self.records: dict[str, Part] = {}
+        self.records: dict[str, ArtifactPart] = {}
 
     @property
     def manifest(self) -> dict[str, Any] | None:
         return self.read.get(MANIFEST)
 
     @property
-    def parts(self) -> dict[str, Part]:
+    def parts(self) -> dict[str, ArtifactPart]:
         """The parts by name: those of the manifest, or of the records if the artifact is incomplete."""
         if self.manifest is None:
             return self.records
-        return {part["name"]: Part(**part) for part in self.manifest["parts"]}
+        return {part["name"]: ArtifactPart(**part) for part in self.manifest["parts"]}
 
     def findings(self, limit: int | None) -> Iterator[Finding]:
         """Yields all results for the artifact; hashes at most `limit` of its parts."""
-        yield from self.documents()
-        yield from self.agreement()
+        yield from self.check_documents()
+        yield from self.check_agreement()
         for part in list(self.parts.values())[:limit]:
             yield _check_part(self.store, self.key, part)
 
-    def documents(self) -> Iterator[Finding]:
+    def check_documents(self) -> Iterator[Finding]:
         """Checks the seal of every JSON file, and that a record has the name of its part."""
         for file in sorted(f for f in self.files if f.endswith(".json")):
             name = f"{self.key}/{file}"
             try:
                 if file in (BEGUN, MANIFEST, PROVENANCE, FAILED):
-                    self.read[file] = unseal(self.store.storage.read(name), f"{self.store.url}/{name}")
+                    self.read[file] = check_own_hash(self.store.storage.read(name), f"{self.store.url}/{name}")
                 else:
                     part, _ = read_record(self.store.storage, name)
                     self.records[part.name] = part
@@ -102,7 +102,7 @@ class _ArtifactCheck:
             except FileNotFoundError:
                 yield _problem(self.store, name, "the file is missing")
 
-    def agreement(self) -> Iterator[Finding]:
+    def check_agreement(self) -> Iterator[Finding]:
         """Checks that every document exists and agrees with the manifest."""
         if BEGUN not in self.files:
             yield _problem(self.store, f"{self.key}/{BEGUN}", "the file is missing")
@@ -127,7 +127,7 @@ class _ArtifactCheck:
                 yield _problem(self.store, file, f"does not fit {MANIFEST}")
 
 
-def _check_part(store: Store, key: str, part: Part) -> Finding:
+def _check_part(store: Store, key: str, part: ArtifactPart) -> Finding:
     name = f"{key}/{part.file}"
     size = store.storage.size(name)
     if size is None:
@@ -153,7 +153,7 @@ def _lineage_problem(
     source = manifests.get(entry["artifact"])
     if source is None or source["fingerprint"] != expected:
         try:
-            source = unseal(store.storage.read(name), name)
+            source = check_own_hash(store.storage.read(name), name)
         except (CorruptError, FileNotFoundError):
             source = None
     actual = source["fingerprint"] if source else None

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from indexing.topics.tree import Node, TopicTree
+from indexing.topics.tree import TopicNode, TopicTree
 from retriever.errors import InputError
 from retriever.topics.model import TopicModel
 
@@ -41,5 +41,5 @@ def read_topics(path: Path) -> TopicTree:
     return TopicTree(TopicModel.load(named, settings, path), nodes)
 
 
-def _read_node(entry: Mapping[str, Any]) -> Node:
-    return Node(**{**entry, "words": tuple(entry["words"])})
+def _read_node(entry: Mapping[str, Any]) -> TopicNode:
+    return TopicNode(**{**entry, "words": tuple(entry["words"])})

@@ -6,9 +6,9 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from indexing.store.result_files import whole_file
+from indexing.store.result_files import atomic_file
 from indexing.topics.reader import Topics
-from indexing.topics.tree import Node
+from indexing.topics.tree import TopicNode
 
 SHOWN_WORDS = 20  # of a node
 _STYLE = """body { font: 16px/1.5 sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em }
@@ -28,7 +28,7 @@ def write_page(topics: Topics, path: str, *, overwrite: bool = False) -> None:
     Raises:
         InputError: If no file can be written there, or if a file with other content exists.
     """
-    with whole_file(path, overwrite=overwrite) as file:
+    with atomic_file(path, overwrite=overwrite) as file:
         file.write_text(render_page(topics), encoding="utf-8")
 
 
@@ -68,7 +68,7 @@ def _describe_fit(config: Mapping[str, Any]) -> str:
     return f"Fitted by {method} (tomotopy {config['tomotopy']}) with {settings}."
 
 
-def _nested_lists(nodes: Sequence[Node]) -> Iterator[str]:
+def _nested_lists(nodes: Sequence[TopicNode]) -> Iterator[str]:
     """Yields the nodes as nested lists, children with many passages first."""
     children: dict[int, list[int]] = {}
     for number, node in enumerate(nodes):
@@ -88,7 +88,7 @@ def _nested_lists(nodes: Sequence[Node]) -> Iterator[str]:
             pending += ["</ul>", *reversed(order)]
 
 
-def _describe_node(node: Node) -> str:
+def _describe_node(node: TopicNode) -> str:
     if node.level == 0:
         name = "root"
     elif node.level == 1:

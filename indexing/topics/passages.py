@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.corpus.corpus import contents
+from indexing.corpus.corpus import passage_contents
 from indexing.store.artifact import Artifact
 from indexing.store.chain import RowPart, parts_of_range, row_parts
 from indexing.store.keys import Key
 from indexing.store.store import Store
 from indexing.topics.work import KIND
-from retriever.topics.model import NO_TOPIC, TopicModel, with_default
+from retriever.topics.model import NO_TOPIC, TopicModel, with_default_topic
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,11 @@ class PassageTopics:
             topics[here] = np.load(piece.artifact.local(piece.part), mmap_mode="r")[own]
             is_known[here] = True
         if not is_known.all():
-            texts = [text for text, known in zip(contents([part], first, end), is_known, strict=True) if not known]
+            texts = [
+                text for text, known in zip(passage_contents([part], first, end), is_known, strict=True) if not known
+            ]
             topics[~is_known] = model.infer(texts)
-        return with_default(topics, model)
+        return with_default_topic(topics, model)
 
 
 def open_passage_topics(store: Store, task: str) -> PassageTopics:

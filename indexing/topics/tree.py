@@ -13,7 +13,7 @@ from retriever.topics.model import NO_TOPIC, TopicModel
 
 
 @dataclass(frozen=True)
-class Node:
+class TopicNode:
     """A node of the tree, as the page shows it.
 
     Attributes:
@@ -43,7 +43,7 @@ class TopicTree:
     """
 
     model: TopicModel
-    nodes: tuple[Node, ...]
+    nodes: tuple[TopicNode, ...]
 
 
 def build_topics(tree: FittedTree, options: FitOptions) -> tuple[TopicTree, np.ndarray]:
@@ -94,7 +94,7 @@ def build_topics(tree: FittedTree, options: FitOptions) -> tuple[TopicTree, np.n
     order = np.argsort(tree.levels, kind="stable")  # parents first
     places = np.argsort(order)
     nodes = tuple(
-        Node(
+        TopicNode(
             parent=int(places[tree.parents[node]]) if tree.parents[node] >= 0 else -1,
             level=int(tree.levels[node]),
             topic=int(node_topics[node]),
@@ -131,6 +131,6 @@ def _number_topics(
 
 
 def _frequent_words(tree: FittedTree, counts: np.ndarray, limit: int) -> tuple[str, ...]:
-    """Returns the most frequent words of a node, without words that it lacks; one word if it has none."""
+    """Returns the most frequent words of a node; words with count 0 are left out, unless all counts are 0."""
     order = np.argsort(-counts, kind="stable")[: max(1, min(limit, int((counts > 0).sum())))]
     return tuple(tree.vocabulary[word] for word in order)

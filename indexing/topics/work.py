@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.corpus.corpus import Corpus, contents, save_array
+from indexing.corpus.corpus import Corpus, passage_contents, save_array
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from indexing.topics.files import SUFFIX, read_topics, write_topics
 from indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version
 from indexing.topics.options import FitOptions
 from indexing.topics.tree import build_topics
 from indexing.work.growth import GrowingWork
-from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Place, Report, Resources, Runner
-from indexing.work.work import Progress, TaskStage, Unit, check_same_options
+from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
+from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_options
 from retriever.errors import InputError
 from retriever.topics.model import NO_TOPIC, TopicModel
 from retriever.topics.words import topic_words
@@ -76,14 +76,14 @@ class FitTopics(GrowingWork):
         Fitting starts again if it is interrupted. Assigning takes the fitted topic of a passage, else infers it.
         """
         units = [
-            Unit((f"part-{number:05d}",), min(part.end, self.end) - part.first_row, part)
+            WorkUnit((f"part-{number:05d}",), min(part.end, self.end) - part.first_row, part)
             for number, part in enumerate(self.parts)
         ]
         fitted = self.previous[0] if self.previous else None
         assign = TaskStage("assign", "passages", units, lambda drafts: AssignTask(drafts[0], fitted))
         if fitted is not None:
             return [assign]
-        unit = Unit((MODEL, FITTED), self.options.iterations, None)
+        unit = WorkUnit((MODEL, FITTED), self.options.iterations, None)
         return [TaskStage("fit", "iterations", [unit], self._fit_task), assign]
 
     def _fit_task(self, drafts: Sequence[Draft]) -> FitTask:
@@ -111,7 +111,7 @@ def _is_part(name: str) -> bool:
     return name.startswith("part-")
 
 
-def model_part(of: Artifact | Draft) -> Part:
+def model_part(of: Artifact | Draft) -> ArtifactPart:
     """Returns the part with the topic model. Raises InputError if it is missing."""
     parts = of.committed().values() if isinstance(of, Draft) else of.parts
     for part in parts:
@@ -139,7 +139,7 @@ def passage_words(parts: Iterable[RowPart], rows: np.ndarray) -> list[list[str]]
     for part in parts:
         rows_here = set(rows[(rows >= part.first_row) & (rows < part.end)].tolist())
         if rows_here:
-            texts = contents([part], part.first_row, part.end)
+            texts = passage_contents([part], part.first_row, part.end)
             words += [topic_words(text) for row, text in enumerate(texts, part.first_row) if row in rows_here]
     return words
 
@@ -152,10 +152,10 @@ class FitTask:
     corpus: Corpus
     options: FitOptions
     end: int
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker."""
         return lambda unit, report: self._fit(report)
 
@@ -185,10 +185,10 @@ class AssignTask:
 
     draft: Draft
     fitted: Artifact | None
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[Unit, Report], None]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker, with the model opened."""
         model = read_model(self.fitted or self.draft)
         known = np.empty((0, 2), np.int64)
@@ -196,7 +196,7 @@ class AssignTask:
             known = np.load(self.draft.local(self.draft.committed()[FITTED]))
         return lambda unit, report: self._assign(model, known, unit, report)
 
-    def _assign(self, model: TopicModel, known: np.ndarray, unit: Unit, report: Report) -> None:
+    def _assign(self, model: TopicModel, known: np.ndarray, unit: WorkUnit, report: Report) -> None:
         [name], part = unit.names, unit.payload
         if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
             return
@@ -206,7 +206,7 @@ class AssignTask:
         here = known[(known[:, 0] >= first) & (known[:, 0] < end)]
         topics[here[:, 0] - first] = here[:, 1]
         is_known[here[:, 0] - first] = True
-        for row, text in enumerate(contents([part], first, end)):
+        for row, text in enumerate(passage_contents([part], first, end)):
             if not is_known[row]:
                 [topics[row]] = model.infer([text])
             if row % _REPORT_EVERY == 0:

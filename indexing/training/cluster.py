@@ -26,7 +26,7 @@ from indexing.training.messages import (
     TrainingResult,
 )
 from indexing.training.monitor import Listener, start_monitor
-from indexing.training.worker import TrainingTask, train_one
+from indexing.training.worker import TrainingTask, train_on_worker
 from indexing.training.workers import announce_waiting
 from retriever.errors import Diverged, InputError
 from retriever.training.hooks import Stopped, StopRequests, no_stop_requests
@@ -94,7 +94,7 @@ def _run(
     state = RunState()
     try:
         trainer = TorchTrainer(
-            functools.partial(work, task, monitor),
+            functools.partial(run_ray_worker, task, monitor),
             scaling_config=ScalingConfig(
                 num_workers=(group.min_workers, group.workers) if group.is_elastic else group.workers,
                 use_gpu=group.gpus > 0,
@@ -160,7 +160,7 @@ def fit(
     return failures[0] if failures else None
 
 
-def work(task: TrainingTask, monitor: Any) -> None:
+def run_ray_worker(task: TrainingTask, monitor: Any) -> None:
     """Runs one worker of Ray Train, unless the run has ended already.
 
     Args:
@@ -224,7 +224,7 @@ def run_worker(
     """
     send(Started(rank))
     try:
-        result = train_one(task, send, device=device, rank=rank, world=world, stop_requests=stop_requests)
+        result = train_on_worker(task, send, device=device, rank=rank, world=world, stop_requests=stop_requests)
         if result is not None:
             send(Finished(result))
     except Stopped:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from indexing.store.storage import full_disk
+from indexing.store.storage import explain_disk_errors
 from indexing.training.messages import StepDone
 
 Curve = Sequence[Sequence[float | None]]  # [step, loss, learning rate, quality or None] of steps
@@ -32,7 +32,7 @@ class Curves:
         """Writes TensorBoard events of a step."""
         from torch.utils.tensorboard import SummaryWriter
 
-        with full_disk(self.folder):
+        with explain_disk_errors(self.folder):
             if self._events is None:  # later steps of an earlier run are written again
                 self._events = SummaryWriter(str(self.folder), purge_step=done.step, flush_secs=FLUSH_S)
             for name, value in (("loss", done.loss), ("learning rate", done.lr), (self.quality, done.quality)):
@@ -61,7 +61,7 @@ class Curves:
         self.folder.mkdir(parents=True, exist_ok=True)
         steps, losses, rates, qualities = zip(*curve, strict=True)
         measured = [(step, value) for step, value in zip(steps, qualities, strict=True) if value is not None]
-        with full_disk(self.folder):
+        with explain_disk_errors(self.folder):
             (self.folder / "curves.json").write_text(json.dumps([*map(list, curve)]) + "\n")
             figure, axes = pyplot.subplots(3 if measured else 2, 1, sharex=True, figsize=(8, 7))
             for axis, values, label in zip(axes, (losses, rates), ("loss", "learning rate"), strict=False):

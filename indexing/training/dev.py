@@ -9,7 +9,7 @@ import numpy as np
 
 from indexing.corpus.categories import categories_of_rows
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.queries import Queries
 from retriever.errors import InputError
 from retriever.training.dev import DevLists, DevSet, read_blocks
@@ -36,7 +36,7 @@ class DevSplit:
     passages: int
 
 
-def dev_set(
+def open_dev_set(
     corpus: Corpus,
     queries: Queries,
     split: str,
@@ -68,7 +68,7 @@ def dev_set(
         InputError: If no query has a relevant passage in the corpus, or if categories are needed and one of these
             passages has none.
     """
-    pairs = judged_pairs(corpus, queries, split, limit)
+    pairs = read_judged_pairs(corpus, queries, split, limit)
     if not pairs.ids:
         raise InputError(f"{queries.artifact.url}: no query of the split {split!r} has an answer in the corpus")
     relevant = [np.concatenate(rows) for rows in zip(pairs.rows, pairs.others, strict=True)]
@@ -95,8 +95,8 @@ def dev_set(
     return DevSet(pairs.texts, positives, composed, numbers=numbers, documents=documents)
 
 
-def check_lists(data: TrainingData, split: str) -> list[int]:
-    """Returns the numbers of the queries that have negatives, which are the queries that `dev_lists` uses.
+def queries_with_negatives(data: TrainingData, split: str) -> list[int]:
+    """Returns the numbers of the queries that have negatives, which are the queries that `open_dev_lists` uses.
 
     Raises:
         InputError: If there are none.
@@ -110,7 +110,7 @@ def check_lists(data: TrainingData, split: str) -> list[int]:
     return numbers
 
 
-def dev_lists(data: TrainingData, split: str, passages: int, compose: Compose) -> DevLists:
+def open_dev_lists(data: TrainingData, split: str, passages: int, compose: Compose) -> DevLists:
     """Returns the queries of a dev split, each with its positives and its first negatives; the same on every worker.
 
     Args:
@@ -122,7 +122,7 @@ def dev_lists(data: TrainingData, split: str, passages: int, compose: Compose) -
     Raises:
         InputError: If no query has negatives.
     """
-    numbers = check_lists(data, split)
+    numbers = queries_with_negatives(data, split)
     rows = [
         np.concatenate([own, data.negatives[number][: max(1, passages - len(own))]])
         for number in numbers

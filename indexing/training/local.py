@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from indexing.training.messages import Message, RunState, Show, TrainingResult, receive, report
-from indexing.training.worker import TrainingTask, limited_threads, train_one
+from indexing.training.messages import Message, RunState, Show, TrainingResult, receive, report_update
+from indexing.training.worker import TrainingTask, limited_threads, train_on_worker
 from indexing.training.workers import WorkerGroup
 from indexing.work.local import cores_of_process
 from retriever.errors import InputError
@@ -70,13 +70,13 @@ def run_local(
     def send(message: Message) -> None:
         nonlocal state
         state, update = receive(state, message)
-        report(update, count, show)
+        report_update(update, count, show)
 
     device = torch.device("cuda:0" if task.group.gpus else "cpu")
     group = contextlib.nullcontext() if task.loop.zero is None else single_process_group(device)
     try:
         with limited_threads(task.group.cpus), group:
-            result = train_one(task, send, device=device, rank=0, world=1, stop_requests=stop_requests)
+            result = train_on_worker(task, send, device=device, rank=0, world=1, stop_requests=stop_requests)
     except torch.OutOfMemoryError as error:
         raise InputError(
             f"step {state.last_step + 1:,}: the memory of the GPU does not suffice ({str(error).splitlines()[0]}); "

@@ -151,7 +151,7 @@ class RunState:
         return bool(self.error)
 
 
-class Update(NamedTuple):
+class ProgressUpdate(NamedTuple):
     """The effect of a message on the progress that a user sees.
 
     Attributes:
@@ -167,7 +167,7 @@ class Update(NamedTuple):
     shown: StartMeasured | StepDone | None = None
 
 
-def receive(state: RunState, message: Message) -> tuple[RunState, Update]:
+def receive(state: RunState, message: Message) -> tuple[RunState, ProgressUpdate]:
     """Returns the state after a message, and the progress to report.
 
     Bad input ends the run. It also ends if rank 0 starts for the (RETRIES + 2)th time without a new step, unless
@@ -176,26 +176,26 @@ def receive(state: RunState, message: Message) -> tuple[RunState, Update]:
     match message:
         case Started(rank=0):
             attempts = state.attempts + 1
-            losses = _describe_losses(state) if attempts == RETRIES + 2 else state.losses
-            return replace(state, attempts=attempts, losses=losses, cause=""), Update(is_start=True)
+            losses = _lost_workers_error(state) if attempts == RETRIES + 2 else state.losses
+            return replace(state, attempts=attempts, losses=losses, cause=""), ProgressUpdate(is_start=True)
         case Resumed(step) if step > state.last_step:
-            return replace(state, last_step=step), Update(steps=step - state.last_step, is_reused=True)
+            return replace(state, last_step=step), ProgressUpdate(steps=step - state.last_step, is_reused=True)
         case StartMeasured() if not state.is_start_measured:
-            return replace(state, is_start_measured=True), Update(shown=message)
+            return replace(state, is_start_measured=True), ProgressUpdate(shown=message)
         case StepDone(step) if step > state.last_step:
-            update = Update(steps=step - state.last_step, shown=message)
+            update = ProgressUpdate(steps=step - state.last_step, shown=message)
             return replace(state, last_step=step, attempts=0, losses=""), update
         case Failed(cause):
-            return replace(state, cause=state.cause or cause), Update()
+            return replace(state, cause=state.cause or cause), ProgressUpdate()
         case InvalidInput(problem, diverged) if not state.problem:
-            return replace(state, problem=problem, diverged=diverged), Update()
+            return replace(state, problem=problem, diverged=diverged), ProgressUpdate()
         case Finished(result):
-            return replace(state, attempts=0, losses="", result=result), Update()
+            return replace(state, attempts=0, losses="", result=result), ProgressUpdate()
         case _:  # another rank has started, a step is repeated, or bad input is known already
-            return state, Update()
+            return state, ProgressUpdate()
 
 
-def _describe_losses(state: RunState) -> str:
+def _lost_workers_error(state: RunState) -> str:
     """Returns the error for workers that were lost again and again before a new step."""
     cause = f" ({state.cause})" if state.cause else ""
     return (
@@ -204,7 +204,7 @@ def _describe_losses(state: RunState) -> str:
     )
 
 
-def report(update: Update, count: Callable[[int, bool], object], show: Show) -> None:
+def report_update(update: ProgressUpdate, count: Callable[[int, bool], object], show: Show) -> None:
     """Reports an update to the user.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from indexing.training.messages import Message, RunState, Show, StepDone, Update, receive, report
+from indexing.training.messages import Message, ProgressUpdate, RunState, Show, StepDone, receive, report_update
 
 
 class Monitor:
@@ -17,7 +17,7 @@ class Monitor:
 
     def __init__(self) -> None:
         self._state = RunState()
-        self._updates: asyncio.Queue[Update | None] = asyncio.Queue()  # None: closed
+        self._updates: asyncio.Queue[ProgressUpdate | None] = asyncio.Queue()  # None: closed
         self._stop = asyncio.Event()
 
     async def send(self, message: Message) -> None:
@@ -29,7 +29,7 @@ class Monitor:
         """Returns whether a worker that starts now has to end at once."""
         return self._stop.is_set() or self._state.must_stop
 
-    async def next_updates(self) -> list[Update]:
+    async def next_updates(self) -> list[ProgressUpdate]:
         """Waits for updates and returns all that there are; an empty list once the monitor is closed."""
         updates = [await self._updates.get()]
         while not self._updates.empty():
@@ -66,7 +66,7 @@ class Listener:
         error: The error that ended the listener; None without one.
     """
 
-    next_updates: Callable[[], list[Update]]
+    next_updates: Callable[[], list[ProgressUpdate]]
     stop: Callable[[], object]
     count: Callable[[int, bool], object]
     show: Show
@@ -82,7 +82,7 @@ class Listener:
                     if update.is_start:
                         self.started.set()
                     self.has_stepped |= isinstance(update.shown, StepDone)
-                    report(update, self.count, self.show)
+                    report_update(update, self.count, self.show)
         except Exception as error:
             self.error = error
             with contextlib.suppress(Exception):  # the monitor may be gone, which also ends the workers

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from indexing.corpus.queries import Queries
-from indexing.measures.metrics import per_query
+from indexing.measures.metrics import metrics_per_query
 from indexing.mining.negatives import read_groups
 from indexing.mining.pools import sources_of
 from indexing.store.artifact import Artifact
@@ -86,7 +86,7 @@ def read_lists(
     # A rank that is missing may be that of a copy of a positive, or of another passage of its document.
     positives = {id: rows for id, rows, _, copies in zip(*groups, strict=True) if not len(copies)}
     by_source: dict[str, RankedLists] = {}
-    for part in candidates.group("part")[:MAX_PARTS]:
+    for part in candidates.numbered_parts("part")[:MAX_PARTS]:
         table = pq.read_table(candidates.local(part))
         for source in sources_of(table):
             lists = by_source.setdefault(source, RankedLists(source, [], [], []))
@@ -162,4 +162,4 @@ def _mean_metrics(lists: RankedLists, scores: Sequence[np.ndarray]) -> dict[str,
     relevant = table.filter(pa.array(np.concatenate(lists.relevant)))
     qrels = relevant.rename_columns(["query_id", "corpus_id", "score"])
     qrels = qrels.set_column(2, "score", pa.array(np.ones(len(qrels), np.int32)))
-    return {name: float(values.mean()) for name, values in per_query(qrels, table, METRICS).items()}
+    return {name: float(values.mean()) for name, values in metrics_per_query(qrels, table, METRICS).items()}

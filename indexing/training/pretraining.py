@@ -13,13 +13,13 @@ from indexing.corpus.corpus import Corpus, open_table
 from indexing.corpus.queries import Queries
 from indexing.store.chain import RowPart
 from indexing.store.store import Store
-from indexing.training.dev import DevSplit, dev_set
+from indexing.training.dev import DevSplit, open_dev_set
 from indexing.training.worker import open_backbone
-from indexing.work.tasks import PYTHON_CORE, Place, Report, Resources, Runner
+from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 from retriever.errors import InputError
 from retriever.options.pretraining import RipOptions
 from retriever.systems.condenser import describe_head
-from retriever.systems.rip import RipData, RipSystem, eligible
+from retriever.systems.rip import RipData, RipSystem, is_eligible
 from retriever.training.system import Evaluate
 
 PLAN_SAMPLE = 50_000  # passages of a corpus that a plan examines; splitting them into sentences takes some seconds
@@ -77,13 +77,13 @@ class RipMaker:
             return system.tokenizer.compose(titles, texts, system.encoder.title)
 
         queries = Queries.open(self.store, self.dev.queries)
-        dev = dev_set(corpus, queries, self.dev.split, self.dev.limit, self.dev.passages, compose)
+        dev = open_dev_set(corpus, queries, self.dev.split, self.dev.limit, self.dev.passages, compose)
         return system, lambda: dev.mrr(system, rank, world), None
 
 
 @dataclass(frozen=True)
 class FindRows:
-    """A Task that finds the passages of a part of the corpus that can be trained on.
+    """A WorkerTask that finds the passages of a part of the corpus that can be trained on.
 
     Attributes:
         options: Options of the trained system.
@@ -91,14 +91,14 @@ class FindRows:
     """
 
     options: RipOptions
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[RowPart, Report], np.ndarray]:
+    def open(self, allocation: Allocation) -> Callable[[RowPart, Report], np.ndarray]:
         """Returns a worker that takes a part and returns its rows, deleted ones included: int64 [n]."""
 
         def find(part: RowPart, report: Report) -> np.ndarray:
             texts = open_table(part).column("text").to_pylist()
-            return part.first_row + np.flatnonzero(eligible(texts, self.options))
+            return part.first_row + np.flatnonzero(is_eligible(texts, self.options))
 
         return find
 
@@ -124,7 +124,7 @@ def training_rows(corpus: Corpus, options: RipOptions, limit: int | None, runner
 
 
 @dataclass(frozen=True)
-class Eligible:
+class EligibleCount:
     """How many passages can be trained on.
 
     Attributes:
@@ -140,7 +140,7 @@ class Eligible:
 
 def count_eligible(
     corpus: Corpus, options: RipOptions, limit: int | None, runner: Runner, sample: int = PLAN_SAMPLE
-) -> Eligible:
+) -> EligibleCount:
     """Returns how many passages can be trained on, estimated from some parts of a large corpus.
 
     Args:
@@ -165,7 +165,7 @@ def count_eligible(
         examined += num_live(part.first_row, min(part.end, end))
         num_eligible += len(np.setdiff1d(rows[rows < end], corpus.deleted))
     total = num_live(0, end)
-    return Eligible(round(num_eligible * total / max(1, examined)), examined, total)
+    return EligibleCount(round(num_eligible * total / max(1, examined)), examined, total)
 
 
 def no_pairs_error(options: RipOptions) -> InputError:

@@ -11,10 +11,10 @@ import torch
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.mining.negatives import mined_corpus, training_data
+from indexing.mining.negatives import mined_corpus, read_training_data
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.training.dev import DevSplit, check_lists, dev_lists
+from indexing.training.dev import DevSplit, open_dev_lists, queries_with_negatives
 from indexing.training.order import RankedLists, compare_orders
 from indexing.training.worker import open_backbone
 from retriever.errors import InputError
@@ -64,7 +64,9 @@ class CrossMaker:
         """Makes the system of a worker; see Maker."""
         folder = open_backbone(self.store, self.backbone, self.described)
         negatives = self.store.open("negatives", self.negatives)
-        data = training_data(self.corpus, Queries.open(self.store, self.queries), self.split, negatives, self.limit)
+        data = read_training_data(
+            self.corpus, Queries.open(self.store, self.queries), self.split, negatives, self.limit
+        )
         system = CrossSystem(folder, self.options, data, device=device, dtype=dtype, checkpointing=self.checkpointing)
         if self.dev is None:
             return system, None, None
@@ -73,7 +75,7 @@ class CrossMaker:
             return system.tokenizer.compose(titles, texts, self.options.title)
 
         data = open_dev_data(self.store, self.dev, self.store.open("negatives", self.dev_negatives or self.negatives))
-        dev = dev_lists(data, self.dev.split, self.dev.passages, compose)
+        dev = open_dev_lists(data, self.dev.split, self.dev.passages, compose)
         return system, lambda: dev.mrr(system, rank, world), None
 
     def judge(self, system: CrossSystem) -> dict[str, Any]:
@@ -100,11 +102,11 @@ def open_dev_data(store: Store, dev: DevSplit, negatives: Artifact) -> TrainingD
     """
     queries = Queries.open(store, dev.queries)
     try:
-        data = training_data(mined_corpus(store, negatives), queries, dev.split, negatives, dev.limit)
+        data = read_training_data(mined_corpus(store, negatives), queries, dev.split, negatives, dev.limit)
     except InputError as error:
         raise InputError(
             f"parameter dev_split {dev.split}: {error}; mine the negatives of this split, and name them with parameter "
             "dev_negatives"
         ) from None
-    check_lists(data, dev.split)
+    queries_with_negatives(data, dev.split)
     return data

@@ -10,12 +10,12 @@ import numpy as np
 
 from indexing.corpus.categories import categories_of_rows
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.named_values import parse_named_values
 from indexing.corpus.queries import ALL, Queries
-from indexing.mining.negatives import check_room, mined_corpus, passages_of, training_data
+from indexing.mining.negatives import check_has_negatives, mined_corpus, passage_reader, read_training_data
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Reference
+from indexing.store.documents import ArtifactReference
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.training.mixture_schedule import Batches
@@ -75,7 +75,7 @@ def _canonical(url: str) -> str:
     return url if "://" in url else str(Path(url).resolve())
 
 
-def parse_set(text: str) -> SetName:
+def parse_training_set(text: str) -> SetName:
     """Returns the training set that `queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL` names.
 
     `size=N`, `embeddings=NAME` and `dev=SPLIT` may be added; `queries` is required. Without `negatives`, or with
@@ -135,7 +135,7 @@ class OpenSets:
 
     corpora: tuple[SetCorpus, ...]
     data: TrainingData
-    inputs: dict[str, Artifact | Reference]
+    inputs: dict[str, Artifact | ArtifactReference]
     places: tuple[int, ...]
 
     @property
@@ -197,7 +197,7 @@ def open_sets(
             "parameter positives categories, parameter also_train: categories are those of one training set; leave out "
             "one of them"
         )
-    inputs: dict[str, Artifact | Reference] = {}
+    inputs: dict[str, Artifact | ArtifactReference] = {}
     artifacts: list[tuple[SetName, Queries, Artifact | None]] = []
     corpora: dict[str, Corpus] = {}  # by URL of the store
     for name in names:
@@ -216,7 +216,9 @@ def open_sets(
         suffix = "" if number == 1 else f":{number}"
         for role, artifact in by_role.items():
             if artifact is not None:
-                inputs[role + suffix] = Reference(artifact.url, artifact.fingerprint) if name.store else artifact
+                inputs[role + suffix] = (
+                    ArtifactReference(artifact.url, artifact.fingerprint) if name.store else artifact
+                )
         data = _set_data(name, corpus, queries, negatives, limit=limit, weighted=weighted, teacher=teacher)
         state = corpus.generations[-1].fingerprint
         known = by_state.setdefault(state, SetCorpus(number, name.store, corpus, name.embeddings))
@@ -245,13 +247,13 @@ def _set_data(
 ) -> TrainingData:
     """Returns the training data of a set: its mined negatives, or its judged pairs alone."""
     if negatives is not None:
-        return training_data(corpus, queries, name.split, negatives, limit, weighted=weighted, teacher=teacher)
+        return read_training_data(corpus, queries, name.split, negatives, limit, weighted=weighted, teacher=teacher)
     if teacher:
         raise InputError(
             f"training set {name.task or name.queries}: judged pairs alone have no teacher scores, "
             "which a distillation loss needs: name negatives, or another parameter loss"
         )
-    return pair_data(corpus, queries, name.split, limit, weighted=weighted)
+    return read_judged_data(corpus, queries, name.split, limit, weighted=weighted)
 
 
 def with_categories(data: TrainingData, corpus: Corpus, field: str) -> TrainingData:
@@ -277,7 +279,9 @@ def with_categories(data: TrainingData, corpus: Corpus, field: str) -> TrainingD
     return replace(data, categories=table)
 
 
-def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *, weighted: bool) -> TrainingData:
+def read_judged_data(
+    corpus: Corpus, queries: Queries, split: str, limit: int | None, *, weighted: bool
+) -> TrainingData:
     """Returns the queries of a split with their relevant passages, and without negatives.
 
     Args:
@@ -295,21 +299,21 @@ def pair_data(corpus: Corpus, queries: Queries, split: str, limit: int | None, *
             f"parameter split {ALL}: it has no judgements, which training without negatives needs; name a split of "
             f"{queries.artifact.key} with judgements"
         )
-    pairs = judged_pairs(corpus, queries, split, limit)
+    pairs = read_judged_pairs(corpus, queries, split, limit)
     if not pairs.ids:
         raise InputError(
             f"{queries.artifact.url}: none of the {pairs.num_queries:,} queries of the split {split!r} has a relevant "
             "passage in the corpus; name another split, or import the passages"
         )
     no_rows = [np.empty(0, np.int64)] * len(pairs.ids)
-    check_room(corpus, queries.artifact.url, pairs.ids, pairs.rows, pairs.others)
+    check_has_negatives(corpus, queries.artifact.url, pairs.ids, pairs.rows, pairs.others)
     weights = [scores.astype(np.float64) for scores in pairs.scores] if weighted else None
     return TrainingData(
         pairs.texts,
         pairs.rows,
         no_rows,
         corpus.num_rows,
-        passages_of(corpus),
+        passage_reader(corpus),
         deleted=corpus.deleted,
         copies=pairs.others if corpus.is_split else None,
         weights=weights,

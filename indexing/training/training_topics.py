@@ -10,12 +10,12 @@ from indexing.store.store import Store
 from indexing.topics.reader import Topics
 from retriever.errors import InputError
 from retriever.options.topics import TopicOptions
-from retriever.topics.model import with_default
+from retriever.topics.model import with_default_topic
 from retriever.topics.training import TrainingTopics, topics_of_queries
 from retriever.training.reranker_data import TrainingData
 
 
-def training_topics(
+def open_training_topics(
     store: Store, name: str | None, queries: Sequence[str], num_passages: int, options: TopicOptions
 ) -> tuple[Topics, TrainingTopics]:
     """Opens topics/NAME for training.
@@ -44,11 +44,11 @@ def training_topics(
     model, of_queries = topics.model, None
     if options.queries == "own":
         of_queries = topics_of_queries(model, queries, options.wordless)
-    known = with_default(passages[:num_passages].astype(np.int64), model)
+    known = with_default_topic(passages[:num_passages].astype(np.int64), model)
     return topics, TrainingTopics(model, known, of_queries, options.wordless)
 
 
-def agreement(topics: TrainingTopics, data: TrainingData) -> float:
+def topic_agreement(topics: TrainingTopics, data: TrainingData) -> float:
     """Returns the share of training queries whose text has the topic of their first positive, 0 to 1.
 
     A query without a known word does not agree.

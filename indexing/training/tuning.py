@@ -15,16 +15,16 @@ from indexing.corpus.queries import Queries
 from indexing.embeddings.encoders import EncoderSpec, describe_differences
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import ExactSearch
-from indexing.hit_sources.registry import find_vectors
+from indexing.hit_sources.registry import find_index_kind
 from indexing.store.artifact import Artifact
 from indexing.store.models import model_folder
 from indexing.store.store import Store
 from indexing.topics.reader import Topics
-from indexing.training.dev import dev_set
+from indexing.training.dev import open_dev_set
 from indexing.training.training_sets import OpenSets, SetCorpus, SetName, open_sets
-from indexing.training.training_topics import training_topics
+from indexing.training.training_topics import open_training_topics
 from retriever.errors import InputError
-from retriever.model.files import resolve
+from retriever.model.files import find_model_folder
 from retriever.options.tuning import TuneOptions
 from retriever.prompts.prompts import load_prompt
 from retriever.systems.dual import DualSystem
@@ -33,7 +33,7 @@ from retriever.topics.training import TrainingTopics
 from retriever.training.dev import DevSet, DevSets
 from retriever.training.mixture_schedule import Batches
 from retriever.training.reranker_data import TrainingData
-from retriever.training.system import Evaluate, Refresh
+from retriever.training.system import Evaluate, NegativesRefresh
 
 ReadVectors = Callable[[np.ndarray], np.ndarray]
 """Rows int64 [n] to vectors [n, dim]: float16 if they are dense, float32 with all zeros if they are sparse."""
@@ -101,7 +101,7 @@ class TuneMaker:
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
-    ) -> tuple[DualSystem, Evaluate | None, Refresh | None]:
+    ) -> tuple[DualSystem, Evaluate | None, NegativesRefresh | None]:
         """Makes the system of a worker; see Maker."""
         if self.backbone.describe("query") != self.described:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
@@ -110,7 +110,7 @@ class TuneMaker:
         start = None if self.start is None else load_prompt(model_folder(open_prompt(self.store, self.start)))
         readers = self._vector_readers(training.corpora)
         system = DualSystem(
-            resolve(self.backbone.folder),
+            find_model_folder(self.backbone.folder),
             self.backbone.options,
             self.tuning,
             training.data,
@@ -118,7 +118,9 @@ class TuneMaker:
             dtype=dtype,
             checkpointing=self.checkpointing,
             start=start,
-            vectors=joined_vectors(readers, [each.corpus.num_rows for each in training.corpora]) if readers else None,
+            vectors=join_vector_readers(readers, [each.corpus.num_rows for each in training.corpora])
+            if readers
+            else None,
             numbers=self._open_topics(training.data),
         )
         refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
@@ -131,7 +133,7 @@ class TuneMaker:
         """Opens the stored vectors of each corpus; none if the trained model encodes the passages."""
         if self.embeddings is None:
             return []
-        reader = find_vectors(self.described).reader
+        reader = find_index_kind(self.described).reader
         return [
             reader.open(Store(each.store) if each.store else self.store, name, each.corpus).open_vectors()
             for each, name in zip(corpora, self.embeddings, strict=True)
@@ -146,7 +148,7 @@ class TuneMaker:
         dev_sets = []
         for number, (training_set, place) in enumerate(zip(self.sets, training.places, strict=True)):
             if split := self.dev_split if number == 0 else training_set.dev:
-                dev = dev_set(
+                dev = open_dev_set(
                     training.corpora[place].corpus,
                     Queries.open(Store(training_set.store) if training_set.store else self.store, training_set.queries),
                     split,
@@ -173,7 +175,7 @@ class TuneMaker:
         if self.topics is None or self.tuning.topics is None:
             return None
         name, fingerprint = self.topics
-        stored, topics = training_topics(self.store, name, data.queries, data.num_passages, self.tuning.topics)
+        stored, topics = open_training_topics(self.store, name, data.queries, data.num_passages, self.tuning.topics)
         if stored.fingerprint != fingerprint:
             raise InputError(
                 f"topics/{name}: this node has {stored.fingerprint[:12]}, the node of the job {fingerprint[:12]}: give "
@@ -188,7 +190,7 @@ class TuneMaker:
 
 @dataclass(frozen=True)
 class RefreshedNegatives:
-    """A Refresh that mines the nearest passages of each training query by the current model.
+    """A NegativesRefresh that mines the nearest passages of each training query by the current model.
 
     A query's positives, other passages with their text, and passages of other corpora are excluded.
 
@@ -279,7 +281,7 @@ def open_prompt(store: Store, name: str) -> Artifact:
     return Store(url).require().open("prompts", short)
 
 
-def joined_vectors(readers: Sequence[ReadVectors], sizes: Sequence[int]) -> ReadVectors:
+def join_vector_readers(readers: Sequence[ReadVectors], sizes: Sequence[int]) -> ReadVectors:
     """Returns a function that reads vectors of several corpora, whose rows are numbered one corpus after the other.
 
     Args:
@@ -302,7 +304,7 @@ def joined_vectors(readers: Sequence[ReadVectors], sizes: Sequence[int]) -> Read
     return read
 
 
-def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name: str | None) -> EmbeddingsReader:
+def find_passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name: str | None) -> EmbeddingsReader:
     """Returns the embeddings whose vectors training reads in place of encoding passages by the frozen backbone.
 
     Args:
@@ -347,7 +349,7 @@ def passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus, name
             f"embeddings/{other} are not those of the backbone, which would have {reason}: give the "
             f"settings of the embeddings, or {encode} with these under another name"
         )
-    embeddings = find_vectors(described).reader.open(store, fitting[0], corpus)
+    embeddings = find_index_kind(described).reader.open(store, fitting[0], corpus)
     if embeddings.num_rows < corpus.num_rows:
         raise InputError(
             f"{store.url}/embeddings/{fitting[0]} covers {embeddings.num_rows:,} of the "

@@ -20,19 +20,19 @@ from indexing.training.messages import Message, Resumed, StartMeasured, StepDone
 from indexing.training.workers import WorkerGroup
 from retriever.errors import InputError
 from retriever.forward.numerics import choose_dtype
-from retriever.model.files import describe_backbone, resolve
+from retriever.model.files import describe_backbone, find_model_folder
 from retriever.options.loop import LoopOptions
-from retriever.training.hooks import Hooks, StopRequests, no_stop_requests
+from retriever.training.hooks import StopRequests, WorkerHooks, no_stop_requests
 from retriever.training.loop import Trainer
-from retriever.training.system import Evaluate, Refresh, System
+from retriever.training.system import Evaluate, NegativesRefresh, System
 
 
-class Maker(Protocol):
+class SystemMaker(Protocol):
     """Makes the system of a worker. It is sent to the workers, so it holds only names and options."""
 
     def make(
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
-    ) -> tuple[System, Evaluate | None, Refresh | None]:
+    ) -> tuple[System, Evaluate | None, NegativesRefresh | None]:
         """Makes the system of one worker.
 
         Args:
@@ -52,15 +52,15 @@ class Maker(Protocol):
 
 @runtime_checkable
 class JudgingMaker(Protocol):
-    """A Maker that judges the trained system at the end; all workers call `judge` at the same time."""
+    """A SystemMaker that judges the trained system at the end; all workers call `judge` at the same time."""
 
     def judge(self, system: Any) -> dict[str, Any]:
         """Returns the quality of the system for the notes of the artifact, JSON-able."""
 
 
 def open_backbone(store: Store, name: str, described: dict[str, Any]) -> Path:
-    """Returns the folder of a Maker's backbone. Raises InputError if it differs from the job node's description."""
-    folder = resolve(resolve_model(store, name))
+    """Returns the folder of a maker's backbone. Raises InputError if it differs from the job node's description."""
+    folder = find_model_folder(resolve_model(store, name))
     if describe_backbone(folder) != described:
         raise InputError(f"{name}: this node has other weights of it than the node of the job: {folder}")
     return folder
@@ -84,7 +84,7 @@ class TrainingTask:
     last: Checkpoints
     best: Checkpoints
     loop: LoopOptions
-    maker: Maker
+    maker: SystemMaker
     dtype: str
     group: WorkerGroup
 
@@ -94,7 +94,7 @@ class TrainingTask:
 
         If an exception ends the block before the first checkpoint, the next command replaces the draft at once.
         """
-        self.draft.begin(abandoned_s=abandoned_s(self.last))
+        self.draft.begin(abandoned_s=abandoned_after_s(self.last))
         try:
             with keep_alive([self.draft]):
                 yield
@@ -109,12 +109,12 @@ class TrainingTask:
         checkpoints.save(step, write)
 
 
-def abandoned_s(last: Checkpoints) -> float | None:
-    """Returns `abandoned_s` of Draft.begin for a model: a checkpoint keeps its draft as a part keeps others."""
+def abandoned_after_s(last: Checkpoints) -> float | None:
+    """Returns `abandoned_after_s` of Draft.begin for a model: a checkpoint keeps its draft as a part keeps others."""
     return None if last.exists() else ABANDONED_S
 
 
-def train_one(
+def train_on_worker(
     task: TrainingTask,
     send: Callable[[Message], object],
     *,
@@ -157,12 +157,12 @@ def train_one(
     if world > 1:
         dist.all_reduce(torch.zeros((), device=device))  # waits for the others
     save, save_best = partial(task.save, task.last), partial(task.save, task.best)
-    hooks = Hooks(task.last.load, save, task.best.load, save_best, note, stop_requests)
+    hooks = WorkerHooks(task.last.load, save, task.best.load, save_best, note, stop_requests)
     with task.begin_draft() if rank == 0 else contextlib.nullcontext():
         progress = trainer.train(hooks, evaluate, refresh)
         judged = task.maker.judge(system) if isinstance(task.maker, JudgingMaker) else {}
         with tempfile.TemporaryDirectory(prefix="riptide-model-") as folder:
-            with trainer.stepper.whole():
+            with trainer.stepper.gathered_weights():
                 if rank == 0:
                     system.save(Path(folder))
             if rank == 0:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from indexing.work.nodes import (
-    Nodes,
+    ClusterNodes,
     WaitForNodes,
     actors_of,
     check_room,
@@ -46,7 +46,7 @@ class WorkerGroup:
     @property
     def capacity(self) -> int:
         """Number of such workers that the present nodes could hold if nothing else ran there."""
-        return Nodes(self.labels).places(self.cpus, self.gpus)
+        return ClusterNodes(self.labels).count_worker_slots(self.cpus, self.gpus)
 
     @property
     def resources(self) -> dict[str, float]:
@@ -86,7 +86,7 @@ def plan_workers(
     Raises:
         InputError: If the cluster has no room for `min_workers` in the end; see `check_room`.
     """
-    nodes = Nodes(labels or {})
+    nodes = ClusterNodes(labels or {})
     min_workers = min_workers or workers
     with_gpus = WorkerGroup(workers=workers, min_workers=min_workers, cpus=cpus, gpus=1, labels=nodes.labels)
     group = replace(with_gpus, gpus=int(with_gpus.capacity >= min_workers) if gpus is None else gpus)
@@ -110,7 +110,7 @@ def request_room(group: WorkerGroup, wait_s: float) -> None:
 
     One empty actor for each worker waits for its resources, so that an autoscaler adds the nodes of all of them.
     """
-    nodes = Nodes(group.labels)
+    nodes = ClusterNodes(group.labels)
     with actors_of(WaitForNodes, nodes, group.cpus, group.gpus, group.workers):
         wait_for_room(nodes, group.cpus, group.gpus, group.workers, wait_s)
 

@@ -10,8 +10,8 @@ from typing import Any
 from indexing.store.artifact import Artifact
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store, check_name, generation
-from indexing.work.tasks import Runner, ignore
-from indexing.work.work import DriverStage, SpreadStage, Target, WorkDefaults
+from indexing.work.tasks import Runner, ignore_progress
+from indexing.work.work import ArtifactTarget, DriverStage, SpreadStage, WorkDefaults
 
 
 class GrowingWork(WorkDefaults, ABC):
@@ -50,7 +50,7 @@ class GrowingWork(WorkDefaults, ABC):
         return bool(self.previous) and self.first_row >= self.end
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         """Returns the generation to be made."""
         if self.complete:
             return []
@@ -78,12 +78,12 @@ class IndexBuild:
     plan: Sequence[str]
     memory: str
     report: Callable[[], Sequence[str]]
-    prepare: Callable[[Runner], object] = ignore
+    prepare: Callable[[Runner], object] = ignore_progress
 
 
 def next_target(
     kind: str, name: str, source: Sequence[Artifact], previous: Sequence[Artifact], config: Mapping[str, Any]
-) -> Target:
+) -> ArtifactTarget:
     """Returns the generation of an index that covers a source.
 
     Args:
@@ -97,7 +97,7 @@ def next_target(
     inputs = {f"{role}/{number}": artifact for number, artifact in enumerate(source)}
     if previous:
         inputs["previous"] = previous[-1]
-    return Target(kind, f"{name}/{generation(len(source) - 1)}", inputs, config)
+    return ArtifactTarget(kind, f"{name}/{generation(len(source) - 1)}", inputs, config)
 
 
 def count_shards(shards: int, rows: int, first_rows: int) -> int:

@@ -24,15 +24,15 @@ from typing import Any
 from indexing.work.tasks import (
     ANY_WORKERS,
     END,
+    Allocation,
     Item,
-    Place,
     Report,
-    Resources,
-    Task,
     WorkerRequest,
-    ignore,
-    may_draw,
-    stays_open,
+    WorkerResources,
+    WorkerTask,
+    are_workers_kept_open,
+    ignore_progress,
+    may_submit,
 )
 from retriever.errors import InputError, StorageError
 
@@ -90,22 +90,24 @@ class LocalRunner:
             self.cores = min(self.cores, request.cpus * request.max_workers)
         if request.gpus and not gpus:
             raise InputError(f"parameter gpus {request.gpus}: this machine has no GPU")
-        self._open: list[tuple[Task, list[Callable[[Any, Report], Any]]]] = []
+        self._open: list[tuple[WorkerTask, list[Callable[[Any, Report], Any]]]] = []
         self._opening = threading.RLock()
 
-    def place(self, resources: Resources) -> Place:
+    def allocate(self, resources: WorkerResources) -> Allocation:
         """Returns what a worker with these resources gets."""
         resources = self.request.fill(resources)
         wants_gpu = resources.gpus is None or resources.gpus > 0
         cores = self.cores if resources.cores is None else min(resources.cores, self.cores)
-        return Place(cores, "cuda" if wants_gpu and self.gpus else "cpu")
+        return Allocation(cores, "cuda" if wants_gpu and self.gpus else "cpu")
 
-    def slots(self, resources: Resources) -> int:
+    def slots(self, resources: WorkerResources) -> int:
         """Returns how many workers with these resources run at once, at least 1."""
-        place = self.place(resources)
-        return self.gpus if place.device == "cuda" else max(1, self.cores // place.cores)
+        allocation = self.allocate(resources)
+        return self.gpus if allocation.device == "cuda" else max(1, self.cores // allocation.cores)
 
-    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
+    def run(
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
+    ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner."""
         resources = task.resources
         slots = self.slots(resources)
@@ -131,26 +133,26 @@ class LocalRunner:
         else:
             yield from self._run_threads(task, source, slots, on_progress)
 
-    def first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Runs the task for one item and returns the result; see Runner."""
         [(_, result)] = self.run(task, [item])
         return result
 
-    def _workers(self, task: Task, count: int) -> list[Callable[[Any, Report], Any]]:
-        """Returns `count` opened workers of a task; see `stays_open`. Threads that run the same task share them."""
-        place = self.place(task.resources)
-        if not stays_open(task):
-            return [task.open(place) for _ in range(count)]
+    def _workers(self, task: WorkerTask, count: int) -> list[Callable[[Any, Report], Any]]:
+        """Returns `count` opened workers of a task, which threads share; see `are_workers_kept_open`."""
+        allocation = self.allocate(task.resources)
+        if not are_workers_kept_open(task):
+            return [task.open(allocation) for _ in range(count)]
         with self._opening:
             workers = next((workers for other, workers in self._open if other is task), [])
             while len(workers) < count:
-                workers.append(task.open(place))
+                workers.append(task.open(allocation))
             others = [entry for entry in self._open if entry[0] is not task]
             self._open = [*others, (task, workers)][-KEPT_TASKS:]
             return workers[:count]
 
     def _run_threads(
-        self, task: Task, items: Iterator[Item], slots: int, on_progress: Report
+        self, task: WorkerTask, items: Iterator[Item], slots: int, on_progress: Report
     ) -> Iterator[tuple[Item, Any]]:
         first = list(itertools.islice(items, slots))
         if not first:
@@ -179,7 +181,7 @@ class LocalRunner:
                 lambda: on_progress(sum(list(rows.values()))),
             )
 
-    def _run_processes(self, task: Task, items: Iterator[Item], slots: int) -> Iterator[tuple[Item, Any]]:
+    def _run_processes(self, task: WorkerTask, items: Iterator[Item], slots: int) -> Iterator[tuple[Item, Any]]:
         first = list(itertools.islice(items, 1))
         if not first:
             return
@@ -188,7 +190,7 @@ class LocalRunner:
             pending: dict[Future, Item] = {}
             reader, writer = multiprocessing.Pipe(duplex=False)
             folder = tempfile.TemporaryDirectory(prefix="riptide-workers-", ignore_cleanup_errors=True)
-            arguments = (task, self.place(task.resources), reader, folder.name)
+            arguments = (task, self.allocate(task.resources), reader, folder.name)
             pool = ProcessPoolExecutor(slots, multiprocessing.get_context("spawn"), _start_process, arguments)
             try:
                 with folder, _running(pool, writer) as processes:
@@ -196,7 +198,7 @@ class LocalRunner:
                         functools.partial(_submit, task, processes),
                         itertools.chain(unfinished, items),
                         2 * slots,
-                        ignore,
+                        ignore_progress,
                         pending,
                     )
                 return
@@ -242,7 +244,7 @@ def _run_bounded(
     pending = {} if pending is None else pending
     number = 0
     while True:
-        while may_draw(pending.values(), limit) and (item := next(items, END)) is not END:
+        while may_submit(pending.values(), limit) and (item := next(items, END)) is not END:
             pending[_submit_or_keep(submit, number, item, pending)] = item
             number += 1
         if not pending:
@@ -254,14 +256,14 @@ def _run_bounded(
             yield pending.pop(future), result
 
 
-def _submit(task: Task, processes: Executor, number: int, item: Any) -> Future:
+def _submit(task: WorkerTask, processes: Executor, number: int, item: Any) -> Future:
     """Submits an item to spawned processes, which may start one."""
     with _deferred_interrupts(), _without_program(task):
         return processes.submit(_call_worker, item)
 
 
 @contextlib.contextmanager
-def _without_program(task: Task) -> Iterator[None]:
+def _without_program(task: WorkerTask) -> Iterator[None]:
     """Within the block, processes are spawned that do not run the file of the program again.
 
     Python would run it as a module to find what is pickled from it. A program of a few lines that calls jobs would do
@@ -317,11 +319,13 @@ def _submit_or_keep(
         raise
 
 
-_task_of_process: tuple[Task, Place] | None = None
+_task_of_process: tuple[WorkerTask, Allocation] | None = None
 _worker_of_process: Callable[[Any, Report], Any] | None = None
 
 
-def _start_process(task: Task, place: Place, alive: multiprocessing.connection.Connection, folder: str) -> None:
+def _start_process(
+    task: WorkerTask, allocation: Allocation, alive: multiprocessing.connection.Connection, folder: str
+) -> None:
     """Prepares a spawned process. Ctrl-C reaches it too, and the main process is the one that reports it.
 
     If the main process is killed, or closes the other end of `alive`, the process ends at once. Otherwise it would wait
@@ -343,13 +347,13 @@ def _start_process(task: Task, place: Place, alive: multiprocessing.connection.C
 
     tempfile.tempdir = folder
     threading.Thread(target=end_with_parent, daemon=True).start()
-    _task_of_process = task, place
+    _task_of_process = task, allocation
 
 
 def _call_worker(item: Any) -> Any:
     """Calls the worker of a spawned process, which is opened for the first item."""
     global _worker_of_process
     assert _task_of_process is not None
-    task, place = _task_of_process
-    _worker_of_process = _worker_of_process or task.open(place)
-    return _worker_of_process(item, ignore)
+    task, allocation = _task_of_process
+    _worker_of_process = _worker_of_process or task.open(allocation)
+    return _worker_of_process(item, ignore_progress)

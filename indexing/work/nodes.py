@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from indexing.work.tasks import Place, Report, Task, WorkerRequest, ignore
+from indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
 from retriever.errors import InputError, StorageError
 
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
@@ -24,7 +24,7 @@ MAX_EXCLUDED = 3  # nodes that a run excludes because a worker could not open th
 Say = Callable[[str], object]
 """Prints a line for the user."""
 
-report_waiting: Report = ignore
+report_waiting: Report = ignore_progress
 """Receives the number of workers that wait for a node, while some may; a program sets it to measure them."""
 
 
@@ -40,7 +40,7 @@ def parse_labels(texts: Iterable[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Nodes:
+class ClusterNodes:
     """The nodes of the cluster on which a job may run.
 
     Attributes:
@@ -83,7 +83,7 @@ class Nodes:
         """Returns the number of GPUs of the nodes now."""
         return int(sum(node.get("GPU", 0) for node in self.live()))
 
-    def places(self, cores: int, gpus: int = 0) -> int:
+    def count_worker_slots(self, cores: int, gpus: int = 0) -> int:
         """Returns how many workers of so many cores and GPUs the nodes hold at once; 0 if none is large enough."""
         places = 0
         for node in self.live():
@@ -99,7 +99,7 @@ def live_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def can_grow() -> bool:
+def may_nodes_be_added() -> bool:
     """Returns whether an autoscaler may add nodes.
 
     Ray does not report whether a cluster has an autoscaler. A cluster whose head has no CPUs is assumed to have one, as
@@ -111,27 +111,27 @@ def can_grow() -> bool:
 
 def seconds_to_wait(wait_s: float | None) -> float:
     """Returns how long a job waits for nodes; None: GROWTH_S if an autoscaler may add some, else 0."""
-    return GROWTH_S * can_grow() if wait_s is None else wait_s
+    return GROWTH_S * may_nodes_be_added() if wait_s is None else wait_s
 
 
-def wait_for_room(nodes: Nodes, cores: int, gpus: int, workers: int, wait_s: float) -> None:
+def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait_s: float) -> None:
     """Waits until the nodes hold so many workers, or the time is over.
 
     It requests no nodes: the caller has pending tasks or actors, which make an autoscaler add them.
     """
     end = time.monotonic() + wait_s
-    while nodes.places(cores, gpus) < workers and time.monotonic() < end:
+    while nodes.count_worker_slots(cores, gpus) < workers and time.monotonic() < end:
         time.sleep(POLL_S)
 
 
-def require_room(nodes: Nodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
+def require_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
     """Waits for room for so many workers, as long as the user requests. Raises the InputError of `check_room`."""
     wait_s = seconds_to_wait(request.wait_s)
     wait_for_room(nodes, cores, gpus, workers, wait_s)
     check_room(nodes, cores, gpus, workers, wait_s, f"min_workers {request.min_workers}")
 
 
-def check_room(nodes: Nodes, cores: int, gpus: int, workers: int, waited_s: float, option: str) -> None:
+def check_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, waited_s: float, option: str) -> None:
     """Checks that the nodes hold so many workers.
 
     Args:
@@ -145,7 +145,7 @@ def check_room(nodes: Nodes, cores: int, gpus: int, workers: int, waited_s: floa
         InputError: If there is no room: no node has the labels, a worker is larger than every node, or there are too
             few nodes.
     """
-    present = nodes.places(cores, gpus)
+    present = nodes.count_worker_slots(cores, gpus)
     if present >= workers:
         return
     waited = f", after {waited_s:,.0f} s" if waited_s else ""
@@ -175,7 +175,7 @@ def _user_labels(node: Mapping[str, Any]) -> dict[str, str]:
 
 
 def wait_for_nodes(
-    nodes: Nodes, say: Say, request: WorkerRequest, cores: int = 1, gpus: int = 0, count: int = 1
+    nodes: ClusterNodes, say: Say, request: WorkerRequest, cores: int = 1, gpus: int = 0, count: int = 1
 ) -> None:
     """Waits until there is room for `min_workers` of the workers that a job can use.
 
@@ -190,7 +190,7 @@ def wait_for_nodes(
         InputError: If too few nodes come; see `check_room`.
     """
     needed = min(count, request.min_workers)
-    if nodes.places(cores, gpus) >= needed:
+    if nodes.count_worker_slots(cores, gpus) >= needed:
         return
     with (
         actors_of(WaitForNodes, nodes, cores, gpus, count),
@@ -204,10 +204,11 @@ class WaitForNodes:
 
 
 @contextlib.contextmanager
-def actors_of(kind: type, nodes: Nodes, cores: int, gpus: int, count: int) -> Iterator[list[Any]]:
-    """Provides `count` actors, which end with the block. Pending, they make an autoscaler add the nodes of all at once.
+def actors_of(kind: type, nodes: ClusterNodes, cores: int, gpus: int, count: int) -> Iterator[list[Any]]:
+    """Starts `count` actors, and kills them at the end of the block.
 
-    Actors, as a task cannot be cancelled safely: Ray 2.60 aborts the process if the task ends at this moment.
+    All actors are requested at once, so an autoscaler adds the nodes for all of them together. They are actors because
+    Ray tasks cannot be cancelled safely: Ray 2.60 aborts the process if the task ends at this moment.
 
     Args:
         kind: The class of the actors; Ray's dashboard shows its name.
@@ -246,7 +247,7 @@ class NodeFailure:
         """Returns the error that ends a job."""
         return InputError(line) if self.is_input else StorageError(line)
 
-    def exclude(self, nodes: Nodes, place: Place) -> Nodes:
+    def exclude(self, nodes: ClusterNodes, allocation: Allocation) -> ClusterNodes:
         """Returns the nodes without the one that failed.
 
         Raises:
@@ -257,18 +258,18 @@ class NodeFailure:
         line = f"node {self.address}: {self.reason}"
         if failed > MAX_EXCLUDED:
             raise self.error(f"{line}; workers could not open on {failed} nodes")
-        if not others.places(place.cores, place.gpus) and not can_grow():
+        if not others.count_worker_slots(allocation.cores, allocation.gpus) and not may_nodes_be_added():
             is_only = not nodes.excluded and len(nodes.live()) == 1
             raise self.error(self.reason if is_only else f"{line}; no other node is left for the worker")
         return others
 
 
-def open_worker(task: Task, place: Place) -> Callable[[Any, Report], Any] | NodeFailure:
+def open_worker(task: WorkerTask, allocation: Allocation) -> Callable[[Any, Report], Any] | NodeFailure:
     """Opens the worker of a task in a process of Ray; any exception counts as a failure of the node."""
     import ray
 
     try:
-        return task.open(place)
+        return task.open(allocation)
     except Exception as error:
         is_input = isinstance(error, InputError) and not isinstance(error, StorageError)
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
@@ -278,7 +279,7 @@ def open_worker(task: Task, place: Place) -> Callable[[Any, Report], Any] | Node
 
 @contextlib.contextmanager
 def say_waiting(
-    say: Say, nodes: Callable[[], Nodes], cores: int, gpus: int, num_workers: Callable[[], int]
+    say: Say, nodes: Callable[[], ClusterNodes], cores: int, gpus: int, num_workers: Callable[[], int]
 ) -> Iterator[None]:
     """Prints a line every WAIT_S seconds within the block while workers wait for nodes.
 
@@ -294,8 +295,8 @@ def say_waiting(
     def look() -> None:
         previous = 0, 0
         while not stop.wait(WAIT_S):
-            present, count = nodes().places(cores, gpus), num_workers()
-            is_short = present < count and (not present or can_grow())
+            present, count = nodes().count_worker_slots(cores, gpus), num_workers()
+            is_short = present < count and (not present or may_nodes_be_added())
             report_waiting(count - present if is_short else 0)
             if is_short and (not present or (present, count) != previous):
                 labels = " ".join(f"{key}={value}" for key, value in nodes().labels.items())
@@ -316,14 +317,14 @@ def say_waiting(
 
 def describe_workers(count: int, cores: int, gpus: int) -> str:
     """Returns workers in words: `4 workers of 8 CPUs and 1 GPU`."""
-    return f"{_count(count, 'worker')} of {describe_resources({'CPU': cores, 'GPU': gpus})}"
+    return f"{_count_noun(count, 'worker')} of {describe_resources({'CPU': cores, 'GPU': gpus})}"
 
 
 def describe_resources(resources: Mapping[str, float]) -> str:
     """Returns Ray resources in words: `8 CPUs and 2 GPUs`."""
-    gpus = f" and {_count(resources['GPU'], 'GPU')}" if resources.get("GPU") else ""
-    return _count(resources.get("CPU", 0), "CPU") + gpus
+    gpus = f" and {_count_noun(resources['GPU'], 'GPU')}" if resources.get("GPU") else ""
+    return _count_noun(resources.get("CPU", 0), "CPU") + gpus
 
 
-def _count(number: float, noun: str) -> str:
+def _count_noun(number: float, noun: str) -> str:
     return f"{number:.0f} {noun}{'s' * (number != 1)}"

@@ -10,16 +10,16 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from indexing.work.nodes import NodeFailure, Nodes, Say, open_worker, wait_for_nodes
-from indexing.work.ray_progress import progress_board, reporter
+from indexing.work.nodes import ClusterNodes, NodeFailure, Say, open_worker, wait_for_nodes
+from indexing.work.ray_progress import open_reporter, progress_board
 from indexing.work.ray_tasks import RETRIES, RayTasks
 from indexing.work.tasks import (
+    Allocation,
     Item,
-    Place,
     Report,
-    Task,
     WorkerRequest,
-    ignore,
+    WorkerTask,
+    ignore_progress,
     reports_progress,
     task_name,
 )
@@ -37,29 +37,34 @@ class RayActors(RayTasks):
     say, and no call waits at an actor, since another one may become ready.
     """
 
-    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
-        """Runs the task for every item; see Runner. Tasks with several calls per worker get the pool of actors."""
+    def run(
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
+    ) -> Iterator[tuple[Item, Any]]:
+        """Runs the task for every item; see Runner.
+
+        A task whose workers take several calls at the same time runs in a pool of actors, every other one in Ray tasks.
+        """
         if task.resources.calls == 1:
             yield from super().run(task, items, on_progress=on_progress)
             return
         unfinished = dict(enumerate(items))
-        place = self.place(task.resources)
-        with progress_board(on_progress if reports_progress(task) else ignore) as board:
+        allocation = self.allocate(task.resources)
+        with progress_board(on_progress if reports_progress(task) else ignore_progress) as board:
             while unfinished:
-                failure = yield from self._run_pool(task, place, unfinished, board)
+                failure = yield from self._run_pool(task, allocation, unfinished, board)
                 if failure is not None:
-                    self._exclude(failure, place)
+                    self._exclude(failure, allocation)
 
     def _run_pool(
-        self, task: Task, place: Place, unfinished: dict[int, Any], board: Any
+        self, task: WorkerTask, allocation: Allocation, unfinished: dict[int, Any], board: Any
     ) -> Generator[tuple[Any, Any], None, NodeFailure | None]:
         """Yields the unfinished items with their results, and removes them; returns the failure that ended the pool."""
         import ray
 
-        set_up(ray.data.DataContext.get_current())
+        configure_data_context(ray.data.DataContext.get_current())
         calls, items = task.resources.calls, dict(unfinished)
         size = min(self.request.max_workers, len(items))  # pending actors are demand
-        wait_for_nodes(self.nodes, self.say, self.request, place.cores, place.gpus, size)
+        wait_for_nodes(self.nodes, self.say, self.request, allocation.cores, allocation.gpus, size)
         strategy = ray.data.ActorPoolStrategy(
             size=size,  # Ray Data would end actors of a pool that grows while they wait for nodes
             max_concurrent_calls_per_actor=calls,
@@ -67,15 +72,15 @@ class RayActors(RayTasks):
             enable_true_multi_threading=True,
         )
         numbers = ray.data.from_items([{"item": n} for n in items], override_num_blocks=len(items))
-        with self._say_waiting(place, lambda: min(size, len(unfinished))):
+        with self._say_waiting(allocation, lambda: min(size, len(unfinished))):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # the last two arguments have no replacement yet
                 dataset = numbers.map(
                     type(task_name(task), (PoolWorker,), {}),  # Ray names the actors by the class
-                    fn_constructor_args=(task, place, items, board),
+                    fn_constructor_args=(task, allocation, items, board),
                     compute=strategy,
-                    num_cpus=place.cores,
-                    num_gpus=place.gpus,
+                    num_cpus=allocation.cores,
+                    num_gpus=allocation.gpus,
                     label_selector=self.nodes.selector,
                     max_restarts=RESTARTS,
                     max_task_retries=-1,  # waiting for a new actor takes retries too; the restarts are the limit
@@ -94,23 +99,23 @@ class RayActors(RayTasks):
 class PoolWorker:
     """A worker in an actor. Results are dataclasses of numbers and strings, which Ray Data passes on as rows."""
 
-    def __init__(self, task: Task, place: Place, items: dict[int, Any], board: Any = None):
+    def __init__(self, task: WorkerTask, allocation: Allocation, items: dict[int, Any], board: Any = None):
         self.items, self.board = items, board
-        self.worker = open_worker(task, place)
+        self.worker = open_worker(task, allocation)
 
     def __call__(self, row: dict[str, int]) -> dict[str, Any]:
         """Returns a row with the result; an exception that left an actor would be wrapped and printed by Ray."""
         if isinstance(self.worker, NodeFailure):
             return {**row, "error": "", "failure": dataclasses.asdict(self.worker)}
         try:
-            with reporter(self.board, row["item"]) as report:
+            with open_reporter(self.board, row["item"]) as report:
                 result = self.worker(self.items[row["item"]], report)
         except InputError as error:
             return {**row, "error": str(error), "failure": None}
         return {**row, "error": "", "failure": None, **dataclasses.asdict(result)}
 
 
-def set_up(context: Any) -> None:
+def configure_data_context(context: Any) -> None:
     """Configures Ray Data's DataContext for a pool."""
     context.enable_progress_bars = False
     context.max_errored_blocks = 0  # an item that fails ends the job: no item is dropped
@@ -123,7 +128,7 @@ def choose_pool(
     *,
     weights: int = 0,
     packed: Callable[[], bool] = lambda: False,
-    say: Say = ignore,
+    say: Say = ignore_progress,
 ) -> WorkerRequest:
     """Returns the request for a pool of encoders, with the size of each encoder.
 
@@ -141,7 +146,7 @@ def choose_pool(
     Raises:
         InputError: If no node is large enough, and none is added.
     """
-    nodes, cpus, gpus = Nodes(request.labels), request.cpus, request.gpus
+    nodes, cpus, gpus = ClusterNodes(request.labels), request.cpus, request.gpus
     if gpus is None:
         if cpus is None:
             wait_for_nodes(nodes, say, request)
@@ -153,7 +158,7 @@ def choose_pool(
     return replace(request, cpus=cpus, gpus=gpus)
 
 
-def _shared_cores(nodes: Nodes) -> int:
+def _shared_cores(nodes: ClusterNodes) -> int:
     """Returns the cores of each encoder, at most eight, as its threads share Python's lock.
 
     That is the size closest to four that leaves at most a tenth of all cores idle, or else the size that leaves the
@@ -164,7 +169,7 @@ def _shared_cores(nodes: Nodes) -> int:
     return min(sizes, key=lambda each: (max(tenth, sum(n % each for n in cores)), abs(each - 4), -each))
 
 
-def _cores_per_encoder(nodes: Nodes, weight_bytes: int, at_least: int) -> int:
+def _cores_per_encoder(nodes: ClusterNodes, weight_bytes: int, at_least: int) -> int:
     """Returns the smallest number of cores per encoder such that all encoders of a node use at most half of its memory.
 
     It is at least `at_least`, and at most the cores of the largest node.

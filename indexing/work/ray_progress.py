@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from indexing.work.tasks import Report, ignore
+from indexing.work.tasks import Report, ignore_progress
 
 EVERY_S = 1.0  # seconds between two reports of a worker, and between two polls of the driver
 ANSWER_S = 10.0  # seconds in which the board must answer; a job does not wait for one that never starts
@@ -50,10 +50,10 @@ class Reporter:
 
 
 @contextlib.contextmanager
-def reporter(board: Any | None, number: int) -> Iterator[Report]:
+def open_reporter(board: Any | None, number: int) -> Iterator[Report]:
     """Yields the Report of an item; without a board, one that does nothing."""
     if board is None:
-        yield ignore
+        yield ignore_progress
         return
     report = Reporter(board, number)
     try:
@@ -65,7 +65,7 @@ def reporter(board: Any | None, number: int) -> Iterator[Report]:
 @contextlib.contextmanager
 def progress_board(on_progress: Report) -> Iterator[Any | None]:
     """Within it, a board whose total a thread passes on every EVERY_S seconds; None if progress is not shown."""
-    if on_progress is ignore:
+    if on_progress is ignore_progress:
         yield None
         return
     import ray

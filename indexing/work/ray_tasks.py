@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from indexing.work.nodes import (
+    ClusterNodes,
     NodeFailure,
-    Nodes,
     Say,
     actors_of,
     open_worker,
@@ -19,20 +19,20 @@ from indexing.work.nodes import (
     say_waiting,
     wait_for_nodes,
 )
-from indexing.work.ray_progress import progress_board, reporter
+from indexing.work.ray_progress import open_reporter, progress_board
 from indexing.work.tasks import (
     ANY_WORKERS,
     END,
+    Allocation,
     Item,
-    Place,
     Report,
-    Resources,
-    Task,
     WorkerRequest,
-    ignore,
-    may_draw,
+    WorkerResources,
+    WorkerTask,
+    are_workers_kept_open,
+    ignore_progress,
+    may_submit,
     reports_progress,
-    stays_open,
     task_name,
 )
 
@@ -53,14 +53,14 @@ class RayTasks:
         say: Prints a line for the user, about workers that wait for nodes and nodes that are excluded.
     """
 
-    def __init__(self, request: WorkerRequest = ANY_WORKERS, say: Say = ignore) -> None:
+    def __init__(self, request: WorkerRequest = ANY_WORKERS, say: Say = ignore_progress) -> None:
         self.request, self.say = request, say
-        self.nodes = Nodes(request.labels)
-        self._handles: list[tuple[Task, str, Any]] = []
+        self.nodes = ClusterNodes(request.labels)
+        self._handles: list[tuple[WorkerTask, str, Any]] = []
         self._cores: dict[int, int] = {}  # all cores, by the number of GPUs
-        self._room: dict[Place, int] = {}  # numbers of workers that nodes had room for
+        self._room: dict[Allocation, int] = {}  # numbers of workers that nodes had room for
 
-    def place(self, resources: Resources) -> Place:
+    def allocate(self, resources: WorkerResources) -> Allocation:
         """Returns what a worker with these resources gets. It is decided once, at the first call.
 
         All cores are those of the smallest node of the kind that the work needs. If there is no such node, waits for
@@ -70,7 +70,7 @@ class RayTasks:
         if resources.gpus is None and resources.cores is None:
             self._wait_for_node(0)
         gpus = self._gpus if resources.gpus is None else resources.gpus
-        return Place(resources.cores or self._all_cores(gpus), "cuda" if gpus else "cpu")
+        return Allocation(resources.cores or self._all_cores(gpus), "cuda" if gpus else "cpu")
 
     @functools.cached_property
     def _gpus(self) -> int:
@@ -88,25 +88,27 @@ class RayTasks:
     def _wait_for_node(self, gpus: int) -> None:
         wait_for_nodes(self.nodes, self.say, self.request, gpus=gpus)
 
-    def _check_room(self, place: Place, workers: int) -> None:
+    def _check_room(self, allocation: Allocation, workers: int) -> None:
         """Waits until nodes have room for `min_workers`, once for each number of workers that the job can use."""
         workers = min(workers, self.request.min_workers)
-        if self._room.get(place, 0) < workers:
-            require_room(self.nodes, place.cores, place.gpus, workers, self.request)
-            self._room[place] = workers
+        if self._room.get(allocation, 0) < workers:
+            require_room(self.nodes, allocation.cores, allocation.gpus, workers, self.request)
+            self._room[allocation] = workers
 
-    def _exclude(self, failure: NodeFailure, place: Place) -> None:
+    def _exclude(self, failure: NodeFailure, allocation: Allocation) -> None:
         """Excludes the node of a worker that could not open, and says so. Raises InputError if no other one is left.
 
         The work then continues with any number of workers, but needs room for one.
         """
         if failure.node not in self.nodes.excluded:
-            self.nodes = failure.exclude(self.nodes, place)
+            self.nodes = failure.exclude(self.nodes, allocation)
             self.request = replace(self.request, min_workers=1)
             self._room.clear()
             self.say(f"node {failure.address} is excluded, as a worker could not open there: {failure.reason}")
 
-    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
+    def run(
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
+    ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; see Runner. At most twice `max_workers` items are in flight.
 
         If the run ends early, the items in flight are still processed, unless this process ends.
@@ -116,48 +118,48 @@ class RayTasks:
         pending: dict[Any, Item] = {}
         source = iter(items)
         number = 0
-        place, most = self.place(task.resources), self.request.max_workers
+        allocation, most = self.allocate(task.resources), self.request.max_workers
         with contextlib.ExitStack() as stack:
-            board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore))
-            stack.enter_context(self._say_waiting(place, lambda: min(most, len(pending))))
-            call = self._call_of(task, task_name(task))
+            board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore_progress))
+            stack.enter_context(self._say_waiting(allocation, lambda: min(most, len(pending))))
+            call = self._make_submitter(task, task_name(task))
             while True:
-                while may_draw(pending.values(), 2 * most) and (item := next(source, END)) is not END:
+                while may_submit(pending.values(), 2 * most) and (item := next(source, END)) is not END:
                     pending[call(item, board, number)] = item
                     number += 1
                 if not pending:
                     return
-                self._check_room(place, len(pending))
+                self._check_room(allocation, len(pending))
                 [done], _ = ray.wait(list(pending), num_returns=1)
                 item = pending.pop(done)
                 result = ray.get(done)
                 del done
                 if isinstance(result, NodeFailure):
-                    self._exclude(result, place)
-                    call = self._call_of(task, task_name(task))
+                    self._exclude(result, allocation)
+                    call = self._make_submitter(task, task_name(task))
                     pending[call(item, board, number)] = item
                     number += 1
                     continue
                 yield item, result
                 del result
 
-    def first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Returns the result of the first of `count` workers that runs the task; see Runner.
 
         One pending actor for each worker makes an autoscaler add the nodes for all of them at once.
         """
         import ray
 
-        place = self.place(task.resources)
+        allocation = self.allocate(task.resources)
         count = max(1, min(count, self.request.max_workers))
         probe = type(f"probe {task_name(task)}", (Probe,), {})
-        key, handle = self._put(task)
+        key, handle = self._put_task(task)
         lost = 0
-        with self._say_waiting(place, lambda: count):
+        with self._say_waiting(allocation, lambda: count):
             while True:
-                with actors_of(probe, self.nodes, place.cores, place.gpus, count) as actors:
-                    pending = [actor.call.remote(item, key, [handle], place) for actor in actors]
-                    self._check_room(place, count)
+                with actors_of(probe, self.nodes, allocation.cores, allocation.gpus, count) as actors:
+                    pending = [actor.call.remote(item, key, [handle], allocation) for actor in actors]
+                    self._check_room(allocation, count)
                     [done], _ = ray.wait(pending, num_returns=1)
                     try:  # Ray's own retries would print a line about each actor that is ended
                         result = ray.get(done)
@@ -168,26 +170,28 @@ class RayTasks:
                         continue
                 if not isinstance(result, NodeFailure):
                     return result
-                self._exclude(result, place)
+                self._exclude(result, allocation)
 
-    def _say_waiting(self, place: Place, num_workers: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
-        return say_waiting(self.say, lambda: self.nodes, place.cores, place.gpus, num_workers)
+    def _say_waiting(
+        self, allocation: Allocation, num_workers: Callable[[], int]
+    ) -> contextlib.AbstractContextManager[None]:
+        return say_waiting(self.say, lambda: self.nodes, allocation.cores, allocation.gpus, num_workers)
 
-    def _call_of(self, task: Task, name: str) -> Callable[[Any, Any, int], Any]:
+    def _make_submitter(self, task: WorkerTask, name: str) -> Callable[[Any, Any, int], Any]:
         """Returns a function that submits a task for (item, board, number of the item) and returns its reference.
 
         name: The name on Ray's dashboard.
         """
         import ray
 
-        place = self.place(task.resources)
+        allocation = self.allocate(task.resources)
         # max_calls=0: a worker keeps what it has opened; Ray would end one that has a GPU after each task.
-        call = ray.remote(num_cpus=place.cores, num_gpus=place.gpus, max_retries=RETRIES, max_calls=0)(_call)
+        call = ray.remote(num_cpus=allocation.cores, num_gpus=allocation.gpus, max_retries=RETRIES, max_calls=0)(_call)
         call = call.options(name=name, label_selector=self.nodes.selector)
-        key, handle = self._put(task)
-        return lambda item, board, number: call.remote(item, key, [handle], place, board, number)
+        key, handle = self._put_task(task)
+        return lambda item, board, number: call.remote(item, key, [handle], allocation, board, number)
 
-    def _put(self, task: Task) -> tuple[str, Any]:
+    def _put_task(self, task: WorkerTask) -> tuple[str, Any]:
         """Returns the key and the object reference of a task, which is put into the object store once."""
         import ray
 
@@ -196,7 +200,7 @@ class RayTasks:
             uuid.uuid4().hex,
             ray.put(task),
         )
-        if stays_open(task):
+        if are_workers_kept_open(task):
             others = [other for other in self._handles if other[0] is not task]
             self._handles = [*others, entry][-KEPT_TASKS:]
         return entry[1], entry[2]
@@ -205,33 +209,33 @@ class RayTasks:
 class Probe:
     """An actor that runs a task for one item."""
 
-    def call(self, item: Any, key: str, handles: list[Any], place: Place) -> Any:
+    def call(self, item: Any, key: str, handles: list[Any], allocation: Allocation) -> Any:
         """Returns the result, or a NodeFailure if the worker could not open."""
-        return _call(item, key, handles, place, None, 0)
+        return _call(item, key, handles, allocation, None, 0)
 
 
-_workers: dict[tuple[str, Place], tuple[Callable[[Any, Report], Any], bool]] = {}  # with whether it stays open
+_workers: dict[tuple[str, Allocation], tuple[Callable[[Any, Report], Any], bool]] = {}  # with whether it stays open
 
 
-def _call(item: Any, key: str, handles: list[Any], place: Place, board: Any, number: int) -> Any:
+def _call(item: Any, key: str, handles: list[Any], allocation: Allocation, board: Any, number: int) -> Any:
     """Calls the worker of this process; it is opened for the first item of its task.
 
     Returns its result, or a NodeFailure if the worker could not open.
     """
     import ray
 
-    entry = _workers.pop((key, place), None)
+    entry = _workers.pop((key, allocation), None)
     if entry is None:
         [task] = ray.get(handles)
         for other in [other for other, (_, stays) in _workers.items() if not stays]:
             del _workers[other]  # of an earlier run
-        worker = open_worker(task, place)
+        worker = open_worker(task, allocation)
         if isinstance(worker, NodeFailure):
             return worker
-        entry = worker, stays_open(task)
-    _workers[key, place] = entry
+        entry = worker, are_workers_kept_open(task)
+    _workers[key, allocation] = entry
     while len(_workers) > KEPT_TASKS:
         del _workers[next(iter(_workers))]
     worker, _ = entry
-    with reporter(board, number) as report:
+    with open_reporter(board, number) as report:
         return worker(item, report)

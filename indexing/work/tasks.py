@@ -19,12 +19,12 @@ Report = Callable[[int], object]
 """Called by a worker with the number of rows of its current item that are done."""
 
 
-def ignore(*_: object) -> None:
+def ignore_progress(*_: object) -> None:
     """A Report that does nothing."""
 
 
 @dataclass(frozen=True)
-class Resources:
+class WorkerResources:
     """The resources of one worker.
 
     Attributes:
@@ -42,10 +42,10 @@ class Resources:
     one_per_process: bool = False
 
 
-ONE_CORE = Resources()
-ALL_CORES = Resources(cores=None)
-PYTHON_CORE = Resources(python_bound=True)
-JVM_CORE = Resources(one_per_process=True)
+ONE_CORE = WorkerResources()
+ALL_CORES = WorkerResources(cores=None)
+PYTHON_CORE = WorkerResources(python_bound=True)
+JVM_CORE = WorkerResources(one_per_process=True)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class WorkerRequest:
         if self.wait_s is not None and self.wait_s < 0:
             raise InputError(f"parameter wait {self.wait_s:g}: expected seconds, at least 0")
 
-    def fill(self, resources: Resources) -> Resources:
+    def fill(self, resources: WorkerResources) -> WorkerResources:
         """Returns the resources with the requested sizes where they leave a choice."""
         cores = self.cpus if resources.cores is None else resources.cores
         return replace(resources, cores=cores, gpus=self.gpus if resources.gpus is None else resources.gpus)
@@ -96,7 +96,7 @@ ANY_WORKERS = WorkerRequest()
 
 
 @dataclass(frozen=True)
-class Place:
+class Allocation:
     """The cores and the device that a runner assigns to a worker.
 
     Attributes:
@@ -113,31 +113,31 @@ class Place:
         return int(self.device == "cuda")
 
 
-class Task(Protocol):
+class WorkerTask(Protocol):
     """The work of one worker. A task is sent to the workers' processes, so it holds names, options and small arrays."""
 
     @property
-    def resources(self) -> Resources:
+    def resources(self) -> WorkerResources:
         """The resources of one worker."""
 
-    def open(self, place: Place) -> Callable[[Any, Report], Any]:
+    def open(self, allocation: Allocation) -> Callable[[Any, Report], Any]:
         """Returns the worker: called once in each worker's process, where it may load a model or start a JVM.
 
         The worker takes an item and a Report, and returns the item's result.
         """
 
 
-def task_name(task: Task) -> str:
+def task_name(task: WorkerTask) -> str:
     """Returns what a task does, as Ray's dashboard shows it: `search bm25` of a SearchBm25Task."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", type(task).__name__.removesuffix("Task")).lower()
 
 
-def stays_open(task: Task) -> bool:
+def are_workers_kept_open(task: WorkerTask) -> bool:
     """Whether the workers of a task stay open for its next run: tasks with a model have `stays_open = True`."""
     return bool(getattr(task, "stays_open", False))
 
 
-def reports_progress(task: Task) -> bool:
+def reports_progress(task: WorkerTask) -> bool:
     """Whether the workers of a task call their Report: tasks whose items take long have `reports = True`."""
     return bool(getattr(task, "reports", False))
 
@@ -149,18 +149,20 @@ class Runner(Protocol):
     def request(self) -> WorkerRequest:
         """What the user requests of the workers."""
 
-    def run(self, task: Task, items: Iterable[Item], *, on_progress: Report = ignore) -> Iterator[tuple[Item, Any]]:
+    def run(
+        self, task: WorkerTask, items: Iterable[Item], *, on_progress: Report = ignore_progress
+    ) -> Iterator[tuple[Item, Any]]:
         """Runs the task for every item; yields each item with its result as it is done, in any order.
 
         The first exception ends the run: it is raised, and no further item is begun.
 
         Args:
             task: The task.
-            items: May be endless; drawn as workers become free (`may_draw`).
+            items: May be endless; drawn as workers become free (`may_submit`).
             on_progress: Called with the rows of unfinished items that are done so far.
         """
 
-    def first(self, task: Task, item: Any, count: int) -> Any:
+    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Runs the task for one item on the first worker that is there, and returns the result.
 
         Args:
@@ -169,7 +171,7 @@ class Runner(Protocol):
             count: The number of workers that the job will use next. On a cluster, nodes for all of them are requested.
         """
 
-    def place(self, resources: Resources) -> Place:
+    def allocate(self, resources: WorkerResources) -> Allocation:
         """Returns what a worker with these resources gets, the same for the whole job."""
 
 
@@ -180,6 +182,6 @@ END: Any = object()
 """Stands for the end of an iterator in `next`, since an item may be None."""
 
 
-def may_draw(pending: Collection[Any], limit: int) -> bool:
+def may_submit(pending: Collection[Any], limit: int) -> bool:
     """Whether a runner may draw another item: fewer than `limit` are pending, of less than MAX_BYTES in total."""
     return len(pending) < limit and sum(getattr(item, "size_bytes", 0) for item in pending) < MAX_BYTES

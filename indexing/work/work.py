@@ -10,16 +10,16 @@ from typing import Any, Protocol, runtime_checkable
 from indexing.store.artifact import ABANDONED_S, Artifact, Draft, keep_alive
 from indexing.store.chain import split_range
 from indexing.store.conflicts import describe_changes
-from indexing.store.documents import Part, Reference, begun_document
+from indexing.store.documents import ArtifactPart, ArtifactReference, begun_document
 from indexing.store.store import Store, artifact_key
-from indexing.work.tasks import Runner, Task
+from indexing.work.tasks import Runner, WorkerTask
 from retriever.errors import InputError, StorageError
 
 RESUME = "run the same command again to resume"  # a note of an interruption
 
 
 @dataclass(frozen=True)
-class Target:
+class ArtifactTarget:
     """An artifact to make, or the next generation of one.
 
     Attributes:
@@ -32,14 +32,14 @@ class Target:
 
     kind: str
     name: str
-    inputs: Mapping[str, Artifact | Reference]
+    inputs: Mapping[str, Artifact | ArtifactReference]
     config: Mapping[str, Any]
     by_content: bool = False
     fails_whole: bool = False
 
 
 @dataclass(frozen=True)
-class Unit:
+class WorkUnit:
     """What one call of a worker makes.
 
     Attributes:
@@ -57,11 +57,11 @@ class Unit:
     size_bytes: int = 0
 
 
-Committed = Sequence[Mapping[str, Part]]
+Committed = Sequence[Mapping[str, ArtifactPart]]
 """The committed parts by name, for each target."""
 
 
-class Stage(Protocol):
+class WorkStage(Protocol):
     """Units that may be made in any order and at the same time."""
 
     @property
@@ -76,38 +76,40 @@ class Stage(Protocol):
     def total(self) -> int | None:
         """The number of its rows, None if unknown."""
 
-    def units(self, committed: Committed) -> Iterable[Unit]:
+    def units(self, committed: Committed) -> Iterable[WorkUnit]:
         """Returns every unit, the committed ones too. `committed`: the parts of earlier stages and runs."""
 
-    def check(self, unit: Unit, parts: Sequence[Part]) -> None:
+    def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
         """Raises InputError if the committed parts of a unit are not what the unit would make now."""
 
 
-class SpreadStage(Stage, Protocol):
+class SpreadStage(WorkStage, Protocol):
     """A stage whose units are made by workers, one call each."""
 
-    def task(self, drafts: Sequence[Draft]) -> Task:
-        """Returns the task of a worker: it takes a Unit and commits its parts to the drafts."""
+    def task(self, drafts: Sequence[Draft]) -> WorkerTask:
+        """Returns the task of a worker: it takes a WorkUnit and commits its parts to the drafts."""
 
-    def rows_of(self, unit: Unit, result: Any) -> int:
+    def rows_of(self, unit: WorkUnit, result: Any) -> int:
         """Returns the number of rows that a worker has made of a unit; `result` is the worker's."""
 
 
 @runtime_checkable
-class DriverStage(Stage, Protocol):
+class DriverStage(WorkStage, Protocol):
     """A stage whose units are made one after the other, each by several tasks."""
 
-    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+    def make(
+        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+    ) -> None:
         """Makes and commits the parts `missing` of a unit."""
 
 
 class StageDefaults:
     """Base of stages whose committed parts need no check, and whose units have as many rows as they say."""
 
-    def check(self, unit: Unit, parts: Sequence[Part]) -> None:
+    def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
         """Accepts the committed parts of a unit: they are as they would be made now."""
 
-    def rows_of(self, unit: Unit, result: Any) -> int:
+    def rows_of(self, unit: WorkUnit, result: Any) -> int:
         """Returns the rows of the unit."""
         return unit.rows
 
@@ -125,37 +127,37 @@ class TaskStage(StageDefaults):
 
     title: str
     noun: str
-    all_units: Sequence[Unit]
-    make_task: Callable[[Sequence[Draft]], Task]
+    all_units: Sequence[WorkUnit]
+    make_task: Callable[[Sequence[Draft]], WorkerTask]
 
     @property
     def total(self) -> int:
         """The number of rows of all units."""
         return sum(unit.rows for unit in self.all_units)
 
-    def units(self, committed: Committed) -> Sequence[Unit]:
+    def units(self, committed: Committed) -> Sequence[WorkUnit]:
         """Returns all units."""
         return self.all_units
 
-    def task(self, drafts: Sequence[Draft]) -> Task:
+    def task(self, drafts: Sequence[Draft]) -> WorkerTask:
         """Returns the task of a worker."""
         return self.make_task(drafts)
 
 
-def shard_units(first_row: int, end: int, num_shards: int) -> list[Unit]:
+def shard_units(first_row: int, end: int, num_shards: int) -> list[WorkUnit]:
     """Returns a unit for each of the shards of nearly equal length into which the rows [first_row, end) are cut.
 
     The payload of a unit is (first row, end).
     """
     ranges = enumerate(split_range(first_row, end, num_shards))
-    return [Unit((f"shard-{number:05d}",), end - first, (first, end)) for number, (first, end) in ranges]
+    return [WorkUnit((f"shard-{number:05d}",), end - first, (first, end)) for number, (first, end) in ranges]
 
 
 class Work(Protocol):
     """One artifact to be made, or several generations of one. Constructing it writes nothing."""
 
     @property
-    def targets(self) -> Sequence[Target]:
+    def targets(self) -> Sequence[ArtifactTarget]:
         """Returns the artifacts to make; an empty list if all are complete."""
 
     @property
@@ -173,7 +175,7 @@ class WorkDefaults:
         """Notes nothing."""
 
 
-class Counter(Protocol):
+class ProgressCounter(Protocol):
     """Receives the progress of a stage."""
 
     def count(self, amount: int, kept: bool = False) -> None:
@@ -186,12 +188,12 @@ class Counter(Protocol):
         """Adds to another figure than the rows: parts (outcome: made, kept), tokens or pairs."""
 
 
-Progress = Callable[[str, int | None, str, str], contextlib.AbstractContextManager[Counter]]
+Progress = Callable[[str, int | None, str, str], contextlib.AbstractContextManager[ProgressCounter]]
 """progress(title, total, noun, artifact's key) is called for each stage, and left when the stage has ended."""
 
 
 class _Silent:
-    """A Counter that shows nothing."""
+    """A ProgressCounter that shows nothing."""
 
     def count(self, amount: int, kept: bool = False) -> None: ...
 
@@ -200,18 +202,20 @@ class _Silent:
     def add(self, figure: str, amount: int, **tags: str) -> None: ...
 
 
-def silent(title: str, total: int | None, noun: str, artifact: str) -> contextlib.AbstractContextManager[Counter]:
+def hide_progress(
+    title: str, total: int | None, noun: str, artifact: str
+) -> contextlib.AbstractContextManager[ProgressCounter]:
     """The Progress of work that is not shown."""
     return contextlib.nullcontext(_Silent())
 
 
 @dataclass
-class _Stage:
+class _StageRun:
     """The run of a stage: finds its pending units and makes them."""
 
     stage: SpreadStage | DriverStage
     drafts: Sequence[Draft]
-    counter: Counter
+    counter: ProgressCounter
     committed: Committed = field(init=False)
     names: list[set[str]] = field(init=False)
 
@@ -219,7 +223,7 @@ class _Stage:
         self.committed = [draft.committed() for draft in self.drafts]
         self.names = [set() for _ in self.drafts]
 
-    def pending(self) -> Iterator[Unit]:
+    def pending(self) -> Iterator[WorkUnit]:
         """Yields the units with a missing part; counts the others."""
         for unit in self.stage.units(self.committed):
             committed = self.committed[unit.target]
@@ -232,13 +236,13 @@ class _Stage:
             self.counter.count(unit.rows, kept=True)
             self._count_parts(unit)
 
-    def _count_parts(self, unit: Unit) -> None:
+    def _count_parts(self, unit: WorkUnit) -> None:
         """Counts the parts of a unit that is done; those that are committed already are kept."""
         kept = sum(name in self.committed[unit.target] for name in unit.names)
         self.counter.add("parts", kept, outcome="kept")
         self.counter.add("parts", len(unit.names) - kept, outcome="made")
 
-    def run(self, runner: Runner, observe: Callable[[Unit, Any], object]) -> None:
+    def run(self, runner: Runner, observe: Callable[[WorkUnit, Any], object]) -> None:
         """Makes the pending units. Raises InputError if a draft was removed meanwhile."""
         if isinstance(self.stage, DriverStage):
             for unit in self.pending():
@@ -258,7 +262,7 @@ class _Stage:
                     close()  # ends the workers now, and not when the traceback of an exception is released
         for draft, names in zip(self.drafts, self.names, strict=True):
             if names - draft.committed().keys():
-                raise draft.removed()
+                raise draft.removed_error()
 
 
 @contextlib.contextmanager
@@ -281,9 +285,9 @@ def run_work(
     store: Store,
     work: Work,
     runner: Runner,
-    progress: Progress = silent,
+    progress: Progress = hide_progress,
     *,
-    observe: Callable[[Unit, Any], object] = lambda unit, result: None,
+    observe: Callable[[WorkUnit, Any], object] = lambda unit, result: None,
 ) -> list[Artifact]:
     """Makes the artifacts of a work, or their pending parts.
 
@@ -317,7 +321,7 @@ def run_work(
                 with keep_alive(drafts):
                     for stage in work.stages:
                         with progress(stage.title, stage.total, stage.noun, drafts[-1].key) as counter:
-                            _Stage(stage, drafts, counter).run(runner, observe)
+                            _StageRun(stage, drafts, counter).run(runner, observe)
                     work.finish(drafts, runner, progress)
                 for draft in drafts:
                     if not draft.complete:
@@ -325,7 +329,7 @@ def run_work(
     except BaseException as error:
         for target, draft in zip(targets, drafts, strict=False):
             if isinstance(error, InputError) and not isinstance(error, StorageError):
-                _refuse(store, target, draft, error)
+                _clean_up_draft(store, target, draft, error)
             else:
                 draft.abandon(error)
         raise
@@ -356,7 +360,7 @@ def complete_artifact(store: Store, work: Work) -> Artifact | None:
     return complete_target(store, target)
 
 
-def complete_target(store: Store, target: Target) -> Artifact | None:
+def complete_target(store: Store, target: ArtifactTarget) -> Artifact | None:
     """Returns the artifact of a target if it is complete with these inputs and settings, else None."""
     document = begun_document(target.kind, target.inputs, target.config, target.by_content)
     with contextlib.suppress(InputError):
@@ -369,7 +373,7 @@ def complete_target(store: Store, target: Target) -> Artifact | None:
     return None
 
 
-def _begin(store: Store, target: Target) -> Draft:
+def _begin(store: Store, target: ArtifactTarget) -> Draft:
     return store.create(
         target.kind,
         target.name,
@@ -380,7 +384,7 @@ def _begin(store: Store, target: Target) -> Draft:
     )
 
 
-def _refuse(store: Store, target: Target, draft: Draft, error: InputError) -> None:
+def _clean_up_draft(store: Store, target: ArtifactTarget, draft: Draft, error: InputError) -> None:
     """Leaves a draft such that the corrected command can be run."""
     if target.fails_whole:
         draft.fail(" ".join(str(getattr(error, "cause", None) or error).split()))  # Ray's wrapper has a cause

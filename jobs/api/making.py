@@ -278,9 +278,11 @@ class Making(indexing.store.store.Store):
     def _open_embeddings(self, name: str) -> EmbeddingsReader:
         """Returns embeddings of any kind of vector."""
         from indexing.corpus.corpus import Corpus
-        from indexing.hit_sources.registry import find_vectors
+        from indexing.hit_sources.registry import find_index_kind
 
-        reader: type[EmbeddingsReader] = find_vectors(self.generations("embeddings", name)[0].config["encoder"]).reader
+        reader: type[EmbeddingsReader] = find_index_kind(
+            self.generations("embeddings", name)[0].config["encoder"]
+        ).reader
         return reader.open(self, name, Corpus.open(self))
 
     def _train(self, method: str, keywords: dict[str, Any]) -> Trained:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import input_error, options_of
+from jobs.common.cli import find_input_error, options_of
 
 import contextlib
 import importlib
@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.common.command_line import as_arguments, known_names, remedy_of, setting_expectation, setting_value
-from jobs.common.options import Option, build_options, choices_of, describe_type, flatten
+from jobs.common.command_line import as_arguments, known_names, setting_expectation, setting_value, suggest_option
+from jobs.common.options import Option, build_options, choices_of, describe_type, options_by_name
 
 from retriever.errors import InputError
 
@@ -72,7 +72,7 @@ class Parameters:
         options, other_names = options_of(module.main), {old: new for new, old in METHODS.get(name, {}).items()}
         shown = {
             other_names.get(each.name, each.name): each
-            for each in flatten(options).values()
+            for each in options_by_name(options).values()
             if each.name not in (*NO_PARAMETERS, *excluded) and not each.metadata.get("hidden")
         }
         return cls(method, getattr(module, "run_job", module.main), options, shown)
@@ -121,7 +121,7 @@ class Parameters:
             if option.name == name:
                 return f"it is {parameter} here"
         known = known_names(self.options).replace("--help lists", f"describe_options({self.method!r}) lists")
-        return remedy_of(name, {parameter: parameter for parameter in self.options}) or known
+        return suggest_option(name, {parameter: parameter for parameter in self.options}) or known
 
     @contextlib.contextmanager
     def named(self, keywords: Mapping[str, Any], clean: Callable[[str], str] = str) -> Iterator[None]:
@@ -134,7 +134,7 @@ class Parameters:
         try:
             yield
         except Exception as error:
-            cause = input_error(error)
+            cause = find_input_error(error)
             if cause is None:
                 raise
             message = self.in_words(clean(str(cause)), keywords)

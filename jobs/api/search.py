@@ -13,8 +13,8 @@ import numpy as np
 
 from indexing.corpus.corpus import Passage
 from indexing.exact import Hits
-from indexing.hit_sources.grammar import check_used
-from indexing.hit_sources.modes import default_source, find_mode, resolve, source_of_mode
+from indexing.hit_sources.grammar import check_options_used
+from indexing.hit_sources.modes import default_source, expand_mode, find_mode, source_of_mode
 from indexing.hit_sources.options import By, SearchOptions
 from indexing.search.few_queries import LocalSearch
 from indexing.search.retrieval import RERANK_DEPTH
@@ -80,7 +80,7 @@ class Search:
         if rerank_depth is not None and rerank is None:
             raise InputError(f"parameter rerank_depth {rerank_depth}: it goes with parameter rerank")
         chosen = choose_source(store, source, embeddings, index)
-        check_used(chosen, settings)
+        check_options_used(chosen, settings)
         runner = LocalRunner(gpus=gpus)
         self._store, self._rerank_depth = store, RERANK_DEPTH if rerank_depth is None else rerank_depth
         search = LocalSearch(store, chosen, settings, runner, reranker=rerank, by=by, stays_open=True)
@@ -150,7 +150,7 @@ class Search:
     def _answer(self, opened: _Open, texts: list[str], k: int, filter: Mapping[str, Any] | str | None) -> SearchResults:
         """Searches texts and reads their passages."""
         search, results = opened.search, SearchResults()
-        allowed = search.matching(filter)
+        allowed = search.matching_rows(filter)
         if not texts:
             return results
         hits = self._find(search, texts, k, allowed)
@@ -209,7 +209,7 @@ def choose_source(store: Store, source: str | None, embeddings: str | None = Non
     if embeddings is not None or index is not None:
         name, value = ("index", index) if embeddings is None else ("embeddings", embeddings)
         raise InputError(f"parameter {name} {value}: the source {source!r} names what it searches; leave one out")
-    return resolve(source, store)
+    return expand_mode(source, store)
 
 
 def check_count(name: str, value: Any) -> None:

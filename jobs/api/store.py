@@ -13,7 +13,7 @@ from jobs.api.making import Making
 from jobs.api.parameters import check_name, named_parameters
 
 from indexing.store.cache import NodeCache
-from retriever.errors import InputError, listed
+from retriever.errors import InputError, list_first
 
 if TYPE_CHECKING:
     from jobs.api.runs import Run
@@ -122,7 +122,7 @@ class Store(Making):
         from jobs.common.session import num_gpus
 
         from indexing.hit_sources.options import SearchOptions
-        from indexing.store.models import find_task
+        from indexing.store.models import resolve_task
 
         rerank, encoder = (os.fspath(each) if isinstance(each, os.PathLike) else each for each in (rerank, encoder))
         settings = {"encoder": encoder, "task": task, "nprobe": nprobe, "depth": depth}
@@ -130,7 +130,7 @@ class Store(Making):
         with named_parameters({"source": source, "by": by, **settings, **choices}):
             self.require()
             check_name("task", task)
-            task = None if task is None else find_task(self, task)
+            task = None if task is None else resolve_task(self, task)
             options = SearchOptions(encoder=encoder, task=task, nprobe=nprobe, depth=depth)
             return Search(
                 self,
@@ -254,12 +254,12 @@ class Store(Making):
 
     def _check_source(self, source: str, runs: Collection[str]) -> None:
         """Raises InputError for a name that is not in the grammar of sources, nor a run."""
-        from indexing.hit_sources.grammar import parse
+        from indexing.hit_sources.grammar import parse_source
         from indexing.hit_sources.modes import find_mode
 
         if find_mode(source) is None:
             try:
-                parse(source)
+                parse_source(source)
             except InputError as error:
-                runs = listed(sorted(runs)) or "none"
+                runs = list_first(sorted(runs)) or "none"
                 raise InputError(f"{source!r}: no run of {self.url} (runs: {runs}), no file, and no {error}") from None

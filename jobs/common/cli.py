@@ -16,20 +16,20 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
-from jobs.common.command_line import UsageError, parse
+from jobs.common.command_line import UsageError, parse_arguments
 from jobs.common.metrics import StageMetrics
-from jobs.common.options import flatten
-from jobs.common.starting import finish, is_program, with_commands
+from jobs.common.options import options_by_name
+from jobs.common.starting import commands_as_started, finish, runs_one_job
 
-from indexing.store.models import find_task
+from indexing.store.models import resolve_task
 from indexing.store.storage import describe_os_error
 from indexing.store.store import Store
 from indexing.work.local import has_unfinished_threads
 from indexing.work.nodes import parse_labels
 from indexing.work.tasks import MAX_WORKERS, WorkerRequest
 from indexing.work.work import Work, plan_stages
-from retriever.errors import InputError, shortened
-from retriever.memory import human as human
+from retriever.errors import InputError, shorten
+from retriever.memory import format_bytes as format_bytes
 from retriever.options import option
 
 Options = TypeVar("Options", bound="Common")
@@ -57,7 +57,7 @@ class Common:
         """Raises InputError for a limit below 1, or a text with a NUL character, which no path or name can contain."""
         if self.limit is not None and self.limit < 1:
             raise InputError(f"parameter limit {self.limit}: expected at least 1")
-        for each in flatten(type(self)).values():
+        for each in options_by_name(type(self)).values():
             value = each.value(self)
             for text in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(text, str) and "\0" in text:
@@ -123,7 +123,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid UTF-8
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars too; read when they are imported
     try:
-        parsed = parse(options, arguments, main.__module__)
+        parsed = parse_arguments(options, arguments, main.__module__)
         place = parsed.store
         finish()
         with raise_on_sigterm():
@@ -134,7 +134,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
     except BrokenPipeError:
         os._exit(141)
     except BaseException as error:
-        cause = input_error(error)
+        cause = find_input_error(error)
         problem = str(cause) if cause is not None else os_problem(error, place)
         if problem is None:
             raise
@@ -181,7 +181,7 @@ def options_of(main: Callable[[Any], object]) -> type[Common]:
     return options
 
 
-def input_error(error: BaseException) -> InputError | None:
+def find_input_error(error: BaseException) -> InputError | None:
     """Returns the InputError behind an exception, through Ray's wrappers and causes; None if there is no such error."""
     seen: set[int] = set()
     while id(error) not in seen:
@@ -198,8 +198,8 @@ def input_error(error: BaseException) -> InputError | None:
 
 def fail(message: str, status: int) -> typing.NoReturn:
     """Prints one line to stderr and exits."""
-    print(f"error: {shortened(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
-    if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and is_program():
+    print(f"error: {shorten(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
+    if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
         os._exit(status)  # Python would wait for the units that threads have begun, up to a minute
     sys.exit(status)
@@ -211,7 +211,7 @@ def as_options(message: str) -> str:
     `parameter NAME` becomes the option --name, and `riptide JOB` the form in which the user starts jobs.
     """
     named = re.sub(r"\bparameter ([a-z_]+)", lambda match: "--" + match[1].replace("_", "-"), message)
-    return with_commands(named)
+    return commands_as_started(named)
 
 
 WARNING = "warning: "  # the start of a line that is printed for programs too
@@ -237,7 +237,7 @@ def say(message: str) -> None:
         print(rewrite(message), file=sys.stderr, flush=True)
 
 
-def say_aside(message: str) -> None:
+def say_on_stderr(message: str) -> None:
     """Prints a line to stderr: about how the job runs, not about what it makes."""
     if _rewrite.get() is None:
         print(message, file=sys.stderr, flush=True)
@@ -247,7 +247,7 @@ def chosen_task(store: Store, name: str | None) -> str | None:
     """Returns the value of --task; for a sweep, the task that it chose, which is printed."""
     if name is None:
         return None
-    task = find_task(store, name)
+    task = resolve_task(store, name)
     if task != name:
         say(f"task     {task}, chosen by sweeps/{name.removeprefix('sweeps/')}")
     return task
@@ -271,7 +271,7 @@ def _rate(rate: float) -> str:
     return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
 
-class Stage:
+class StageProgress:
     """Prints one line of progress: `encode 12,000 of 20,958 passages, 310/s, 29 s left`.
 
     On a terminal, the line is rewritten in place. On Ray, the stage is also measured.
@@ -318,7 +318,7 @@ class Stage:
             self._told = now
             self._print(now)
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> StageProgress:
         self.metrics.set("running", 1)
         return self
 

@@ -11,8 +11,16 @@ import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from jobs.common.options import Option, build_options, choices_of, describe_type, flatten, metavar_of, parse_words
-from jobs.common.starting import command_of, is_job, job_name, with_commands
+from jobs.common.options import (
+    Option,
+    build_options,
+    choices_of,
+    describe_type,
+    metavar_of,
+    options_by_name,
+    parse_words,
+)
+from jobs.common.starting import command_of, commands_as_started, is_job, job_name
 
 from retriever.errors import InputError
 
@@ -36,7 +44,7 @@ class UsageError(InputError):
     """An invalid command line: an unknown or missing option, or a value of another type."""
 
 
-def parse(options: type[Options], arguments: Sequence[str], module: str = "") -> Options:
+def parse_arguments(options: type[Options], arguments: Sequence[str], module: str = "") -> Options:
     """Reads options from the defaults, then from the YAML file of --config, then from the command line.
 
     A job that has its own option `config` reads that file itself.
@@ -54,9 +62,11 @@ def parse(options: type[Options], arguments: Sequence[str], module: str = "") ->
         InputError: If the YAML file is invalid, or if the options contradict each other.
         SystemExit: For --help.
     """
-    flat = flatten(options)
+    flat = options_by_name(options)
     parser = make_parser(options, module)
-    known, unknown = parser.parse_known_intermixed_args(_attached([_with_dashes(each) for each in arguments], flat))
+    known, unknown = parser.parse_known_intermixed_args(
+        _attach_values([_with_dashes(each) for each in arguments], flat)
+    )
     words_of = vars(known)
     if unknown:
         refuse_argument(unknown[0], flat)
@@ -67,7 +77,7 @@ def parse(options: type[Options], arguments: Sequence[str], module: str = "") ->
     for name, words in words_of.items():
         values[name] = _value(flat[name], words)
     if missing := [option for option in flat.values() if option.is_required and option.name not in values]:
-        explanation = expectation(missing[0], ()) if choices_of(missing[0].type) else missing[0].help
+        explanation = describe_expected(missing[0], ()) if choices_of(missing[0].type) else missing[0].help
         raise UsageError(f"{missing[0].flag} is required: {explanation}")
     return build_options(options, values)
 
@@ -78,11 +88,11 @@ def refuse_argument(argument: str, known: Mapping[str, Option]) -> NoReturn:
         raise UsageError(f"{argument!r}: unexpected argument; options have names, for example --store")
     flag = argument.partition("=")[0]
     named = {name: option.flag for name, option in known.items() if not option.is_positional}
-    remedy = remedy_of(flag.lstrip("-").removeprefix("no-").replace("-", "_"), named)
+    remedy = suggest_option(flag.lstrip("-").removeprefix("no-").replace("-", "_"), named)
     raise UsageError(f"{flag}: unknown option; {remedy or '--help lists the options'}")
 
 
-def remedy_of(name: str, known: Mapping[str, str]) -> str:
+def suggest_option(name: str, known: Mapping[str, str]) -> str:
     """Returns what to write instead of an unknown option; empty: nothing is similar.
 
     Args:
@@ -103,10 +113,10 @@ def _value(option: Option, words: Any) -> Any:
     try:
         return parse_words(option.type, words)
     except (ValueError, KeyError):
-        raise UsageError(f"{option.flag} {' '.join(words)}: {expectation(option, words)}") from None
+        raise UsageError(f"{option.flag} {' '.join(words)}: {describe_expected(option, words)}") from None
 
 
-def expectation(option: Option, words: Sequence[str]) -> str:
+def describe_expected(option: Option, words: Sequence[str]) -> str:
     """Returns what an option expects, with the choice that is most similar to the words_of words."""
     close = difflib.get_close_matches(words[-1] if words else "", choices_of(option.type), 1)
     return f"expected {describe_type(option.type)}" + (f"; did you mean {close[0]}?" if close else "")
@@ -137,12 +147,12 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
     Raises:
         InputError: If a key is no option, or if a value does not fit its option.
     """
-    flat = flatten(options)
+    flat = options_by_name(options)
     values: dict[str, Any] = {}
     for key, value in settings.items():
         name = str(key).replace("-", "_")
         if name not in flat:
-            remedy = remedy_of(name, {option: option for option in flat}) or known_names(flat)
+            remedy = suggest_option(name, {option: option for option in flat}) or known_names(flat)
             raise InputError(f"{place}: unknown key {key!r}; {remedy}")
         if value is None:
             continue
@@ -167,7 +177,7 @@ def setting_value(value: Any, option: Option) -> Any:
 
 def setting_expectation(value: Any, option: Option) -> str:
     """Returns what an option expects in place of a value of YAML or of Python."""
-    return expectation(option, [str(each) for each in _words(value, option)])
+    return describe_expected(option, [str(each) for each in _words(value, option)])
 
 
 def known_names(flat: Mapping[str, Option]) -> str:
@@ -192,7 +202,7 @@ def _word(value: Any, option: Option) -> str:
 
 def as_arguments(options: type, values: Mapping[str, Any]) -> list[str]:
     """Returns the command line that gives values to options."""
-    flat = flatten(options)
+    flat = options_by_name(options)
     positional = [str(values[name]) for name, option in flat.items() if option.is_positional and name in values]
     arguments: list[str] = []
     for option, value in ((flat[name], value) for name, value in values.items()):
@@ -233,7 +243,7 @@ def make_parser(options: type, module: str, complete: Complete | None = None) ->
         module: Name of the job's module.
         complete: Prepares the actions of options for shell completion.
     """
-    flat = flatten(options)
+    flat = options_by_name(options)
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     required = [option for option in flat.values() if option.is_required]
     required.sort(key=lambda option: (not option.is_positional, option.name != "store"))
@@ -266,7 +276,7 @@ def make_parser(options: type, module: str, complete: Complete | None = None) ->
 
 def _add(group: argparse._ArgumentGroup, option: Option, complete: Complete | None) -> None:
     """Adds an option to its group in --help."""
-    text = argparse.SUPPRESS if option.metadata.get("hidden") else with_commands(_help(option))
+    text = argparse.SUPPRESS if option.metadata.get("hidden") else commands_as_started(_help(option))
     settings: dict[str, Any] = {"help": text}
     if option.type is bool and option.default:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
@@ -311,7 +321,7 @@ def _description(options: type, module: str, width: int) -> str:
     is_generated = docstring.startswith(f"{options.__name__}(")  # by dataclass
     texts = [getattr(sys.modules.get(module), "__doc__", None) or "", "" if is_generated else docstring]
     paragraphs = [each for text in texts for each in inspect.cleandoc(text).split("\n\n") if each]
-    return "\n\n".join(_paragraph(with_commands(each), width) for each in paragraphs)
+    return "\n\n".join(_paragraph(commands_as_started(each), width) for each in paragraphs)
 
 
 def _paragraph(text: str, width: int) -> str:
@@ -329,7 +339,7 @@ def _wrap(text: str, width: int) -> list[str]:
     ]
 
 
-def _attached(arguments: Sequence[str], flat: Mapping[str, Option]) -> list[str]:
+def _attach_values(arguments: Sequence[str], flat: Mapping[str, Option]) -> list[str]:
     """Returns arguments in which a value that begins with one dash is attached to its option: `--lr=-1e-3`.
 
     argparse would take it for an option.

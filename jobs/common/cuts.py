@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from indexing.hit_sources.kind import SearchContext
 from indexing.search.runs import SearchCuts, search_cuts
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Part, sum_cuts
+from indexing.store.documents import ArtifactPart, sum_cuts
 from retriever.cuts import Cuts
 
 PAIRS = "pairs of a query and a passage"
@@ -17,7 +17,7 @@ PAIRS = "pairs of a query and a passage"
 
 def stored_counts(artifact: Artifact) -> list[str]:
     """Returns the counts in the parts of embeddings, scores, a run or candidates, in words; none if it has none."""
-    parts = artifact.group("part")
+    parts = artifact.numbered_parts("part")
     search = search_cuts(part.facts for part in parts)
     counts = {f"queries of embeddings/{name}": cuts for name, cuts in search.queries.items()} | {PAIRS: search.pairs}
     if artifact.kind in ("embeddings", "scores"):
@@ -25,17 +25,17 @@ def stored_counts(artifact: Artifact) -> list[str]:
     return [cuts.sentence(noun) for noun, cuts in counts.items() if cuts.texts]
 
 
-def say_part_cuts(parts: Iterable[Part], sources: SearchContext) -> None:
+def say_part_cuts(parts: Iterable[ArtifactPart], sources: SearchContext) -> None:
     """Prints the counts of the parts of a run or of candidates, which the sources have searched."""
     say_search_cuts(search_cuts(part.facts for part in parts), sources)
 
 
 def say_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
-    """Prints the counts of a search."""
+    """Prints how many queries, and how many pairs for the re-ranker, a search cut to a length limit."""
     for name, queries in cuts.queries.items():
         if queries.cut_texts:
             step = f"encode the corpus under another --name with a larger --query-length than {name} has"
-            say(queries.line("queries", step, sources.longest_query(name), "shorten the queries"))
+            say(queries.line("queries", step, sources.query_length_limit(name), "shorten the queries"))
     say_pair_cuts(cuts.pairs)
 
 

@@ -96,7 +96,7 @@ class Option:
         return functools.reduce(getattr, self.path, options)
 
 
-def flatten(options: type) -> Mapping[str, Option]:
+def options_by_name(options: type) -> Mapping[str, Option]:
     """Returns the options of a job by name: those of the class itself, then those of its base classes.
 
     The fields of a field that is a dataclass are options too, at its place and in its order.
@@ -104,13 +104,13 @@ def flatten(options: type) -> Mapping[str, Option]:
     Raises:
         TypeError: If two options have the same name, or if the command line cannot express a type.
     """
-    return _flatten(typing.cast(Hashable, options))
+    return _options_by_name(typing.cast(Hashable, options))
 
 
 @functools.cache
-def _flatten(options: type) -> Mapping[str, Option]:
+def _options_by_name(options: type) -> Mapping[str, Option]:
     flat: dict[str, Option] = {}
-    for each in _walk(options, (), MISSING, ""):
+    for each in _walk_options(options, (), MISSING, ""):
         if (other := flat.get(each.name)) is not None:
             places = " and ".join(".".join(option.path) for option in (other, each))
             raise TypeError(f"{options.__name__}: the option {each.flag} is declared twice: {places}")
@@ -119,7 +119,7 @@ def _flatten(options: type) -> Mapping[str, Option]:
     return types.MappingProxyType(flat)
 
 
-def _walk(owner: type, path: tuple[str, ...], instance: Any, group: str) -> Iterator[Option]:
+def _walk_options(owner: type, path: tuple[str, ...], instance: Any, group: str) -> Iterator[Option]:
     """Yields the options of a class, whose defaults are those of an instance if there is one."""
     hints = typing.get_type_hints(owner)
     headings = _headings(owner)
@@ -131,7 +131,7 @@ def _walk(owner: type, path: tuple[str, ...], instance: Any, group: str) -> Iter
         heading = field.metadata.get("group") or group
         hint, inner_path = hints[field.name], (*path, field.name)
         if dataclasses.is_dataclass(hint):
-            yield from _walk(typing.cast(type, hint), inner_path, default, heading)
+            yield from _walk_options(typing.cast(type, hint), inner_path, default, heading)
             continue
         yield Option(
             name=(field.metadata.get("flag") or field.name).replace("-", "_"),
@@ -177,7 +177,7 @@ def replace_options(options: Options, values: Mapping[str, Any]) -> Options:
 
 
 def _by_path(options: type, values: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
-    flat = flatten(options)
+    flat = options_by_name(options)
     return {flat[name].path: value for name, value in values.items()}
 
 

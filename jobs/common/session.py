@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Workers, say_aside
+from jobs.common.cli import Workers, say_on_stderr
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def join_cluster(store: Store, *, private: bool = False) -> bool:
         return False
     connect(store)
     nodes.report_waiting = report_waiting
-    say_aside(f"runs on {cluster}")
+    say_on_stderr(f"runs on {cluster}")
     return True
 
 

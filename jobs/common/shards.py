@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, Workers, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, Workers, say, say_complete, say_stages
 
 from jobs.common.session import open_runner
 
@@ -32,7 +32,7 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
     if not work.complete:
         runner = open_runner(store, options)
         build.prepare(runner)
-        made = run_work(store, work, runner, Stage)
+        made = run_work(store, work, runner, StageProgress)
     for line in build.report():
         say(line)
     return made[-1]

@@ -27,7 +27,7 @@ def command_of(job: str = "") -> str:
     return f"{'python -m riptide' if _start_form() == 'module' else 'riptide'} {job.replace('_', '-')}".rstrip()
 
 
-def with_commands(text: str) -> str:
+def commands_as_started(text: str) -> str:
     """Returns a text in which each command `riptide JOB …` has the form in which this process was started.
 
     `python -m riptide JOB …` stays as it is: a command for a cluster, whose nodes need not have the console script.
@@ -50,7 +50,7 @@ def job_name() -> str:
     return sys.argv[1].replace("-", "_") if is_command else os.path.splitext(os.path.basename(sys.argv[0]))[0]
 
 
-def is_program() -> bool:
+def runs_one_job() -> bool:
     """Whether this process runs one job, and is not a program that calls jobs."""
     return _start_form() != ""
 
@@ -67,18 +67,18 @@ def _start_form() -> str:
 
 def handle_signals() -> None:
     """Lets SIGINT and SIGTERM end a job that starts, if this process runs one; ignored signals stay ignored."""
-    if is_program():
+    if runs_one_job():
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, _end)
+            signal.signal(signal.SIGINT, _exit_at_once)
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _end)
+            signal.signal(signal.SIGTERM, _exit_at_once)
 
 
 def finish() -> None:
     """Restores the default handlers: the job has started."""
-    if signal.getsignal(signal.SIGINT) is _end:
+    if signal.getsignal(signal.SIGINT) is _exit_at_once:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGTERM) is _end:
+    if signal.getsignal(signal.SIGTERM) is _exit_at_once:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -93,7 +93,7 @@ def end_with_stdin() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _end(number: int, _: object) -> None:
+def _exit_at_once(number: int, _: object) -> None:
     """Prints one line and ends the process at once.
 
     An exception could be lost in an import, or abort the process in a C++ library. Nothing is open yet that needs to be

@@ -15,11 +15,11 @@ from typing import Any
 
 import jobs
 from jobs.common.command_line import as_arguments, recipe_values
-from jobs.common.options import build_options, flatten
+from jobs.common.options import build_options, options_by_name
 from jobs.common.starting import command_of
 from jobs.common.yaml_files import read_yaml
 
-from indexing.hit_sources.grammar import parse
+from indexing.hit_sources.grammar import parse_source
 from retriever.errors import InputError
 
 HEAD = ("store", "steps")  # the keys of a recipe
@@ -29,7 +29,7 @@ SEARCHED = {"exact": "embeddings", "splade": "index"}
 
 
 @dataclass(frozen=True)
-class Step:
+class JobStep:
     """A job with its options: step `number` (from 1) of a chain of `count` steps."""
 
     number: int
@@ -65,7 +65,7 @@ class Step:
         """The key of its time in the file of an experiment, the same in whichever form the job was started."""
         return shlex.join(["python", f"jobs/{self.job}.py", *self.arguments])
 
-    def after(self, steps: Sequence[Step]) -> int:
+    def after(self, steps: Sequence[JobStep]) -> int:
         """Returns the number of the step that it waits for: the last earlier one that makes what its options name."""
         read = set(self.reads())
         makers = [step.number for step in steps[: self.number - 1] if read.intersection(step.makes())]
@@ -81,20 +81,20 @@ class Step:
             value = self._value(name)
             for each in value if isinstance(value, list | tuple) else filter(None, [value]):
                 if kind == "sources":
-                    yield from _searched(each)
+                    yield from _searched_keys(each)
                 else:
                     yield f"{kind}/{each.removeprefix(f'{kind}/')}"
 
     def _value(self, name: str) -> Any:
         """Returns the value of an option."""
-        return flatten(type(self.options))[name].value(self.options)
+        return options_by_name(type(self.options))[name].value(self.options)
 
 
-def _searched(source: str) -> Iterator[str]:
+def _searched_keys(source: str) -> Iterator[str]:
     """Yields the keys of the artifacts that a source of hits names."""
     # The artifacts of a mode depend on the store, and the job itself refuses a wrong source.
     with contextlib.suppress(InputError):
-        for term in parse(source).terms:
+        for term in parse_source(source).terms:
             yield f"{SEARCHED.get(term.kind.name, term.kind.name)}/{term.name or term.kind.name}"
 
 
@@ -103,7 +103,7 @@ def job_names() -> list[str]:
     return sorted({module.name for module in pkgutil.iter_modules(jobs.__path__) if not module.ispkg} - {"jobs"})
 
 
-def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Step]:
+def read_steps(path: str, store: str = "", limit: int | None = None) -> list[JobStep]:
     """Returns the steps of a recipe.
 
     Args:
@@ -126,7 +126,7 @@ def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Ste
     return [_read_step(path, number, len(entries), entry, store, limit) for number, entry in enumerate(entries, 1)]
 
 
-def find_step(steps: Sequence[Step], wanted: str) -> Step:
+def find_step(steps: Sequence[JobStep], wanted: str) -> JobStep:
     """Returns the step with a number, job, label or title, in which dashes count as underscores.
 
     Raises:
@@ -145,7 +145,7 @@ def find_step(steps: Sequence[Step], wanted: str) -> Step:
     return matches[0]
 
 
-def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None) -> Step:
+def _read_step(path: str, number: int, count: int, entry: object, store: str, limit: int | None) -> JobStep:
     where = f"{path}: step {number}"
     job, settings = read_entry(entry, where)
     if chain_keys := [key for key in settings if key in ("store", "plan")]:
@@ -172,7 +172,7 @@ def read_entry(entry: object, where: str) -> tuple[str, dict[str, Any]]:
     return job, settings
 
 
-def make_step(where: str, job: str, settings: dict[str, Any], store: str, number: int = 1, count: int = 1) -> Step:
+def make_step(where: str, job: str, settings: dict[str, Any], store: str, number: int = 1, count: int = 1) -> JobStep:
     """Returns a job with its options.
 
     Args:
@@ -189,11 +189,11 @@ def make_step(where: str, job: str, settings: dict[str, Any], store: str, number
     main, options = _open_job(job, where)
     where = f"{where} {job}"
     values = {"store": store, **recipe_values(settings, options, where)}
-    required = [option.name for option in flatten(options).values() if option.is_required]
+    required = [option.name for option in options_by_name(options).values() if option.is_required]
     if missing := [name for name in required if name not in values]:
         raise InputError(f"{where}: missing key {missing[0]!r}")
     try:
-        return Step(number, count, job, main, build_options(options, values), as_arguments(options, values))
+        return JobStep(number, count, job, main, build_options(options, values), as_arguments(options, values))
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 
-from jobs.common.starting import is_program
+from jobs.common.starting import runs_one_job
 
 from retriever.training.hooks import Stopped
 
@@ -39,7 +39,7 @@ def deferred_signals() -> Iterator[Callable[[], bool]]:
     def defer(number: int, frame: object) -> None:
         arrived.append(number)
         for each, handler in handlers.items():
-            signal.signal(each, signal.SIG_DFL if is_program() else handler)
+            signal.signal(each, signal.SIG_DFL if runs_one_job() else handler)
         with contextlib.suppress(OSError):  # not by print, which may be interrupted and cannot be re-entered
             os.write(STDERR, (b"\n" if os.isatty(STDERR) else b"") + NOTICE)
 

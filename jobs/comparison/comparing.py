@@ -9,7 +9,7 @@ from jobs.comparison.comparison import Comparison, MetricComparison
 from jobs.comparison.options import Compare
 from jobs.comparison.rows import Judgements, MeasuredRun, make_rows
 from jobs.evaluation.evaluating import DEEPEST, EvaluationWork, open_evaluation
-from jobs.evaluation.measures import measure_of, needs_judgements
+from jobs.evaluation.measures import make_measure, needs_judgements
 from jobs.evaluation.options import Evaluate
 from jobs.evaluation.runs import load_checked
 from jobs.evaluation.searches import needed_depth
@@ -17,7 +17,7 @@ from jobs.evaluation.searches import needed_depth
 import numpy as np
 
 from indexing.corpus.queries import ALL, Queries
-from indexing.measures.metrics import bootstrap_interval, holm, paired_test, parse_metrics
+from indexing.measures.metrics import adjust_p_values, bootstrap_interval, paired_p_value, parse_metrics
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -84,7 +84,7 @@ def compare_runs(work: EvaluationWork) -> Comparison:
     """Returns the comparison of two opened runs, after warnings about queries and passages that are missing."""
     measured, metrics, split = work.queries, work.metrics, work.options.split
     judgements = Judgements.of(measured.qrels, relevant_level(metrics[0]))
-    measure = measure_of(work.store, measured.queries, measured.qrels, measured.ids, metrics)
+    measure = make_measure(work.store, measured.queries, measured.qrels, measured.ids, metrics)
     depth = needed_depth(metrics, None, DEEPEST)
     tables = [load_checked(work.store, run, measured, split, depth) for run in work.runs]
     first, second = (MeasuredRun.of(table, measure(table), judgements) for table in tables)
@@ -109,8 +109,8 @@ def compare_means(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarr
         first: The values of the first run by metric, float64 [queries].
         second: The values of the second run, for the same queries.
     """
-    p_values = {metric: paired_test(first[metric], second[metric]) for metric in first}
-    adjusted = holm(p_values)
+    p_values = {metric: paired_p_value(first[metric], second[metric]) for metric in first}
+    adjusted = adjust_p_values(p_values)
     compared = []
     for metric, p_value in p_values.items():
         differences = second[metric] - first[metric]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jobs.comparison.passages import ShownPassage
 from jobs.evaluation.frames import import_pandas
 
-from indexing.store.result_files import whole_file
+from indexing.store.result_files import atomic_file
 from retriever.errors import InputError
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Comparison:
 
         if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
             raise InputError(f"examples={examples!r}: expected an integer of at least 1")
-        with whole_file(path, overwrite=overwrite) as file:
+        with atomic_file(path, overwrite=overwrite) as file:
             file.write_text(render_page(self, examples), encoding="utf-8")
 
     def document(self) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from jobs.comparison.comparison import ComparedQuery, Comparison, RunResult
 from jobs.comparison.passages import ShownPassage
 
-from indexing.search.snippets import Marks, QueryWords, snippet
+from indexing.search.snippets import MatchMarks, QueryWords, snippet
 
 _MAX_RELEVANT = 3  # relevant passages of an example; the others are counted
 _MAX_CHARACTERS = 1_000  # of a passage; of a longer one, the part with the most words of the query
-_UNMARKED = Marks("", "")
+_UNMARKED = MatchMarks("", "")
 
 
 def colour_name(side: str, name: str) -> str:

@@ -58,7 +58,7 @@ class CategoryMeasure:
         return expected_values(self.num_relevant, self.relevance.num_passages, self.metrics)
 
 
-def category_measure(
+def make_category_measure(
     store: Store, queries: Queries, qrels: pa.Table | None, ids: Sequence[str], metrics: list[str], field: str
 ) -> CategoryMeasure:
     """Opens the categories of passages and queries; prints where the latter come from.

@@ -9,7 +9,7 @@ from indexing.corpus.corpus import Corpus
 from retriever.errors import InputError
 
 
-def documents_of(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Table, int]:
+def group_by_document(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Table, int]:
     """Returns a run with each document of a query once, by its best passage.
 
     Args:
@@ -48,7 +48,7 @@ def documents_of(run: pa.Table, corpus: Corpus, depth: int) -> tuple[pa.Table, i
     return pa.table(columns), int(is_short.sum())
 
 
-def passages_of(run: pa.Table, measure: str) -> pa.Table:
+def with_passage_ids(run: pa.Table, measure: str) -> pa.Table:
     """Returns a run with ids of passages: of the best passages, if its hits are documents.
 
     Args:

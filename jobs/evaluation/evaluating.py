@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.evaluation.categories import CategoryMeasure, category_measure
-from jobs.evaluation.documents import passages_of
+from jobs.evaluation.categories import CategoryMeasure, make_category_measure
+from jobs.evaluation.documents import with_passage_ids
 from jobs.evaluation.evaluation import Evaluation
-from jobs.evaluation.measures import Measure, check_metrics, measure_of
+from jobs.evaluation.measures import Measure, check_metrics, make_measure
 from jobs.evaluation.options import Evaluate
 from jobs.evaluation.runs import EvaluationQueries, RunReference, check_passages, load_checked, measured_queries
 from jobs.evaluation.searches import make_run, needed_depth, open_searches
@@ -25,7 +25,7 @@ from indexing.corpus.queries import ALL, Queries
 from indexing.measures.hits import ranked_hits
 from indexing.measures.lengths import PassageLength, median_length
 from indexing.measures.many_relevant import DEFAULT_METRICS as CATEGORY_METRICS
-from indexing.measures.metrics import holm, paired_test
+from indexing.measures.metrics import adjust_p_values, paired_p_value
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options.categories import FIELD
@@ -95,7 +95,7 @@ def open_evaluation(store: Store, options: Evaluate) -> EvaluationWork:
     if by_category and metrics:  # before a search, which may take long
         qrels = None if options.split == ALL else measured.qrels
         field = options.categories_field or FIELD
-        category = category_measure(store, queries, qrels, measured.ids, metrics, field)
+        category = make_category_measure(store, queries, qrels, measured.ids, metrics, field)
     return EvaluationWork(store, options, measured, metrics, searches, runs, category)
 
 
@@ -149,14 +149,16 @@ def measure_runs(work: EvaluationWork) -> Evaluation:
         InputError: If a run is missing or of other queries, or lacks what a metric needs.
     """
     options, measured, metrics = work.options, work.queries, work.metrics
-    measure: Measure = work.category or measure_of(work.store, measured.queries, measured.qrels, measured.ids, metrics)
+    measure: Measure = work.category or make_measure(
+        work.store, measured.queries, measured.qrels, measured.ids, metrics
+    )
     depth = needed_depth(metrics, None, DEEPEST)
     values: dict[str, dict[str, np.ndarray]] = {}
     lengths: dict[str, PassageLength] = {}
     for run in work.runs:
         table = load_checked(work.store, run, measured, options.split, depth)
         if options.median_length is not None:
-            passages = passages_of(table, f"parameter median_length {options.median_length}")
+            passages = with_passage_ids(table, f"parameter median_length {options.median_length}")
             lengths[run.label] = measure_length(work.store, passages, run, measured.ids, options.median_length)
         values[run.label] = measure(table)
         without_hits = metrics and not any(metric_values.any() for metric_values in values[run.label].values())
@@ -181,7 +183,10 @@ def compare_with_first(
 ) -> dict[str, dict[str, float]]:
     """Returns the p-value of each run but the first, by metric, adjusted for their number."""
     first, *others = runs
-    return {m: holm({name: paired_test(values[first][m], values[name][m]) for name in others}) for m in metrics}
+    return {
+        m: adjust_p_values({name: paired_p_value(values[first][m], values[name][m]) for name in others})
+        for m in metrics
+    }
 
 
 def measure_length(store: Store, table: pa.Table, run: RunReference, ids: list[str], depth: int) -> PassageLength:

@@ -7,7 +7,7 @@ from jobs.common.cli import say
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from jobs.evaluation.documents import passages_of
+from jobs.evaluation.documents import with_passage_ids
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from indexing.corpus.queries import Queries
 from indexing.measures.answers import answer_ranks, answers_of
 from indexing.measures.hits import ranked_hits
 from indexing.measures.many_relevant import parse_metric
-from indexing.measures.metrics import check_cutoff, parse_metrics, per_query
+from indexing.measures.metrics import check_cutoff, metrics_per_query, parse_metrics
 from indexing.measures.pages import page_r_precision, page_sets
 from indexing.store.store import Store
 from retriever.errors import InputError
@@ -44,8 +44,8 @@ def needs_judgements(metric: str) -> bool:
     return metric != PAGE_R_PRECISION and not _ANSWER.fullmatch(metric)
 
 
-def measure_of(store: Store, queries: Queries, qrels: pa.Table, ids: list[str], metrics: list[str]) -> Measure:
-    """Returns a function that maps a run to its values per metric, as `per_query` returns them.
+def make_measure(store: Store, queries: Queries, qrels: pa.Table, ids: list[str], metrics: list[str]) -> Measure:
+    """Returns a function that maps a run to its values per metric, as `metrics_per_query` returns them.
 
     Args:
         store: The store.
@@ -60,11 +60,11 @@ def measure_of(store: Store, queries: Queries, qrels: pa.Table, ids: list[str], 
     measured = sorted(set(ids))
     measures: list[Measure] = []
     if others := [name for name in metrics if needs_judgements(name)]:
-        measures.append(lambda run: per_query(qrels, run, others))
+        measures.append(lambda run: metrics_per_query(qrels, run, others))
     if depths := {name: int(match.group(1)) for name in metrics if (match := _ANSWER.fullmatch(name))}:
-        measures.append(answer_measure(store, queries, measured, depths))
+        measures.append(make_answer_measure(store, queries, measured, depths))
     if PAGE_R_PRECISION in metrics:
-        measures.append(page_measure(store, queries, measured))
+        measures.append(make_page_measure(store, queries, measured))
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
         values = {name: array for one in measures for name, array in one(run).items()}
@@ -73,7 +73,7 @@ def measure_of(store: Store, queries: Queries, qrels: pa.Table, ids: list[str], 
     return measure
 
 
-def answer_measure(store: Store, queries: Queries, measured: list[str], depths: Mapping[str, int]) -> Measure:
+def make_answer_measure(store: Store, queries: Queries, measured: list[str], depths: Mapping[str, int]) -> Measure:
     """Returns the measure of metrics Answer@K (name -> K). Raises InputError if no query has answers."""
     metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
     answers = {id: answers_of(metadata[id]) for id in measured}
@@ -85,7 +85,7 @@ def answer_measure(store: Store, queries: Queries, measured: list[str], depths: 
     corpus = Corpus.open(store)
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
-        passages = passages_of(run, f"parameter metrics {next(iter(depths))}")
+        passages = with_passage_ids(run, f"parameter metrics {next(iter(depths))}")
         ranks = answer_ranks(passages, answers, corpus, max(depths.values()))
         first = np.array([ranks[id] for id in measured])
         return {name: ((first > 0) & (first <= depth)).astype(float) for name, depth in depths.items()}
@@ -93,7 +93,7 @@ def answer_measure(store: Store, queries: Queries, measured: list[str], depths: 
     return measure
 
 
-def page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure:
+def make_page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure:
     """Returns the measure of PageRprec, after a warning about queries without provenance.
 
     Raises:
@@ -112,7 +112,7 @@ def page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
         try:
-            passages = passages_of(run, f"parameter metrics {PAGE_R_PRECISION}")
+            passages = with_passage_ids(run, f"parameter metrics {PAGE_R_PRECISION}")
             values = page_r_precision(ranked_hits(passages, measured), provenance, corpus)
         except InputError as error:
             raise InputError(f"parameter metrics {PAGE_R_PRECISION}: {error}") from None

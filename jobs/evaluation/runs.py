@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.evaluation.documents import documents_of
+from jobs.evaluation.documents import group_by_document
 from jobs.evaluation.measures import PAGE_R_PRECISION, needs_judgements
 from jobs.evaluation.options import Evaluate
 
@@ -63,8 +63,8 @@ class EvaluationQueries:
 
 
 def measured_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> EvaluationQueries:
-    """Returns the queries of a split, the first of them with a limit, and their judgements. Raises as `judgements`."""
-    qrels = judgements(queries, options.split, metrics)
+    """Returns the queries of a split, the first ones with a limit, and their judgements; see `read_judgements`."""
+    qrels = read_judgements(queries, options.split, metrics)
     judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids
     return EvaluationQueries(
@@ -72,7 +72,7 @@ def measured_queries(queries: Queries, options: Evaluate, metrics: list[str]) ->
     )
 
 
-def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
+def read_judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
     """Returns the judgements of a split; none for "all", which only Answer@K and PageRprec can measure.
 
     Raises:
@@ -92,7 +92,7 @@ def judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Table:
 def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, split: str, depth: int) -> pa.Table:
     """Returns a run as `load` does, after warnings about queries that it lacks or that the split does not judge.
 
-    If the corpus is split, the hits are documents, as `documents_of` returns them.
+    If the corpus is split, the hits are documents, as `group_by_document` returns them.
 
     Args:
         store: The store.
@@ -103,7 +103,7 @@ def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, s
     """
     table = load(store, run.name, measured.queries, split, is_file=run.is_file)
     if (corpus := Corpus(store.generations("corpus"))).is_split:
-        table, num_shallow = documents_of(table, corpus, depth)
+        table, num_shallow = group_by_document(table, corpus, depth)
         if num_shallow:
             say(
                 f"warning: {run.label}: it is a run of passages, and has fewer than {depth:,} documents for "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage
+from jobs.common.cli import StageProgress
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -34,14 +34,14 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
     """
     if not options.source:
         return []
-    from indexing.hit_sources.grammar import parse
-    from indexing.hit_sources.modes import resolve
+    from indexing.hit_sources.grammar import parse_source
+    from indexing.hit_sources.modes import expand_mode
     from indexing.hit_sources.options import NEEDS, SearchOptions
     from indexing.search.retrieval import RUN_HITS, SearchQueries
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
-    sources = [resolve(source, store) for source in options.source]
-    unused = set.intersection(*(set(parse(source).unused(search)) for source in sources))
+    sources = [expand_mode(source, store) for source in options.source]
+    unused = set.intersection(*(set(parse_source(source).unused_options(search)) for source in sources))
     for name in () if options.embeddings else sorted(unused):
         names = " ".join(options.source)
         raise InputError(
@@ -108,5 +108,5 @@ def make_run(store: Store, search: SearchQueries, options: Evaluate) -> None:
 
     artifact = complete_artifact(store, search)
     if artifact is None:
-        [artifact] = run_work(store, search, open_runner(store, options), Stage)
-    say_part_cuts(artifact.group("part"), search.sources)
+        [artifact] = run_work(store, search, open_runner(store, options), StageProgress)
+    say_part_cuts(artifact.numbered_parts("part"), search.sources)

@@ -85,7 +85,7 @@ class Arm(BaseModel):
         return self.source is None and self.encoder is None
 
 
-class Choice(_Strict):
+class ChoiceRule(_Strict):
     """How the values of options are chosen.
 
     Attributes:
@@ -132,7 +132,7 @@ class Experiment(_Strict):
     prepare: list[Settings] = Field(default_factory=list)
     common: Settings = Field(default_factory=dict)
     arms: dict[str, Arm]
-    choose: Choice = Choice()
+    choose: ChoiceRule = ChoiceRule()
     train_on: TrainOn = "own"
     seeds: list[int] = Field(default=[0], min_length=1)
     split: str = "test"
@@ -191,7 +191,7 @@ def _problem(error: ValidationError) -> str:
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":
-        kinds: dict[str, type[BaseModel]] = {"sets": DataSet, "choose": Choice}
+        kinds: dict[str, type[BaseModel]] = {"sets": DataSet, "choose": ChoiceRule}
         known = kinds.get(str(first["loc"][0]), Experiment).model_fields
         return f"{key}: unknown key; expected one of {', '.join(known)}"
     if first["type"] == "missing":
@@ -204,9 +204,9 @@ def _check(experiment: Experiment, path: str) -> None:
     fused = [f"{experiment.hybrid}+{name}" for name in experiment.arms] if experiment.hybrid else []
     known = [*experiment.arms, *fused]
     for name in (name for pair in experiment.pairs for name in pair):
-        _expect(name, known, f"{path}: pairs")
+        _check_known(name, known, f"{path}: pairs")
     for name in experiment.choose.sets or ():
-        _expect(name, [*experiment.sets], f"{path}: choose.sets")
+        _check_known(name, [*experiment.sets], f"{path}: choose.sets")
     stores: dict[str, str] = {}
     for name, data in experiment.sets.items():
         if (first := stores.setdefault(data.store, name)) != name:
@@ -217,18 +217,18 @@ def _check(experiment: Experiment, path: str) -> None:
         where = f"{path}: arms.{name}"
         for key, other in (("like", arm.like), ("uses", arm.uses)):
             if other is not None:
-                _expect(other, [*experiment.arms][:place], f"{where}.{key}", "an earlier arm")
+                _check_known(other, [*experiment.arms][:place], f"{where}.{key}", "an earlier arm")
         if arm.uses is not None and arm.control is None:
             raise InputError(f"{where}: missing key control: the arm would be the same as {arm.uses}")
         options = {**experiment.common, **experiment.own_options(name)}
         trained = [earlier for earlier in [*experiment.arms][:place] if experiment.arms[earlier].is_trained]
         for model in re.findall(r"\{model:([^}]*)\}", str([options, arm.tried])):
-            _expect(model, trained, f"{where}: {{model:{model}}}", "an earlier, trained arm")
+            _check_known(model, trained, f"{where}: {{model:{model}}}", "an earlier, trained arm")
         if arm.tried and experiment.choose.metric is None and options.get("dev_split") is None:
             raise InputError(f"{where}.try: expected the option dev_split, whose quality chooses, or choose.metric")
 
 
-def _expect(name: str, known: list[str], where: str, noun: str = "one") -> None:
+def _check_known(name: str, known: list[str], where: str, noun: str = "one") -> None:
     """Raises InputError if a name is not a known one."""
     if name not in known:
         raise InputError(f"{where}: found {name!r}; expected {noun} of {', '.join(known) or 'none'}")

@@ -17,15 +17,15 @@ from typing import Any
 from jobs.common.steps import make_step, read_entry
 from jobs.experiments.arms import Experiment, Settings, read_experiment, replace_in
 from jobs.experiments.choosing import choose
-from jobs.experiments.measuring import Control, Measurement
+from jobs.experiments.measuring import ArmControl, Measurement
 from jobs.experiments.performing import Performer
-from jobs.experiments.results import Results, Values, markdown_tables, summarise
+from jobs.experiments.results import Results, RunValues, markdown_tables, summarise
 from jobs.experiments.subsets import seen_queries
 from jobs.experiments.trials import Trial, make_trial, with_models
 
 import numpy as np
 
-from indexing.store.result_files import whole_file
+from indexing.store.result_files import atomic_file
 from indexing.store.store import Store
 from indexing.work.work import resumable
 from retriever.errors import Diverged, InputError
@@ -44,7 +44,7 @@ class RunExperiment(Common):
     arms."""
 
 
-def main(options: RunExperiment, controls: Mapping[str, Control] | None = None) -> None:
+def main(options: RunExperiment, controls: Mapping[str, ArmControl] | None = None) -> None:
     """Runs the experiment of a file, or prints its steps with --plan.
 
     Args:
@@ -62,7 +62,7 @@ def main(options: RunExperiment, controls: Mapping[str, Control] | None = None) 
     path = Path(options.json or f"results/{Path(options.arms).stem}.json")
     before = json.loads(path.read_text()) if path.exists() else {}
     performer = Performer(options.plan, before.get("seconds", {}))
-    run = Run(experiment, options.arms, path.with_suffix(""), performer, controls or {})
+    run = ExperimentRun(experiment, options.arms, path.with_suffix(""), performer, controls or {})
     run.check()
     with resumable():
         run.prepare()
@@ -76,13 +76,13 @@ def main(options: RunExperiment, controls: Mapping[str, Control] | None = None) 
     document = summarise(run.results, experiment.pairs, run.subsets())
     _write(path, {"sets": document, "arms": run.notes, "seconds": performer.seconds})
     text = markdown_tables(document)
-    with whole_file(str(path.with_suffix(".md")), overwrite=True) as file:
+    with atomic_file(str(path.with_suffix(".md")), overwrite=True) as file:
         file.write_text(text)
     say(f"{text}\nfigures in {path}")
 
 
 @dataclass
-class Run:
+class ExperimentRun:
     """A run of an experiment.
 
     Attributes:
@@ -99,7 +99,7 @@ class Run:
     path: str
     folder: Path
     performer: Performer
-    controls: Mapping[str, Control]
+    controls: Mapping[str, ArmControl]
     chosen: dict[str, Settings] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -133,7 +133,7 @@ class Run:
         split = self.experiment.split
         if not self.experiment.arms[arm].is_trained:
             for data in self.experiment.sets:
-                self.results.add(data, arm, 0, self.measurement.of_floor(arm, data))
+                self.results.add(data, arm, 0, self.measurement.measure_untrained(arm, data))
             return
         self.choose(arm)
         for seed in self.experiment.seeds_of(arm):
@@ -194,7 +194,7 @@ class Run:
         }
         trial = with_models(trial, models, plan=self.performer.plan)
         step = trial.step(self.path)
-        control = self.controls.get(settings.control or "", Control())
+        control = self.controls.get(settings.control or "", ArmControl())
         if control.train is not None and not self.performer.plan:
             control.train(step)
         else:
@@ -207,14 +207,14 @@ class Run:
         trial = self.train(arm, seed, data)
         return trial.store, trial.name
 
-    def _values(self, trial: Trial, data: str, split: str) -> dict[str, Values]:
+    def _values(self, trial: Trial, data: str, split: str) -> dict[str, RunValues]:
         """Returns the values of a trained task on a set: alone under "", and with each fused source under its name."""
         settings = self.experiment.arms[trial.arm]
-        control = self.controls.get(settings.control or "", Control())
+        control = self.controls.get(settings.control or "", ArmControl())
         if control.search is None:
-            return self.measurement.of_trial(trial, data, split)
+            return self.measurement.measure_trial(trial, data, split)
         task = trial.name if settings.uses is None else self._task(settings.uses, trial.seed, data)[1]
-        return self.measurement.of_control(control.search, trial, task, data, split)
+        return self.measurement.measure_control(control.search, trial, task, data, split)
 
     def subsets(self) -> dict[str, dict[str, np.ndarray]]:
         """Returns which queries belong to each subset, by set: bool [queries]."""
@@ -232,5 +232,5 @@ class Run:
 def _write(path: Path, document: Mapping[str, Any]) -> None:
     """Writes the file of figures."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(str(path), overwrite=True) as file:
+    with atomic_file(str(path), overwrite=True) as file:
         file.write_text(json.dumps(document, indent=1) + "\n")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.common.steps import Step, make_step
+from jobs.common.steps import JobStep, make_step
 from jobs.experiments.arms import DataSet, Experiment, Settings
 from jobs.experiments.performing import Performer
-from jobs.experiments.results import Values
+from jobs.experiments.results import RunValues
 from jobs.experiments.trials import Trial, copy_prompt
 
 import numpy as np
@@ -21,7 +21,7 @@ from indexing.corpus.queries import Queries
 from indexing.hit_sources.modes import hybrid_source
 from indexing.hit_sources.options import SearchOptions
 from indexing.hit_sources.query_encoder import QueryEncoder
-from indexing.measures.sparsity import sparsity
+from indexing.measures.sparsity import sparsity_figures
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.store.models import model_folder
 from indexing.store.store import Store
@@ -57,7 +57,7 @@ class ControlSearchRequest:
 
 
 @dataclass(frozen=True)
-class Control:
+class ArmControl:
     """Functions that train or search an arm in place of a job.
 
     Attributes:
@@ -65,12 +65,12 @@ class Control:
         search: Searches a split and writes the hits; None: the jobs.
     """
 
-    train: Callable[[Step], None] | None = None
+    train: Callable[[JobStep], None] | None = None
     search: Callable[[ControlSearchRequest], None] | None = None
 
 
 @dataclass(frozen=True)
-class Source:
+class MeasuredSource:
     """What is searched.
 
     Attributes:
@@ -104,12 +104,12 @@ class Measurement:
     folder: Path
     performer: Performer
 
-    def of_floor(self, arm: str, measured: str) -> Values:
+    def measure_untrained(self, arm: str, measured: str) -> RunValues:
         """Returns the values of an arm that is not trained."""
         options, data = self.experiment.arms[arm], self.experiment.sets[measured]
         name = f"floor-{arm}"
         if options.source is not None:
-            return self._search(Source(name, options.source), measured, self.experiment.split)
+            return self._search(MeasuredSource(name, options.source), measured, self.experiment.split)
         common = dict(self.experiment.common)
         if common.get("pooling") == SPLADE:
             del common["pooling"]  # the arms train a head for it
@@ -118,20 +118,20 @@ class Measurement:
         source = self._source_over(data.store, name, every)
         return self._search(source, measured, self.experiment.split)
 
-    def of_trial(self, trial: Trial, measured: str, split: str) -> dict[str, Values]:
+    def measure_trial(self, trial: Trial, measured: str, split: str) -> dict[str, RunValues]:
         """Returns the values of a trained task on a set: under "", and fused with another source under its name."""
         source = self._source(trial, measured)
         values = {"": self._search(source, measured, split)}
         if other := self.experiment.hybrid:
             name = f"{other}-{trial.name}".replace(":", "-")
             values[other] = self._search(
-                Source(name, hybrid_source(other, source.source), source.task), measured, split
+                MeasuredSource(name, hybrid_source(other, source.source), source.task), measured, split
             )
         return values
 
-    def of_control(
+    def measure_control(
         self, search: Callable[[ControlSearchRequest], None], trial: Trial, task: str, measured: str, split: str
-    ) -> dict[str, Values]:
+    ) -> dict[str, RunValues]:
         """Returns the values of a control on a set; its run is not made again if its file exists.
 
         Args:
@@ -148,7 +148,7 @@ class Measurement:
             search(ControlSearchRequest(data.store, data.queries, split, task, trial.options, trial.seed, str(file)))
         return {"": self._evaluate(str(file), measured, split, file.stem)}
 
-    def _source(self, trial: Trial, measured: str) -> Source:
+    def _source(self, trial: Trial, measured: str) -> MeasuredSource:
         """Returns what searches a set for a trial; encodes the corpus if needed."""
         data, options = self.experiment.sets[measured], {**trial.options, **self.experiment.sets[measured].train}
         name, is_foreign = trial.name, trial.store != data.store
@@ -163,7 +163,7 @@ class Measurement:
         if trial.keeps_passages:
             embeddings = options["embeddings"]
             is_sparse = options.get("pooling") == SPLADE
-            return Source(name, f"{SPLADE if is_sparse else 'exact'}:{embeddings}", name, embeddings, is_sparse)
+            return MeasuredSource(name, f"{SPLADE if is_sparse else 'exact'}:{embeddings}", name, embeddings, is_sparse)
         self._encode(trial.arm, data.store, name, {}, task=name)
         return self._source_over(data.store, name, trial.options)
 
@@ -179,15 +179,15 @@ class Measurement:
         settings = {"name": name, **encoder, **encoding, **self.experiment.encode}
         self._perform(arm, "encode_corpus", settings, store)
 
-    def _source_over(self, store: str, embeddings: str, options: Settings) -> Source:
+    def _source_over(self, store: str, embeddings: str, options: Settings) -> MeasuredSource:
         """Returns the source that searches embeddings; builds the index of sparse ones if needed."""
         if options.get("pooling") != SPLADE:
-            return Source(embeddings, f"exact:{embeddings}", embeddings=embeddings)
+            return MeasuredSource(embeddings, f"exact:{embeddings}", embeddings=embeddings)
         settings = {"embeddings": embeddings, "name": embeddings, "shards": 1}
         self._perform(embeddings, "build_index", settings, store)
-        return Source(embeddings, f"{SPLADE}:{embeddings}", embeddings=embeddings, is_sparse=True)
+        return MeasuredSource(embeddings, f"{SPLADE}:{embeddings}", embeddings=embeddings, is_sparse=True)
 
-    def _search(self, source: Source, measured: str, split: str) -> Values:
+    def _search(self, source: MeasuredSource, measured: str, split: str) -> RunValues:
         """Searches a split and evaluates the hits."""
         data, run = self.experiment.sets[measured], f"{source.name}-{split}"
         settings: Settings = {"source": source.source, "split": split, "k": HITS, "name": run}
@@ -196,7 +196,9 @@ class Measurement:
         of_test = split == self.experiment.split
         return self._evaluate(run, measured, split, run, source if of_test else None)
 
-    def _evaluate(self, run: str, measured: str, split: str, name: str, source: Source | None = None) -> Values:
+    def _evaluate(
+        self, run: str, measured: str, split: str, name: str, source: MeasuredSource | None = None
+    ) -> RunValues:
         """Evaluates a run of the store or a TREC file, and measures the embeddings of its source."""
         data = self.experiment.sets[measured]
         file = self.folder / f"{'-'.join(filter(None, (measured, name)))}.json"
@@ -209,7 +211,7 @@ class Measurement:
             self.folder.mkdir(parents=True, exist_ok=True)
         self._perform(name, "evaluate", settings, data.store)
         if self.performer.plan:
-            return Values({}, {})
+            return RunValues({}, {})
         document = json.loads(file.read_text())
         figures: dict[str, float] = {}
         if "median_length" in document:
@@ -220,7 +222,7 @@ class Measurement:
         if source is not None and source.is_sparse and source.embeddings:
             figures |= measure_sparsity(data, source.embeddings, source.task, split)
         metrics = {metric: np.array(values) for metric, values in document["per_query"][run].items()}
-        return Values(metrics, figures)
+        return RunValues(metrics, figures)
 
     def _perform(self, arm: str, job: str, settings: Mapping[str, Any], store: str) -> None:
         """Performs a job."""
@@ -228,7 +230,7 @@ class Measurement:
 
 
 def measure_sparsity(data: DataSet, name: str, task: str | None, split: str) -> dict[str, float]:
-    """Returns the figures of `sparsity` of the queries of a split and of a corpus.
+    """Returns the figures of `sparsity_figures` of the queries of a split and of a corpus.
 
     Args:
         data: The set.
@@ -240,4 +242,4 @@ def measure_sparsity(data: DataSet, name: str, task: str | None, split: str) -> 
     embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
     texts = Queries.open(store, data.queries).split(split).texts
     queries: SparseVectors = QueryEncoder(store, embeddings, SearchOptions(task=task)).encode(texts, LocalRunner())
-    return sparsity([queries], [vectors for _, vectors in embeddings.between(0, embeddings.num_rows)])
+    return sparsity_figures([queries], [vectors for _, vectors in embeddings.between(0, embeddings.num_rows)])

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from jobs.common.steps import Step
+from jobs.common.steps import JobStep
 from jobs.pipeline import run_step
 
 
@@ -25,9 +25,9 @@ class Performer:
 
     plan: bool
     seconds: dict[str, float] = field(default_factory=dict)
-    planned: dict[str, Step] = field(default_factory=dict)
+    planned: dict[str, JobStep] = field(default_factory=dict)
 
-    def perform(self, step: Step) -> None:
+    def perform(self, step: JobStep) -> None:
         """Performs a step, or prints it once. Raises InputError with the place of the step."""
         if self.plan:
             if step.record_key not in self.planned:

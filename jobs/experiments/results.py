@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from indexing.measures.metrics import Interval, bootstrap_interval, paired_test
+from indexing.measures.metrics import Interval, bootstrap_interval, paired_p_value
 
 
 @dataclass(frozen=True)
-class Values:
+class RunValues:
     """What is measured of a run.
 
     Attributes:
@@ -34,9 +34,9 @@ class Results:
     """
 
     untrained: set[str]
-    values: dict[str, dict[str, dict[int, Values]]] = field(default_factory=dict)
+    values: dict[str, dict[str, dict[int, RunValues]]] = field(default_factory=dict)
 
-    def add(self, data: str, arm: str, seed: int, values: Values) -> None:
+    def add(self, data: str, arm: str, seed: int, values: RunValues) -> None:
         """Adds the values of an arm on a set."""
         self.values.setdefault(data, {}).setdefault(arm, {})[seed] = values
 
@@ -86,7 +86,7 @@ def summarise(
     return document
 
 
-def _by_seed(arms: Mapping[str, Mapping[int, Values]]) -> dict[str, list[dict[str, float]]]:
+def _by_seed(arms: Mapping[str, Mapping[int, RunValues]]) -> dict[str, list[dict[str, float]]]:
     """Returns the means of the metrics of each arm by seed."""
     return {
         arm: [{metric: float(v.mean()) for metric, v in values.metrics.items()} for values in by_seed.values()]
@@ -94,7 +94,7 @@ def _by_seed(arms: Mapping[str, Mapping[int, Values]]) -> dict[str, list[dict[st
     }
 
 
-def _mean_figures(arms: Mapping[str, Mapping[int, Values]]) -> dict[str, dict[str, float]]:
+def _mean_figures(arms: Mapping[str, Mapping[int, RunValues]]) -> dict[str, dict[str, float]]:
     """Returns the other figures of each arm, means over the seeds."""
     return {
         arm: {name: float(np.mean([v.figures[name] for v in by_seed.values()])) for name in runs[0].figures}
@@ -119,7 +119,7 @@ def _differences(
             if len(masked) < len(sets):
                 break
             interval = bootstrap_interval([a - b for a, b in masked])
-            p = {"p": paired_test(masked[0][1], masked[0][0])} if len(sets) == 1 else {}
+            p = {"p": paired_p_value(masked[0][1], masked[0][0])} if len(sets) == 1 else {}
             document.setdefault(f"{one} - {other}", {})[metric] = {"interval": interval, **p}
     return document
 

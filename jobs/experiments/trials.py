@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.common.steps import Step, make_step
+from jobs.common.steps import JobStep, make_step
 from jobs.experiments.arms import DataSet, Experiment, Settings, replace_in
 
 from indexing.store.models import commit_files, model_folder
@@ -46,7 +46,7 @@ class Trial:
         """Whether only prompts of queries are trained, so that passages keep the vectors of existing embeddings."""
         return self.kind == "prompts" and self.options.get("sides") == "query"
 
-    def step(self, path: str) -> Step:
+    def step(self, path: str) -> JobStep:
         """Returns the step that trains. Raises InputError, which names the file, for an invalid option."""
         return make_step(f"{path}: arms.{self.arm}", TRAINING, {"task": self.name, **self.options}, self.store)
 
@@ -64,7 +64,7 @@ def make_trial(
         measured: Name of the set.
         choosing: Whether the run chooses values.
     """
-    arm_options = {**experiment.own_options(arm), **inherited(experiment, arm, chosen), **chosen[arm]}
+    arm_options = {**experiment.own_options(arm), **inherited_values(experiment, arm, chosen), **chosen[arm]}
     replaced = experiment.choose.options if choosing else {}
     train_on = (choosing and experiment.choose.train_on) or experiment.arms[arm].train_on or experiment.train_on
     options = {**experiment.common, **arm_options, **replaced}
@@ -82,18 +82,18 @@ def make_trial(
         options = {**experiment.common, **first.train, **arm_options, **replaced}
         if others:
             options["also_train"] = [_training_set(each, arm_options) for each in others]
-    values = [f"{option}{_written(value)}" for option, value in chosen[arm].items()]
+    values = [f"{option}{_name_part(value)}" for option, value in chosen[arm].items()]
     words = [CHOOSING if replaced else "", arm, without, *values, f"seed{seed}"]
     name = "-".join(filter(None, words)).replace("_", "-")
     return Trial(arm, name, store, {**options, "seed": seed}, seed, trained_on)
 
 
-def inherited(experiment: Experiment, arm: str, chosen: Mapping[str, Settings]) -> Settings:
+def inherited_values(experiment: Experiment, arm: str, chosen: Mapping[str, Settings]) -> Settings:
     """Returns the chosen values of the arm that an arm is like, apart from its own options."""
     like = experiment.arms[arm].like
     if like is None:
         return {}
-    values = {**inherited(experiment, like, chosen), **chosen[like]}
+    values = {**inherited_values(experiment, like, chosen), **chosen[like]}
     return {option: value for option, value in values.items() if option not in experiment.arms[arm].settings}
 
 
@@ -108,7 +108,7 @@ def _training_set(data: DataSet, arm_options: Settings) -> str:
     return ",".join(f"{option}={value}" for option, value in named.items())
 
 
-def _written(value: Any) -> str:
+def _name_part(value: Any) -> str:
     """Returns a value as a part of a name."""
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 

@@ -21,7 +21,7 @@ from indexing.corpus.queries import Queries
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Reference
+from indexing.store.documents import ArtifactReference
 from indexing.store.store import Store, check_name
 from indexing.topics.reader import Topics
 from indexing.training.training_sets import (
@@ -29,21 +29,21 @@ from indexing.training.training_sets import (
     OpenSets,
     SetCorpus,
     SetName,
-    parse_set,
+    parse_training_set,
     resolve_stores,
 )
-from indexing.training.training_topics import agreement, training_topics
-from indexing.training.tuning import TuneMaker, open_tuning_sets, passage_embeddings
-from indexing.work.work import Target
+from indexing.training.training_topics import open_training_topics, topic_agreement
+from indexing.training.tuning import TuneMaker, find_passage_embeddings, open_tuning_sets
+from indexing.work.work import ArtifactTarget
 from retriever.errors import InputError
-from retriever.model.files import resolve
+from retriever.model.files import find_model_folder
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions, Pooling
 from retriever.options.loop import LoopOptions
 from retriever.options.synthesis import SynthesisOptions
 from retriever.options.topics import TopicOptions
 from retriever.options.tuning import TuneOptions, offsets_of
-from retriever.prompts.prompts import check_offsets
+from retriever.prompts.prompts import check_prompt_positions
 from retriever.systems.encoders import trained_recipe
 from retriever.systems.lora import adapter_bytes
 
@@ -66,7 +66,7 @@ class RetrieverSetup:
     spec: EncoderSpec
     maker: TuneMaker
     loop: LoopOptions
-    target: Target
+    target: ArtifactTarget
     topic_agreement: float | None = None
 
 
@@ -97,7 +97,7 @@ def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
     topics, topic_agreement = None, None
     if tuning.topics is not None:
         topics, topic_agreement = open_topics(store, options, training, tuning.topics)
-    stored = stored_passages(store, spec, training.corpora) if tuning.sides == "query" else None
+    stored = find_stored_passages(store, spec, training.corpora) if tuning.sides == "query" else None
     maker = TuneMaker(
         store=store,
         backbone=spec,
@@ -121,7 +121,7 @@ def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
     inputs |= {} if start is None else {"init": start.artifact}
     inputs |= {} if stored is None else vector_inputs(training.corpora, stored)
     inputs |= {} if topics is None else {"topics": topics.generations[0]}
-    target = Target(options.kind, options.task, inputs, configuration(options, maker, loop))
+    target = ArtifactTarget(options.kind, options.task, inputs, artifact_config(options, maker, loop))
     return RetrieverSetup(num_queries, spec, maker, loop, target, topic_agreement)
 
 
@@ -156,10 +156,10 @@ def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec
             "--learn-temperature --zero 3: DeepSpeed's stage 3 cannot restore a parameter of one number "
             "on several workers; give --zero 0 to 2"
         )
-    folder = resolve(spec.folder)
+    folder = find_model_folder(spec.folder)
     if tuning.lora is not None:
         adapter_bytes(read_recipe(folder, spec.options), tuning.lora)  # refuses layers that the backbone lacks
-    check_offsets(trained_recipe(folder, spec.options, tuning), offsets_of(tuning))
+    check_prompt_positions(trained_recipe(folder, spec.options, tuning), offsets_of(tuning))
     refresh = options.refresh_epochs
     if refresh is not None and not tuning.negatives_per_query:
         raise InputError(
@@ -192,22 +192,24 @@ def with_regularisers(
     return tuning
 
 
-def vector_inputs(corpora: Sequence[SetCorpus], stored: Sequence[EmbeddingsReader]) -> dict[str, Artifact | Reference]:
+def vector_inputs(
+    corpora: Sequence[SetCorpus], stored: Sequence[EmbeddingsReader]
+) -> dict[str, Artifact | ArtifactReference]:
     """Returns the embeddings of each corpus as inputs by role, as many generations as the corpus has."""
-    inputs: dict[str, Artifact | Reference] = {}
+    inputs: dict[str, Artifact | ArtifactReference] = {}
     for each, embeddings in zip(corpora, stored, strict=True):
         for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):
             role = f"embeddings/{number}" if each.number == 1 else f"embeddings:{each.number}/{number}"
-            inputs[role] = Reference(artifact.url, artifact.fingerprint) if each.store else artifact
+            inputs[role] = ArtifactReference(artifact.url, artifact.fingerprint) if each.store else artifact
     return inputs
 
 
-def configuration(options: TrainRetriever, maker: TuneMaker, loop: LoopOptions) -> dict[str, Any]:
+def artifact_config(options: TrainRetriever, maker: TuneMaker, loop: LoopOptions) -> dict[str, Any]:
     """Returns the configuration of the artifact: what shapes the trained weights, besides the inputs."""
     config: dict[str, Any] = {
         "backbone": maker.described,
         "tuning": maker.tuning.stored(),
-        "loop": loop.shaping(),
+        "loop": loop.fingerprint_options(),
         "split": options.split,
         "limit": options.limit,
         "dev": options.dev_config(),
@@ -242,8 +244,8 @@ def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: T
             "out the sets of other stores"
         )
     data = training.data
-    topics, of_texts = training_topics(store, options.topics, data.queries, data.num_passages, of)
-    return topics, agreement(of_texts, data)
+    topics, of_texts = open_training_topics(store, options.topics, data.queries, data.num_passages, of)
+    return topics, topic_agreement(of_texts, data)
 
 
 def synthesis_of_tasks(
@@ -283,7 +285,7 @@ def described_set(name: SetName) -> dict[str, Any]:
     return {key: value for key, value in asdict(name).items() if key not in later} | extra
 
 
-def stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus]) -> list[EmbeddingsReader]:
+def find_stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus]) -> list[EmbeddingsReader]:
     """Returns the embeddings of each corpus by the backbone, from which training reads the vectors of passages.
 
     Raises:
@@ -293,7 +295,7 @@ def stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus
     for each in corpora:
         try:
             of = Store(each.store) if each.store else store
-            result.append(passage_embeddings(of, spec, each.corpus, each.embeddings))
+            result.append(find_passage_embeddings(of, spec, each.corpus, each.embeddings))
         except InputError as error:
             if not each.store:
                 raise
@@ -319,7 +321,7 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
         )
     name = queries.artifact.name
     first = SetName(queries=name, split=options.split, negatives=negatives, embeddings=options.embeddings)
-    further = [parse_set(text) for text in options.also_train]
+    further = [parse_training_set(text) for text in options.also_train]
     for other in further:
         if other.embeddings is not None and options.weights.sides != "query":
             raise InputError(

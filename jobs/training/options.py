@@ -7,7 +7,7 @@ from jobs.common.cli import Common
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
-from jobs.common.options import flatten
+from jobs.common.options import options_by_name
 from jobs.common.options import replace_options as replace_options
 from jobs.training.run_options import Training
 
@@ -154,7 +154,7 @@ class TrainRetriever(Training, MethodOptions):
         """The kind of prompt that is trained."""
         return self.prompt or ("matrix" if self.train == "prompts" else "none")
 
-    def length_step(self, noun: str) -> str:
+    def length_advice(self, noun: str) -> str:
         """Returns how to set a larger length limit for queries or passages."""
         side = {plural: side for side, plural in PLURALS.items()}[noun]
         return f"give a larger --{side}-length under another --task"
@@ -207,7 +207,7 @@ class TunePrompts(TrainRetriever):
             ("untied" if self.untied else "side", "sides", sides),
             ("parametrisation", "prompt", prompt),
         ):
-            declared = flatten(type(self))[name]
+            declared = options_by_name(type(self))[name]
             if value is not None and declared.value(self) not in (declared.default, value):
                 raise InputError(f"--{alias} and --{name} {declared.value(self)}: give one of them")
             if value is not None:

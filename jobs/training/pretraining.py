@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import human, say
+from jobs.common.cli import format_bytes, say
 
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -11,24 +11,24 @@ from typing import Any
 
 from jobs.common.workers import say_line
 from jobs.training.options import PretrainRip
-from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
 
 import numpy as np
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Reference
+from indexing.store.documents import ArtifactReference
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store, check_name
 from indexing.training.dev import DevSplit
-from indexing.training.pretraining import Eligible, RipMaker, count_eligible, no_pairs_error, training_rows
+from indexing.training.pretraining import EligibleCount, RipMaker, count_eligible, no_pairs_error, training_rows
 from indexing.work.local import LocalRunner
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.work import Target
+from indexing.work.work import ArtifactTarget
 from retriever.errors import InputError
 from retriever.model.configuration import load_config
-from retriever.model.files import describe_backbone, resolve, weight_files
+from retriever.model.files import describe_backbone, find_model_folder, weight_files
 from retriever.model.recipe import positions_of
 from retriever.options import EncoderOptions
 from retriever.options.loop import LoopOptions
@@ -60,7 +60,7 @@ class PretrainingSetup:
     loop: LoopOptions
     head: dict[str, str] | None
     dev: DevSplit | None
-    target: Target
+    target: ArtifactTarget
 
 
 def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
@@ -69,7 +69,7 @@ def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
     setup = open_all(store, options)
     corpus = setup.corpus
     if options.plan:
-        if not plan_complete(options, store, setup.target):
+        if not report_if_complete(options, store, setup.target):
             weights = sum(file.stat().st_size for file in weight_files(setup.folder))
             print_plan(options, setup.rip, count_eligible(corpus, setup.rip, options.limit, LocalRunner()), weights)
             say_head(options, setup.head)
@@ -103,7 +103,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
         InputError: If an artifact is missing, or cannot be used for training.
     """
     corpus = Corpus.open(store)
-    folder = resolve(resolve_model(store, options.backbone))
+    folder = find_model_folder(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
     check_length(folder, options.pretraining.max_length)
     # The number of eligible passages is not known yet; `find_eligible` counts the steps again.
@@ -116,8 +116,8 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     kind = "prompts" if rip.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.pretraining.objective}"
     check_name(kind, name)
-    config = configuration(options, described, rip, loop, head)
-    inputs: dict[str, Artifact | Reference] = {"corpus": corpus.generations[-1]}
+    config = artifact_config(options, described, rip, loop, head)
+    inputs: dict[str, Artifact | ArtifactReference] = {"corpus": corpus.generations[-1]}
     if options.queries is not None and options.dev_split is None:
         raise InputError(f"--queries {options.queries}: expected --dev-split too; only the measurement uses queries")
     dev = None
@@ -127,11 +127,11 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
         inputs["queries"], config["dev"] = queries.artifact, options.dev_config()
     if backbone := stored_model(store, options.backbone):
         inputs["backbone"] = backbone
-    target = Target(kind, name, inputs, config)
+    target = ArtifactTarget(kind, name, inputs, config)
     return PretrainingSetup(corpus, folder, described, rip, loop, head, dev, target)
 
 
-def configuration(
+def artifact_config(
     options: PretrainRip, described: dict[str, Any], rip: RipOptions, loop: LoopOptions, head: dict[str, str] | None
 ) -> dict[str, Any]:
     """Returns the configuration of the artifact without its dev split."""
@@ -139,7 +139,7 @@ def configuration(
     config = {
         "backbone": described,
         "rip": {key: value for key, value in asdict(rip).items() if key not in ("steps", unset)},
-        "loop": {key: value for key, value in loop.shaping().items() if key != "steps"},
+        "loop": {key: value for key, value in loop.fingerprint_options().items() if key != "steps"},
         "epochs": None if options.steps is not None else options.epochs,
         "steps": options.steps,
         "limit": options.limit,
@@ -225,7 +225,7 @@ def say_head(options: PretrainRip, head: dict[str, str] | None) -> None:
         say(f"head      new: {options.backbone} has none; --objective condenser trains a backbone with its head first")
 
 
-def print_plan(options: PretrainRip, rip: RipOptions, eligible: Eligible, weights: int) -> None:
+def print_plan(options: PretrainRip, rip: RipOptions, eligible: EligibleCount, weights: int) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
     if not eligible.passages:
         raise no_pairs_error(rip)
@@ -240,5 +240,5 @@ def print_plan(options: PretrainRip, rip: RipOptions, eligible: Eligible, weight
         size = {1: "its size", 3: "three times its size"}[options.checkpoint_bytes(1)]
         say(f"writes    a prompt, and a checkpoint of {size} every {options.loop.checkpoint_every} steps")
     else:
-        size, every = human(options.checkpoint_bytes(weights)), options.loop.checkpoint_every
-        say(f"writes    {human(weights)}, and a checkpoint of {size} every {every} steps")
+        size, every = format_bytes(options.checkpoint_bytes(weights)), options.loop.checkpoint_every
+        say(f"writes    {format_bytes(weights)}, and a checkpoint of {size} every {every} steps")

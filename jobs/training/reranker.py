@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import human, say
+from jobs.common.cli import format_bytes, say
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from jobs.training.options import TrainReranker
-from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, plan_complete
+from jobs.training.runs import describe_best, dev_split_of, draw_curves, make_artifact, report_if_complete
 
 from indexing.corpus.queries import Queries
-from indexing.mining.negatives import mined_corpus, training_data
+from indexing.mining.negatives import mined_corpus, read_training_data
 from indexing.store.artifact import Artifact
 from indexing.store.models import resolve_model, stored_model
 from indexing.store.store import Store, check_name
 from indexing.training.order import count_lists, read_lists
 from indexing.training.reranking import CrossMaker, open_dev_data
-from indexing.work.work import Target
+from indexing.work.work import ArtifactTarget
 from retriever.errors import InputError
 from retriever.model.configuration import load_config
-from retriever.model.files import describe_backbone, resolve, weight_files
+from retriever.model.files import describe_backbone, find_model_folder, weight_files
 from retriever.model.recipe import positions_of
 from retriever.options.loop import LoopOptions
 from retriever.options.reranking import CrossOptions
@@ -47,7 +47,7 @@ class RerankerSetup:
     longest: int | None
     maker: CrossMaker
     loop: LoopOptions
-    target: Target
+    target: ArtifactTarget
 
 
 def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
@@ -55,7 +55,7 @@ def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
     store.require()
     setup = open_all(store, options)
     if options.plan:
-        if not plan_complete(options, store, setup.target):
+        if not report_if_complete(options, store, setup.target):
             print_plan(options, setup)
         return None
     counts = {"queries": setup.queries, "asked": setup.split_queries}
@@ -104,11 +104,11 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     negatives = store.open("negatives", store.only("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
     corpus = mined_corpus(store, negatives)
-    data = training_data(corpus, queries, options.split, negatives, options.limit)
+    data = read_training_data(corpus, queries, options.split, negatives, options.limit)
     cross = CrossOptions(**vars(options.pairs), seed=options.loop.seed)
     steps = options.count_steps(len(data.queries), options.pairs.batch)
     loop = options.loop_options(steps, lr=2e-5)
-    folder = resolve(resolve_model(store, options.backbone))
+    folder = find_model_folder(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
     check_length(folder, cross.max_length)
     inputs: dict[str, Artifact] = {
@@ -142,7 +142,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     config = {
         "backbone": described,
         "training": asdict(cross),
-        "loop": loop.shaping(),
+        "loop": loop.fingerprint_options(),
         "split": options.split,
         "limit": options.limit,
         "cpus": options.cpus,
@@ -155,7 +155,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     longest = positions_of(load_config(folder))
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
     check_name("models", name)
-    target = Target("models", name, inputs, config)
+    target = ArtifactTarget("models", name, inputs, config)
     return RerankerSetup(num_queries, len(data.queries), weights, longest, maker, loop, target)
 
 
@@ -168,6 +168,6 @@ def print_plan(options: TrainReranker, setup: RerankerSetup) -> None:
     say(f"steps     {steps:,} of {options.pairs.batch} queries on {options.workers} workers")
     say(f"pairs     {pairs:,}, at most {pairs * options.pairs.max_length:,} tokens forward and backward")
     checkpoint = options.checkpoint_bytes(weights)
-    say(f"memory    about {human(weights + checkpoint)} a worker, and a batch's intermediate values")
+    say(f"memory    about {format_bytes(weights + checkpoint)} a worker, and a batch's intermediate values")
     every = options.loop.checkpoint_every
-    say(f"writes    {human(weights)}, and a checkpoint of {human(checkpoint)} every {every} steps")
+    say(f"writes    {format_bytes(weights)}, and a checkpoint of {format_bytes(checkpoint)} every {every} steps")

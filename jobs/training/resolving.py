@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from jobs.common.options import describe_type, flatten
+from jobs.common.options import describe_type, options_by_name
 from jobs.training.options import Train, TrainRetriever
 
-from indexing.training.training_sets import NO_NEGATIVES, parse_set
+from indexing.training.training_sets import NO_NEGATIVES, parse_training_set
 from retriever.errors import InputError
-from retriever.model.files import resolve
+from retriever.model.files import find_model_folder
 from retriever.model.modules import SPLADE
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
@@ -53,7 +53,9 @@ def tune_options(options: TrainRetriever, saved: SynthesisOptions | None = None)
         values["temperature_lr"] = TEMPERATURE_LR
     categories = category_options(options)
     if options.batch.negatives_per_query is None:
-        has_mined = options.negatives != NO_NEGATIVES or any(parse_set(text).negatives for text in options.also_train)
+        has_mined = options.negatives != NO_NEGATIVES or any(
+            parse_training_set(text).negatives for text in options.also_train
+        )
         values["negatives_per_query"] = 1 if has_mined and categories is None else 0
     if prompt != "none":
         values |= {name: value for name, value in vars(options.prompts).items() if value is not None}
@@ -152,7 +154,7 @@ def _methods(options: TrainRetriever) -> Iterator[MethodGroup]:
 
 
 def _group(field: str) -> tuple[str, ...]:
-    return tuple(name for name, each in flatten(TrainRetriever).items() if each.path[0] == field)
+    return tuple(name for name, each in options_by_name(TrainRetriever).items() if each.path[0] == field)
 
 
 def refuse_unused(options: TrainRetriever) -> None:
@@ -171,7 +173,7 @@ def refuse_unused(options: TrainRetriever) -> None:
         )
         refuse_options(
             options,
-            [name for name in mined if flatten(TrainRetriever)[name].value(options)],
+            [name for name in mined if options_by_name(TrainRetriever)[name].value(options)],
             "is for mined negatives, and with --positives categories the negatives are the passages of the batch "
             "without a common category: leave it out",
         )
@@ -180,7 +182,7 @@ def refuse_unused(options: TrainRetriever) -> None:
 def refuse_options(options: TrainRetriever, names: Iterable[str], reason: str) -> None:
     """Raises InputError if one of some options has another value than its default."""
     for name in names:
-        declared = flatten(type(options))[name]
+        declared = options_by_name(type(options))[name]
         value = declared.value(options)
         if value != declared.default:
             words = " ".join(value) if isinstance(value, tuple) else value
@@ -293,9 +295,9 @@ def encoder_options(options: TrainRetriever, folder: str) -> EncoderOptions:
         folder: The folder of the backbone.
     """
     encoder = EncoderOptions(**vars(options.texts), dtype=options.dtype)
-    if encoder.pooling != SPLADE or read_recipe(resolve(folder), EncoderOptions()).is_sparse:
+    if encoder.pooling != SPLADE or read_recipe(find_model_folder(folder), EncoderOptions()).is_sparse:
         return encoder
-    length = min(SPLADE_LENGTH, read_recipe(resolve(folder), encoder).positions or SPLADE_LENGTH)
+    length = min(SPLADE_LENGTH, read_recipe(find_model_folder(folder), encoder).positions or SPLADE_LENGTH)
     return replace(
         encoder, query_length=encoder.query_length or length, passage_length=encoder.passage_length or length
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, human, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, format_bytes, say, say_complete, say_stages
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,9 +11,9 @@ from typing import Any
 
 from jobs.training.opening import RetrieverSetup, open_all
 from jobs.training.options import TrainRetriever
-from jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, plan_complete
+from jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
 from jobs.training.serving import serving_warnings
-from jobs.training.sweep_grid import Run, parse_grid
+from jobs.training.sweep_grid import SweepRun, parse_grid
 from jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
 from jobs.training.sweep_work import SweepWork, choose_run, read_outcomes
 
@@ -21,7 +21,7 @@ import torch
 
 from indexing.embeddings.encoders import EncoderSpec
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Reference
+from indexing.store.documents import ArtifactReference
 from indexing.store.models import commit_files, model_folder
 from indexing.store.store import Store, check_name
 from indexing.training.training_sets import SetName
@@ -31,7 +31,7 @@ from retriever.encoding.backbones import empty_backbone, encoder_bytes
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptShape
 from retriever.model.configuration import load_config
-from retriever.model.files import resolve, weight_files
+from retriever.model.files import find_model_folder, weight_files
 from retriever.model.recipe import Recipe, read_recipe
 from retriever.options import EncoderOptions
 from retriever.options.synthesis import SynthesisOptions
@@ -72,7 +72,7 @@ def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
     for warning in serving_warnings(store, options, setup):
         say(f"warning: {warning}")
     if options.plan:
-        if not plan_complete(options, store, setup.target):
+        if not report_if_complete(options, store, setup.target):
             check_derived_names(store, options, setup)
             print_plan(options, setup)
         return None
@@ -97,7 +97,7 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
     configs = [setup[run.options.task].target.config for run in runs]
     inputs = merge_inputs([(run.suffix, setup[run.options.task].target.inputs) for run in runs])
 
-    def train_run(each: Run) -> Artifact:
+    def train_run(each: SweepRun) -> Artifact:
         artifact = train(store, each.options, setup[each.options.task])
         draw_curves(each.options, artifact)
         return artifact
@@ -113,7 +113,7 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
         say("the first run:")
         print_plan(runs[0].options, first)
         return None
-    [artifact] = run_work(store, work, LocalRunner(), Stage)
+    [artifact] = run_work(store, work, LocalRunner(), StageProgress)
     outcomes = read_outcomes(artifact)
     choice = choose_run(outcomes)
     for line in table_lines(outcomes, QUALITY):
@@ -125,8 +125,8 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
 
 
 def merge_inputs(
-    runs: Sequence[tuple[str, Mapping[str, Artifact | Reference]]],
-) -> dict[str, Artifact | Reference]:
+    runs: Sequence[tuple[str, Mapping[str, Artifact | ArtifactReference]]],
+) -> dict[str, Artifact | ArtifactReference]:
     """Returns the inputs of all runs of a sweep by role, or by RUN/ROLE if runs have different artifacts in a role.
 
     Args:
@@ -143,7 +143,7 @@ def merge_inputs(
     }
 
 
-def derived_prompts(options: TrainRetriever, setup: RetrieverSetup) -> list[str]:
+def derived_prompt_names(options: TrainRetriever, setup: RetrieverSetup) -> list[str]:
     """Returns the names of the prompts that a run makes after prompts/TASK or models/TASK."""
     tuning = setup.maker.tuning
     if tuning.parametrisation == "per-task":
@@ -153,10 +153,10 @@ def derived_prompts(options: TrainRetriever, setup: RetrieverSetup) -> list[str]
 
 
 def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> None:
-    """Raises InputError, before any training, if a name of `derived_prompts` is that of another prompt."""
+    """Raises InputError, before any training, if a name of `derived_prompt_names` is that of another prompt."""
     if options.task in store.names(options.kind):
         return  # complete, so that its own prompts may exist
-    for name in sorted({*derived_prompts(options, setup)} & {*store.names("prompts")}):
+    for name in sorted({*derived_prompt_names(options, setup)} & {*store.names("prompts")}):
         raise InputError(
             f"--task {options.task}: {store.url}/prompts/{name} exists, and training makes a prompt of this name: give "
             "another --task, or remove it"
@@ -191,7 +191,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
 def longest_text(setup: RetrieverSetup) -> int | None:
     """Returns the largest length limit that the backbone allows for texts after their prompts; None: any."""
     tuning = setup.maker.tuning
-    positions = trained_recipe(resolve(setup.spec.folder), setup.spec.options, tuning).positions
+    positions = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning).positions
     return None if positions is None else positions - max(offsets_of(tuning).values(), default=0)
 
 
@@ -199,9 +199,9 @@ def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOpti
     """Returns prompts/TASK-prompt, trained with the encoder of models/TASK that it is for; makes it if needed."""
     name = f"{artifact.key.partition('/')[2]}-prompt"
     config = {"backbone": EncoderSpec(store, artifact.key, options).describe("query"), "with": artifact.key}
-    inputs: dict[str, Artifact | Reference] = {"model": artifact}
+    inputs: dict[str, Artifact | ArtifactReference] = {"model": artifact}
     if (topics := artifact.inputs.get("topics")) is not None:
-        inputs["topics"] = Reference(topics["artifact"], topics["fingerprint"])
+        inputs["topics"] = ArtifactReference(topics["artifact"], topics["fingerprint"])
     with store.create("prompts", name, inputs=inputs, config=config) as draft:
         if not draft.complete:
             draft.add_notes(backbone=artifact.key, options=artifact.notes["options"])
@@ -229,7 +229,7 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
     size = sum(part.bytes for part in artifact.parts)
     learned = f", temperature {notes['temperature']:.4f}" if "temperature" in notes else ""
     say(
-        f"{artifact.url}: {human(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
+        f"{artifact.url}: {format_bytes(size)}, {notes['steps']:,} steps over {notes['queries']:,} queries, last loss "
         f"{notes['loss']:.4f}{learned}{describe_best(notes)}, {notes['numerics']}"
     )
     if "topic_agreement" in notes:
@@ -245,7 +245,7 @@ def print_summary(options: TrainRetriever, artifact: Artifact) -> None:
 
 def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     """Prints what a training run reads and writes. The time it takes is unknown before a run."""
-    weights = sum(file.stat().st_size for file in weight_files(resolve(setup.spec.folder)))
+    weights = sum(file.stat().st_size for file in weight_files(find_model_folder(setup.spec.folder)))
     loop, passages = setup.loop, options.rows_per_step * (1 + setup.maker.tuning.negatives_per_query)
     encoder, topics = setup.spec.options, setup.maker.tuning.topics
     size, written = trained_bytes(options, setup)
@@ -275,15 +275,18 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
         encoded = passages + under_topics
         tokens = loop.steps * (options.rows_per_step * encoder.query_length + encoded * (encoder.passage_length or 0))
         say(f"tokens    at most {tokens:,}, forward and backward")
-    say(f"trains    {human(size)}, over a backbone of {human(weights)}")
-    checkpoint = human(options.checkpoint_bytes(size))
-    say(f"writes    {human(written)}, and a checkpoint of {checkpoint} every {options.loop.checkpoint_every} steps")
+    say(f"trains    {format_bytes(size)}, over a backbone of {format_bytes(weights)}")
+    checkpoint = format_bytes(options.checkpoint_bytes(size))
+    say(
+        f"writes    {format_bytes(written)}, and a checkpoint of {checkpoint} every "
+        f"{options.loop.checkpoint_every} steps"
+    )
 
 
 def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, int]:
     """Returns the bytes of the trained weights, and of the written ones, in float32. Loads no weights."""
     tuning = setup.maker.tuning
-    recipe = trained_recipe(resolve(setup.spec.folder), setup.spec.options, tuning)
+    recipe = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning)
     synthesis, topics = tuning.synthesis, tuning.topics
     of_topics = (0, 0) if topics is None else topic_bytes(recipe, setup, topics.hidden)
     of_synthesis = (0, 0) if synthesis is None else synthesis_bytes(recipe, setup.spec.folder, synthesis)
@@ -318,7 +321,7 @@ def describe_set(name: SetName, *, several: bool) -> str:
 
 def prompt_bytes(folder: Path | str) -> int:
     """Returns the bytes of one token of a deep prompt: a key and a value in float32 for each layer and head."""
-    config = load_config(read_recipe(resolve(folder), EncoderOptions()).backbone)
+    config = load_config(read_recipe(find_model_folder(folder), EncoderOptions()).backbone)
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or getattr(config, "d_kv", None)
     return 4 * 2 * config.num_hidden_layers * heads * int(head_dim or config.hidden_size // config.num_attention_heads)

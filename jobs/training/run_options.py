@@ -121,6 +121,6 @@ class Training(ClusterJob):
             return None
         return {"split": self.dev_split, "limit": self.dev_limit, "passages": self.dev_passages}
 
-    def length_step(self, noun: str) -> str:
+    def length_advice(self, noun: str) -> str:
         """Returns how to set a larger length limit for texts of a kind (`retriever.cuts.NOUNS`)."""
         return "give a larger --max-length under another --name"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Stage, as_options, say, say_complete
+from jobs.common.cli import StageProgress, as_options, say, say_complete
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -25,9 +25,9 @@ from indexing.training.curves import Curves
 from indexing.training.dev import DevSplit
 from indexing.training.local import plan_local_worker, run_local
 from indexing.training.messages import StartMeasured, StepDone, TrainingResult
-from indexing.training.worker import Maker, TrainingTask, abandoned_s
+from indexing.training.worker import SystemMaker, TrainingTask, abandoned_after_s
 from indexing.training.workers import WorkerGroup, plan_workers
-from indexing.work.work import RESUME, Target, complete_target
+from indexing.work.work import RESUME, ArtifactTarget, complete_target
 from retriever.cuts import SPLIT, Cuts
 from retriever.errors import InputError
 from retriever.options.loop import LoopOptions
@@ -50,9 +50,9 @@ def dev_split_of(options: Training, queries: Queries) -> DevSplit | None:
 def make_artifact(
     options: Training,
     store: Store,
-    target: Target,
+    target: ArtifactTarget,
     *,
-    prepare: Callable[[bool], tuple[Maker, LoopOptions, dict[str, Any]]],
+    prepare: Callable[[bool], tuple[SystemMaker, LoopOptions, dict[str, Any]]],
     longest: int | None,
 ) -> Artifact:
     """Returns the artifact of a target; trains it if it is not complete.
@@ -61,7 +61,7 @@ def make_artifact(
         options: The options of the job.
         store: The store.
         target: The prompts or the model to make.
-        prepare: Called as prepare(on_ray) before a training run; returns the Maker, the options of the loop, and
+        prepare: Called as prepare(on_ray) before a training run; returns the SystemMaker, the options of the loop, and
             notes for the artifact.
         longest: The largest length limit that the backbone allows; None: any.
 
@@ -74,7 +74,7 @@ def make_artifact(
     draft = Draft(store.storage, store.cache, artifact_key(kind, name), document)
     identity = fingerprint_of([{role: a.fingerprint for role, a in target.inputs.items()}, target.config])
     last, best = (Checkpoints(store, checkpoints, identity) for checkpoints in checkpoint_names(kind, name))
-    draft.check(abandoned_s=abandoned_s(last))  # refuses other options before anything is opened
+    draft.check(abandoned_s=abandoned_after_s(last))  # refuses other options before anything is opened
     if not draft.complete:
         with note_checkpoint(draft, last):
             on_ray = join_cluster(store, private=options.ray or options.workers > 1)
@@ -93,7 +93,7 @@ def make_artifact(
     return store.open(kind, name)
 
 
-def plan_complete(options: Training, store: Store, target: Target) -> bool:
+def report_if_complete(options: Training, store: Store, target: ArtifactTarget) -> bool:
     """Whether the artifact of a target is complete; prints that for --plan."""
     artifact = complete_target(store, target)
     if artifact is not None:
@@ -125,7 +125,7 @@ def cut_lines(
     for noun, counts in cuts.items():
         if (counted := Cuts(**counts)).cut_texts:
             split = SPLIT if noun in ("passages", "pairs") else f"shorten the {noun}"
-            line = counted.line(f"{noun} of the batches", options.length_step(noun), longest, split)
+            line = counted.line(f"{noun} of the batches", options.length_advice(noun), longest, split)
             lines[noun] = (counted, as_options(line))
     return lines
 
@@ -137,7 +137,7 @@ def run_task(options: Training, task: TrainingTask, on_ray: bool, longest: int |
     """
     curves = open_curves(options, task.draft.key)
     warned: set[str] = set()
-    with Stage("train", task.loop.steps, "steps", task.draft.key) as stage:
+    with StageProgress("train", task.loop.steps, "steps", task.draft.key) as stage:
 
         def attempt(write: Callable[[], object]) -> bool:
             """Returns whether curves were written. An error ends the curves, not the training run."""

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.common.options import flatten
+from jobs.common.options import options_by_name
 from jobs.training.opening import RetrieverSetup
 from jobs.training.options import TrainRetriever
 
@@ -64,6 +64,6 @@ def _remedy(settings: Mapping[str, Any], described: Mapping[str, Any]) -> str:
             flags.append(f"--normalize {'normalize' in settings[name]}")
         elif name == "append_eos":
             flags.append("--append-eos" if settings[name] else "--no-append-eos")
-        elif name in flatten(TrainRetriever):
+        elif name in options_by_name(TrainRetriever):
             flags.append(f"--{name.replace('_', '-')} {settings[name]!r}")
     return f"give {' '.join(flags)}" if flags else "choose another backbone"

@@ -9,7 +9,7 @@ from typing import Any
 from jobs.training.options import TrainRetriever
 
 from indexing.store.artifact import Artifact
-from indexing.store.documents import Reference
+from indexing.store.documents import ArtifactReference
 from indexing.store.models import model_folder
 from indexing.store.store import Store
 from indexing.training.tuning import open_prompt
@@ -30,7 +30,7 @@ class StartPrompt:
 
     prompt: TaskPrompt
     name: str
-    artifact: Artifact | Reference
+    artifact: Artifact | ArtifactReference
 
 
 def open_start(store: Store, options: TrainRetriever, name: str) -> StartPrompt:
@@ -45,7 +45,7 @@ def open_start(store: Store, options: TrainRetriever, name: str) -> StartPrompt:
     artifact = open_prompt(store, name)
     prompt = load_prompt(model_folder(artifact))
     if "/prompts/" in name:  # of another store
-        return StartPrompt(prompt, artifact.url, Reference(artifact.url, artifact.fingerprint))
+        return StartPrompt(prompt, artifact.url, ArtifactReference(artifact.url, artifact.fingerprint))
     return StartPrompt(prompt, artifact.key, artifact)
 
 

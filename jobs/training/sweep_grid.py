@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jobs.common.options import describe_type, flatten, parse_words, replace_options
+from jobs.common.options import describe_type, options_by_name, parse_words, replace_options
 
 from indexing.corpus.named_values import parse_named_value
 from retriever.errors import InputError
@@ -20,7 +20,7 @@ Settings = dict[str, Any]  # the swept options of a run, by name
 
 
 @dataclass(frozen=True)
-class Run:
+class SweepRun:
     """One run of a sweep.
 
     Attributes:
@@ -34,10 +34,10 @@ class Run:
     @property
     def suffix(self) -> str:
         """The settings as part of a name: `lr0.01-seed2`."""
-        return "-".join(f"{name}{_written(value)}" for name, value in self.settings.items())
+        return "-".join(f"{name}{_name_part(value)}" for name, value in self.settings.items())
 
 
-def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -> list[Run]:
+def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -> list[SweepRun]:
     """Returns every combination of the swept values, the last option changing fastest.
 
     Args:
@@ -48,7 +48,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
     Raises:
         InputError: If an option is unknown or cannot be swept, if it comes twice, or if a value does not fit.
     """
-    flat = flatten(type(options))
+    flat = options_by_name(type(options))
     known = [name for name in flat if name not in fixed]
     values: dict[str, list[Any]] = {}
     for text in texts:
@@ -65,7 +65,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
         if name in values:
             raise InputError(f"--sweep {text}: {name} is swept twice; give all values in one list")
         values[name] = [_parse(value.strip(), flat[name].type, text) for value in listed.split(",")]
-        if len({_written(value) for value in values[name]}) < len(values[name]):
+        if len({_name_part(value) for value in values[name]}) < len(values[name]):
             raise InputError(f"--sweep {text}: a value comes twice")
     count = 1
     for listed_values in values.values():
@@ -73,7 +73,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
     if count > MAX_RUNS:
         raise InputError(f"--sweep {' '.join(texts)}: {count:,} runs; expected at most {MAX_RUNS:,}")
     combinations = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
-    return [Run(settings, replace_options(options, settings)) for settings in combinations]
+    return [SweepRun(settings, replace_options(options, settings)) for settings in combinations]
 
 
 def _parse(value: str, hint: Any, text: str) -> Any:
@@ -84,7 +84,7 @@ def _parse(value: str, hint: Any, text: str) -> Any:
         raise InputError(f"--sweep {text}: expected {describe_type(hint)}, got {value!r}") from None
 
 
-def _written(value: Any) -> str:
+def _name_part(value: Any) -> str:
     """Returns a value as it is part of a name: letters, digits, points, dashes and underscores."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return "".join(letter if letter.isalnum() or letter in ".-_" else "_" for letter in text)

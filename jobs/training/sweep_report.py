@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from jobs.training.sweep_work import SEED, Choice, Outcome
+from jobs.training.sweep_work import SEED, SweepChoice, SweepOutcome
 
-from indexing.store.storage import full_disk
+from indexing.store.storage import explain_disk_errors
 
 
-def table_lines(outcomes: Sequence[Outcome], quality: str) -> list[str]:
+def table_lines(outcomes: Sequence[SweepOutcome], quality: str) -> list[str]:
     """Returns the lines of a table: the settings of each run, its quality on the dev split, and its step."""
     names = list(outcomes[0].settings)
     rows = [[*names, quality, "step", "artifact"]]
@@ -23,13 +23,13 @@ def table_lines(outcomes: Sequence[Outcome], quality: str) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def chosen_line(choice: Choice, quality: str) -> str:
+def chosen_line(choice: SweepChoice, quality: str) -> str:
     """Returns the line that names the chosen run."""
     of_seeds = f", the best of {choice.seeds} seeds with a mean of {choice.mean:.4f}" if choice.seeds > 1 else ""
     return f"chosen: {choice.outcome.artifact}, {quality} {choice.outcome.quality:.4f}{of_seeds}"
 
 
-def draw_sweep(outcomes: Sequence[Outcome], choice: Choice, folder: Path, title: str, quality: str) -> Path:
+def draw_sweep(outcomes: Sequence[SweepOutcome], choice: SweepChoice, folder: Path, title: str, quality: str) -> Path:
     """Writes sweep.json and sweep.png into a folder; returns the path of the picture.
 
     The first swept option apart from the seed is the horizontal axis; each combination of the others is a line over
@@ -51,7 +51,7 @@ def draw_sweep(outcomes: Sequence[Outcome], choice: Choice, folder: Path, title:
         if outcome.quality is not None:
             lines.setdefault(label, {}).setdefault(place, []).append(outcome.quality)
     folder.mkdir(parents=True, exist_ok=True)
-    with full_disk(folder):
+    with explain_disk_errors(folder):
         document = {"chosen": vars(choice.outcome), "runs": [vars(outcome) for outcome in outcomes]}
         (folder / "sweep.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         figure, axis = pyplot.subplots(figsize=(8, 5))

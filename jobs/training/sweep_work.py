@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.training.sweep_grid import Run, Settings
+from jobs.training.sweep_grid import Settings, SweepRun
 
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.documents import Reference
+from indexing.store.documents import ArtifactReference
 from indexing.work.tasks import Runner
-from indexing.work.work import Committed, Counter, Progress, StageDefaults, Target, Unit
+from indexing.work.work import ArtifactTarget, Committed, Progress, ProgressCounter, StageDefaults, WorkUnit
 from retriever.errors import Diverged, InputError
 
 SEED = "seed"  # the option over whose values settings are averaged
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SweepOutcome:
     """The outcome of a run.
 
     Attributes:
@@ -39,7 +39,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SweepChoice:
     """The run that a sweep chooses.
 
     Attributes:
@@ -48,7 +48,7 @@ class Choice:
         seeds: Number of seeds.
     """
 
-    outcome: Outcome
+    outcome: SweepOutcome
     mean: float
     seeds: int
 
@@ -67,13 +67,13 @@ class SweepWork:
     def __init__(
         self,
         name: str,
-        runs: Sequence[Run],
-        inputs: Mapping[str, Artifact | Reference],
+        runs: Sequence[SweepRun],
+        inputs: Mapping[str, Artifact | ArtifactReference],
         configs: Sequence[Mapping[str, Any]],
-        train: Callable[[Run], Artifact],
+        train: Callable[[SweepRun], Artifact],
     ):
         settings = [run.settings for run in runs]
-        self.targets = [Target("sweeps", name, inputs, {"runs": settings, "configs": list(configs)})]
+        self.targets = [ArtifactTarget("sweeps", name, inputs, {"runs": settings, "configs": list(configs)})]
         self.stages = [SweepStage(tuple(runs), train)]
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
@@ -93,8 +93,8 @@ class SweepWork:
 class SweepStage(StageDefaults):
     """The one stage of a sweep, whose units are runs."""
 
-    runs: tuple[Run, ...]
-    train: Callable[[Run], Artifact]
+    runs: tuple[SweepRun, ...]
+    train: Callable[[SweepRun], Artifact]
     title: str = "sweep"
     noun: str = "runs"
 
@@ -103,33 +103,35 @@ class SweepStage(StageDefaults):
         """The number of runs."""
         return len(self.runs)
 
-    def units(self, committed: Committed) -> Iterator[Unit]:
+    def units(self, committed: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each run."""
         for number, run in enumerate(self.runs):
-            yield Unit((f"run-{number:05d}",), 1, run)
+            yield WorkUnit((f"run-{number:05d}",), 1, run)
 
-    def make(self, unit: Unit, missing: Sequence[str], draft: Draft, runner: Runner, counter: Counter) -> None:
+    def make(
+        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+    ) -> None:
         """Trains a run and commits its outcome."""
-        run: Run = unit.payload
+        run: SweepRun = unit.payload
         try:
             artifact = self.train(run)
             notes = artifact.notes
-            outcome = Outcome(str(artifact.key), run.settings, notes["best"], notes["best_step"])
+            outcome = SweepOutcome(str(artifact.key), run.settings, notes["best"], notes["best_step"])
         except Diverged as error:  # a learning rate that is too high is an answer, and not a failure of the sweep
-            outcome = Outcome("", run.settings, None, problem=str(error))
+            outcome = SweepOutcome("", run.settings, None, problem=str(error))
         text = json.dumps(vars(outcome)) + "\n"  # in the order of --sweep, in which a table shows the settings
         draft.commit(unit.names[0], ".jsonl", lambda path: path.write_text(text, encoding="utf-8"), rows=1)
         counter.count(1)
 
 
-def read_outcomes(artifact: Artifact | Draft) -> list[Outcome]:
+def read_outcomes(artifact: Artifact | Draft) -> list[SweepOutcome]:
     """Returns the outcomes of a sweep's runs, in the order of the grid."""
     parts = artifact.committed().values() if isinstance(artifact, Draft) else artifact.parts
     ordered = sorted(parts, key=lambda part: part.name)
-    return [Outcome(**json.loads(artifact.local(part).read_text(encoding="utf-8"))) for part in ordered]
+    return [SweepOutcome(**json.loads(artifact.local(part).read_text(encoding="utf-8"))) for part in ordered]
 
 
-def choose_run(outcomes: Sequence[Outcome]) -> Choice:
+def choose_run(outcomes: Sequence[SweepOutcome]) -> SweepChoice:
     """Returns the run that the dev split chooses.
 
     Settings are compared by their mean over the seeds; settings with a run that diverged are out. Of the best ones,
@@ -138,16 +140,16 @@ def choose_run(outcomes: Sequence[Outcome]) -> Choice:
     Raises:
         InputError: If no settings are left.
     """
-    groups: dict[str, list[Outcome]] = {}
+    groups: dict[str, list[SweepOutcome]] = {}
     for outcome in outcomes:
         settings = {name: value for name, value in outcome.settings.items() if name != SEED}
         groups.setdefault(json.dumps(settings, sort_keys=True), []).append(outcome)
-    best: Choice | None = None
+    best: SweepChoice | None = None
     for members in groups.values():
         qualities = [math.nan if member.quality is None else member.quality for member in members]
         mean = sum(qualities) / len(qualities)
         if not math.isnan(mean) and (best is None or mean > best.mean):
-            best = Choice(members[qualities.index(max(qualities))], mean, len(members))
+            best = SweepChoice(members[qualities.index(max(qualities))], mean, len(members))
     if best is None:
         raise InputError(f"every run of the sweep has diverged, the first one: {outcomes[0].problem}")
     return best

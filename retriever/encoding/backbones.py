@@ -10,10 +10,10 @@ import torch
 
 from retriever.encoding.language_model import empty_masked_model, load_masked_model
 from retriever.encoding.sparse_model import SpladePooled
-from retriever.forward.pooling import Pooled
+from retriever.forward.pooling import PooledBackbone
 from retriever.model.configuration import load_config
 from retriever.model.libraries import import_transformers
-from retriever.model.modules import Dense
+from retriever.model.modules import DenseLayer
 from retriever.model.recipe import Recipe
 from retriever.model.weights import load_model
 
@@ -33,7 +33,7 @@ class BackboneLoader:
 
     load: Callable[..., Any]
     empty: Callable[[Recipe], Any]
-    pool: Callable[[Any, Recipe], Pooled]
+    pool: Callable[[Any, Recipe], PooledBackbone]
     is_eager: bool = False
 
 
@@ -74,7 +74,7 @@ def is_pooler(name: str) -> bool:
     return any(piece.startswith("pooler") for piece in name.split("."))
 
 
-_PLAIN = BackboneLoader(load_backbone, empty_backbone, Pooled.over)
+_PLAIN = BackboneLoader(load_backbone, empty_backbone, PooledBackbone.over)
 _MASKED = BackboneLoader(load_masked_model, empty_masked_model, SpladePooled, is_eager=True)
 POOLINGS: dict[str, BackboneLoader] = {"splade": _MASKED}
 """The kind of backbone of each pooling that is not over a plain one."""
@@ -85,7 +85,7 @@ def backbone_loader(recipe: Recipe) -> BackboneLoader:
     return POOLINGS.get(recipe.pooling, _PLAIN)
 
 
-def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> Pooled:
+def open_pooled(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = False, **config: Any) -> PooledBackbone:
     """Loads a backbone with its pooling; arguments and errors as in `load_backbone`.
 
     With pooling "splade" the backbone has its masked-language-model head; InputError if there is none.
@@ -104,7 +104,7 @@ def encoder_bytes(recipe: Recipe) -> int:
     numbers = sum(parameter.numel() for parameter in model.parameters())
     size = recipe.pooled_dim
     for step in recipe.head:
-        if isinstance(step, Dense):
+        if isinstance(step, DenseLayer):
             numbers += (size + step.bias) * step.size
             size = step.size
     return 4 * numbers

@@ -29,22 +29,22 @@ from retriever.forward.batching import (
 )
 from retriever.forward.compiling import compile_model, warm_up, warm_up_batch
 from retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
-from retriever.forward.packing import SETTING, Packed, Team, will_pack
-from retriever.forward.pooling import Head, Pooled
+from retriever.forward.packing import SETTING, PackedBackbone, ThreadTeam, will_pack
+from retriever.forward.pooling import PooledBackbone, VectorHead
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.memory import free_memory
-from retriever.model.files import resolve
+from retriever.model.files import find_model_folder
 from retriever.model.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
-from retriever.prompts.prompts import TaskPrompt, check_backbone, check_offsets
+from retriever.prompts.prompts import TaskPrompt, check_backbone, check_prompt_positions
 from retriever.prompts.query_words import NO_WORDS, WordPooling, unusable_texts_error
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.synthesiser import KeptSynthesiser
-from retriever.prompts.table import Prompts, PromptTable, warm_up_rows
+from retriever.prompts.table import PromptSnapshot, PromptTable, warm_up_rows
 from retriever.topics.model import NO_TOPIC
 from retriever.topics.saved import NO_TOPIC_WORDS, TextTopics
 
-__all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "resolve"]
+__all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "find_model_folder"]
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class _Served(NamedTuple):
     """A snapshot of the tasks, of the prompts of both sides, and of how the topics of texts are inferred."""
 
     names: frozenset[str]
-    sides: dict[Side, Prompts]
+    sides: dict[Side, PromptSnapshot]
     topics: Mapping[str, TextTopics]
 
 
@@ -74,7 +74,7 @@ class _TextPrompts(NamedTuple):
         topicless: bool [texts], those of them that lack the words by which their topic is inferred.
     """
 
-    served: Prompts | None
+    served: PromptSnapshot | None
     slots: np.ndarray
     wordless: np.ndarray
     topicless: np.ndarray
@@ -137,7 +137,7 @@ class Encoder:
         self.options = options
         self.device = choose_device(device)
         self.dtype = choose_dtype(options.dtype, self.device)
-        recipe = read_recipe(resolve(name_or_path), options, trust_remote_code=trust_remote_code)
+        recipe = read_recipe(find_model_folder(name_or_path), options, trust_remote_code=trust_remote_code)
         self.config = settings_of(recipe, options)
         self.fingerprint = fingerprint_of(self.config)
         self._recipe = recipe
@@ -148,7 +148,7 @@ class Encoder:
                 ", ".join(recipe.unused_prompts),
             )
         self._tokenizer = TextTokenizer(recipe, options, trust_remote_code=trust_remote_code)
-        self._head = Head(recipe, options.dimension).to(self.device).eval()
+        self._head = VectorHead(recipe, options.dimension).to(self.device).eval()
         self.dim = recipe.dim
         self.similarity = "cosine" if self._head.normalized else "dot"
         eager = open_pooled(recipe, self.dtype, trust_remote_code).to(self.device).eval().requires_grad_(False)
@@ -164,7 +164,7 @@ class Encoder:
                 f"{recipe.backbone / 'config.json'}: is_decoder is true, so that tokens do not attend to "
                 "later ones: set it to false, or open it with compile='always'"
             )
-        self._team = Team(self._threads) if is_packed else None
+        self._team = ThreadTeam(self._threads) if is_packed else None
         if tasks is not None:
             self._shape = enable_prompts(backbone)
             self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in SIDES}
@@ -172,7 +172,7 @@ class Encoder:
         compiling = time.perf_counter()
         mode: Mode = "packed"
         if is_packed:
-            self._run = Packed(backbone, recipe.pooling, recipe.first_position).eval()
+            self._run = PackedBackbone(backbone, recipe.pooling, recipe.first_position).eval()
         elif is_eager:
             self._run, mode = eager, "eager"
         else:
@@ -225,7 +225,7 @@ class Encoder:
 
     def _synthesiser_bytes(self, synthesis: SavedSynthesis) -> int:
         """Returns the bytes that an open synthesiser needs: its kept numbers, and their float32 form while it opens."""
-        return synthesis.kept_numbers() * (4 + self.dtype.itemsize)
+        return synthesis.count_kept_numbers() * (4 + self.dtype.itemsize)
 
     def _check_room(self, name: str, prompt: TaskPrompt) -> None:
         """Raises InputError if the tables with one more prompt exceed the free memory."""
@@ -239,7 +239,7 @@ class Encoder:
                 )
             free -= size  # its passages may have a prompt in the table
         sides = {side: matrices for side in self._tables if (matrices := prompt.matrices(side))}
-        size = sum(self._tables[side].growth(own[0].shape[3], len(own)) for side, own in sides.items())
+        size = sum(self._tables[side].bytes_needed(own[0].shape[3], len(own)) for side, own in sides.items())
         if size and size > free:
             longest = max(own[0].shape[3] for own in sides.values())
             raise InputError(
@@ -321,7 +321,7 @@ class Encoder:
 
     def unknown_tokens(self, tokens: Tokens) -> tuple[int, int]:
         """Returns the number of tokens unknown to the vocabulary, and of all tokens, special tokens excluded."""
-        return self._tokenizer.unknown(tokens)
+        return self._tokenizer.count_unknown(tokens)
 
     def probe(self, text: str, *, task: str) -> None:
         """Encodes a text on both sides with the prompts of a task, of all its topics, to check them.
@@ -415,7 +415,7 @@ class Encoder:
             )
         return vectors
 
-    def _packed(self, tokens: Tokens, prompts: _TextPrompts, team: Team, done: _Done) -> np.ndarray:
+    def _packed(self, tokens: Tokens, prompts: _TextPrompts, team: ThreadTeam, done: _Done) -> np.ndarray:
         """Encodes without padding (packed); one thread per batch."""
         vectors = np.empty((len(tokens), self.dim), np.float32)
 
@@ -484,7 +484,7 @@ class Encoder:
         return [texts[start : start + most] for start in range(0, len(texts), most)]
 
     def _prompt_rows(self, tokens: Tokens, prompts: _TextPrompts, texts: np.ndarray) -> PromptRows | None:
-        """Returns the prompts of a batch, which holds some of the texts."""
+        """Returns the prompts of the batch that consists of the texts with these numbers; None without prompts."""
         if prompts.served is None:
             return None
         return prompts.served.rows(prompts.slots[texts], lambda rows: self._words.largest(tokens, texts[rows]))
@@ -498,7 +498,7 @@ class Encoder:
         embeddings: torch.Tensor = backbone.get_input_embeddings().weight
         return embeddings
 
-    def _compile(self, eager: Pooled) -> tuple[Callable[..., torch.Tensor], Mode]:
+    def _compile(self, eager: PooledBackbone) -> tuple[Callable[..., torch.Tensor], Mode]:
         """Compiles the model, if the options and the machine require it, for every kind of batch that can occur."""
         plain: tuple[object, ...] = warm_up_batch(self._tokenizer.pad_id, self.device)
         warm_ups = [plain, *self._warm_ups(computed=False, offsets=False)]
@@ -524,14 +524,14 @@ class Encoder:
         return [(ids, lengths, prompt) for prompt in rows]
 
     def _serve(self, names: frozenset[str], topics: Mapping[str, TextTopics]) -> None:
-        self._served = _Served(names, {side: table.now() for side, table in self._tables.items()}, topics)
+        self._served = _Served(names, {side: table.snapshot() for side, table in self._tables.items()}, topics)
 
     def _check(self, name: str, prompt: TaskPrompt) -> None:
         """Raises InputError if the prompt is for another backbone, or for other settings that shape vectors."""
         check_backbone(prompt, self.config, self._shape, self._word_embeddings().shape[1])
         if prompt.position_offset:
             self._eager.check_offsets()
-            check_offsets(self._recipe, {side: prompt.offset(side) for side in SIDES})
+            check_prompt_positions(self._recipe, {side: prompt.offset(side) for side in SIDES})
         current = _vector_settings(self._recipe, self.options)
         recipe = read_recipe(self._recipe.folder, prompt.options, trust_remote_code=self._trust_remote_code)
         other = _vector_settings(recipe, prompt.options)

@@ -87,11 +87,11 @@ def head_over_states(whole: Any) -> nn.Module:
 
     It is the model itself, with any structure, over a stand-in for its backbone, and shares all parameters with it.
     """
-    head: nn.Module = with_replacement(whole, whole.base_model, _PassThrough())
+    head: nn.Module = replace_submodule(whole, whole.base_model, _PassThrough())
     return head
 
 
-def with_replacement(module: Any, old: Any, new: nn.Module) -> Any:
+def replace_submodule(module: Any, old: Any, new: nn.Module) -> Any:
     """Returns a module with one of its parts replaced: copies the modules on the path to it, and shares all others.
 
     This function alone uses `_modules`: a shallow copy of a module shares its table of parts, and torch has no public
@@ -99,7 +99,9 @@ def with_replacement(module: Any, old: Any, new: nn.Module) -> Any:
     """
     if module is old:
         return new
-    parts = {name: None if part is None else with_replacement(part, old, new) for name, part in module._modules.items()}
+    parts = {
+        name: None if part is None else replace_submodule(part, old, new) for name, part in module._modules.items()
+    }
     if all(parts[name] is part for name, part in module._modules.items()):
         return module
     copied = copy.copy(module)

@@ -24,7 +24,7 @@ from retriever.errors import InputError
 from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded_batches, plan_padded
 from retriever.forward.compiling import compile_model, warm_up_batch
 from retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
-from retriever.model.files import resolve
+from retriever.model.files import find_model_folder
 from retriever.model.libraries import import_transformers
 from retriever.model.recipe import fingerprint_of
 from retriever.model.weights import load_model
@@ -76,7 +76,7 @@ class Reranker:
         self.options = options
         self.device = choose_device(device)
         self.dtype = choose_dtype(options.dtype, self.device)
-        folder = resolve(name_or_path)
+        folder = find_model_folder(name_or_path)
         self._recipe = read_pair_recipe(folder, options, trust_remote_code=trust_remote_code)
         self.config = pair_settings(self._recipe, options)
         self.fingerprint = fingerprint_of(self.config)
@@ -137,7 +137,7 @@ class Reranker:
 
 def describe_reranker(name_or_path: str | Path, options: RerankerOptions = DEFAULT_PAIR_OPTIONS) -> dict[str, Any]:
     """Returns the settings that shape the probabilities, JSON-able: a Reranker's `config`; loads no model."""
-    return pair_settings(read_pair_recipe(resolve(name_or_path), options), options)
+    return pair_settings(read_pair_recipe(find_model_folder(name_or_path), options), options)
 
 
 def expected_reranker_numerics(options: RerankerOptions, device: str | None) -> str:

@@ -13,13 +13,13 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import nn
 
-from retriever.forward.pooling import Head
-from retriever.model.modules import POOLING_MODES, Dense
+from retriever.forward.pooling import VectorHead
+from retriever.model.modules import POOLING_MODES, DenseLayer
 from retriever.model.recipe import Recipe
-from retriever.model.vocabulary import end_texts, load_tokenizer
+from retriever.model.vocabulary import append_eos_token, load_tokenizer
 
 
-def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None = None) -> None:
+def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: VectorHead | None = None) -> None:
     """Saves a backbone in the sentence-transformers layout, with the recipe's pooling, head, prefixes and lengths.
 
     Args:
@@ -32,13 +32,13 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: Head | None 
     backbone.save_pretrained(folder)
     tokenizer = load_tokenizer(recipe.backbone, vocabulary=recipe.vocabulary, **recipe.tokenizer_args)
     if recipe.append_eos:
-        end_texts(tokenizer, recipe.backbone, "append_eos")
+        append_eos_token(tokenizer, recipe.backbone, "append_eos")
     tokenizer.save_pretrained(folder)
     layout = _layout(recipe)
     modules = [("", layout.transformer), (f"1_{layout.pooling}", layout.pooling)]
     _write(folder / f"1_{layout.pooling}" / "config.json", layout.settings)
     for place, step in enumerate(recipe.head, 2):
-        if isinstance(step, Dense):
+        if isinstance(step, DenseLayer):
             modules.append((f"{place}_Dense", "Dense"))
             if step.folder is not None:
                 shutil.copytree(recipe.folder / step.folder, folder / f"{place}_Dense")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from retriever.encoding.language_model import head_over_states
-from retriever.forward.pooling import Pooled, takes_positions
+from retriever.forward.pooling import PooledBackbone, takes_positions
 from retriever.forward.prompt_rows import PromptRows
 from retriever.model.recipe import Recipe
 
@@ -15,8 +15,8 @@ from retriever.model.recipe import Recipe
 _LOGITS = {"cpu": 1 << 23, "cuda": 1 << 27}
 
 
-class SpladePooled(Pooled):
-    """A masked language model with SPLADE's pooling: arguments as of `Pooled` -> float32 [b, vocabulary].
+class SpladePooled(PooledBackbone):
+    """A masked language model with SPLADE's pooling: arguments as of `PooledBackbone` -> float32 [b, vocabulary].
 
     v_w = max over the tokens of a text, special tokens included, of log(1 + ReLU(logit_w)) (SPLADE v2). The logarithm
     does not fall, so only the largest logit of each word goes through it, and the backward pass needs no logits.
@@ -55,9 +55,9 @@ class SpladePooled(Pooled):
             states: Last hidden states, [b, n, hidden].
             inside: bool [b, n], False at padding.
         """
-        # Padding becomes a copy of the first token, which changes no maximum: a mask over all logits takes a third of
-        # the time of their product. For gradients, max keeps the place of each maximum, amax would keep all logits;
-        # without them amax takes an eighth of the time.
+        # Padding becomes a copy of the first token, which changes no maximum: a mask over all logits would add a third
+        # to the time of the product that makes them. In training, max stores the position of each maximum for the
+        # backward pass, whereas amax would store all logits. Without gradients, amax takes an eighth of max's time.
         first = inside.int().argmax(1)[:, None, None].expand(-1, 1, states.shape[2])
         logits = self.head(inputs_embeds=states.where(inside[..., None], states.gather(1, first))).logits
         largest = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from retriever.errors import InputError
-from retriever.forward.kernels import attention, attention_pays
+from retriever.forward.kernels import attention, is_attention_faster
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.model.libraries import import_transformers
 
@@ -110,7 +110,7 @@ def attend(
         value = torch.cat([own_value, value], dim=2)
         length = own_key.shape[2]
         if attention_mask is not None or prompt.inside is not None:
-            attention_mask = _mask_with_prompt(prompt.seen(batch), attention_mask, batch, tokens)
+            attention_mask = _mask_with_prompt(prompt.prompt_columns(batch), attention_mask, batch, tokens)
         if position_bias is not None:
             position_bias = nn.functional.pad(position_bias, (length, 0))
     if position_bias is not None:
@@ -118,7 +118,7 @@ def attend(
     elif (
         not kwargs.get("dropout")
         and (attention_mask is not None or not getattr(module, "is_causal", False))
-        and attention_pays(query, key, attention_mask)
+        and is_attention_faster(query, key, attention_mask)
     ):
         output = attention(query, key, value, attention_mask, kwargs.get("scaling"))
         return output.transpose(1, 2).contiguous(), None
@@ -126,7 +126,14 @@ def attend(
 
 
 def _mask_with_prompt(seen: torch.Tensor, mask: torch.Tensor | None, batch: int, tokens: int) -> torch.Tensor:
-    """Returns the mask over prompt and text, from `seen`, bool [b, 1, 1, l], and a mask [.., tokens], bool or float."""
+    """Returns the mask over prompt and text.
+
+    Args:
+        seen: As `PromptRows.prompt_columns` returns it, bool [b, 1, 1, l].
+        mask: The mask over the text, bool or float [.., tokens]; None: all of it is seen.
+        batch: Number of rows.
+        tokens: Number of tokens of the text.
+    """
     if mask is None:
         mask = seen.new_ones((1, 1, 1, tokens))
     if mask.dtype != torch.bool:

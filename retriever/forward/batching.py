@@ -15,7 +15,7 @@ from tokenizers.normalizers import Sequence as Normalizers
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.model.recipe import Recipe
-from retriever.model.vocabulary import check_ids, end_texts, load_tokenizer
+from retriever.model.vocabulary import append_eos_token, check_ids, load_tokenizer
 from retriever.options import EncoderOptions, Side, TitlePolicy
 
 # Tokens per batch, padding included. On the CPU (2,048 to 12,288 tried) a layer's intermediate values stay in cache.
@@ -55,12 +55,12 @@ class Tokens:
         """The number of tokens that were cut off each text: int64 [texts]."""
         return np.zeros_like(self.lengths) if self.uncut is None else self.uncut - self.lengths
 
-    def cuts(self, texts: np.ndarray | slice = slice(None)) -> Cuts:
+    def count_cuts(self, texts: np.ndarray | slice = slice(None)) -> Cuts:
         """Returns the counts of the texts that were cut; texts: numbers of the texts to count, by default all."""
         return Cuts.from_lengths(self.lengths[texts], self.num_cut[texts], self.limit)
 
     @classmethod
-    def joined(cls, pieces: Sequence[Tokens]) -> Tokens:
+    def join(cls, pieces: Sequence[Tokens]) -> Tokens:
         """Returns the tokens of the texts of several objects, at least one and all of one limit, in order."""
         if len(pieces) == 1:
             return pieces[0]
@@ -155,7 +155,7 @@ class TextTokenizer:
         if recipe.lower_case and "Lowercase" not in repr(base.normalizer):
             base.normalizer = Normalizers([Lowercase(), *([base.normalizer] if base.normalizer else [])])
         if recipe.append_eos:
-            end_texts(slow, recipe.backbone, "append_eos" if options.append_eos else "add_eos_token")
+            append_eos_token(slow, recipe.backbone, "append_eos" if options.append_eos else "add_eos_token")
         self._tokenizer = base
         self._sides: dict[Side, tuple[str, int]] = {
             "query": (recipe.query_prefix, recipe.query_length),
@@ -215,7 +215,7 @@ class TextTokenizer:
         check_ids(ids, lengths, self._vocabulary)
         return Tokens(ids, lengths, uncut, limit)
 
-    def unknown(self, tokens: Tokens) -> tuple[int, int]:
+    def count_unknown(self, tokens: Tokens) -> tuple[int, int]:
         """Returns how many tokens are unknown to the vocabulary, and how many there are, special tokens excluded."""
         special = self._is_special[np.minimum(tokens.ids, len(self._is_special) - 1)]
         unknown = 0 if self._unknown is None else int(np.count_nonzero(tokens.ids == self._unknown))

@@ -63,7 +63,7 @@ def attention(
     return _Attention.apply(query, key, value, mask, scale or 1 / math.sqrt(query.shape[-1]))
 
 
-def attention_pays(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
+def is_attention_faster(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> bool:
     """Whether `attention` supports these tensors and is faster than torch's function."""
     return (
         query.device.type == "cpu"
@@ -98,7 +98,7 @@ class _Drop(torch.autograd.Function):
         return masked.to(ctx.dtype) * ctx.scale, None, None, None
 
 
-def dropped_out(values: torch.Tensor, probability: float, rows: int, dtype: torch.dtype) -> torch.Tensor:
+def apply_dropout(values: torch.Tensor, probability: float, rows: int, dtype: torch.dtype) -> torch.Tensor:
     """Returns values with a separate dropout mask for each row of a batch.
 
     The gradient of the values is summed over the rows in the dtype of the values.

@@ -93,7 +93,7 @@ def round_rows(total: int) -> int:
     return -(-total // step) * step
 
 
-class Packed(nn.Module):
+class PackedBackbone(nn.Module):
     """A backbone and its pooling: (ids int64 [t], lengths int64 [b], prompts of the b rows) -> float32 [b, hidden].
 
     Computes no gradients.
@@ -288,7 +288,7 @@ class _Linear:
         return torch.ops.mkldnn._linear_pointwise.default(values, self.weight, self.bias, *after)
 
 
-class Team:
+class ThreadTeam:
     """Threads that each compute their products alone, so that results do not depend on the number of threads.
 
     If several threads share a product, each sums a part of it, and their number decides how the sum is rounded.

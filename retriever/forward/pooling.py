@@ -11,7 +11,7 @@ from torch import nn
 
 from retriever.errors import InputError
 from retriever.forward.prompt_rows import PromptRows
-from retriever.model.modules import Dense
+from retriever.model.modules import DenseLayer
 from retriever.model.recipe import Recipe
 from retriever.model.weights import load_tensors
 
@@ -30,7 +30,7 @@ def takes_positions(backbone: nn.Module) -> bool:
     return "position_ids" in inspect.signature(backbone.forward).parameters
 
 
-class Pooled(nn.Module):
+class PooledBackbone(nn.Module):
     """A backbone with pooling: (ids int64 [b, n], lengths int64 [b], prompts of the rows) -> float32 [b, hidden].
 
     Args:
@@ -54,7 +54,7 @@ class Pooled(nn.Module):
         self.pass_positions = takes_positions and self.left and not first_position
 
     @classmethod
-    def over(cls, backbone: nn.Module, recipe: Recipe) -> Pooled:
+    def over(cls, backbone: nn.Module, recipe: Recipe) -> PooledBackbone:
         """Returns the backbone with a recipe's pooling. Raises InputError if the pooled token attends to no other."""
         check_first_token(backbone, recipe.pooling)
         return cls(backbone, recipe.pooling, recipe.padding_side, takes_positions(backbone), recipe.first_position)
@@ -111,7 +111,7 @@ class Pooled(nn.Module):
         return (counted.cumsum(1) + offsets[:, None]) * counted + self.first_position - 1
 
 
-class Head(nn.Module):
+class VectorHead(nn.Module):
     """The steps after pooling: dense layers and scaling in the model's order, then truncation; all in float32.
 
     Args:
@@ -128,7 +128,7 @@ class Head(nn.Module):
         self.steps = nn.ModuleList()
         size = recipe.pooled_dim
         for step in recipe.head:
-            if isinstance(step, Dense):
+            if isinstance(step, DenseLayer):
                 layer = nn.Linear(size, step.size, bias=step.bias)
                 if step.folder is None:
                     # The variance of flax's default, with which the authors of GTR start.

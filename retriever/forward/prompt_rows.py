@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from retriever.forward.kernels import dropped_out
+from retriever.forward.kernels import apply_dropout
 from retriever.options import Side
 
 
@@ -28,7 +28,7 @@ class PromptRows(NamedTuple):
         rows: The prompt of each row, int64 [b]; None: there is one prompt, which all rows share.
         inside: bool [prompts, l], False after the end of a shorter prompt; None: all prompts have l tokens.
         offsets: int64 [b], by how many positions the text of each row starts later than usual; None: by none. The
-            attention function does not use it: `Pooled` and `Packed` compute positions from it.
+            attention function does not use it: `PooledBackbone` and `PackedBackbone` compute positions from it.
         dropout: Fraction of the keys' and values' numbers that are dropped out, with a separate mask for each row and
             layer. The masks depend on torch's seed, and are drawn in the order of the layers.
     """
@@ -53,11 +53,11 @@ class PromptRows(NamedTuple):
         if self.rows is not None:
             both = both.index_select(1, self.rows)
         if self.dropout:
-            both = dropped_out(both, self.dropout, batch, dtype or both.dtype)
+            both = apply_dropout(both, self.dropout, batch, dtype or both.dtype)
         key, value = both.expand(2, batch, *both.shape[2:]).to(dtype or both.dtype).unbind()
         return key, value
 
-    def seen(self, batch: int) -> torch.Tensor:
+    def prompt_columns(self, batch: int) -> torch.Tensor:
         """Returns which columns belong to the prompt of a row: bool [batch, 1, 1, l]."""
         if self.inside is None:
             return self.table.new_ones((batch, 1, 1, self.table.shape[4]), dtype=torch.bool)
@@ -108,7 +108,7 @@ class PromptNumbers(Protocol):
         """Returns the numbers of the prompts of texts outside of the training data, int64 [n]."""
 
 
-def rows_of(numbers: torch.Tensor, shape: PromptShape) -> PromptRows:
+def separate_prompt_rows(numbers: torch.Tensor, shape: PromptShape) -> PromptRows:
     """Returns the prompts of a batch in which each row has a separate one.
 
     Args:

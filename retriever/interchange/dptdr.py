@@ -35,7 +35,7 @@ _NAME = re.compile(r"(?:module\.)?(lm_[qp]\.)?(?:prefix_encoder\.)?(embedding\.w
 _EMBEDDING, _NETWORK = "embedding.weight", ("trans.0.weight", "trans.0.bias", "trans.2.weight", "trans.2.bias")
 
 
-class Checkpoint(NamedTuple):
+class CheckpointPrompts(NamedTuple):
     """The prompts of a checkpoint.
 
     Attributes:
@@ -47,7 +47,7 @@ class Checkpoint(NamedTuple):
     compared: int
 
 
-def read_dptdr(path: Path, backbone: Backbone) -> Checkpoint:
+def read_dptdr(path: Path, backbone: Backbone) -> CheckpointPrompts:
     """Reads a checkpoint of DPTDR's authors.
 
     Args:
@@ -69,10 +69,10 @@ def read_dptdr(path: Path, backbone: Backbone) -> Checkpoint:
         read = _read_model(folder, backbone)
         sides[side] = read.sides[side]
         compared += read.compared
-    return Checkpoint(sides, compared)
+    return CheckpointPrompts(sides, compared)
 
 
-def _read_model(path: Path, backbone: Backbone) -> Checkpoint:
+def _read_model(path: Path, backbone: Backbone) -> CheckpointPrompts:
     """Reads one state dict: of a model for both sides, of a dual encoder, or of a prefix encoder."""
     files = weight_files(path) if path.is_dir() else [path]
     if not files:
@@ -103,11 +103,11 @@ def _read_model(path: Path, backbone: Backbone) -> Checkpoint:
     if None in rows:
         if len(rows) > 1:
             raise InputError(f"{files[0]}: holds a prompt for both sides and one for a side: expected one of these")
-        return Checkpoint(dict.fromkeys(SIDES, rows[None]), compared)
+        return CheckpointPrompts(dict.fromkeys(SIDES, rows[None]), compared)
     sides = {side: rows[side] for side in SIDES if side in rows}
     if len(sides) == 2 and torch.equal(sides["query"], sides["passage"]):  # one model, which the state dict names twice
         sides["passage"] = sides["query"]
-    return Checkpoint(sides, compared)
+    return CheckpointPrompts(sides, compared)
 
 
 def _rows_of(tensors: Mapping[str, torch.Tensor], file: Path, backbone: Backbone) -> torch.Tensor:

@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 
 from retriever.errors import InputError
 from retriever.interchange.backbone import REMEDY, Backbone, describe_shape
-from retriever.interchange.rows import check_rows, to_rows
+from retriever.interchange.rows import check_rows, prompt_to_rows
 from retriever.interchange.states import read_state
-from retriever.model.documents import read_count, read_field, read_object, shown
+from retriever.model.documents import format_json, read_count, read_field, read_object
 
 CONFIG = "adapter_config.json"
 _WEIGHTS, _OLD_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
@@ -42,8 +42,8 @@ def read_prefix_tuning(folder: Path, backbone: Backbone) -> torch.Tensor:
     kind = read_field(content, "peft_type", str, file)
     if kind != "PREFIX_TUNING":
         raise InputError(
-            f"{file}: peft_type: expected PREFIX_TUNING, got {shown(kind)}: only prefix tuning puts keys and values "
-            "before each layer; merge a LoRA adapter into its model, and use that as a backbone"
+            f"{file}: peft_type: expected PREFIX_TUNING, got {format_json(kind)}: only prefix tuning puts keys and "
+            "values before each layer; merge a LoRA adapter into its model, and use that as a backbone"
         )
     _check_model_type(content, file, backbone)
     if (read_count(content, "num_transformer_submodules", file) or 1) != 1:
@@ -111,7 +111,7 @@ def write_prefix_tuning(folder: Path, matrix: torch.Tensor, base_model: str | No
         "token_dim": heads * head_dim,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({_TENSOR: to_rows(matrix)}, folder / _WEIGHTS, metadata={"format": "pt"})
+    save_file({_TENSOR: prompt_to_rows(matrix)}, folder / _WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
 
 

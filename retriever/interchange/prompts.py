@@ -9,15 +9,15 @@ from typing import Literal
 import torch
 
 from retriever.errors import InputError
-from retriever.forward.pooling import Pooled
+from retriever.forward.pooling import PooledBackbone
 from retriever.interchange.backbone import Backbone
 from retriever.interchange.dptdr import FOLDERS, read_dptdr
 from retriever.interchange.prefix_tuning import CONFIG, read_prefix_tuning, write_prefix_tuning
-from retriever.interchange.rows import from_rows
+from retriever.interchange.rows import prompt_from_rows
 from retriever.model.files import weight_files
 from retriever.model.recipe import Recipe, settings_of
 from retriever.options import SIDES, EncoderOptions, Side
-from retriever.prompts.prompts import TaskPrompt, backbone_of, check_offsets
+from retriever.prompts.prompts import TaskPrompt, backbone_of, check_prompt_positions
 
 PromptFormat = Literal["dptdr", "peft"]
 _WITHOUT_PREFIX_TUNING = ("t5", "mt5", "umt5")
@@ -68,7 +68,7 @@ def read_prompt(path: Path, backbone: Backbone) -> ReadPrompt:
                 "as DPTDR's trainer writes them: give the folder of a prompt"
             )
         rows, compared = read_dptdr(path, backbone)
-    matrices = {id(tensor): from_rows(tensor, backbone.shape) for tensor in rows.values()}
+    matrices = {id(tensor): prompt_from_rows(tensor, backbone.shape) for tensor in rows.values()}
     query, passage = (matrices[id(rows[side])] if side in rows else None for side in SIDES)
     return ReadPrompt(kind, query, passage, compared)
 
@@ -105,11 +105,11 @@ def task_prompt(
         raise InputError(
             f"the prompt of queries is {query.dtype}, and that of passages {passage.dtype}: save both in one dtype"
         )
-    pooled = Pooled.over(backbone.model, recipe)
+    pooled = PooledBackbone.over(backbone.model, recipe)
     prompt = TaskPrompt(backbone_of(settings_of(recipe, options)), options, query, passage, position_offset)
     if position_offset:
         pooled.check_offsets()
-    check_offsets(recipe, {side: prompt.offset(side) for side in SIDES})
+    check_prompt_positions(recipe, {side: prompt.offset(side) for side in SIDES})
     return prompt
 
 

@@ -16,7 +16,7 @@ from retriever.interchange.backbone import REMEDY, Backbone
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def from_rows(rows: torch.Tensor, shape: PromptShape) -> torch.Tensor:
+def prompt_from_rows(rows: torch.Tensor, shape: PromptShape) -> torch.Tensor:
     """Returns a prompt in riptide's form, of the same dtype.
 
     Args:
@@ -30,7 +30,7 @@ def from_rows(rows: torch.Tensor, shape: PromptShape) -> torch.Tensor:
     return rows.view(len(rows), layers, 2, heads, head_dim).permute(1, 2, 3, 0, 4).contiguous()
 
 
-def to_rows(matrix: torch.Tensor) -> torch.Tensor:
+def prompt_to_rows(matrix: torch.Tensor) -> torch.Tensor:
     """Returns a prompt [layers, 2, heads, l, head_dim] as rows [l, layers * 2 * heads * head_dim]; same dtype."""
     return matrix.permute(3, 0, 1, 2, 4).reshape(matrix.shape[3], -1).contiguous()
 

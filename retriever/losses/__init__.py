@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from retriever.losses.category import category_loss, overlap, topic_loss, weighted_positives_loss
+from retriever.losses.category import category_loss, category_overlap, topic_loss, weighted_positives_loss
 from retriever.losses.contrastive import both_directions_loss, contrastive_loss, own_passages_loss, symmetric_loss
 from retriever.losses.distillation import kl_loss, margin_mse_loss, teacher_logits
 from retriever.losses.temperature import LearnedTemperature
@@ -29,10 +29,10 @@ __all__ = [
     "LearnedTemperature",
     "batch_loss",
     "category_loss",
+    "category_overlap",
     "contrastive_loss",
     "kl_loss",
     "margin_mse_loss",
-    "overlap",
     "own_passages_loss",
     "symmetric_loss",
     "teacher_logits",
@@ -51,7 +51,7 @@ DISTILLATION: dict[str, Callable[..., torch.Tensor]] = {"kl": kl_loss, "margin-m
 """Losses over the scores of a teacher: arguments of `kl_loss`."""
 
 
-class Labels(NamedTuple):
+class BatchLabels(NamedTuple):
     """Which passages of a batch answer a query, and what a teacher says about them.
 
     Attributes:
@@ -67,18 +67,18 @@ class Labels(NamedTuple):
     groups: torch.Tensor | None = None
     teacher: torch.Tensor | None = None
 
-    def to(self, device: torch.device) -> Labels:
+    def to(self, device: torch.device) -> BatchLabels:
         """Returns the labels on a device."""
         optional = (self.groups, self.teacher)
         moved = (None if each is None else each.to(device) for each in optional)
-        return Labels(self.positives.to(device), self.ignored.to(device), *moved)
+        return BatchLabels(self.positives.to(device), self.ignored.to(device), *moved)
 
 
 def batch_loss(
     loss: Loss,
     queries: torch.Tensor,
     passages: torch.Tensor,
-    labels: Labels,
+    labels: BatchLabels,
     temperature: float = 1.0,
     contrastive_weight: float = 0.0,
     negatives_from: NegativesFrom = "batch",

@@ -6,7 +6,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 
-def overlap(members: torch.Tensor, others: torch.Tensor | None = None) -> torch.Tensor:
+def category_overlap(members: torch.Tensor, others: torch.Tensor | None = None) -> torch.Tensor:
     """Returns the overlap of the categories of each pair (Topic-DPR, Eq. 6): 0 to 1, float32 [n, m].
 
     rho(i, j) = |C_i ∩ C_j| / |C_i ∪ C_j|, where C_i is the set of the categories of i; 0 if both are empty. The paper
@@ -81,7 +81,7 @@ def category_loss(
     Args:
         queries: float32 [m, d]; of length 1, so that s is a cosine.
         passages: float32 [p, d].
-        rho: `overlap` of the categories of each query's own passage and of each passage: float32 [m, p].
+        rho: `category_overlap` of the categories of each query's own passage and of each passage: float32 [m, p].
         temperature: Similarities are divided by it (gamma).
         alpha: The weight of the loss of queries and queries, 0 to 0.5.
         positives: The own passage of each query, int64 [m]; None: passage i is that of query i.
@@ -101,7 +101,10 @@ def category_loss(
 
 
 def topic_loss(vectors: torch.Tensor, margin: float) -> torch.Tensor:
-    """Returns the loss that keeps passages closer under one prompt than under two (Topic-DPR, Eq. 5).
+    """Returns the loss that separates the vectors under different prompts (Topic-DPR, Eq. 5).
+
+    Two passages that are encoded with the same prompt have to be more similar, by a margin, than if one of them is
+    encoded with another prompt.
 
     The mean over the K prompts k of
 

@@ -7,7 +7,7 @@ import torch
 MIN_WORDS = 1.0  # mean number of non-zero words, below which vectors find nothing
 
 
-def flops(total: torch.Tensor, count: int) -> torch.Tensor:
+def flops_loss(total: torch.Tensor, count: int) -> torch.Tensor:
     """Returns the sum over words of (batch mean of v_w)^2, a scalar.
 
     Args:

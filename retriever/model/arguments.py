@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from retriever.errors import InputError
-from retriever.model.documents import has_type, read_field, shown
+from retriever.model.documents import format_json, has_type, read_field
 
 ATTENTION = ("eager", "sdpa")  # the implementations that come with torch
 # Plain names that transformers knows; any other may name a kernel to download.
@@ -95,7 +95,7 @@ def check_model_arguments(settings: Mapping[str, Any], file: Path, *, trust_remo
     attention = arguments.get("attn_implementation")
     if attention not in (None, *_PLAIN_ATTENTION):
         raise InputError(
-            f"{file}: attn_implementation: {shown(attention)} is not supported; remove it, or give one of "
+            f"{file}: attn_implementation: {format_json(attention)} is not supported; remove it, or give one of "
             f"{', '.join(_PLAIN_ATTENTION)}"
         )
 
@@ -112,9 +112,9 @@ def _checked(
     for key, value in arguments.items():
         if key not in known:
             raise InputError(
-                f"{file}: {name}: {shown(key)} is not supported; remove it (supported: {', '.join(known)})"
+                f"{file}: {name}: {format_json(key)} is not supported; remove it (supported: {', '.join(known)})"
             )
         kind = known[key]
         if value is not None and kind is not None and not has_type(value, kind):
-            raise InputError(f"{file}: {name}: {key}: expected {kind.__name__}, got {shown(value)}")
+            raise InputError(f"{file}: {name}: {key}: expected {kind.__name__}, got {format_json(value)}")
     return dict(arguments)

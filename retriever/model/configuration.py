@@ -8,7 +8,7 @@ from typing import Any
 
 from retriever.errors import InputError
 from retriever.model.arguments import ATTENTION
-from retriever.model.documents import read_count, read_field, read_object, shown
+from retriever.model.documents import format_json, read_count, read_field, read_object
 from retriever.model.failures import readable_errors
 from retriever.model.libraries import import_transformers
 
@@ -76,8 +76,8 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: A
     kind = content.get("model_type")
     if not trust_remote_code and content.get("auto_map") and kind not in transformers.CONFIG_MAPPING:
         raise InputError(
-            f"{file}: auto_map: the architecture {shown(kind)} is not in transformers and needs code of the model "
-            "folder; read that code, then set trust_remote_code to run it"
+            f"{file}: auto_map: the architecture {format_json(kind)} is not in transformers and needs code of the "
+            "model folder; read that code, then set trust_remote_code to run it"
         )
     with readable_errors(file):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **arguments)
@@ -85,7 +85,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: A
         value = getattr(config, name, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise InputError(
-                f"{file}: {name}: expected an integer of at least 1, got {shown(value)}: not the "
+                f"{file}: {name}: expected an integer of at least 1, got {format_json(value)}: not the "
                 "configuration of a text encoder"
             )
     if config.num_hidden_layers > _MAX_LAYERS:
@@ -98,19 +98,20 @@ def check_fields(content: Mapping[str, Any], file: Path) -> None:
     read_field(content, "model_type", str, file)
     architectures = read_field(content, "architectures", list, file, [])
     if not all(isinstance(name, str) for name in architectures):
-        raise InputError(f"{file}: architectures: expected a list of names, got {shown(architectures)}")
+        raise InputError(f"{file}: architectures: expected a list of names, got {format_json(architectures)}")
     for name in _SIZES:
         if name in content and read_count(content, name, file) is None:
             raise InputError(f"{file}: {name}: expected an integer of at least 1, got null")
     for name, value in _fields(content):
         if name in _REFUSED and value not in (None, False):
             raise InputError(
-                f"{file}: {name}: {_REFUSED[name]} (here {shown(value)}) are not supported; save the model without"
+                f"{file}: {name}: {_REFUSED[name]} (here {format_json(value)}) are not supported; save the model "
+                "without"
             )
         allowed = _IMPLEMENTATIONS.get(name, ())
         if allowed and value is not None and (not isinstance(value, str) or value not in allowed):
             raise InputError(
-                f"{file}: {name}: {shown(value)} is not supported; remove it, or give {' or '.join(allowed)}"
+                f"{file}: {name}: {format_json(value)} is not supported; remove it, or give {' or '.join(allowed)}"
             )
 
 

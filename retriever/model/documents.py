@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from retriever.errors import InputError, shortened
+from retriever.errors import InputError, shorten
 
 MAX_BYTES = 16 << 20  # of a JSON file
 MAX_DIGITS = 308  # of an integer: more cannot be converted to a float
@@ -58,7 +58,7 @@ def read_document(file: Path, kind: type[Any], *, required: bool = False) -> Any
     except json.JSONDecodeError as error:
         raise InputError(f"{file}:{error.lineno}: not JSON: {error.msg}; copy the file again") from error
     if not isinstance(content, kind):
-        raise InputError(f"{file}: expected {_NAMES[kind]}, got {shown(content)}")
+        raise InputError(f"{file}: expected {_NAMES[kind]}, got {format_json(content)}")
     return content
 
 
@@ -99,7 +99,7 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, value in pairs:
         if name in fields:
-            raise _RefusedValueError(f"duplicate field {shown(name)}")
+            raise _RefusedValueError(f"duplicate field {format_json(name)}")
         fields[name] = value
     return fields
 
@@ -119,7 +119,7 @@ def read_field(document: Mapping[str, Any], name: str, kind: type[Any], file: Pa
     if value is None:
         return default
     if not has_type(value, kind):
-        raise InputError(f"{file}: {name}: expected {_NAMES[kind]}, got {shown(value)}")
+        raise InputError(f"{file}: {name}: expected {_NAMES[kind]}, got {format_json(value)}")
     return value
 
 
@@ -134,7 +134,9 @@ def read_count(document: Mapping[str, Any], name: str, file: Path, *, minimum: i
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not has_type(value, int) or value < minimum:
-        raise InputError(f"{file}: {name}: expected an integer of at least {minimum}, got {shown(document[name])}")
+        raise InputError(
+            f"{file}: {name}: expected an integer of at least {minimum}, got {format_json(document[name])}"
+        )
     return int(value)
 
 
@@ -148,25 +150,25 @@ def check_object(value: Any, types: Mapping[str, type | None], path: str, file: 
         file: The file, for messages.
     """
     if not isinstance(value, dict):
-        raise InputError(f"{file}: {path.rstrip('.') or 'content'}: expected an object, got {shown(value)}")
+        raise InputError(f"{file}: {path.rstrip('.') or 'content'}: expected an object, got {format_json(value)}")
     for name, item in value.items():
         if name not in types:
-            raise InputError(f"{file}: {path}{shortened(name, 60)}: unknown field; expected {', '.join(types)}")
+            raise InputError(f"{file}: {path}{shorten(name, 60)}: unknown field; expected {', '.join(types)}")
         kind = types[name]
         if kind is not None and not has_type(item, kind):
-            raise InputError(f"{file}: {path}{name}: expected {kind.__name__}, got {shown(item)}")
+            raise InputError(f"{file}: {path}{name}: expected {kind.__name__}, got {format_json(item)}")
     for name in types:
         if name not in value:
             raise InputError(f"{file}: {path}{name}: missing")
 
 
-def inner_path(value: Any, name: str, file: Path) -> str:
+def check_inner_path(value: Any, name: str, file: Path) -> str:
     """Returns a relative path that stays inside the model folder. Raises InputError for any other value."""
     if not isinstance(value, str):
-        raise InputError(f"{file}: {name}: expected a folder inside the model's, got {shown(value)}")
+        raise InputError(f"{file}: {name}: expected a folder inside the model's, got {format_json(value)}")
     path = PurePosixPath(value)
     if path.is_absolute() or ".." in path.parts or "\\" in value or "\0" in value:
-        raise InputError(f"{file}: {name}: {shown(value)} leaves the model folder; expected a folder inside it")
+        raise InputError(f"{file}: {name}: {format_json(value)} leaves the model folder; expected a folder inside it")
     return value
 
 
@@ -177,7 +179,7 @@ def has_type(value: Any, kind: type[Any]) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
 
 
-def shown(value: Any) -> str:
+def format_json(value: Any) -> str:
     """Returns a JSON value for a message, cut to 60 characters. Later items and the rest of a string are not read."""
     if isinstance(value, str):
         value = value[:_MAX_SHOWN]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from retriever.errors import InputError, shortened
+from retriever.errors import InputError, shorten
 
 _MAX_REASON = 300  # characters of a third-party message that are kept
 
@@ -40,7 +40,7 @@ def reason_of(error: BaseException) -> str:
     message = " ".join(str(error).split())
     if not message or isinstance(error, KeyError) or " " not in message:
         message = f"{type(error).__name__} {message}".strip()
-    return shortened(message, _MAX_REASON)
+    return shorten(message, _MAX_REASON)
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ _HUB_SECONDS = 3.0  # until the hub's first answer; after that it counts as unre
 log = logging.getLogger(__name__)
 
 
-def resolve(name_or_path: str | Path) -> Path:
+def find_model_folder(name_or_path: str | Path) -> Path:
     """Returns the folder of a model: a local one, or one in the hub's cache, which is downloaded first if incomplete.
 
     If HF_HUB_OFFLINE is set or the hub cannot be reached, only the cache is used. Other programs leave incomplete

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from retriever.errors import InputError
-from retriever.model.documents import inner_path, read_count, read_document, read_field, read_object, shown
+from retriever.model.documents import check_inner_path, format_json, read_count, read_document, read_field, read_object
 from retriever.model.files import weight_files
 from retriever.options import Pooling
 
@@ -33,7 +33,7 @@ _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseLayer:
     """A linear layer after pooling.
 
     folder: relative to the model's; None: the layer is new, and training gives it weights. activation: a class of
@@ -63,7 +63,7 @@ class ModelModules:
     settings_file: Path
     settings: dict[str, Any]
     pooling: Pooling
-    head: tuple[Dense | str, ...]
+    head: tuple[DenseLayer | str, ...]
     splade_file: Path | None = None
 
 
@@ -105,7 +105,7 @@ def _list_modules(folder: Path) -> list[tuple[str, str]]:
     modules = []
     for entry in read_document(file, list):
         if not isinstance(entry, dict) or not isinstance(entry.get("type"), str) or "path" not in entry:
-            raise InputError(f"{file}: expected modules with type and path, got {shown(entry)}")
+            raise InputError(f"{file}: expected modules with type and path, got {format_json(entry)}")
         package, _, kind = entry["type"].rpartition(".")
         if not package.startswith("sentence_transformers") or kind not in (
             "Transformer",
@@ -118,7 +118,7 @@ def _list_modules(folder: Path) -> list[tuple[str, str]]:
                 f"{file}: module {entry['type']} is not supported (Transformer, Pooling, Dense, "
                 "Normalize, MLMTransformer and SpladePooling of sentence-transformers are)"
             )
-        modules.append((kind, inner_path(entry["path"], "path", file)))
+        modules.append((kind, check_inner_path(entry["path"], "path", file)))
     if len(modules) < 2:
         raise InputError(f"{file}: expected a Transformer and a Pooling module, got {len(modules)} module(s)")
     return modules
@@ -186,7 +186,7 @@ def _read_pooling(file: Path) -> Pooling:
     )
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or not all(isinstance(mode, str) for mode in modes):
-        raise InputError(f"{file}: pooling_mode: expected a name or a list of names, got {shown(modes)}")
+        raise InputError(f"{file}: pooling_mode: expected a name or a list of names, got {format_json(modes)}")
     known = {"pooling_mode", *_OLD_POOLING_KEYS}
     if unknown := [
         key for key, value in config.items() if key.startswith("pooling_mode") and value and key not in known
@@ -200,7 +200,7 @@ def _read_pooling(file: Path) -> Pooling:
     return names[modes[0]]
 
 
-def _read_dense(folder: Path, path: str) -> Dense:
+def _read_dense(folder: Path, path: str) -> DenseLayer:
     """Returns a Dense module of a model folder."""
     file = folder / path / "config.json"
     config = read_object(file, required=True)
@@ -210,10 +210,12 @@ def _read_dense(folder: Path, path: str) -> Dense:
         raise InputError(f"{file}: activation {package}.{activation} is not supported ({', '.join(_ACTIVATIONS)} are)")
     ends = [read_field(config, f"module_{end}_name", str, file) or "sentence_embedding" for end in ("input", "output")]
     if set(ends) != {"sentence_embedding"} or config.get("use_residual"):
-        raise InputError(f"{file}: only a plain layer over the sentence embedding is supported, got {shown(config)}")
+        raise InputError(
+            f"{file}: only a plain layer over the sentence embedding is supported, got {format_json(config)}"
+        )
     size = read_count(config, "out_features", file)
     if size is None:
         raise InputError(f"{file}: out_features: expected an integer of at least 1, got none")
     if not weight_files(folder / path):
         raise InputError(f"{folder / path}: no model.safetensors and no pytorch_model.bin")
-    return Dense(path, activation, size, read_field(config, "bias", bool, file, True))
+    return DenseLayer(path, activation, size, read_field(config, "bias", bool, file, True))

@@ -12,9 +12,9 @@ from typing import Any
 from retriever.errors import InputError
 from retriever.model.arguments import check_model_arguments, config_arguments, tokenizer_arguments
 from retriever.model.configuration import load_config
-from retriever.model.documents import read_count, read_field, read_object, shown
-from retriever.model.files import resolve, sha256_of, tokenizer_files, weight_files
-from retriever.model.modules import ENCODER_CONFIG, SPLADE, Dense, check_splade, read_modules
+from retriever.model.documents import format_json, read_count, read_field, read_object
+from retriever.model.files import find_model_folder, sha256_of, tokenizer_files, weight_files
+from retriever.model.modules import ENCODER_CONFIG, SPLADE, DenseLayer, check_splade, read_modules
 from retriever.model.vocabulary import check_vocabulary
 from retriever.model.weights import check_files
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, Pooling
@@ -69,7 +69,7 @@ class Recipe:
     backbone: Path
     model_type: str
     pooling: Pooling
-    head: tuple[Dense | str, ...]
+    head: tuple[DenseLayer | str, ...]
     query_prefix: str
     passage_prefix: str
     unused_prompts: tuple[str, ...]
@@ -123,7 +123,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     if modules.splade_file is not None:
         check_splade(modules.splade_file, vocabulary)
     pooling = options.pooling or modules.pooling
-    head = _head(modules.head, pooling, options)
+    head = _resolve_head(modules.head, pooling, options)
     dim = _dense_dim(folder, head, hidden, options)
     max_terms = read_count(read_object(folder / ENCODER_CONFIG), "max_active_dims", folder / ENCODER_CONFIG)
     query_terms = passage_terms = None
@@ -162,7 +162,9 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     )
 
 
-def _head(head: Sequence[Dense | str], pooling: Pooling, options: EncoderOptions) -> tuple[Dense | str, ...]:
+def _resolve_head(
+    head: Sequence[DenseLayer | str], pooling: Pooling, options: EncoderOptions
+) -> tuple[DenseLayer | str, ...]:
     """Returns the steps after pooling, which are those of the folder unless the options differ.
 
     Raises:
@@ -186,9 +188,9 @@ def _head(head: Sequence[Dense | str], pooling: Pooling, options: EncoderOptions
     return tuple(steps)
 
 
-def _dense_dim(folder: Path, head: Sequence[Dense | str], hidden: int, options: EncoderOptions) -> int:
+def _dense_dim(folder: Path, head: Sequence[DenseLayer | str], hidden: int, options: EncoderOptions) -> int:
     """Returns the length of a dense vector. Raises InputError if the options ask for more numbers than it has."""
-    dim = next((step.size for step in reversed(head) if isinstance(step, Dense)), hidden)
+    dim = next((step.size for step in reversed(head) if isinstance(step, DenseLayer)), hidden)
     if options.dimension is None:
         return dim
     if options.dimension > dim:
@@ -206,17 +208,17 @@ def with_projection(recipe: Recipe, size: int) -> Recipe:
     Raises:
         InputError: If the backbone has such layers already.
     """
-    if present := [step.folder for step in recipe.head if isinstance(step, Dense)]:
+    if present := [step.folder for step in recipe.head if isinstance(step, DenseLayer)]:
         raise InputError(
             f"projection={size}: {recipe.folder} has a layer after pooling already ({present[0]}), which is trained "
             "further without the parameter: leave it out"
         )
-    return replace(recipe, head=(Dense(None, "Identity", size, bias=False), *recipe.head), dim=size)
+    return replace(recipe, head=(DenseLayer(None, "Identity", size, bias=False), *recipe.head), dim=size)
 
 
 def describe(name_or_path: str | Path, options: EncoderOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
     """Returns the settings that shape the vectors, JSON-able: an Encoder's `config`; loads no model."""
-    return settings_of(read_recipe(resolve(name_or_path), options), options)
+    return settings_of(read_recipe(find_model_folder(name_or_path), options), options)
 
 
 def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
@@ -256,7 +258,7 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
     }
 
 
-def _weights_of(recipe: Recipe, step: Dense) -> list[Path]:
+def _weights_of(recipe: Recipe, step: DenseLayer) -> list[Path]:
     """Returns the files with the weights of a dense layer; empty for a new layer."""
     assert step.folder is not None
     return weight_files(recipe.folder / step.folder)
@@ -318,7 +320,7 @@ def _length_limits(
         lengths.append(int(chosen or length or limit))
     side = read_field(tokenizer, "padding_side", str, tokenizer_file, "right")
     if side not in ("right", "left"):
-        raise InputError(f"{tokenizer_file}: padding_side: expected right or left, got {shown(side)}")
+        raise InputError(f"{tokenizer_file}: padding_side: expected right or left, got {format_json(side)}")
     return lengths[0], lengths[1], side
 
 
@@ -340,7 +342,8 @@ def positions_of(config: Any) -> int | None:
     first = first_position_of(config)
     if not isinstance(positions, int) or positions <= first:
         raise InputError(
-            f"config.json: max_position_embeddings: expected an integer of at least {first + 1}, got {shown(positions)}"
+            f"config.json: max_position_embeddings: expected an integer of at least {first + 1}, "
+            f"got {format_json(positions)}"
         )
     return positions - first
 
@@ -351,7 +354,7 @@ def first_position_of(config: Any) -> int:
         return 0
     if not isinstance(config.pad_token_id, int) or config.pad_token_id < 0:
         raise InputError(
-            f"config.json: pad_token_id: expected an integer of at least 0, got {shown(config.pad_token_id)}"
+            f"config.json: pad_token_id: expected an integer of at least 0, got {format_json(config.pad_token_id)}"
         )
     return config.pad_token_id + 1
 

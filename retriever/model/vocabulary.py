@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from retriever.errors import InputError
-from retriever.model.documents import read_field, read_object, shown
+from retriever.model.documents import format_json, read_field, read_object
 from retriever.model.failures import readable_errors
 from retriever.model.files import tokenizer_files
 from retriever.model.libraries import import_transformers
@@ -76,7 +76,7 @@ def load_tokenizer(folder: Path, *, vocabulary: int | None, trust_remote_code: b
     return tokenizer
 
 
-def end_texts(tokenizer: Any, folder: Path, setting: str) -> None:
+def append_eos_token(tokenizer: Any, folder: Path, setting: str) -> None:
     """Makes a fast tokenizer end every text with its end-of-sequence token, also a truncated one, if it does not yet.
 
     Args:
@@ -163,14 +163,14 @@ def _check_documents(folder: Path, trust_remote_code: bool) -> None:
     content = read_object(file)
     for name in _REFUSED:
         if content.get(name):
-            raise InputError(f"{file}: {name}: {shown(content[name])} is not supported; remove it")
+            raise InputError(f"{file}: {name}: {format_json(content[name])} is not supported; remove it")
     read_field(content, "model_max_length", float, file)
     for name in ("padding_side", "truncation_side"):
         if read_field(content, name, str, file, "right") not in ("right", "left"):
-            raise InputError(f"{file}: {name}: expected right or left, got {shown(content[name])}")
+            raise InputError(f"{file}: {name}: expected right or left, got {format_json(content[name])}")
     for source, settings in ((file, content), (folder / "config.json", read_object(folder / "config.json"))):
         kind = read_field(settings, "tokenizer_class", str, source)
         if kind is not None and not trust_remote_code and not _TOKENIZER_CLASS.fullmatch(kind):
-            raise InputError(f"{source}: tokenizer_class: {shown(kind)} is no tokenizer of transformers")
+            raise InputError(f"{source}: tokenizer_class: {format_json(kind)} is no tokenizer of transformers")
     for name in ("special_tokens_map.json", "added_tokens.json"):
         read_object(folder / name)

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from retriever.errors import InputError, listed
-from retriever.model.documents import parse_json, read_object, shown
+from retriever.errors import InputError, list_first
+from retriever.model.documents import format_json, parse_json, read_object
 from retriever.model.failures import readable_errors, without_loading_report
 from retriever.model.files import weight_files
 
 MAX_HEADER = 4 << 20  # bytes of the header of a safetensors file
 _REMEDY = "copy the model folder again, or save the model again"
 
-Part = Callable[[str], bool]
+InPart = Callable[[str], bool]
 
 
 def check_files(folder: Path, config: Any) -> None:
@@ -94,8 +94,8 @@ def load_model(
     folder: Path,
     *,
     dtype: torch.dtype,
-    unused: Sequence[Part] = (),
-    fresh: Sequence[Part] = (),
+    unused: Sequence[InPart] = (),
+    fresh: Sequence[InPart] = (),
     trust_remote_code: bool = False,
     **settings: Any,
 ) -> tuple[Any, list[str]]:
@@ -139,8 +139,8 @@ def load_model(
             f"{name} {list(stored)} instead of {list(expected)}"
             for name, stored, expected in sorted(report["mismatched_keys"])
         ]
-        raise InputError(f"{folder}: tensors whose shapes differ from config.json's: {listed(shapes)}; {_REMEDY}")
-    lacking = _lacking(model, missing, fresh)
+        raise InputError(f"{folder}: tensors whose shapes differ from config.json's: {list_first(shapes)}; {_REMEDY}")
+    lacking = _missing_fresh_tensors(model, missing, fresh)
     needed = sorted(name for name in missing - lacking if not any(part(name) for part in unused))
     encoder = _encoder_tensors(model)
     if needed and encoder and encoder <= missing and _has_decoder(folder):
@@ -149,11 +149,11 @@ def load_model(
             "the encoder, or with both"
         )
     if needed:
-        raise InputError(f"{folder}: the weights lack {listed(sorted(needed))}, which a {title} needs: {_REMEDY}")
+        raise InputError(f"{folder}: the weights lack {list_first(sorted(needed))}, which a {title} needs: {_REMEDY}")
     # A setting that overrides the number of layers leaves out the last ones on purpose.
     if "num_hidden_layers" not in settings and (surplus := surplus_layers(model, report["unexpected_keys"])):
         raise InputError(
-            f"{folder}: the weights hold layers that config.json does not use: {listed(sorted(surplus))}; correct "
+            f"{folder}: the weights hold layers that config.json does not use: {list_first(sorted(surplus))}; correct "
             "the number of layers in config.json"
         )
     return model, sorted(lacking)
@@ -212,14 +212,14 @@ def _shards(index: Path, files: Sequence[Path]) -> list[Path]:
     """Returns the files that an index of shards names. Raises InputError if one is missing or damaged."""
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(name, str) for name in names.values()):
-        raise InputError(f"{index}: weight_map: expected a file name for each tensor, got {shown(names)}")
+        raise InputError(f"{index}: weight_map: expected a file name for each tensor, got {format_json(names)}")
     by_name = {file.name: file for file in files}
     if lost := sorted(set(names.values()) - set(by_name)):
-        raise InputError(f"{index}: names {listed(lost)}, which is not in the folder; {_REMEDY}")
+        raise InputError(f"{index}: names {list_first(lost)}, which is not in the folder; {_REMEDY}")
     return [by_name[name] for name in sorted(set(names.values()))]
 
 
-def _lacking(model: Any, missing: set[str], fresh: Sequence[Part]) -> set[str]:
+def _missing_fresh_tensors(model: Any, missing: set[str], fresh: Sequence[InPart]) -> set[str]:
     """Returns the missing tensors of fresh parts whose tensors are all missing.
 
     If only some tensors of a part are missing, the file is damaged, and these are not among them.
@@ -228,7 +228,8 @@ def _lacking(model: Any, missing: set[str], fresh: Sequence[Part]) -> set[str]:
     ordinary = {value.data_ptr() for name, value in parameters.items() if not any(part(name) for part in fresh)}
     lacking: set[str] = set()
     for part in fresh:
-        # A tensor that is tied to one of the backbone's is never missing on its own.
+        # Tensors that share memory with one of the backbone's are not counted: transformers does not report them as
+        # missing while the backbone's tensor is present.
         names = {name for name, value in parameters.items() if part(name) and value.data_ptr() not in ordinary}
         absent = {name for name in missing if part(name)}
         if names <= missing:
@@ -259,4 +260,4 @@ def _numbered(name: str) -> list[tuple[str, str]]:
 
 
 def _table(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    return listed(sorted(f"{name} {list(shape)}" for name, shape in shapes.items())) or "none"
+    return list_first(sorted(f"{name} {list(shape)}" for name, shape in shapes.items())) or "none"

@@ -73,6 +73,6 @@ class FlopsOptions(FlopsWeights):
         if self.warm_up < 1:
             raise InputError(f"parameter flops_warm_up {self.warm_up}: expected at least 1 step")
 
-    def ramp(self, step: int) -> float:
+    def ramp_factor(self, step: int) -> float:
         """Returns the factor of both weights at a step, counted from 0: min(1, t / T)^2, where t counts from 1."""
         return min(1.0, (step + 1) / self.warm_up) ** 2

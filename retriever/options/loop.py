@@ -92,7 +92,7 @@ class LoopOptions(ContrastiveOptimisation):
     evaluate_every: int = 0
     refresh_every: int = option(0, minimum=0)
 
-    def shaping(self) -> dict[str, Any]:
+    def fingerprint_options(self) -> dict[str, Any]:
         """Returns the options that shape the result, for a fingerprint. AdamW, the default, is not among them."""
         options = {name: value for name, value in asdict(self).items() if name not in HOW}
         if self.optimizer == "adamw":

@@ -21,9 +21,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from safetensors.torch import save_file
 
-from retriever.errors import InputError, listed
+from retriever.errors import InputError, list_first
 from retriever.forward.prompt_rows import PromptShape
-from retriever.model.documents import check_object, has_type, read_object, shown
+from retriever.model.documents import check_object, format_json, has_type, read_object
 from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from retriever.model.recipe import Recipe
 from retriever.model.weights import read_tensors
@@ -183,7 +183,9 @@ def _read_places(sides: Any, file: Path) -> dict[str, tuple[str, int]]:
         if place is not None:
             check_object(place, _PLACE, f"sides.{side}.", file)
             if place["tensor"] not in (side, "both"):
-                raise InputError(f"{file}: sides.{side}.tensor: expected {side} or both, got {shown(place['tensor'])}")
+                raise InputError(
+                    f"{file}: sides.{side}.tensor: expected {side} or both, got {format_json(place['tensor'])}"
+                )
             if place["length"] < 1:
                 raise InputError(f"{file}: sides.{side}.length: expected at least 1, got {place['length']}")
             places[side] = place["tensor"], place["length"]
@@ -202,7 +204,7 @@ def _read_options(content: dict[str, Any], file: Path) -> EncoderOptions:
         kinds = _types_of(hints[name])
         if not any(content[name] is None if kind is type(None) else has_type(content[name], kind) for kind in kinds):
             names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
-            raise InputError(f"{file}: options.{name}: expected {names}, got {shown(content[name])}")
+            raise InputError(f"{file}: options.{name}: expected {names}, got {format_json(content[name])}")
     try:
         return EncoderOptions(**content)
     except InputError as error:
@@ -221,7 +223,7 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], names: set[str], file: P
     """Raises InputError unless the tensors are those that prompt.json names, alike in shape and dtype, and finite."""
     if set(tensors) != names:
         raise InputError(
-            f"{file}: holds {listed(sorted(tensors)) or 'no tensor'}, expected "
+            f"{file}: holds {list_first(sorted(tensors)) or 'no tensor'}, expected "
             f"{', '.join(sorted(names)) or 'none'} as {SETTINGS} says"
         )
     for name, tensor in tensors.items():
@@ -234,7 +236,7 @@ def _check_tensors(tensors: Mapping[str, torch.Tensor], names: set[str], file: P
             raise InputError(f"{file}: {name} holds numbers that are not finite")
     shapes = {(tensor.dtype, tensor.shape[0], tensor.shape[2], tensor.shape[4]) for tensor in tensors.values()}
     if len(shapes) > 1:
-        kinds = listed(sorted(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()))
+        kinds = list_first(sorted(f"{name} {tensor.dtype} {tuple(tensor.shape)}" for name, tensor in tensors.items()))
         raise InputError(f"{file}: tensors of different dtypes, layers or heads: {kinds}")
 
 
@@ -301,7 +303,7 @@ def _without_scaling(backbone: Mapping[str, Any]) -> dict[str, Any]:
     return {**backbone, "head": [step for step in backbone.get("head", []) if step != "normalize"]}
 
 
-def check_offsets(recipe: Recipe, offsets: Mapping[Side, int]) -> None:
+def check_prompt_positions(recipe: Recipe, offsets: Mapping[Side, int]) -> None:
     """Raises InputError if a backbone has too few positions for texts that start after their prompts.
 
     Args:

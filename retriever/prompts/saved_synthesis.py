@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from retriever.errors import InputError, listed
+from retriever.errors import InputError, list_first
 from retriever.forward.prompt_rows import PromptShape
 from retriever.model.documents import check_object
 from retriever.options.synthesis import SynthesisOptions
@@ -49,7 +49,7 @@ class SavedSynthesis:
         """Numbers of a token of a prompt: layers * 2 * heads * head_dim."""
         return self.tensors["up.weight"].shape[0]
 
-    def kept_numbers(self) -> int:
+    def count_kept_numbers(self) -> int:
         """Returns how many numbers `KeptSynthesiser` keeps."""
         options = self.options
         tokens, prefix_encoder = options.prompts * options.length, options.bottleneck * self.numbers
@@ -115,8 +115,8 @@ def saved_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tenso
     basic, up = tensors.get("basic"), tensors.get("up.weight")
     if basic is None or basic.ndim != 3 or up is None or up.ndim != 2:
         raise InputError(
-            f"{file}: holds {listed(sorted(tensors)) or 'no tensor'} of a synthesiser: expected basic [N, m, d] and "
-            "up.weight [layers * 2 * heads * head_dim, d_p] among them"
+            f"{file}: holds {list_first(sorted(tensors)) or 'no tensor'} of a synthesiser: expected basic [N, m, d] "
+            "and up.weight [layers * 2 * heads * head_dim, d_p] among them"
         )
     width, hidden, bottleneck = basic.shape[2], options.hidden, options.bottleneck
     expected = {
@@ -129,7 +129,9 @@ def saved_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tenso
         "up.weight": (up.shape[0], bottleneck),
     }
     if set(tensors) != set(expected):
-        raise InputError(f"{file}: a synthesiser of {listed(sorted(tensors))}: expected {', '.join(sorted(expected))}")
+        raise InputError(
+            f"{file}: a synthesiser of {list_first(sorted(tensors))}: expected {', '.join(sorted(expected))}"
+        )
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != expected[name] or tensor.dtype != torch.float32:
             raise InputError(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from retriever.forward.prompt_rows import PromptRows, PromptShape, attention_order, rows_of
+from retriever.forward.prompt_rows import PromptRows, PromptShape, attention_order, separate_prompt_rows
 from retriever.options.synthesis import SynthesisOptions
 
 # Bytes of prompts that the prefix encoder computes at a time on a CPU: they are still in its cache when they are put in
@@ -66,7 +66,7 @@ class Synthesiser(nn.Module):
             numbers = self.up(self.down(_mixed(weights, self.basic)).tanh())
         else:
             numbers = _mixed(weights, self.encoded())
-        return Synthesised(rows_of(numbers, self.shape), weights)
+        return Synthesised(separate_prompt_rows(numbers, self.shape), weights)
 
     def keys(self) -> torch.Tensor:
         """Returns the maximum of each basic prompt over its tokens, [N, d], with which queries are compared."""

@@ -33,7 +33,7 @@ class _Slot:
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptSnapshot:
     """A snapshot of the prompts of one side; later calls of `put` and `drop` do not change it.
 
     Attributes:
@@ -165,13 +165,13 @@ class PromptTable:
         layers, heads, head_dim = shape
         numbers = torch.zeros((_MIN_SIZE, layers, 2, 2, heads, head_dim), dtype=dtype, device=device)
         empty = torch.zeros(2, dtype=torch.int64, device=device)
-        self._now = Prompts({}, numbers, empty, empty, {})
+        self._now = PromptSnapshot({}, numbers, empty, empty, {})
 
-    def now(self) -> Prompts:
+    def snapshot(self) -> PromptSnapshot:
         """Returns a snapshot of the prompts."""
         return self._now
 
-    def growth(self, length: int, count: int = 1) -> int:
+    def bytes_needed(self, length: int, count: int = 1) -> int:
         """Returns the bytes of the larger tensor that `count` prompts of `length` tokens need; 0 if they fit into this
         one."""
         with self._lock:
@@ -197,21 +197,21 @@ class PromptTable:
                 numbers[:length, :, :, slot.number] = matrix.detach().permute(3, 0, 1, 2, 4).to(numbers)
                 slots.append(slot)
             without = _without(self._now.synthesisers, task)
-            self._become({**self._now.slots, task: tuple(slots)}, numbers, without)
+            self._replace_contents({**self._now.slots, task: tuple(slots)}, numbers, without)
 
     def put_synthesiser(self, task: str, synthesiser: KeptSynthesiser) -> None:
         """Adds or replaces the prompts of a task, which are computed from its texts."""
         with self._lock:
             synthesisers = {**self._now.synthesisers, task: synthesiser}
-            self._become(_without(self._now.slots, task), self._now.numbers, synthesisers)
+            self._replace_contents(_without(self._now.slots, task), self._now.numbers, synthesisers)
 
     def drop(self, task: str) -> None:
         """Removes the prompt of a task, if it has one."""
         with self._lock:
             slots, synthesisers = _without(self._now.slots, task), _without(self._now.synthesisers, task)
-            self._become(slots, self._now.numbers, synthesisers)
+            self._replace_contents(slots, self._now.numbers, synthesisers)
 
-    def _become(
+    def _replace_contents(
         self,
         slots: Mapping[str, tuple[_Slot, ...]],
         numbers: torch.Tensor,
@@ -222,7 +222,7 @@ class PromptTable:
             lengths[slot.number], offsets[slot.number] = slot.length, slot.offset
         device = numbers.device
         on_device = (torch.from_numpy(lengths).to(device), torch.from_numpy(offsets).to(device))
-        self._now = Prompts(slots, numbers, *on_device, synthesisers)
+        self._now = PromptSnapshot(slots, numbers, *on_device, synthesisers)
 
     def _shape_for(self, length: int, count: int = 1) -> torch.Size:
         """Returns the shape of a tensor with free slots for `count` prompts of `length`."""
@@ -241,7 +241,7 @@ class PromptTable:
         columns, capacity, wanted = old.shape[0], old.shape[3], shape[3]
         numbers = old.new_zeros(shape)
         numbers[:columns, :, :, :capacity] = old
-        self._become(self._now.slots, numbers, self._now.synthesisers)
+        self._replace_contents(self._now.slots, numbers, self._now.synthesisers)
         # Descending: `put` takes the last one, the lowest number.
         self._free[:0] = range(wanted - 1, capacity - 1, -1)
         return numbers

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, rows_of
+from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, separate_prompt_rows
 from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.synthesiser import Synthesiser
 
@@ -40,13 +40,13 @@ class TaskPrompts(nn.Module):
         prompts = self.synthesiser.encoded()
         if inputs.tasks is None:
             prompts = prompts.mean(0, keepdim=True)
-        rows = rows_of(prompts, self.synthesiser.shape)
+        rows = separate_prompt_rows(prompts, self.synthesiser.shape)
         return rows._replace(rows=inputs.tasks, dropout=self.dropout if self.training else 0.0)
 
     @torch.no_grad()
     def matrices(self) -> dict[str, torch.Tensor]:
         """Returns the saved form of the prompt of each task: [layers, 2, heads, l, head_dim], float32."""
-        table = rows_of(self.synthesiser.encoded(), self.synthesiser.shape).table.float()
+        table = separate_prompt_rows(self.synthesiser.encoded(), self.synthesiser.shape).table.float()
         return {task: table[:, :, number].contiguous() for number, task in enumerate(self.tasks)}
 
     def matrix(self) -> torch.Tensor:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from retriever.errors import InputError
-from retriever.model.documents import read_object, shown
+from retriever.model.documents import format_json, read_object
 from retriever.model.files import sha256_of
 from retriever.model.weights import load_tensors
 
@@ -98,7 +98,7 @@ def saved_shape(folder: Path) -> HeadShape | None:
     values = [settings.get(name) for name in ("layers", "skip_from")]
     if set(settings) != {"layers", "skip_from"} or not all(type(value) is int for value in values):
         raise InputError(
-            f"{file}: expected the integers layers and skip_from, got {shown(settings)}; save the head "
+            f"{file}: expected the integers layers and skip_from, got {format_json(settings)}; save the head "
             "again, or remove the folder to start with a new head"
         )
     return HeadShape(**settings)

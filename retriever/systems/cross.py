@@ -27,7 +27,7 @@ from retriever.model.weights import check_files, load_model
 from retriever.options.reranking import CrossOptions, PairLoss
 from retriever.training.dev_workers import ITEMS, share_items
 from retriever.training.reranker_data import TrainingData, batch_at
-from retriever.training.system import Batch, Chunk, checkpoint_activations
+from retriever.training.system import Batch, BatchChunk, checkpoint_activations
 
 
 class CrossSystem:
@@ -95,10 +95,10 @@ class CrossSystem:
             world: The number of workers.
         """
 
-        def make_chunks(rows: np.ndarray) -> list[Chunk]:
+        def make_chunks(rows: np.ndarray) -> list[BatchChunk]:
             return self._chunks([queries[row] for row in rows], [passages[row] for row in rows], 1, rows)
 
-        def forward(chunk: Chunk) -> torch.Tensor:
+        def forward(chunk: BatchChunk) -> torch.Tensor:
             return self._logits(chunk)[: len(chunk.rows[ITEMS])]
 
         shape = (len(queries), 1)
@@ -107,7 +107,7 @@ class CrossSystem:
 
     def _chunks(
         self, queries: Sequence[str], passages: Sequence[str], width: int, positions: np.ndarray | None = None
-    ) -> list[Chunk]:
+    ) -> list[BatchChunk]:
         """Cuts pairs into chunks, `width` consecutive pairs together; `positions` are those of the pairs, if needed."""
         if not len(queries):
             return []
@@ -121,21 +121,21 @@ class CrossSystem:
         kinds = padded_batches(types, batches, side="right", pad_id=0)
         none: dict[str, np.ndarray] = {}
         return [
-            Chunk(
+            BatchChunk(
                 none if positions is None else {ITEMS: positions[rows]},
                 (ids, type_ids, lengths),
                 ids.numel(),
-                {"pairs": tokens.cuts(rows)},
+                {"pairs": tokens.count_cuts(rows)},
             )
             for (rows, ids, lengths), (_, type_ids, _) in zip(pairs, kinds, strict=True)
         ]
 
-    def _logits(self, chunk: Chunk) -> torch.Tensor:
+    def _logits(self, chunk: BatchChunk) -> torch.Tensor:
         """Returns the logits of a chunk's pairs, float [n, 1]."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             return self.scored(*(tensor.to(self.device) for tensor in chunk.inputs))
 
-    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Returns no outputs, and the chunk's part of the mean loss over the batch's queries."""
         logits = self._logits(chunk)
         part = loss_of(logits.view(-1, 1 + self.options.negatives_per_query), self.options.loss)

@@ -23,11 +23,11 @@ from retriever.systems.encoders import Encoders, trained_recipe
 from retriever.systems.prompt_kinds import open_kind, open_prompts
 from retriever.systems.text_chunks import TextChunks
 from retriever.terms.registry import TERMS
-from retriever.terms.term import BATCH_VECTORS, Encoded, Step
+from retriever.terms.term import BATCH_VECTORS, EncodedChunk, StepBatch
 from retriever.training.dev_workers import share_items
 from retriever.training.parameter_groups import ParameterGroup
 from retriever.training.reranker_data import TrainingData, batch_at
-from retriever.training.system import Batch, Chunk, Output
+from retriever.training.system import Batch, BatchChunk, BatchOutput
 
 COSINE_TEMPERATURE = 0.05  # as in sentence-transformers' and SimCSE's cosine losses; inner products use 1 (DPTDR)
 PROMPT = "prompt"  # the folder with the prompts over a trained backbone
@@ -127,7 +127,7 @@ class DualSystem:
             data, options, step, draw_positive=options.draw_positive, draw_negatives=options.draw_negatives
         )
         passages, places = np.unique(rows, return_inverse=True)
-        draft = Step(step, queries, rows, passages, places.reshape(rows.shape), rank, world)
+        draft = StepBatch(step, queries, rows, passages, places.reshape(rows.shape), rank, world)
         of_queries, of_passages = self.kind.numbers_of(data, queries, passages[draft.positives], passages)
         texts = [data.queries[query] for query in queries[rank::world]]
         places_of_queries = np.arange(rank, len(queries), world)
@@ -135,7 +135,7 @@ class DualSystem:
         draft.chunks += self.chunks(texts, "query", places_of_queries, _share(of_queries, rank, world))
         of_passages = _share(of_passages, rank, world)
         draft.chunks += self._passage_chunks(passages[rank::world], places_of_passages, of_passages)
-        draft.outputs[BATCH_VECTORS] = Output(self.dim, len(queries) + len(passages))
+        draft.outputs[BATCH_VECTORS] = BatchOutput(self.dim, len(queries) + len(passages))
         ignored = np.zeros((len(queries), len(passages)), bool)
         for place, query in enumerate(queries):
             ignored[place] = np.isin(passages, data.relevant(query))
@@ -152,13 +152,13 @@ class DualSystem:
         assert self.data is not None
         return self.tokenizer.compose(*self.data.passages(rows), self.encoder.title)
 
-    def _passage_chunks(self, passages: np.ndarray, rows: np.ndarray, numbers: np.ndarray | None) -> list[Chunk]:
+    def _passage_chunks(self, passages: np.ndarray, rows: np.ndarray, numbers: np.ndarray | None) -> list[BatchChunk]:
         """Cuts passages into chunks; `rows` are their positions in the batch. One chunk holds all stored vectors."""
         if self.vectors is None:
             return self.chunks(self.compose(passages), "passage", rows, numbers)
         if not len(passages):
             return []
-        return [Chunk({BATCH_VECTORS: rows}, torch.from_numpy(self.vectors(passages).astype(np.float32)))]
+        return [BatchChunk({BATCH_VECTORS: rows}, torch.from_numpy(self.vectors(passages).astype(np.float32)))]
 
     def chunks(
         self,
@@ -167,7 +167,7 @@ class DualSystem:
         rows: np.ndarray,
         numbers: np.ndarray | None = None,
         output: str = BATCH_VECTORS,
-    ) -> list[Chunk]:
+    ) -> list[BatchChunk]:
         """Cuts texts into chunks; see TextChunks. Texts of other outputs are not counted as cut: others count them."""
         names = [output, *(name for term in self.terms for name in term.row_outputs(side))]
         return self._chunks.make(texts, side, rows, names, numbers, self._prompt(side), output == BATCH_VECTORS)
@@ -176,7 +176,7 @@ class DualSystem:
         """Raises InputError for a query without a word, from which its prompt would be computed; names it."""
         self._chunks.check_queries(texts)
 
-    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], None]:
+    def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], None]:
         """Returns the vectors of a chunk for the loss, float32 [n, dim], and the outputs of the terms.
 
         The vectors are scaled if the temperature is learned; the terms get them as they are.
@@ -188,10 +188,10 @@ class DualSystem:
             outputs |= term.outputs(chunk, encoded)
         return outputs, None
 
-    def _encode(self, chunk: Chunk) -> Encoded:
+    def _encode(self, chunk: BatchChunk) -> EncodedChunk:
         """Returns the vectors of a chunk. Stored vectors are constants."""
         if isinstance(chunk.inputs, torch.Tensor):
-            return Encoded(None, chunk.inputs.to(self.device), None)
+            return EncodedChunk(None, chunk.inputs.to(self.device), None)
         side, *texts = chunk.inputs
         inputs = PromptInputs(*(each.to(self.device) for each in texts))
         provider, (model, head) = self._prompt(side), self.encoders[side]
@@ -200,7 +200,7 @@ class DualSystem:
         count = len(next(iter(chunk.rows.values())))  # a single text is repeated
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast):
             pooled = model(inputs.ids, inputs.lengths, **extra)
-        return Encoded(side, head(pooled[:count]), None if weights is None else weights[:count])
+        return EncodedChunk(side, head(pooled[:count]), None if weights is None else weights[:count])
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """Returns the sum of the terms over all queries and passages of the batch."""
@@ -237,7 +237,7 @@ class DualSystem:
         if self.numbers is not None and numbers is None:
             numbers = self.numbers.infer(texts, side)
 
-        def make_chunks(rows: np.ndarray) -> list[Chunk]:
+        def make_chunks(rows: np.ndarray) -> list[BatchChunk]:
             return self.chunks([texts[row] for row in rows], side, rows, None if numbers is None else numbers[rows])
 
         return share_items(

@@ -13,7 +13,7 @@ from retriever.encoding.saving import save_encoder, with_original_values
 from retriever.errors import InputError
 from retriever.forward.attention import enable_prompts
 from retriever.forward.kernels import attention_dropouts, remove_dropout, swap_dropout
-from retriever.forward.pooling import Head, Pooled
+from retriever.forward.pooling import PooledBackbone, VectorHead
 from retriever.model.configuration import load_config
 from retriever.model.recipe import Recipe, read_recipe, with_projection
 from retriever.options import SIDES, EncoderOptions, Side
@@ -53,7 +53,7 @@ class Encoders:
     ):
         self.recipe, self.options, self.tuning, self.device, self.dtype = recipe, options, tuning, device, dtype
         self._dropouts = attention_dropouts(load_config(recipe.backbone, **recipe.config_args))
-        self.of: dict[Side, tuple[Pooled, Head]] = dict.fromkeys(SIDES, self._open())
+        self.of: dict[Side, tuple[PooledBackbone, VectorHead]] = dict.fromkeys(SIDES, self._open())
         if tuning.method != "prompt" and tuning.sides == "untied":
             self.of["passage"] = self._open()
         elif tuning.method != "prompt" and tuning.sides == "query":
@@ -80,14 +80,16 @@ class Encoders:
             with with_original_values(model.saved.config, self._dropouts):
                 save_encoder(place, self.recipe, model.saved, head)
 
-    def _open(self) -> tuple[Pooled, Head]:
+    def _open(self) -> tuple[PooledBackbone, VectorHead]:
         """Returns an encoder with the backbone's weights."""
         frozen = self.tuning.method != "finetune"
         off: dict[str, Any] = dict.fromkeys(self._dropouts, 0.0)
         pooled = open_pooled(self.recipe, self.dtype if frozen else torch.float32, **off).to(self.device)
         pooled.requires_grad_(not frozen)
         backbone: Any = pooled.backbone
-        head = Head(self.recipe, self.options.dimension, self.tuning.seed).to(self.device).requires_grad_(not frozen)
+        head = (
+            VectorHead(self.recipe, self.options.dimension, self.tuning.seed).to(self.device).requires_grad_(not frozen)
+        )
         swap_dropout(pooled)
         if not self.tuning.dropout:
             remove_dropout(pooled)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from retriever.encoding.backbones import load_backbone
-from retriever.encoding.language_model import backbone_prefix, has_head, head_over_states, with_replacement
+from retriever.encoding.language_model import backbone_prefix, has_head, head_over_states, replace_submodule
 from retriever.encoding.saving import with_original_values
 from retriever.errors import InputError
 from retriever.forward.batching import Tokens
@@ -262,7 +262,7 @@ class _TransformersHead(nn.Module):
         super().__init__()
         self.model = head_over_states(whole)
         table = whole.get_output_embeddings()
-        cut = with_replacement(self.model, table, nn.Identity())
+        cut = replace_submodule(self.model, table, nn.Identity())
         self.decoder = None
         if type(table) is nn.Linear and _computes_same(self.model, cut, table):
             self.model, self.decoder = cut, _OutputLayer(table.weight, table.bias)

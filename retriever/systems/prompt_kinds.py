@@ -13,13 +13,13 @@ from torch import nn
 from retriever.errors import InputError
 from retriever.forward.attention import enable_prompts
 from retriever.forward.batching import TextTokenizer, Tokens
-from retriever.forward.pooling import Pooled
+from retriever.forward.pooling import PooledBackbone
 from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptRows, PromptShape
 from retriever.model.recipe import Recipe, settings_of
 from retriever.options import EncoderOptions, Side
 from retriever.options.tuning import Parametrisation, TuneOptions, offsets_of
 from retriever.prompts.deep_prompt import DeepPrompt, MatrixPrompt, MlpPrompt
-from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_offsets
+from retriever.prompts.prompts import TaskPrompt, check_initial_prompt, check_prompt_positions
 from retriever.prompts.query_words import NO_WORDS, words_per_text
 from retriever.prompts.synthesis_provider import SynthesisedPrompt
 from retriever.prompts.task_prompts import TaskPrompts
@@ -273,7 +273,7 @@ def open_kind(
 
 
 def open_prompts(
-    kind: PromptKind, pooled: Pooled, recipe: Recipe, encoder: EncoderOptions, start: TaskPrompt | None
+    kind: PromptKind, pooled: PooledBackbone, recipe: Recipe, encoder: EncoderOptions, start: TaskPrompt | None
 ) -> nn.ModuleDict:
     """Returns the providers of the prompts by the names of their sides.
 
@@ -293,7 +293,7 @@ def open_prompts(
     shape = enable_prompts(pooled.backbone)
     if kind.tuning.position_offset:
         pooled.check_offsets()
-        check_offsets(recipe, offsets_of(kind.tuning))
+        check_prompt_positions(recipe, offsets_of(kind.tuning))
     if start is not None:
         check_initial_prompt(start, settings_of(recipe, encoder), shape)
     for name in names:

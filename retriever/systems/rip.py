@@ -33,9 +33,9 @@ from retriever.prompts.deep_prompt import MatrixPrompt
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from retriever.systems.condenser import CondenserHead, choose_shape, saved_shape
 from retriever.systems.masking import MaskedLanguageModel, Masking
-from retriever.systems.sentences import count_words, spans, split_sentences
+from retriever.systems.sentences import count_words, split_into_spans, split_sentences
 from retriever.training.dev_workers import ITEMS, share_items
-from retriever.training.system import Batch, Chunk, Output, checkpoint_activations
+from retriever.training.system import Batch, BatchChunk, BatchOutput, checkpoint_activations
 
 # Streams of random numbers, in addition to that of the training loop (2): orders of epochs, pairs, masks.
 _ORDER, _PAIR, _MASK = 3, 4, 5
@@ -49,7 +49,7 @@ class RipData:
     Attributes:
         num_passages: The corpus has rows 0 to num_passages - 1.
         texts: Maps rows, int64 [n], to the texts of n passages.
-        rows: Rows that can be drawn (`eligible`), int64 [any].
+        rows: Rows that can be drawn (`is_eligible`), int64 [any].
     """
 
     num_passages: int
@@ -98,7 +98,7 @@ def rip_loss(
     return functional.cross_entropy(scores, partners)
 
 
-def eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
+def is_eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
     """Returns which passages can be drawn, bool [texts].
 
     These are passages with two different sentences of at least `min_words` words, or with two spans of as many. If
@@ -106,7 +106,7 @@ def eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
     """
     if not options.has_pairs:
         return np.array([bool(text.strip()) for text in texts], bool)
-    return np.array([len(_units(text, options, np.random.default_rng(0))) > 1 for text in texts], bool)
+    return np.array([len(_passage_units(text, options, np.random.default_rng(0))) > 1 for text in texts], bool)
 
 
 def limit_batch(options: RipOptions, num_eligible: int) -> RipOptions:
@@ -139,14 +139,14 @@ def passages_at(options: RipOptions, rows: np.ndarray, step: int) -> tuple[np.nd
     return passages, epochs
 
 
-def pair_of(text: str, options: RipOptions, epoch: int, passage: int) -> tuple[str, str]:
+def draw_pair(text: str, options: RipOptions, epoch: int, passage: int) -> tuple[str, str]:
     """Returns two different sentences (or spans) of a passage, drawn by (seed, epoch, passage).
 
     Raises:
         InputError: If the passage has only one.
     """
     draw = np.random.default_rng([options.seed, _PAIR, epoch, passage])
-    units = _units(text, options, draw)
+    units = _passage_units(text, options, draw)
     if len(units) < 2:
         raise InputError(f"passage {passage}: has {len(units)} {options.unit}(s), two are needed: find the rows again")
     first, second = draw.choice(len(units), 2, replace=False)
@@ -245,7 +245,7 @@ class RipSystem:
         per_passage = 2 if options.has_pairs else 1
         if per_passage == 2:
             chosen = zip(texts, epochs[mine], passages[mine], strict=True)
-            texts = [unit for text, e, p in chosen for unit in pair_of(text, options, int(e), int(p))]
+            texts = [unit for text, e, p in chosen for unit in draw_pair(text, options, int(e), int(p))]
         rows = (per_passage * mine[:, None] + np.arange(per_passage)).ravel()
         keys = [[options.seed, _MASK, step, int(row)] for row in rows]
         words = None
@@ -272,14 +272,14 @@ class RipSystem:
         for (text_rows, ids, lengths), (_, label_ids, _) in zip(inputs, targets, strict=True):
             unique = slice(len(text_rows))  # a chunk of one text holds the text twice
             chunk_inputs = (ids[unique], lengths[unique], label_ids[unique], total)
-            cuts = {} if noun is None else {noun: units.cuts(text_rows)}
-            chunks.append(Chunk({"dense": rows[text_rows]}, chunk_inputs, chunk_inputs[0].numel(), cuts))
+            cuts = {} if noun is None else {noun: units.count_cuts(text_rows)}
+            chunks.append(BatchChunk({"dense": rows[text_rows]}, chunk_inputs, chunk_inputs[0].numel(), cuts))
         of_rows = torch.from_numpy(np.repeat(passages, per_passage)).to(self.device)
         labels_of_rows = {"passages": of_rows, "texts": shared[1:]} if num_rows else {}
-        outputs = {"dense": Output(self.recipe.hidden, num_rows)} if num_rows else {}
+        outputs = {"dense": BatchOutput(self.recipe.hidden, num_rows)} if num_rows else {}
         return Batch(outputs, chunks, labels_of_rows)
 
-    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
         """Returns the vectors of a chunk as "dense", float32 [n, hidden], and its part of L_s; None without masks.
 
         L_s is the mean over all masked tokens of the batch.
@@ -304,15 +304,17 @@ class RipSystem:
         Each worker encodes a share of the texts, and all workers get the result.
         """
 
-        def make_chunks(rows: np.ndarray) -> list[Chunk]:
+        def make_chunks(rows: np.ndarray) -> list[BatchChunk]:
             if not len(rows):
                 return []
             tokens = self.tokenizer([texts[row] for row in rows], side=side)
             batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
             filled = padded_batches(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
-            return [Chunk({ITEMS: rows[text_rows]}, (ids, lengths), ids.numel()) for text_rows, ids, lengths in filled]
+            return [
+                BatchChunk({ITEMS: rows[text_rows]}, (ids, lengths), ids.numel()) for text_rows, ids, lengths in filled
+            ]
 
-        def forward(chunk: Chunk) -> torch.Tensor:
+        def forward(chunk: BatchChunk) -> torch.Tensor:
             ids, lengths = (tensor.to(self.device) for tensor in chunk.inputs)
             prompt = None if self.prompt is None else self.prompt(PromptInputs(ids, lengths))
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
@@ -344,12 +346,12 @@ class RipSystem:
         save_encoder(folder, replace(recipe, head=self.recipe.head), self.model)
 
 
-def _units(text: str, options: RipOptions, draw: np.random.Generator) -> list[str]:
+def _passage_units(text: str, options: RipOptions, draw: np.random.Generator) -> list[str]:
     """Returns the units from which a pair is drawn. Duplicate sentences are left out."""
     if options.unit == "sentence":
         sentences = dict.fromkeys(split_sentences(text, options.language))
         return [sentence for sentence in sentences if count_words(sentence) >= options.min_words]
-    return spans(text, options.max_length, draw, options.min_words)
+    return split_into_spans(text, options.max_length, draw, options.min_words)
 
 
 def _digests(tokens: Tokens) -> np.ndarray:

@@ -42,7 +42,7 @@ def count_words(text: str) -> int:
     return len(_word_starts(text))
 
 
-def spans(text: str, longest: int, draw: np.random.Generator, shortest: int = 1) -> list[str]:
+def split_into_spans(text: str, longest: int, draw: np.random.Generator, shortest: int = 1) -> list[str]:
     """Returns a text in contiguous spans of whole words: every word is in exactly one span.
 
     The size of a span is drawn uniformly from `shortest` to `longest`, or to half of the text's words if that is less.
@@ -73,14 +73,14 @@ def spans(text: str, longest: int, draw: np.random.Generator, shortest: int = 1)
     return found
 
 
-def runs(text: str) -> Iterator[Any]:
+def word_runs(text: str) -> Iterator[Any]:
     """Yields a match for each run of characters between white space, and each character of scripts without spaces."""
     return _pattern(_RUN).finditer(text)
 
 
 def _word_starts(text: str) -> list[int]:
     """Returns the position of each word's first character; punctuation before it counts as part of the word."""
-    return [run.start() for run in runs(text) if any(character.isalnum() for character in run.group())]
+    return [run.start() for run in word_runs(text) if any(character.isalnum() for character in run.group())]
 
 
 # sentencex and regex are imported at their first use: what encodes and trains prompts runs without them.

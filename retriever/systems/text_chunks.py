@@ -12,7 +12,7 @@ from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, TextTokenizer,
 from retriever.model.recipe import Recipe
 from retriever.options import PLURALS, Side
 from retriever.systems.prompt_kinds import PromptKind
-from retriever.training.system import Chunk
+from retriever.training.system import BatchChunk
 
 _QUERIES = 4096  # queries that are tokenized at a time, to check that each has a word
 
@@ -39,7 +39,7 @@ class TextChunks:
         numbers: np.ndarray | None = None,
         provider: Any = None,
         is_counted: bool = True,
-    ) -> list[Chunk]:
+    ) -> list[BatchChunk]:
         """Cuts texts into chunks of nearly equal length.
 
         Args:
@@ -68,9 +68,9 @@ class TextChunks:
         ):
             # A single text is repeated.
             of_ids = () if numbers is None else (torch.from_numpy(np.resize(numbers[text_rows], len(ids))),)
-            cuts = {PLURALS[side]: tokens.cuts(text_rows)} if is_counted else {}
+            cuts = {PLURALS[side]: tokens.count_cuts(text_rows)} if is_counted else {}
             inputs = (side, ids, lengths, *of_ids)
-            chunks.append(Chunk(dict.fromkeys(outputs, rows[text_rows]), inputs, ids.numel(), cuts))
+            chunks.append(BatchChunk(dict.fromkeys(outputs, rows[text_rows]), inputs, ids.numel(), cuts))
         return chunks
 
     def check_queries(self, texts: Sequence[str]) -> None:

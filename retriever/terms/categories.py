@@ -6,30 +6,30 @@ from collections.abc import Mapping
 
 import torch
 
-from retriever.losses import category_loss, overlap
+from retriever.losses import category_loss, category_overlap
 from retriever.options.tuning import TuneOptions
-from retriever.terms.term import Step, Term, sides_of
+from retriever.terms.term import LossTerm, StepBatch, sides_of
 from retriever.training.system import Batch
 
 
-class CategoryTerm(Term):
+class CategoryTerm(LossTerm):
     """All passages of a batch that share a category with a query's own positive are positives of the query."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
-        """See Term."""
+        """See LossTerm."""
         return tuning.categories is not None
 
-    def add_to(self, step: Step) -> None:
+    def add_to(self, step: StepBatch) -> None:
         """Adds the overlaps of the categories of each query's positive and of each passage, float32 [m, p]."""
         data = self.system.data
         assert data is not None
         assert data.categories is not None, "positives by category need the categories of passages"
-        rho = overlap(torch.from_numpy(data.categories.members(step.passages)))
+        rho = category_overlap(torch.from_numpy(data.categories.members(step.passages)))
         step.arguments["rho"] = rho[torch.from_numpy(step.positives)]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """See Term."""
+        """See LossTerm."""
         options, both = self.system.tuning.categories, sides_of(outputs, batch)
         assert options is not None
         rho, positives, ignored = (batch.arguments[name].to(both[0].device) for name in ("rho", "positives", "ignored"))

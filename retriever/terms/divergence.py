@@ -9,38 +9,38 @@ import torch
 from retriever.losses.divergence import regulariser
 from retriever.options import Side
 from retriever.options.tuning import TuneOptions
-from retriever.terms.term import Encoded, Step, Term
-from retriever.training.system import Batch, Chunk, Output
+from retriever.terms.term import EncodedChunk, LossTerm, StepBatch
+from retriever.training.system import Batch, BatchChunk, BatchOutput
 
 WEIGHTS = "attention"  # the output of a batch that holds the weights of the basic prompts of each query
 
 
-class DivergenceTerm(Term):
+class DivergenceTerm(LossTerm):
     """Compares the weights of the basic prompts of all pairs of queries of a batch."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
-        """See Term."""
+        """See LossTerm."""
         return tuning.divergence is not None
 
-    def add_to(self, step: Step) -> None:
+    def add_to(self, step: StepBatch) -> None:
         """Adds the weights of the basic prompts and the task of each query."""
         options, data = self.system.tuning.synthesis, self.system.data
         assert options is not None
         assert data is not None
-        step.outputs[WEIGHTS] = Output(options.prompts, len(step.queries))
+        step.outputs[WEIGHTS] = BatchOutput(options.prompts, len(step.queries))
         step.arguments["tasks"] = torch.from_numpy(data.tasks_of(step.queries))
 
     def row_outputs(self, side: Side) -> tuple[str, ...]:
-        """See Term."""
+        """See LossTerm."""
         return (WEIGHTS,) if side == "query" else ()
 
-    def outputs(self, chunk: Chunk, encoded: Encoded) -> dict[str, torch.Tensor]:
-        """See Term."""
+    def outputs(self, chunk: BatchChunk, encoded: EncodedChunk) -> dict[str, torch.Tensor]:
+        """See LossTerm."""
         return {} if encoded.weights is None else {WEIGHTS: encoded.weights}
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """See Term."""
+        """See LossTerm."""
         options, weights = self.system.tuning.divergence, outputs[WEIGHTS]
         assert options is not None
         return regulariser(weights, batch.arguments["tasks"].to(weights.device), options)

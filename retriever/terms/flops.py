@@ -7,41 +7,41 @@ from collections.abc import Mapping
 import torch
 
 from retriever.errors import Diverged, InputError
-from retriever.losses.flops import MIN_WORDS, flops, mean_words
+from retriever.losses.flops import MIN_WORDS, flops_loss, mean_words
 from retriever.model.recipe import Recipe
 from retriever.options import SIDES, Side
 from retriever.options.tuning import TuneOptions
-from retriever.terms.term import BATCH_VECTORS, Encoded, Step, Term, sides_of
-from retriever.training.system import Batch, Chunk, Output
+from retriever.terms.term import BATCH_VECTORS, EncodedChunk, LossTerm, StepBatch, sides_of
+from retriever.training.system import Batch, BatchChunk, BatchOutput
 
 # The output of a batch that is the sum of the sparse vectors of a side.
 TOTALS: dict[Side, str] = {"query": "query_total", "passage": "passage_total"}
 
 
-class FlopsTerm(Term):
+class FlopsTerm(LossTerm):
     """The weighted FLOPS of queries and of passages; stored passages have none."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
-        """See Term."""
+        """See LossTerm."""
         return tuning.flops is not None
 
     @classmethod
     def check(cls, recipe: Recipe, tuning: TuneOptions) -> None:
-        """See Term."""
+        """See LossTerm."""
         if recipe.is_sparse != cls.is_used(tuning):
             raise InputError(
                 f"{recipe.folder}: pooling={recipe.pooling} flops={tuning.flops}: expected options of the FLOPS "
                 "regulariser for pooling=splade, and none for other vectors"
             )
 
-    def add_to(self, step: Step) -> None:
+    def add_to(self, step: StepBatch) -> None:
         """Adds the sum of the vectors of each encoded side."""
-        step.outputs |= {TOTALS[side]: Output(self.system.dim) for side in self.system.encoded_sides}
+        step.outputs |= {TOTALS[side]: BatchOutput(self.system.dim) for side in self.system.encoded_sides}
         step.arguments["step"] = step.number
 
-    def outputs(self, chunk: Chunk, encoded: Encoded) -> dict[str, torch.Tensor]:
-        """See Term."""
+    def outputs(self, chunk: BatchChunk, encoded: EncodedChunk) -> dict[str, torch.Tensor]:
+        """See LossTerm."""
         if encoded.side is None or BATCH_VECTORS not in chunk.rows:
             return {}
         return {TOTALS[encoded.side]: encoded.vectors.sum(0, keepdim=True)}
@@ -65,5 +65,5 @@ class FlopsTerm(Term):
                     f"{getattr(options, name.removeprefix('flops_')):g}, or a smaller lr, under another name"
                 )
         weights = {"query": options.queries, "passage": options.passages}
-        terms = [weights[side] * flops(outputs[TOTALS[side]], len(vectors)) for side, vectors in sides.items()]
-        return options.ramp(step) * torch.stack(terms).sum()
+        terms = [weights[side] * flops_loss(outputs[TOTALS[side]], len(vectors)) for side, vectors in sides.items()]
+        return options.ramp_factor(step) * torch.stack(terms).sum()

@@ -7,21 +7,21 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from retriever.losses import Labels, batch_loss, teacher_logits
+from retriever.losses import BatchLabels, batch_loss, teacher_logits
 from retriever.options.tuning import TuneOptions
-from retriever.terms.term import Step, Term, sides_of
+from retriever.terms.term import LossTerm, StepBatch, sides_of
 from retriever.training.system import Batch
 
 
-class PairTerm(Term):
+class PairTerm(LossTerm):
     """One of the losses of `batch_loss`. The loss of positives with a common category takes its place."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
-        """See Term."""
+        """See LossTerm."""
         return tuning.categories is None
 
-    def add_to(self, step: Step) -> None:
+    def add_to(self, step: StepBatch) -> None:
         """Adds the passages that were drawn for each query, and their scores by the teacher, if the loss needs them."""
         options, data = self.system.tuning, self.system.data
         assert data is not None
@@ -32,9 +32,9 @@ class PairTerm(Term):
             step.arguments["teacher"] = teacher_logits(torch.from_numpy(np.stack(scores)))
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """See Term."""
+        """See LossTerm."""
         options, (queries, passages) = self.system.tuning, sides_of(outputs, batch)
-        labels = Labels(**{name: batch.arguments[name] for name in Labels._fields if name in batch.arguments})
+        labels = BatchLabels(**{name: batch.arguments[name] for name in BatchLabels._fields if name in batch.arguments})
         return batch_loss(
             options.loss,
             queries,

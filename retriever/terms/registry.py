@@ -6,8 +6,8 @@ from retriever.terms.categories import CategoryTerm
 from retriever.terms.divergence import DivergenceTerm
 from retriever.terms.flops import FlopsTerm
 from retriever.terms.pairs import PairTerm
-from retriever.terms.term import Term
+from retriever.terms.term import LossTerm
 from retriever.terms.topics import TopicTerm
 
 # They are added up in this order, which decides the rounding of the sum.
-TERMS: list[type[Term]] = [PairTerm, CategoryTerm, TopicTerm, DivergenceTerm, FlopsTerm]
+TERMS: list[type[LossTerm]] = [PairTerm, CategoryTerm, TopicTerm, DivergenceTerm, FlopsTerm]

@@ -14,13 +14,13 @@ from retriever.model.recipe import Recipe
 from retriever.options import Side
 from retriever.options.tuning import TuneOptions
 from retriever.training.reranker_data import TrainingData
-from retriever.training.system import Batch, Chunk, Output
+from retriever.training.system import Batch, BatchChunk, BatchOutput
 
 BATCH_VECTORS = "dense"  # the output of a batch with the vectors of its queries, then those of its passages
 
 
 @dataclass
-class Step:
+class StepBatch:
     """The batch of a step, to which terms add outputs, chunks and arguments of their loss.
 
     Attributes:
@@ -43,8 +43,8 @@ class Step:
     groups: np.ndarray
     rank: int
     world: int
-    outputs: dict[str, Output] = field(default_factory=dict)
-    chunks: list[Chunk] = field(default_factory=list)
+    outputs: dict[str, BatchOutput] = field(default_factory=dict)
+    chunks: list[BatchChunk] = field(default_factory=list)
     arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -53,7 +53,7 @@ class Step:
         return self.groups[:, 0]
 
 
-class Encoded(NamedTuple):
+class EncodedChunk(NamedTuple):
     """The vectors of the texts of a chunk.
 
     Attributes:
@@ -99,11 +99,11 @@ class TrainedSystem(Protocol):
         rows: np.ndarray,
         numbers: np.ndarray | None = None,
         output: str = BATCH_VECTORS,
-    ) -> list[Chunk]:
+    ) -> list[BatchChunk]:
         """Cuts texts into chunks."""
 
 
-class Term:
+class LossTerm:
     """A term of the loss. A subclass overrides `is_used`, `loss`, and what else it needs.
 
     Args:
@@ -122,14 +122,14 @@ class Term:
     def check(cls, recipe: Recipe, tuning: TuneOptions) -> None:
         """Raises InputError if the term, or its absence, does not fit the vectors of the backbone."""
 
-    def add_to(self, step: Step) -> None:
+    def add_to(self, step: StepBatch) -> None:
         """Adds outputs, chunks and arguments of the loss to the batch of a step."""
 
     def row_outputs(self, side: Side) -> tuple[str, ...]:
         """Returns the names of further outputs that have a row for each text of a side."""
         return ()
 
-    def outputs(self, chunk: Chunk, encoded: Encoded) -> dict[str, torch.Tensor]:
+    def outputs(self, chunk: BatchChunk, encoded: EncodedChunk) -> dict[str, torch.Tensor]:
         """Returns the term's outputs of a chunk by name, besides its vectors."""
         return {}
 

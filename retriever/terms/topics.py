@@ -9,22 +9,22 @@ import torch
 
 from retriever.losses import topic_loss
 from retriever.options.tuning import TuneOptions
-from retriever.terms.term import BATCH_VECTORS, Step, Term
+from retriever.terms.term import BATCH_VECTORS, LossTerm, StepBatch
 from retriever.topics.training import TrainingTopics
-from retriever.training.system import Batch, Output
+from retriever.training.system import Batch, BatchOutput
 
 TOPICS = "topics"  # the output of a batch that holds the vectors of its passages under each of some topics
 
 
-class TopicTerm(Term):
+class TopicTerm(LossTerm):
     """Each step encodes the passages of the batch under all topics, or under some that are drawn at random."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
-        """See Term."""
+        """See LossTerm."""
         return tuning.has_topic_loss
 
-    def add_to(self, step: Step) -> None:
+    def add_to(self, step: StepBatch) -> None:
         """Adds chunks of the passages under each sampled topic; row k N + i is passage i of N under topic k."""
         system, options, numbers = self.system, self.system.tuning, self.system.numbers
         assert isinstance(numbers, TrainingTopics)
@@ -34,14 +34,14 @@ class TopicTerm(Term):
         topics = numbers.sample(options.topics, options.seed, step.number)
         texts, passages = system.compose(step.passages), len(step.passages)
         rows = np.arange(step.rank, len(topics) * passages, step.world)
-        step.outputs[TOPICS] = Output(system.dim, len(topics) * passages)
+        step.outputs[TOPICS] = BatchOutput(system.dim, len(topics) * passages)
         step.arguments["topics"] = len(topics)
         step.chunks += system.chunks(
             [texts[row % passages] for row in rows], "passage", rows, topics[rows // passages], TOPICS
         )
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """See Term."""
+        """See LossTerm."""
         topics, categories = self.system.tuning.topics, self.system.tuning.categories
         assert topics is not None
         assert categories is not None

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from retriever.errors import InputError, listed
-from retriever.model.documents import shown
+from retriever.errors import InputError, list_first
+from retriever.model.documents import format_json
 from retriever.topics.words import topic_words
 
 NO_TOPIC = -1  # of a text without a known word
@@ -120,13 +120,13 @@ class TopicModel:
         """
         where = f"{file}: topic model:"
         if not isinstance(settings, dict) or set(settings) != {"words"}:
-            raise InputError(f"{where} expected an object with the field words, got {shown(settings)}")
+            raise InputError(f"{where} expected an object with the field words, got {format_json(settings)}")
         words = settings["words"]
         if not isinstance(words, list) or not all(_is_words(topic) for topic in words):
-            raise InputError(f"{where} words: expected a list of words for each topic, got {shown(words)}")
+            raise InputError(f"{where} words: expected a list of words for each topic, got {format_json(words)}")
         if set(named) != set(_TYPES):
             raise InputError(
-                f"{where} holds {listed(sorted(named)) or 'no array'}: expected {', '.join(sorted(_TYPES))}"
+                f"{where} holds {list_first(sorted(named)) or 'no array'}: expected {', '.join(sorted(_TYPES))}"
             )
         for name, dtype in _TYPES.items():
             if named[name].dtype != dtype:
@@ -162,7 +162,7 @@ class TopicModel:
         return None
 
 
-def with_default(topics: np.ndarray, model: TopicModel) -> np.ndarray:
+def with_default_topic(topics: np.ndarray, model: TopicModel) -> np.ndarray:
     """Returns topics of passages, int64 [n], in which the topic of the most probable path replaces NO_TOPIC."""
     return np.where(topics == NO_TOPIC, model.path_topics[model.log_prior.argmax()], topics)
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from retriever.errors import InputError
 from retriever.forward.batching import TextTokenizer
-from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, rows_of
+from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape, separate_prompt_rows
 
 
 class TopicPrompts(nn.Module):
@@ -73,14 +73,14 @@ class TopicPrompts(nn.Module):
         if inputs.tasks is None:
             raise ValueError("tasks: expected the topic of each text")
         present, rows = torch.unique(inputs.tasks, return_inverse=True)
-        prompts = rows_of(self.numbers(present), self.shape)
+        prompts = separate_prompt_rows(self.numbers(present), self.shape)
         offsets = inputs.lengths.new_full((len(rows),), self.length) if self.position_offset else None
         return prompts._replace(rows=rows, offsets=offsets, dropout=self.dropout if self.training else 0.0)
 
     @torch.no_grad()
     def matrices(self) -> torch.Tensor:
         """Returns the saved form: float32 [K, layers, 2, heads, l, head_dim]."""
-        return rows_of(self.numbers(), self.shape).table.float().permute(2, 0, 1, 3, 4, 5).contiguous()
+        return separate_prompt_rows(self.numbers(), self.shape).table.float().permute(2, 0, 1, 3, 4, 5).contiguous()
 
     @property
     def _embeddings(self) -> torch.Tensor:

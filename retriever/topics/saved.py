@@ -11,11 +11,11 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from retriever.errors import InputError, listed, shortened
-from retriever.model.documents import has_type, shown
+from retriever.errors import InputError, list_first, shorten
+from retriever.model.documents import format_json, has_type
 from retriever.options import Side
 from retriever.options.topics import Wordless
-from retriever.topics.model import TopicModel, with_default
+from retriever.topics.model import TopicModel, with_default_topic
 
 PREFIX = "topics."  # of the names of its tensors in a task's file
 _MODEL = "model."
@@ -45,7 +45,7 @@ class TextTopics:
         probable path, as passages always have, which cannot be left out.
         """
         topics = self.model.infer(texts)
-        return topics if side == "query" and self.wordless == "refuse" else with_default(topics, self.model)
+        return topics if side == "query" and self.wordless == "refuse" else with_default_topic(topics, self.model)
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,24 +110,24 @@ def parse_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, 
         InputError: If a field or a tensor is unknown, missing, of another type or shape, or not finite.
     """
     if not isinstance(content, dict) or set(content) != set(_FIELDS):
-        raise InputError(f"{file}: topics: expected an object with {', '.join(_FIELDS)}, got {shown(content)}")
+        raise InputError(f"{file}: topics: expected an object with {', '.join(_FIELDS)}, got {format_json(content)}")
     length = content["length"]
     if not has_type(length, int) or length < 1:
-        raise InputError(f"{file}: topics.length: expected an integer of at least 1, got {shown(length)}")
+        raise InputError(f"{file}: topics.length: expected an integer of at least 1, got {format_json(length)}")
     if content["wordless"] not in get_args(Wordless):
         expected_values = " or ".join(get_args(Wordless))
-        raise InputError(f"{file}: topics.wordless: expected {expected_values}, got {shown(content['wordless'])}")
+        raise InputError(f"{file}: topics.wordless: expected {expected_values}, got {format_json(content['wordless'])}")
     arrays = {name.removeprefix(_MODEL): tensor for name, tensor in tensors.items() if name.startswith(_MODEL)}
     for name, tensor in arrays.items():
         if tensor.dtype not in _TYPES:  # numpy has no bfloat16, for example
-            full_name = shortened(f"{PREFIX}{_MODEL}{name}", 60)
+            full_name = shorten(f"{PREFIX}{_MODEL}{name}", 60)
             raise InputError(f"{weights}: {full_name} is {tensor.dtype}, expected integers or float32")
     model = TopicModel.load({name: array.numpy() for name, array in arrays.items()}, content["model"], weights)
     expected = [str(topic) for topic in range(model.num_topics)]
     actual = {name for name in tensors if not name.startswith(_MODEL)}
     if actual != set(expected):
         raise InputError(
-            f"{weights}: holds prompts of the topics {listed(sorted(actual)) or 'none'}: expected one for each of "
+            f"{weights}: holds prompts of the topics {list_first(sorted(actual)) or 'none'}: expected one for each of "
             f"the {model.num_topics} topics, {PREFIX}0 to {PREFIX}{model.num_topics - 1}"
         )
     first = tensors["0"]

@@ -10,7 +10,7 @@ import numpy as np
 from retriever.errors import InputError
 from retriever.options import Side
 from retriever.options.topics import TopicOptions, Wordless
-from retriever.topics.model import NO_TOPIC, TopicModel, with_default
+from retriever.topics.model import NO_TOPIC, TopicModel, with_default_topic
 from retriever.topics.saved import NO_TOPIC_WORDS
 
 _DRAW = 3  # of the random numbers of the sampled topics; other draws of a step have other numbers
@@ -55,7 +55,7 @@ class TrainingTopics:
         """
         if side == "query":
             return topics_of_queries(self.model, texts, self.wordless)
-        return with_default(self.model.infer(texts), self.model)
+        return with_default_topic(self.model.infer(texts), self.model)
 
     def sample(self, options: TopicOptions, seed: int, step: int) -> np.ndarray:
         """Returns the topics under which the loss of topics encodes the passages of a step, int64, ascending.
@@ -78,7 +78,7 @@ def topics_of_queries(model: TopicModel, texts: Sequence[str], wordless: Wordles
     """
     topics = model.infer(texts)
     if wordless == "prior":
-        return with_default(topics, model)
+        return with_default_topic(topics, model)
     if len(lacking := np.flatnonzero(topics == NO_TOPIC)):
         of = "" if len(lacking) == 1 else f" (and {len(lacking) - 1:,} more of {len(topics):,})"
         raise InputError(

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from retriever.training.system import Chunk
+from retriever.training.system import BatchChunk
 
 ITEMS = "dense"  # the output of chunks whose rows are positions of items
 
@@ -17,8 +17,8 @@ ITEMS = "dense"  # the output of chunks whose rows are positions of items
 @torch.no_grad()
 def share_items(
     module: nn.Module,
-    make_chunks: Callable[[np.ndarray], Sequence[Chunk]],
-    forward: Callable[[Chunk], torch.Tensor],
+    make_chunks: Callable[[np.ndarray], Sequence[BatchChunk]],
+    forward: Callable[[BatchChunk], torch.Tensor],
     shape: tuple[int, int],
     *,
     device: torch.device,

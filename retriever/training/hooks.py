@@ -44,7 +44,7 @@ def no_stop_requests() -> Iterator[Callable[[], bool]]:
 
 
 @dataclass(frozen=True)
-class Hooks:
+class WorkerHooks:
     """Functions with which a worker stores checkpoints and reports steps.
 
     Attributes:

@@ -33,10 +33,10 @@ from retriever.cuts import NOUNS, Cuts
 from retriever.errors import Diverged, InputError
 from retriever.forward.numerics import describe_numerics
 from retriever.options.loop import LoopOptions, check_sharding
-from retriever.training.hooks import Hooks, SaveCheckpoint, Stopped, TrainingProgress, no_stop_requests
+from retriever.training.hooks import SaveCheckpoint, Stopped, TrainingProgress, WorkerHooks, no_stop_requests
 from retriever.training.parameter_groups import GroupedSystem, describe_optimizers, split_parameters
 from retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained_parameters
-from retriever.training.system import Batch, Chunk, Evaluate, Refresh, System, check_outputs
+from retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System, check_outputs
 
 # Maximum tokens of a worker's chunks for which their graphs are kept, by device; larger batches run forward twice.
 GRAPH_TOKENS = {"cpu": 65_536, "cuda": 131_072}
@@ -94,14 +94,16 @@ class Trainer:
                 system.module, system.forward, stage=options.zero, offload=options.offload, device=device, **shared
             )
         )
-        self.refresh: Refresh | None = None
+        self.refresh: NegativesRefresh | None = None
         self._mined: torch.Tensor | None = None
         self._cuts: dict[str, Cuts] = {}  # of this worker's texts that `TrainingProgress.cuts` lacks
         self.numerics = describe_numerics(device, dtype)
         # The number of threads decides how sums are rounded, so a run that resumes with another one is refused.
         self.conditions = {"numerics": self.numerics, "threads": str(torch.get_num_threads())}
 
-    def train(self, hooks: Hooks, evaluate: Evaluate | None = None, refresh: Refresh | None = None) -> TrainingProgress:
+    def train(
+        self, hooks: WorkerHooks, evaluate: Evaluate | None = None, refresh: NegativesRefresh | None = None
+    ) -> TrainingProgress:
         """Trains from the last checkpoint, or from the start, to the end, and loads the best weights.
 
         A checkpoint holds the negatives that were mined during training, so a resumed run trains on the same ones.
@@ -140,7 +142,7 @@ class Trainer:
         return progress
 
     def _take_steps(
-        self, progress: TrainingProgress, hooks: Hooks, evaluate: Evaluate | None, must_stop: Callable[[], bool]
+        self, progress: TrainingProgress, hooks: WorkerHooks, evaluate: Evaluate | None, must_stop: Callable[[], bool]
     ) -> None:
         """Trains to the end, with checkpoints. Raises Stopped if a stop is requested."""
         options = self.options
@@ -262,7 +264,9 @@ class Trainer:
         else:
             whole[torch.from_numpy(rows).to(self.device)] = output.to(whole.dtype)
 
-    def _surrogate(self, forwarded: _Forwarded, chunk: Chunk, gradients: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def _surrogate(
+        self, forwarded: _Forwarded, chunk: BatchChunk, gradients: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
         """Returns a scalar whose gradient is the contribution of this chunk to the gradient of the batch's loss."""
         outputs, chunk_loss = forwarded
         terms = []
@@ -287,7 +291,7 @@ class Trainer:
             dist.all_reduce(total)
         return float(total)
 
-    def _chunks_to_run(self, batch: Batch) -> tuple[list[Chunk], bool]:
+    def _chunks_to_run(self, batch: Batch) -> tuple[list[BatchChunk], bool]:
         """Returns the worker's chunks, and whether to run each forward twice instead of keeping all graphs.
 
         If all workers must run the model equally often, the last chunk is repeated up to the largest number of any
@@ -302,14 +306,14 @@ class Trainer:
         choice = self.options.grad_cache
         return chunks, choice == "on" or (choice == "auto" and tokens > GRAPH_TOKENS[self.device.type])
 
-    def _forward(self, number: int, place: int, chunk: Chunk) -> _Forwarded:
+    def _forward(self, number: int, place: int, chunk: BatchChunk) -> _Forwarded:
         """Runs a chunk through the model. Dropout depends on (seed, step, worker, chunk) alone, so it is repeatable."""
         seeds = np.random.SeedSequence([self.options.seed, 2, number, self.rank, place]).generate_state(1)
         torch.manual_seed(int(seeds[0]))
         forwarded: _Forwarded = self.stepper.forward(chunk)
         return forwarded
 
-    def _evaluate(self, evaluate: Evaluate, progress: TrainingProgress, hooks: Hooks) -> float:
+    def _evaluate(self, evaluate: Evaluate, progress: TrainingProgress, hooks: WorkerHooks) -> float:
         quality = self._measure(evaluate)
         if not math.isfinite(quality):
             raise self._not_finite(progress.steps - 1, "the vectors or scores of the dev split are not finite")

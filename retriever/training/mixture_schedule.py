@@ -14,7 +14,7 @@ _ORDER = 6  # stream of random numbers of the orders of epochs
 
 
 @dataclass(frozen=True)
-class Mixture:
+class SetMixture:
     """The batches of several training sets, whose queries are numbered one set after the other.
 
     A set's share of all queries of a training run is proportional to its weight times its number of queries, so a query
@@ -44,9 +44,9 @@ class Mixture:
         """
         shares = np.array(self.weights) * np.array(self.sizes)
         if self.batches == "mixed":
-            sets, positions = take_turns(shares, step * batch, batch)
+            sets, positions = schedule_sets(shares, step * batch, batch)
         else:
-            [chosen], [turn] = take_turns(shares, step, 1)
+            [chosen], [turn] = schedule_sets(shares, step, 1)
             sets, positions = np.full(batch, chosen), turn * batch + np.arange(batch)
         epochs, places = np.divmod(positions, np.array(self.sizes)[sets])
         queries = self._firsts()[sets]
@@ -77,7 +77,7 @@ class Mixture:
         return {}
 
 
-def take_turns(shares: np.ndarray, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+def schedule_sets(shares: np.ndarray, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns whose turn it is: the turns `first` to `first + count - 1` of a sequence in which sets alternate evenly.
 
     Turn j of a set of share w has the time (j + 1/2) / w, and the sequence is in the order of times, then of sets. The

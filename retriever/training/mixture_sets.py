@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from retriever.errors import InputError
-from retriever.training.mixture_schedule import Batches, Mixture
+from retriever.training.mixture_schedule import Batches, SetMixture
 from retriever.training.reranker_data import TeacherScores, TrainingData
 
 _Item = TypeVar("_Item")
@@ -92,7 +92,7 @@ def join_training_sets(sets: Sequence[TrainingSet], batches: Batches = "mixed") 
             [scores for own in teachers for scores in own.negatives],
         ),
         weights=None if None in weights else [each for own in weights for each in own or ()],
-        mixture=Mixture(
+        mixture=SetMixture(
             tuple(each.task for each in sets),
             tuple(len(data.queries) for data in all_data),
             tuple(float(each.weight) for each in sets),

@@ -10,7 +10,7 @@ import numpy as np
 
 from retriever.options.tuning import NegativeDraw, PositiveDraw
 from retriever.training.category_table import CategoryTable
-from retriever.training.mixture_schedule import Mixture
+from retriever.training.mixture_schedule import SetMixture
 
 
 class BatchSettings(Protocol):
@@ -67,7 +67,7 @@ class TrainingData:
     copies: Sequence[np.ndarray] | None = None
     teacher: TeacherScores | None = None
     weights: Sequence[np.ndarray] | None = None
-    mixture: Mixture | None = None
+    mixture: SetMixture | None = None
     corpora: np.ndarray | None = None
     categories: CategoryTable | None = None
 

@@ -53,7 +53,7 @@ class Stepper(Protocol):
             touch: Returns a scalar that depends on the outputs of the model.
         """
 
-    def whole(self) -> AbstractContextManager[object]:
+    def gathered_weights(self) -> AbstractContextManager[object]:
         """Returns a context in which every worker holds all weights, to save the model. Every worker calls it."""
 
 
@@ -118,7 +118,7 @@ class PlainStepper:
             count = torch.tensor(float(steps), device=parameter.device) if "exp_avg" in moments else steps
             self.optimizer.state[parameter] = {"step": count, **moments}
 
-    def whole(self) -> AbstractContextManager[object]:
+    def gathered_weights(self) -> AbstractContextManager[object]:
         return contextlib.nullcontext()
 
 
@@ -234,7 +234,7 @@ class DeepSpeedStepper:
         for state in getattr(optimizer, "optimizer", optimizer).state.values():
             state["step"] = torch.full_like(state["step"], steps) if torch.is_tensor(state["step"]) else steps
 
-    def whole(self) -> AbstractContextManager[object]:
+    def gathered_weights(self) -> AbstractContextManager[object]:
         import deepspeed
 
         if self.stage < 3:

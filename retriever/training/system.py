@@ -5,14 +5,14 @@ puts together for the loss of the batch, and a loss of the chunk alone. A system
 declares these outputs of each batch:
 
     outputs = {
-        "dense": Output(width=768, rows=num_queries + num_passages),
-        "attention": Output(width=20, rows=num_queries),  # queries only
-        "activations": Output(width=30_522),  # summed over the batch, so that no worker holds a row for each text
+        "dense": BatchOutput(width=768, rows=num_queries + num_passages),
+        "attention": BatchOutput(width=20, rows=num_queries),  # queries only
+        "activations": BatchOutput(width=30_522),  # summed over the batch, so that no worker holds a row for each text
     }
 
-A chunk of queries names the rows that it fills, `Chunk(rows={"dense": [0, 2], "attention": [0, 2]}, ...)`. `forward`
-returns tensors for it, "dense" [2, 768], "attention" [2, 20] and "activations" [2, 30522], and `loss` gets the outputs
-of the whole batch by name. SPLADE's FLOPS is then `(outputs["activations"] / num_texts).square().sum()`.
+A chunk of queries names the rows that it fills, `BatchChunk(rows={"dense": [0, 2], "attention": [0, 2]}, ...)`.
+`forward` returns tensors for it, "dense" [2, 768], "attention" [2, 20] and "activations" [2, 30522], and `loss` gets
+the outputs of the whole batch by name. SPLADE's FLOPS is then `(outputs["activations"] / num_texts).square().sum()`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from retriever.cuts import Cuts
 
 
 @dataclass(frozen=True)
-class Output:
+class BatchOutput:
     """A named output of the whole batch, over all chunks and workers.
 
     Attributes:
@@ -44,7 +44,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class BatchChunk:
     """Texts of a batch that go through the model together.
 
     Attributes:
@@ -73,8 +73,8 @@ class Batch:
         arguments: Further arguments of the loss, the same on every worker.
     """
 
-    outputs: Mapping[str, Output]
-    chunks: Sequence[Chunk]
+    outputs: Mapping[str, BatchOutput]
+    chunks: Sequence[BatchChunk]
     arguments: dict[str, Any] = field(default_factory=dict)
 
 
@@ -100,7 +100,7 @@ class System(Protocol):
         Every worker calls it at every step.
         """
 
-    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
+    def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], torch.Tensor | None]:
         """Returns the outputs of a chunk by name, and the loss of the chunk or None.
 
         An output with rows is float [n, width] for the n rows that the chunk fills; one that is summed is float
@@ -120,7 +120,7 @@ class System(Protocol):
         """Writes the trained model into an empty folder, in the layout that users open."""
 
 
-class Refresh(Protocol):
+class NegativesRefresh(Protocol):
     """Mines new training data with the current model (ANCE, Xiong et al. 2021)."""
 
     def mine(self) -> torch.Tensor:
@@ -133,7 +133,7 @@ class Refresh(Protocol):
 Evaluate = Callable[[], float]  # returns a quality of the current model; higher is better
 
 
-def check_outputs(outputs: Mapping[str, torch.Tensor], chunk: Chunk, batch: Batch) -> None:
+def check_outputs(outputs: Mapping[str, torch.Tensor], chunk: BatchChunk, batch: Batch) -> None:
     """Checks the outputs of a chunk against those that the batch declares.
 
     Raises:

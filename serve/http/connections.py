@@ -37,7 +37,7 @@ PIECE = 16 << 10  # bytes per call of the parser: as many may be in memory beyon
 READ_RATE = 16 << 10  # minimum bytes per second that a client must read, over write_timeout_s
 
 
-class State(Enum):
+class ConnectionState(Enum):
     """The current state of a connection."""
 
     FRESH = "fresh"
@@ -71,16 +71,16 @@ class Connections:
         self.served: set[BoundedProtocol] = set()
         self.excess: set[BoundedProtocol] = set()
         # The time since which each connection waits, oldest first: entries are only added at the end.
-        self._waiting: dict[State, dict[BoundedProtocol, float]] = {
-            state: {} for state in State if state not in (State.BUSY, State.CLOSED)
+        self._waiting: dict[ConnectionState, dict[BoundedProtocol, float]] = {
+            state: {} for state in ConnectionState if state not in (ConnectionState.BUSY, ConnectionState.CLOSED)
         }
         self._unread: dict[BoundedProtocol, tuple[float, int]] = {}
         self._timeouts = {
-            State.FRESH: limits.head_timeout_s,
-            State.HEAD: limits.head_timeout_s,
-            State.IDLE: limits.idle_timeout_s,
-            State.SURPLUS: SURPLUS_HEAD_S,
-            State.REFUSED: LINGER_S,
+            ConnectionState.FRESH: limits.head_timeout_s,
+            ConnectionState.HEAD: limits.head_timeout_s,
+            ConnectionState.IDLE: limits.idle_timeout_s,
+            ConnectionState.SURPLUS: SURPLUS_HEAD_S,
+            ConnectionState.REFUSED: LINGER_S,
         }
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -91,19 +91,21 @@ class Connections:
         """Adds a new connection, as a surplus if it is over the limit; if too many are, the oldest is closed."""
         if len(self.served) < self.max_served:
             self.served.add(connection)
-            self.move(connection, State.FRESH)
+            self.move(connection, ConnectionState.FRESH)
         else:
             if len(self.excess) >= self.max_served:
-                oldest = next(chain(self._waiting[State.REFUSED], self._waiting[State.SURPLUS]), None)
+                oldest = next(
+                    chain(self._waiting[ConnectionState.REFUSED], self._waiting[ConnectionState.SURPLUS]), None
+                )
                 self.close(connection if oldest is None else oldest)
                 if oldest is None:
                     return
             self.excess.add(connection)
-            self.move(connection, State.SURPLUS)
+            self.move(connection, ConnectionState.SURPLUS)
         if self._sweeping is None:
             self._sweep_later()
 
-    def move(self, connection: BoundedProtocol, state: State) -> None:
+    def move(self, connection: BoundedProtocol, state: ConnectionState) -> None:
         """Sets the state of a connection."""
         if (waiting := self._waiting.get(connection.state)) is not None:
             waiting.pop(connection, None)
@@ -116,11 +118,11 @@ class Connections:
         self._unread.pop(connection, None)  # a client that sends a new request has read the previous response
         if connection in self.excess:
             if len(self.served) >= self.max_served and not self._make_room():
-                self.move(connection, State.BUSY)
+                self.move(connection, ConnectionState.BUSY)
                 return False
             self.excess.discard(connection)
             self.served.add(connection)
-        self.move(connection, State.BUSY)
+        self.move(connection, ConnectionState.BUSY)
         return True
 
     def refuse(self, connection: BoundedProtocol) -> None:
@@ -130,11 +132,11 @@ class Connections:
             self.close(connection)
             return
         self.excess.add(connection)
-        self.move(connection, State.REFUSED)
+        self.move(connection, ConnectionState.REFUSED)
 
     def remove(self, connection: BoundedProtocol) -> None:
         """Removes a closed connection."""
-        self.move(connection, State.CLOSED)
+        self.move(connection, ConnectionState.CLOSED)
         self.served.discard(connection)
         self.excess.discard(connection)
         self._unread.pop(connection, None)
@@ -155,7 +157,7 @@ class Connections:
                 self.on_close(f"{state.value} timeout")
                 connection.expire()
         for connection in [*self.served, *self.excess]:
-            size = connection.unread_bytes()
+            size = connection.unsent_bytes()
             if not size:
                 self._unread.pop(connection, None)
                 continue
@@ -170,7 +172,9 @@ class Connections:
     def _make_room(self) -> bool:
         """Closes the connection that has waited longest, if it has waited SURPLUS_HEAD_S; returns whether it did."""
         latest_start = self.clock() - SURPLUS_HEAD_S
-        for waiting in (self._waiting[state] for state in (State.FRESH, State.HEAD, State.IDLE)):
+        for waiting in (
+            self._waiting[state] for state in (ConnectionState.FRESH, ConnectionState.HEAD, ConnectionState.IDLE)
+        ):
             if waiting and next(iter(waiting.values())) <= latest_start:
                 self.on_close("room for a request")
                 self.close(next(iter(waiting)))
@@ -202,7 +206,7 @@ class BoundedProtocol(HttpToolsProtocol):
     registry: Connections
 
     def __init__(self, *arguments: Any, **options: Any):
-        self.state = State.CLOSED
+        self.state = ConnectionState.CLOSED
         self._limits = self.registry.limits
         self._refusal: bytes | None = None  # the response to send once earlier requests are answered
         self._in_head = False  # a head has begun and is not complete
@@ -228,7 +232,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def expire(self) -> None:
         """Closes a connection whose head is late; a client that has sent part of it gets 408."""
         if self._in_head and self._refusal is None:
-            seconds = SURPLUS_HEAD_S if self.state is State.SURPLUS else self._limits.head_timeout_s
+            seconds = SURPLUS_HEAD_S if self.state is ConnectionState.SURPLUS else self._limits.head_timeout_s
             self._refuse(408, "timeout_error", f"expected the whole head within {seconds:g} s")
         else:
             self.transport.close()
@@ -237,7 +241,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Closes the connection at once."""
         self.transport.abort()
 
-    def unread_bytes(self) -> int:
+    def unsent_bytes(self) -> int:
         """Returns the bytes of responses that the client has not read yet."""
         return int(self.transport.get_write_buffer_size())
 
@@ -275,8 +279,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._in_head = self._in_message = True
         self._url_bytes = self._header_bytes = self._headers = 0
-        if self.state is State.IDLE:
-            self.registry.move(self, State.HEAD)
+        if self.state is ConnectionState.IDLE:
+            self.registry.move(self, ConnectionState.HEAD)
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -302,7 +306,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         if self._refusal is not None:
             return
-        if self.state is State.BUSY or self.registry.admit(self):  # busy: a pipelined request
+        if self.state is ConnectionState.BUSY or self.registry.admit(self):  # busy: a pipelined request
             super().on_headers_complete()
         else:
             if self.url.partition(b"?")[0] not in HEALTH_PATHS:
@@ -321,8 +325,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_message = False
         if self._refusal is None:
             super().on_message_complete()
-            if self.state is State.HEAD and self.cycle.response_complete:  # answered before its body came
-                self.registry.move(self, State.IDLE)
+            if self.state is ConnectionState.HEAD and self.cycle.response_complete:  # answered before its body came
+                self.registry.move(self, ConnectionState.IDLE)
 
     # Responses
 
@@ -334,7 +338,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._refusal is not None:
                 self._send_refusal()
                 return
-            self.registry.move(self, State.HEAD if self._in_message else State.IDLE)
+            self.registry.move(self, ConnectionState.HEAD if self._in_message else ConnectionState.IDLE)
         elif self._refusal is not None and self._is_current():
             self._send_refusal()
             return

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from retriever.errors import InputError, shortened
+from retriever.errors import InputError, shorten
 from serve.errors import (
     ConflictError,
     ExpiredError,
@@ -23,9 +23,9 @@ from serve.errors import (
     OverloadedError,
     StoreError,
     UnknownTaskError,
-    without_places,
+    without_locations,
 )
-from serve.http.routes import as_json, closest_error
+from serve.http.routes import best_matching_error, json_response
 
 log = logging.getLogger("riptide.serve")
 
@@ -80,7 +80,7 @@ def response_to(request: Request, error: Exception) -> Response:
             headers = {"Retry-After": str(wait)} if status in (429, 503) else None
             return _error(request, status, name, message_of(error), headers)
     if isinstance(error, RequestValidationError):
-        problem = closest_error(error.errors())
+        problem = best_matching_error(error.errors())
         steps = [str(step) for step in problem["loc"]]
         place = ".".join(
             step for step in steps if not step.startswith(("constrained-", "list["))
@@ -98,7 +98,7 @@ def message_of(error: Exception) -> str:
     """Returns the message of an exception for clients."""
     if isinstance(error, StoreError):
         return f"the service cannot read what it serves at the moment ({error})"
-    return MESSAGES.get(type(error)) or without_places(str(error))
+    return MESSAGES.get(type(error)) or without_locations(str(error))
 
 
 def request_id(request: Request) -> str:
@@ -106,5 +106,5 @@ def request_id(request: Request) -> str:
 
 
 def _error(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
-    document = {"error": {"message": shortened(message), "type": kind, "request_id": request_id(request)}}
-    return as_json(document, status, headers)
+    document = {"error": {"message": shorten(message), "type": kind, "request_id": request_id(request)}}
+    return json_response(document, status, headers)

@@ -65,7 +65,7 @@ class Tokens:
                 raise InputError(f'{origin}: expected {{"user": ["…"], "admin": ["…"]}}')
         if any(len(token) < MIN_CHARACTERS or not token.isascii() for tokens in roles.values() for token in tokens):
             raise InputError(f"{origin}: expected tokens of at least {MIN_CHARACTERS} ASCII characters")
-        return cls(**{role: frozenset(map(digest, tokens)) for role, tokens in roles.items()})
+        return cls(**{role: frozenset(map(token_digest, tokens)) for role, tokens in roles.items()})
 
     def __bool__(self) -> bool:
         return bool(self.user or self.admin)
@@ -75,7 +75,7 @@ class Tokens:
         if not self:
             return True
         scheme, _, token = (header or "").partition(" ")
-        shown = digest(token.strip()) if scheme.lower() == "bearer" else b""
+        shown = token_digest(token.strip()) if scheme.lower() == "bearer" else b""
         is_admin, is_user = (sum(hmac.compare_digest(shown, one) for one in known) for known in (self.admin, self.user))
         return bool(is_admin or (role == "user" and is_user))
 
@@ -85,7 +85,7 @@ def _split(text: str) -> list[str]:
     return [token.strip() for token in text.split(",") if token.strip()]
 
 
-def digest(token: str) -> bytes:
+def token_digest(token: str) -> bytes:
     return hashlib.sha256(token.encode(errors="replace")).digest()
 
 

@@ -151,11 +151,11 @@ def _validate(validate: Callable[[Any], Model], value: Any) -> Model:
     try:
         return validate(value)
     except ValidationError as error:
-        problem = closest_error(error.errors(include_url=False, include_context=False, include_input=False))
+        problem = best_matching_error(error.errors(include_url=False, include_context=False, include_input=False))
         raise RequestValidationError([{**problem, "loc": ("body", *problem["loc"])}]) from None
 
 
-def closest_error(problems: Sequence[Any]) -> Any:
+def best_matching_error(problems: Sequence[Any]) -> Any:
     """Returns the error that comes closest to a match: a field with several types has an error for each of them."""
     return max(problems, key=lambda one: (len(one["loc"]), not one["type"].endswith("_type")))
 
@@ -227,7 +227,7 @@ def _validation_error(kind: str, message: str) -> RequestValidationError:
     return RequestValidationError([{"type": kind, "loc": ("body",), "msg": message}])
 
 
-def as_json(document: Any, status: int = 200, headers: Any = None) -> Response:
+def json_response(document: Any, status: int = 200, headers: Any = None) -> Response:
     content = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
     return Response(content, status, headers, media_type="application/json")
 

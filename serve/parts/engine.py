@@ -16,18 +16,24 @@ from typing import Any
 import numpy as np
 import orjson
 
-from indexing.exact import Hits, merge_hits, no_hits
+from indexing.exact import Hits, empty_hits, merge_hits
 from indexing.hit_sources.fusion import fuse, source_depth
-from indexing.search.documents import DEEPER, first_depth, has_documents, passages_to_rerank, reranked_documents
-from indexing.search.rescoring import reranked
+from indexing.search.documents import (
+    DEEPER,
+    first_search_depth,
+    has_enough_documents,
+    passages_to_rerank,
+    reranked_documents,
+)
+from indexing.search.rescoring import reorder_hits
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import Side
 from serve.errors import ExpiredError, LostError, StoreError
-from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, result_of
-from serve.parts.models import TOGETHER, Encoded, EncoderPart, RerankPart, are_finite, unusable_error
-from serve.parts.part import Usable
-from serve.parts.queries import Answer, Group, Hit, Pairs, Query, QueryState, Texts
+from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, wait_for_reply
+from serve.parts.models import TOGETHER, EncodedTexts, EncoderPart, RerankPart, are_finite, unusable_error
+from serve.parts.part import UsableQueries
+from serve.parts.queries import AnswerHit, PairsRequest, PendingQuery, QueryAnswer, QueryGroup, QueryState, TextsRequest
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
 from serve.release.release import Release
 
@@ -56,13 +62,13 @@ class Engine:
         self.encoded: Callable[[int, int], object] = lambda texts, tokens: None
         self.failed: Callable[[str, Exception], object] = lambda part, error: None
 
-    def search(self, queries: Sequence[Query]) -> list[Answer]:
+    def search(self, queries: Sequence[PendingQuery]) -> list[QueryAnswer]:
         """Returns one answer per query; an answer that failed holds its exception.
 
         Args:
             queries: Queries of one release. Of those that allow partial answers, waiting ends together (REST_S).
         """
-        answers = [Answer() for _ in queries]
+        answers = [QueryAnswer() for _ in queries]
         try:
             self._search(queries[0].release, queries, answers)
         except Exception as error:
@@ -70,7 +76,7 @@ class Engine:
                 answer.error = answer.error or error
         return answers
 
-    def embed(self, requests: Sequence[Texts]) -> list[tuple[np.ndarray, Cuts] | Exception]:
+    def embed(self, requests: Sequence[TextsRequest]) -> list[tuple[np.ndarray, Cuts] | Exception]:
         """Returns the vectors of the texts of each request, float32 [n, dim], and the counts of texts that were cut.
 
         A request with a text that cannot be used fails alone.
@@ -93,7 +99,7 @@ class Engine:
                 results.append((vectors, Cuts.from_lengths(encoded.lengths[start:end], encoded.num_cut[start:end])))
         return results
 
-    def rerank(self, requests: Sequence[Pairs]) -> list[np.ndarray]:
+    def rerank(self, requests: Sequence[PairsRequest]) -> list[np.ndarray]:
         """Returns the probabilities of the documents of each request, float32 [n].
 
         Args:
@@ -108,7 +114,7 @@ class Engine:
 
     def _encode(
         self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float
-    ) -> Encoded:
+    ) -> EncodedTexts:
         """Returns the vectors of texts, and counts the forward passes; see EncoderPart.encode."""
         with self._reported(ENCODER):
             encoded = self.encoder.encode(release.id, texts, tasks, side, deadline)
@@ -120,19 +126,19 @@ class Engine:
     def passages(self, release: Release, rows: np.ndarray, deadline: float) -> list[Passage]:
         """Returns the passages of rows, int64 [n]. Raises the exception of a leaf that fails."""
         replies = self.ask("fetch", PassagesRequest(release.id, rows, deadline))
-        return [passage for reply in replies for passage in result_of(reply, deadline)]
+        return [passage for reply in replies for passage in wait_for_reply(reply, deadline)]
 
-    def _search(self, release: Release, queries: Sequence[Query], answers: list[Answer]) -> None:
+    def _search(self, release: Release, queries: Sequence[PendingQuery], answers: list[QueryAnswer]) -> None:
         took: dict[str, float] = {}
         states = [QueryState(_first_depth(query)) for query in queries]
         # Either all queries of a batch allow partial answers, or all require complete ones.
         ends = (min if queries[0].partial else max)(query.deadline for query in queries)
         reserve_s = min(REST_S, max(0.0, ends - time.time()) / 4) if queries[0].partial else 0.0
         with _timed(took, "encode"):
-            groups = self._groups(release, queries, states, ends)
+            groups = self._make_groups(release, queries, states, ends)
         with _timed(took, "search"):
-            self._find(release, groups, states, ends - reserve_s)
-            fused = [_fused(query, state) for query, state in zip(queries, states, strict=True)]
+            self._search_leaves(release, groups, states, ends - reserve_s)
+            fused = [_fuse_hits(query, state) for query, state in zip(queries, states, strict=True)]
             if any(query.by_document for query in queries):
                 self._find_documents(release, queries, groups, states, fused, ends - reserve_s)
         with _timed(took, "passages"):
@@ -143,24 +149,26 @@ class Engine:
             self._rerank(release, queries, fused, texts, states, answers)
         for query, hits, state, answer in zip(queries, fused, states, answers, strict=True):
             if hits is not None and answer.error is None:
-                answer.hits = _hits(query, hits, state, texts)
+                answer.hits = _make_hits(query, hits, state, texts)
                 answer.json = _as_json(query.text, answer)
             answer.took = took
 
-    def _groups(self, release: Release, queries: Sequence[Query], states: list[QueryState], ends: float) -> list[Group]:
+    def _make_groups(
+        self, release: Release, queries: Sequence[PendingQuery], states: list[QueryState], ends: float
+    ) -> list[QueryGroup]:
         """Groups the queries by source, and encodes them; queries that cannot be used get an error."""
-        by_key: dict[object, Group] = {}
+        by_key: dict[object, QueryGroup] = {}
         for number, query in enumerate(queries):
             depth = source_depth(states[number].depth, len(query.search.parts))
             for source, label in zip(query.search.parts, query.search.labels, strict=True):
                 key = source.kind.name, source.target, depth, query.filter
-                by_key.setdefault(key, Group(source, depth, query.filter)).members.append((number, label))
+                by_key.setdefault(key, QueryGroup(source, depth, query.filter)).members.append((number, label))
         groups = list(by_key.values())
         dense = [group for group in groups if group.source.kind.queries == "vectors"]
         numbers = dict.fromkeys(number for group in dense for number, _ in group.members)
         vectors = dict[tuple[str, str], np.ndarray]()
         try:
-            vectors = self._vectors(release, {number: queries[number] for number in numbers}, states, ends)
+            vectors = self._encode_queries(release, {number: queries[number] for number in numbers}, states, ends)
         except Exception as error:  # queries of the batch without dense sources need not fail
             for number in numbers:
                 states[number].refused = error
@@ -176,15 +184,15 @@ class Engine:
                     with self._reported(ENCODER):
                         used = self.encoder.encode_for(release.id, kind.online, target, texts, ends)
                 except Exception as error:  # other sources need not fail
-                    used = Usable(None, [], {})
+                    used = UsableQueries(None, [], {})
                     for number, _ in group.members:
                         states[number].refused = error
                 _refuse(group, used.refused, states)
                 group.queries, group.members = used.result, [group.members[position] for position in used.numbers]
         return [group for group in groups if group.members]
 
-    def _vectors(
-        self, release: Release, queries: Mapping[int, Query], states: list[QueryState], ends: float
+    def _encode_queries(
+        self, release: Release, queries: Mapping[int, PendingQuery], states: list[QueryState], ends: float
     ) -> dict[tuple[str, str], np.ndarray]:
         """Returns the vectors of queries by task and text, and refuses queries without a finite vector."""
         if not queries:
@@ -200,7 +208,9 @@ class Engine:
                 states[number].refused = unusable_error(query.task.name, refused.get(key))
         return vectors
 
-    def _find(self, release: Release, groups: Sequence[Group], states: list[QueryState], deadline: float) -> None:
+    def _search_leaves(
+        self, release: Release, groups: Sequence[QueryGroup], states: list[QueryState], deadline: float
+    ) -> None:
         """Asks all leaves for the hits of all groups, in one call each, and merges them."""
         if not groups:
             return
@@ -213,7 +223,7 @@ class Engine:
         for leaf, reply in enumerate(replies):
             answered: list[SourceHits | Exception]
             try:
-                answered = result_of(reply, deadline)
+                answered = wait_for_reply(reply, deadline)
             except Exception as error:
                 answered = [error] * len(groups)
             for group, hits, merged in zip(groups, answered, hits_of_leaves, strict=True):
@@ -223,9 +233,9 @@ class Engine:
                     continue
                 self._report(group.source.kind.online.name, hits, leaf)
                 for number, label in group.members:
-                    states[number].lose(leaf, [label], hits)
+                    states[number].count_lost(leaf, [label], hits)
         for group, merged in zip(groups, hits_of_leaves, strict=True):
-            scores, rows = merge_hits(merged, group.depth) if merged else no_hits(len(group.members), group.depth)
+            scores, rows = merge_hits(merged, group.depth) if merged else empty_hits(len(group.members), group.depth)
             for row, (number, label) in enumerate(group.members):
                 if label not in states[number].sources:  # otherwise it is searched again, deeper
                     states[number].searchers += len(replies)
@@ -234,8 +244,8 @@ class Engine:
     def _find_documents(
         self,
         release: Release,
-        queries: Sequence[Query],
-        groups: Sequence[Group],
+        queries: Sequence[PendingQuery],
+        groups: Sequence[QueryGroup],
         states: list[QueryState],
         fused: list[Hits | None],
         deadline: float,
@@ -256,17 +266,19 @@ class Engine:
                 assert hits is not None
                 documents = np.array([[known.get(row, -1) for row in hits.rows[0].tolist()]], np.int64)
                 if errors and ((hits.rows >= 0) & (documents < 0)).any():
-                    state.lose_all(errors, query.search.labels)
-                if has_documents(hits, documents, query.k)[0] or state.depth >= MAX_PASSAGES or errors:
+                    state.count_all_lost(errors, query.search.labels)
+                if has_enough_documents(hits, documents, query.k)[0] or state.depth >= MAX_PASSAGES or errors:
                     fused[number] = passages_to_rerank(hits, documents, query.k, query.rerank)
                     state.documents = dict(zip(hits.rows[0].tolist(), documents[0].tolist(), strict=True))
                     pending.remove(number)
             again = {number: states[number] for number in pending}
             for state in again.values():
                 state.depth = min(DEEPER * state.depth, MAX_PASSAGES)
-            self._find(release, [deeper for group in groups for deeper in group.deeper(again)], states, deadline)
+            self._search_leaves(
+                release, [deeper for group in groups for deeper in group.deeper_groups(again)], states, deadline
+            )
             for number in pending:
-                fused[number] = _fused(queries[number], states[number])
+                fused[number] = _fuse_hits(queries[number], states[number])
 
     def _ask_passages(
         self, method: str, release: Release, rows: np.ndarray, deadline: float
@@ -276,7 +288,7 @@ class Engine:
         results, errors = list[Any](), dict[int, Exception]()
         for leaf, reply in enumerate(self.ask(method, request) if len(request.rows) else ()):
             try:
-                results.append(result_of(reply, deadline))
+                results.append(wait_for_reply(reply, deadline))
             except Exception as error:
                 self._report(PASSAGES, error, leaf)
                 errors[leaf] = error
@@ -285,7 +297,7 @@ class Engine:
     def _fetch(
         self,
         release: Release,
-        queries: Sequence[Query],
+        queries: Sequence[PendingQuery],
         fused: list[Hits | None],
         states: list[QueryState],
         deadline: float,
@@ -304,17 +316,17 @@ class Engine:
             is_kept = np.isin(rows, [-1, *texts])
             if not is_kept.all():
                 fused[number] = Hits(hits.scores[:, : len(rows)][:, is_kept], rows[None, is_kept])
-                states[number].lose_all(errors, queries[number].search.labels)
+                states[number].count_all_lost(errors, queries[number].search.labels)
         return texts
 
     def _rerank(
         self,
         release: Release,
-        queries: Sequence[Query],
+        queries: Sequence[PendingQuery],
         fused: list[Hits | None],
         texts: dict[int, Passage],
         states: Sequence[QueryState],
-        answers: Sequence[Answer],
+        answers: Sequence[QueryAnswer],
     ) -> None:
         """Sorts the first hits of queries with `rerank` by probability; lower hits keep their order below them."""
         numbers = [n for n, (query, hits) in enumerate(zip(queries, fused, strict=True)) if query.rerank and hits]
@@ -337,7 +349,7 @@ class Engine:
         for number, probabilities in by_query.items():
             hits = fused[number]
             assert hits is not None
-            fused[number] = hits = reranked(hits, np.array([probabilities], np.float32))
+            fused[number] = hits = reorder_hits(hits, np.array([probabilities], np.float32))
             if queries[number].by_document:
                 documents = np.array([[states[number].documents[row] for row in hits.rows[0].tolist()]])
                 fused[number] = reranked_documents(hits, documents, queries[number].k)
@@ -358,7 +370,7 @@ class Engine:
             self.failed(part, error)
 
 
-def _refuse(group: Group, refused: Mapping[int, str], states: list[QueryState]) -> None:
+def _refuse(group: QueryGroup, refused: Mapping[int, str], states: list[QueryState]) -> None:
     """Records why a source cannot use some of a group's queries. refused: by their position in the group."""
     for position, reason in refused.items():
         number, label = group.members[position]
@@ -373,7 +385,7 @@ def _timed(took: dict[str, float], stage: str) -> Iterator[None]:
     took[stage] = time.perf_counter() - start
 
 
-def _fused(query: Query, state: QueryState) -> Hits | None:
+def _fuse_hits(query: PendingQuery, state: QueryState) -> Hits | None:
     """Returns the fused hits of the sources, as a search job fuses them; if one source failed, those of the others.
 
     None: there is no answer.
@@ -391,7 +403,7 @@ def _rows_and_scores(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
     return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 
-def _hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]) -> list[Hit]:
+def _make_hits(query: PendingQuery, hits: Hits, state: QueryState, texts: dict[int, Passage]) -> list[AnswerHit]:
     """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
     by_source = {source: dict(_rows_and_scores(hits, hits.rows.shape[1])) for source, hits in state.sources.items()}
     output = []
@@ -399,23 +411,23 @@ def _hits(query: Query, hits: Hits, state: QueryState, texts: dict[int, Passage]
         scores = {"reranker": score} if query.rerank and score >= 0 else {}  # below the re-ranked hits: minus the rank
         scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
         _, id, title, text, metadata, *span = texts[row]
-        output.append(Hit(row, id, title, text, metadata, score, scores, tuple(span) if span else None))
+        output.append(AnswerHit(row, id, title, text, metadata, score, scores, tuple(span) if span else None))
     return output
 
 
-def _first_depth(query: Query) -> int:
+def _first_depth(query: PendingQuery) -> int:
     """Returns the number of passages of the first search."""
     if query.by_document:
-        return min(first_depth(query.k, query.rerank, len(query.search.parts)), MAX_PASSAGES)
+        return min(first_search_depth(query.k, query.rerank, len(query.search.parts)), MAX_PASSAGES)
     return max(query.k, query.rerank)
 
 
-def _num_needed(query: Query) -> int:
+def _num_needed(query: PendingQuery) -> int:
     """Returns the number of hits of a query of which the passages are needed, at most."""
     return query.k + query.rerank if query.by_document else max(query.k, query.rerank)
 
 
-def _as_json(text: str, answer: Answer) -> bytes:
+def _as_json(text: str, answer: QueryAnswer) -> bytes:
     """Returns the result of a query in the response of a search (`protocol.ResultOut`)."""
     hits = [
         {

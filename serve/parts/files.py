@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from indexing.store.artifact import Artifact, Draft
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 
 BLOCK = 8 << 20  # bytes per read
@@ -23,7 +23,7 @@ class PartFiles:
             first.
     """
 
-    def __init__(self, store: Store, files: Iterable[tuple[Artifact | Draft, Part]]):
+    def __init__(self, store: Store, files: Iterable[tuple[Artifact | Draft, ArtifactPart]]):
         self._files = [(artifact, part) for artifact, part in files]
         paths = [store.storage.local_path(f"{artifact.key}/{part.file}") for artifact, part in self._files]
         self._paths = [path for path in paths if path is not None]

@@ -20,15 +20,15 @@ import numpy as np
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
 from indexing.corpus.row_ranges import OpenPassages, passage_parts
-from indexing.exact import Hits, no_hits
-from indexing.hit_sources.online import OnlineSearch, SearcherScope, Target
+from indexing.exact import Hits, empty_hits
+from indexing.hit_sources.online import OnlineSearch, SearcherScope, SearchTarget
 from indexing.hit_sources.registry import find_kind, online_searches
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowRange, split_range
-from indexing.store.documents import Part as FilePart
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from serve.errors import ExpiredError
-from serve.parts.part import Part, Shared, check_deadline, raises_store_errors, use_texts
+from serve.parts.part import ServicePart, SharedObjects, call_with_usable_texts, check_deadline, raises_store_errors
 from serve.parts.states import PASSAGES
 from serve.release.artifacts import ReleaseArtifacts
 
@@ -50,7 +50,7 @@ class SourceQueries:
     """
 
     kind: str
-    target: Target
+    target: SearchTarget
     queries: Any
     k: int
     filter: str | None = None
@@ -93,7 +93,7 @@ class Reply(Protocol[Result]):
         """Returns the result. Raises TimeoutError, LostError, or the exception of the leaf."""
 
 
-def result_of(reply: Reply[Result], deadline: float) -> Result:
+def wait_for_reply(reply: Reply[Result], deadline: float) -> Result:
     """Returns a leaf's reply. Raises ExpiredError if it does not arrive in time."""
     try:
         return reply.result(timeout=max(0.0, deadline - time.time()) + LATE)
@@ -122,7 +122,7 @@ class Leaf:
         self.store = store
         self.sources = {online.name: SourcePart(store, range_of, online, threads) for online in online_searches()}
         self.passages = PassagesPart(store, range_of)
-        self.parts: dict[str, Part] = {**self.sources, PASSAGES: self.passages}
+        self.parts: dict[str, ServicePart] = {**self.sources, PASSAGES: self.passages}
 
     def search(self, request: HitsRequest) -> list[SourceHits | Exception]:
         """Returns the hits of each source in the range; the exception of a source that failed."""
@@ -146,7 +146,7 @@ class Leaf:
             return error
 
 
-def ask_here(leaves: Sequence[Leaf], method: str, request: Any) -> list[Reply[Any]]:
+def ask_local_leaves(leaves: Sequence[Leaf], method: str, request: Any) -> list[Reply[Any]]:
     """Asks leaves of this process, one after the other."""
     replies = list[Reply[Any]]()
     for leaf in leaves:
@@ -159,7 +159,7 @@ def ask_here(leaves: Sequence[Leaf], method: str, request: Any) -> list[Reply[An
     return replies
 
 
-class SourcePart(Part):
+class SourcePart(ServicePart):
     """Searches the sources of one or several kinds in a range of rows.
 
     Args:
@@ -172,7 +172,7 @@ class SourcePart(Part):
     def __init__(self, store: Store, range_of: Callable[[Corpus], RowRange], online: OnlineSearch, threads: int | None):
         super().__init__(store)
         self.online, self.name, self.threads, self.range_of = online, online.name, threads, range_of
-        self._searchers: Shared[Any] = Shared()
+        self._searchers: SharedObjects[Any] = SharedObjects()
 
     @raises_store_errors
     def search(self, release_id: str, request: SourceQueries) -> SourceHits:
@@ -180,16 +180,18 @@ class SourcePart(Part):
         searcher, kind = self._of(release_id)[request.target], find_kind(request.kind)
         assert kind is not None, request.kind
         filter = None if request.filter is None else Filter(request.filter)
-        usable = use_texts(lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries)
+        usable = call_with_usable_texts(
+            lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries
+        )
         if usable.result is not None and not usable.refused:
             return SourceHits(usable.result, {})
         width = request.k if usable.result is None else usable.result.rows.shape[1]
-        hits = no_hits(len(request.queries), width)
+        hits = empty_hits(len(request.queries), width)
         if usable.result is not None:
             hits.scores[usable.numbers], hits.rows[usable.numbers] = usable.result
         return SourceHits(hits, usable.refused)
 
-    def _open(self, artifacts: ReleaseArtifacts) -> dict[Target, Any]:
+    def _open(self, artifacts: ReleaseArtifacts) -> dict[SearchTarget, Any]:
         release, scope = artifacts.release, self._scope(artifacts)
         searchers = {}
         for target, readers in self._targets(artifacts).items():
@@ -200,18 +202,18 @@ class SourcePart(Part):
     def _scope(self, artifacts: ReleaseArtifacts) -> SearcherScope:
         return SearcherScope(self.range_of(artifacts.corpus), self.threads)
 
-    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, ArtifactPart]]:
         scope = self._scope(artifacts)
         groups = [self.online.files(readers, scope) for readers in self._targets(artifacts).values()]
         for alike in itertools.zip_longest(*groups, fillvalue=()):
             for files in alike:
                 yield from files
 
-    def _targets(self, artifacts: ReleaseArtifacts) -> dict[Target, Any]:
+    def _targets(self, artifacts: ReleaseArtifacts) -> dict[SearchTarget, Any]:
         """Returns the readers of the part's targets."""
         return {target: readers for (online, target), readers in artifacts.readers.items() if online is self.online}
 
-    def _try(self, release_id: str) -> None:
+    def _answer_probe(self, release_id: str) -> None:
         for searcher in self._of(release_id).values():
             self.online.probe(searcher)
 
@@ -219,7 +221,7 @@ class SourcePart(Part):
         self._searchers.release(release_id)
 
 
-class PassagesPart(Part):
+class PassagesPart(ServicePart):
     """Returns the passages of a range of rows: their ids, titles, texts and metadata.
 
     Args:
@@ -236,14 +238,14 @@ class PassagesPart(Part):
     @raises_store_errors
     def fetch(self, request: PassagesRequest) -> list[Passage]:
         """Returns those of the passages that are in the range."""
-        return self._at(request).fetch(request.rows)
+        return self._passages_of_release(request).fetch(request.rows)
 
     @raises_store_errors
     def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
         """Returns those of the rows that are in the range, and the numbers of their documents: int64 [n] both."""
-        return self._at(request).documents(request.rows)
+        return self._passages_of_release(request).documents(request.rows)
 
-    def _at(self, request: PassagesRequest) -> OpenPassages:
+    def _passages_of_release(self, request: PassagesRequest) -> OpenPassages:
         """Returns the passages of a request's release. Raises ExpiredError if the request is late."""
         check_deadline(request.deadline)
         passages: OpenPassages = self._of(request.release)
@@ -252,10 +254,10 @@ class PassagesPart(Part):
     def _open(self, artifacts: ReleaseArtifacts) -> OpenPassages:
         return OpenPassages(artifacts.corpus, self.range_of(artifacts.corpus))
 
-    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, ArtifactPart]]:
         parts = passage_parts(artifacts.corpus, self.range_of(artifacts.corpus))
         return ((part.artifact, part.part) for part in parts)
 
-    def _try(self, release_id: str) -> None:
+    def _answer_probe(self, release_id: str) -> None:
         passages: OpenPassages = self._of(release_id)
         passages.fetch(np.array([passages.rows.first]))

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from indexing.exact import available_threads
-from indexing.hit_sources.online import PROBE, OnlineSearch, Target
+from indexing.hit_sources.online import PROBE, OnlineSearch, SearchTarget
 from indexing.search.rescoring import open_reranker
 from indexing.store.models import model_folder, resolve_model
 from indexing.store.store import Store
-from indexing.work.tasks import Place
+from indexing.work.tasks import Allocation
 from retriever.encoding.encoder import Encoder
 from retriever.encoding.reranker import Reranker
 from retriever.errors import InputError
@@ -23,14 +23,21 @@ from retriever.options import Side
 from retriever.prompts.prompts import load_prompt
 from retriever.topics.model import NO_TOPIC
 from serve.errors import RefusedPromptError
-from serve.parts.part import Part, Shared, Usable, check_deadline, raises_store_errors, use_texts
+from serve.parts.part import (
+    ServicePart,
+    SharedObjects,
+    UsableQueries,
+    call_with_usable_texts,
+    check_deadline,
+    raises_store_errors,
+)
 from serve.parts.states import ENCODER, RERANKER
 from serve.release.artifacts import ReleaseArtifacts
 
 TOGETHER = 64  # texts or pairs of one forward pass
 
 
-class Encoded(NamedTuple):
+class EncodedTexts(NamedTuple):
     """Vectors of texts.
 
     Attributes:
@@ -57,10 +64,10 @@ class _OpenEncoders(NamedTuple):
 
     sides: dict[Side, Encoder]
     slots: dict[str, str | None]
-    sources: dict[tuple[OnlineSearch, Target], Callable[[Sequence[str]], Any]]
+    sources: dict[tuple[OnlineSearch, SearchTarget], Callable[[Sequence[str]], Any]]
 
 
-class EncoderPart(Part):
+class EncoderPart(ServicePart):
     """One backbone, with the prompts of all tasks of all open releases in one table, and the encoders of sources.
 
     Args:
@@ -75,14 +82,14 @@ class EncoderPart(Part):
     def __init__(self, store: Store, *, device: str, threads: int | None = None, compile: str = "never"):
         super().__init__(store)
         self.device, self.threads, self.compile = device, threads, compile
-        self._encoders: Shared[Encoder] = Shared()
-        self._prompts: Shared[str] = Shared()
-        self._sources: Shared[Callable[[Sequence[str]], Any]] = Shared()
+        self._encoders: SharedObjects[Encoder] = SharedObjects()
+        self._prompts: SharedObjects[str] = SharedObjects()
+        self._sources: SharedObjects[Callable[[Sequence[str]], Any]] = SharedObjects()
 
     @raises_store_errors
     def encode(
         self, release_id: str, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float | None = None
-    ) -> Encoded:
+    ) -> EncodedTexts:
         """Encodes texts with the prompts of their tasks, TOGETHER at a time, so that the deadline is met.
 
         Vectors are not checked for being finite, and texts without known words are no error: other texts of the batch
@@ -109,16 +116,21 @@ class EncoderPart(Part):
             vectors = encoder.forward(tokens, side=side, task=of_tasks, topics=topics, check=False)
             batches.append((vectors, tokens.lengths, tokens.num_cut))
         vectors, lengths, num_cut = map(np.concatenate, zip(*batches, strict=True))
-        return Encoded(vectors, lengths, num_cut, refused)
+        return EncodedTexts(vectors, lengths, num_cut, refused)
 
     @raises_store_errors
     def encode_for(
-        self, release_id: str, online: OnlineSearch, target: Target, texts: Sequence[str], deadline: float | None = None
-    ) -> Usable[Any]:
+        self,
+        release_id: str,
+        online: OnlineSearch,
+        target: SearchTarget,
+        texts: Sequence[str],
+        deadline: float | None = None,
+    ) -> UsableQueries[Any]:
         """Encodes texts with the encoder of a source, for its searchers."""
         check_deadline(deadline)
         encoders: _OpenEncoders = self._of(release_id)
-        return use_texts(encoders.sources[online, target], texts)
+        return call_with_usable_texts(encoders.sources[online, target], texts)
 
     @raises_store_errors
     def describe(self, release_id: str) -> dict[str, Any]:
@@ -128,11 +140,11 @@ class EncoderPart(Part):
 
     def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
         release, spec = artifacts.release, artifacts.spec
-        place, sources = Place(self.threads or available_threads(), self.device), {}
+        allocation, sources = Allocation(self.threads or available_threads(), self.device), {}
         for (online, target), readers in artifacts.readers.items():
             if online.encodes:
                 queries = online.encoder(readers)
-                sources[online, target] = self._sources.get(queries.key, release.id, partial(queries.open, place))
+                sources[online, target] = self._sources.get(queries.key, release.id, partial(queries.open, allocation))
         if spec is None or release.encoder is None:  # no task has dense embeddings
             return _OpenEncoders({}, {}, sources)
         options = replace(spec.options, compile=self.compile)  # type: ignore[arg-type]
@@ -169,21 +181,21 @@ class EncoderPart(Part):
                 slots[task.name] = self._prompts.get((key, slot), release.id, add_prompt)
         return _OpenEncoders(encoders, slots, sources)
 
-    def _try(self, release_id: str) -> None:
+    def _answer_probe(self, release_id: str) -> None:
         encoders: _OpenEncoders = self._of(release_id)
         if encoders.slots:
             self.encode(release_id, [PROBE], [next(iter(encoders.slots))], "query")
         for encode in encoders.sources.values():
-            use_texts(encode, [PROBE])
+            call_with_usable_texts(encode, [PROBE])
 
     def _forget(self, release_id: str) -> None:
         for key, slot in self._prompts.release(release_id):
-            self._encoders.held(key).drop_task(slot)
+            self._encoders.get_held(key).drop_task(slot)
         self._encoders.release(release_id)
         self._sources.release(release_id)
 
 
-class RerankPart(Part):
+class RerankPart(ServicePart):
     """Scores pairs of a query and a passage with a cross-encoder."""
 
     name = RERANKER
@@ -191,7 +203,7 @@ class RerankPart(Part):
     def __init__(self, store: Store, *, device: str, threads: int | None = None):
         super().__init__(store)
         self.device, self.threads = device, threads
-        self._models: Shared[Reranker] = Shared()
+        self._models: SharedObjects[Reranker] = SharedObjects()
 
     @raises_store_errors
     def score(
@@ -223,7 +235,7 @@ class RerankPart(Part):
             for piece in text_pieces(map(len, passages)):
                 check_deadline(deadline)
                 pairs.append(model.tokenize(list(queries[batch][piece]), passages[piece]))
-            tokens, types = (Tokens.joined(own) for own in zip(*pairs, strict=True))
+            tokens, types = (Tokens.join(own) for own in zip(*pairs, strict=True))
             scores.append(model.forward(tokens, types))
         return np.concatenate(scores)
 
@@ -239,7 +251,7 @@ class RerankPart(Part):
 
         return self._models.get(repr(config), artifacts.release.id, start)
 
-    def _try(self, release_id: str) -> None:
+    def _answer_probe(self, release_id: str) -> None:
         if self._of(release_id) is not None:
             self.score(release_id, [PROBE], [""], [PROBE])
 
@@ -260,7 +272,7 @@ def _read_texts(
         tokens.append(encoder.tokenize(texts[piece], side=side))
         inferred = encoder.topics_of(texts[piece], side=side, task=tasks[piece])
         topics.append(np.full(len(tokens[-1]), NO_TOPIC) if inferred is None else inferred)
-    return Tokens.joined(tokens), np.concatenate(topics)
+    return Tokens.join(tokens), np.concatenate(topics)
 
 
 def are_finite(vectors: np.ndarray) -> np.ndarray:

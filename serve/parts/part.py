@@ -17,7 +17,7 @@ import numpy as np
 from indexing.hit_sources.query_encoder import select_queries
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.cache import CorruptError
-from indexing.store.documents import Part as FilePart
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from retriever.errors import InputError, TextsError
 from retriever.memory import free_memory
@@ -55,7 +55,7 @@ def raises_store_errors(method: Callable[P, Result]) -> Callable[P, Result]:
     return call
 
 
-class Shared(Generic[T]):
+class SharedObjects(Generic[T]):
     """Objects that releases share: each is opened once, and dropped when the last release that holds it is released."""
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Shared(Generic[T]):
             holders.add(release)
             return value
 
-    def held(self, key: Any) -> T:
+    def get_held(self, key: Any) -> T:
         """Returns the object of `key`."""
         return self._held[key][0]
 
@@ -117,7 +117,7 @@ class _OpenRelease(NamedTuple):
     files: PartFiles
 
 
-class Part:
+class ServicePart:
     """Base class of the parts: opens releases by id, and answers requests for each of them.
 
     If its files are damaged, a part raises StoreError until `check` finds the files as they were committed.
@@ -179,7 +179,7 @@ class Part:
             self._damaged[release_id] = store_error(self.name, error)
             raise
         self._damaged.pop(release_id, None)
-        self._try(release_id)
+        self._answer_probe(release_id)
 
     def _of(self, release_id: str) -> Any:
         release = self._open_release(release_id)
@@ -201,18 +201,18 @@ class Part:
     def _open(self, artifacts: ReleaseArtifacts) -> Any:
         raise NotImplementedError
 
-    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, FilePart]]:
+    def _used_files(self, artifacts: ReleaseArtifacts) -> Iterable[tuple[Artifact | Draft, ArtifactPart]]:
         """Returns the files that requests read, the most important ones first."""
         return []
 
-    def _try(self, release_id: str) -> None:
+    def _answer_probe(self, release_id: str) -> None:
         """Answers a small request."""
 
     def _forget(self, release_id: str) -> None:
         pass
 
 
-class Usable(NamedTuple, Generic[T]):
+class UsableQueries(NamedTuple, Generic[T]):
     """What was made of the queries that can be used.
 
     Attributes:
@@ -226,7 +226,7 @@ class Usable(NamedTuple, Generic[T]):
     refused: dict[int, str]
 
 
-def use_texts(function: Callable[[Any], T], queries: Any) -> Usable[T]:
+def call_with_usable_texts(function: Callable[[Any], T], queries: Any) -> UsableQueries[T]:
     """Calls a function that may raise TextsError with those of the queries that it can use.
 
     Args:
@@ -238,8 +238,8 @@ def use_texts(function: Callable[[Any], T], queries: Any) -> Usable[T]:
     while numbers:
         try:
             usable = queries if not refused else select_queries(queries, np.array(numbers))
-            return Usable(function(usable), numbers, refused)
+            return UsableQueries(function(usable), numbers, refused)
         except TextsError as error:
             refused |= {numbers[position]: reason for position, reason in error.reasons.items()}
             numbers = [number for number in numbers if number not in refused]
-    return Usable(None, [], refused)
+    return UsableQueries(None, [], refused)

@@ -13,11 +13,11 @@ from indexing.hit_sources.query_encoder import select_queries
 from retriever.options import Side
 from serve.errors import ExpiredError, IncompleteError, StoreError
 from serve.release.release import Release
-from serve.release.tasks import Search, ServedSource, Task
+from serve.release.tasks import ServedSource, ServedTask, SourceSearch
 
 
 @dataclass(frozen=True)
-class Query:
+class PendingQuery:
     """One query to one release.
 
     Attributes:
@@ -35,9 +35,9 @@ class Query:
 
     release: Release
     text: str
-    task: Task
+    task: ServedTask
     k: int
-    search: Search
+    search: SourceSearch
     deadline: float
     filter: str | None = None
     rerank: int = 0
@@ -45,7 +45,7 @@ class Query:
     by_document: bool = False
 
 
-class Hit(NamedTuple):
+class AnswerHit(NamedTuple):
     """One hit with its passage.
 
     Attributes:
@@ -65,7 +65,7 @@ class Hit(NamedTuple):
     span: tuple[str, int, int] | None = None
 
 
-class Shards(NamedTuple):
+class ShardCounts(NamedTuple):
     """Number of searchers that a query was sent to, and how many of them answered, failed or timed out."""
 
     total: int = 0
@@ -75,7 +75,7 @@ class Shards(NamedTuple):
 
 
 @dataclass
-class Answer:
+class QueryAnswer:
     """The answer to one query.
 
     Attributes:
@@ -86,8 +86,8 @@ class Answer:
         json: The result in the response to a request, as bytes.
     """
 
-    hits: list[Hit] = field(default_factory=list)
-    shards: Shards = field(default_factory=Shards)
+    hits: list[AnswerHit] = field(default_factory=list)
+    shards: ShardCounts = field(default_factory=ShardCounts)
     took: dict[str, float] = field(default_factory=dict)
     error: Exception | None = None
     json: bytes = b""
@@ -117,21 +117,21 @@ class QueryState:
     documents: dict[int, int] = field(default_factory=dict)
 
     @property
-    def shards(self) -> Shards:
+    def shards(self) -> ShardCounts:
         failed, timed_out = len(self.failed), len(self.timed_out - self.failed)
-        return Shards(self.searchers, self.searchers - failed - timed_out, failed, timed_out)
+        return ShardCounts(self.searchers, self.searchers - failed - timed_out, failed, timed_out)
 
-    def lose(self, leaf: int, labels: Iterable[str], error: Exception) -> None:
+    def count_lost(self, leaf: int, labels: Iterable[str], error: Exception) -> None:
         """Counts the searchers of some sources in a leaf as failed, or as timed out."""
         is_late = isinstance(error, ExpiredError | TimeoutError)
         (self.timed_out if is_late else self.failed).update((leaf, label) for label in labels)
         if isinstance(error, StoreError):
             self.unreadable = error
 
-    def lose_all(self, errors: Mapping[int, Exception], labels: Iterable[str]) -> None:
+    def count_all_lost(self, errors: Mapping[int, Exception], labels: Iterable[str]) -> None:
         """Counts the searchers of some sources as failed in each leaf that has an error."""
         for leaf, error in errors.items():
-            self.lose(leaf, labels, error)
+            self.count_lost(leaf, labels, error)
 
     def error(self, is_partial: bool) -> Exception | None:
         """Returns why there is no answer; None: all searchers answered, or some did and that is enough."""
@@ -142,7 +142,7 @@ class QueryState:
 
 
 @dataclass
-class Group:
+class QueryGroup:
     """Queries of a batch to one source with the same parameters.
 
     Attributes:
@@ -159,14 +159,14 @@ class Group:
     members: list[tuple[int, str]] = field(default_factory=list)
     queries: Any = None
 
-    def deeper(self, states: Mapping[int, QueryState]) -> list[Group]:
+    def deeper_groups(self, states: Mapping[int, QueryState]) -> list[QueryGroup]:
         """Returns groups that search some of the members again, as deep as their states say."""
         by_depth: dict[int, list[int]] = {}
         for position, (number, _) in enumerate(self.members):
             if number in states:
                 by_depth.setdefault(states[number].depth, []).append(position)
         return [
-            Group(
+            QueryGroup(
                 self.source,
                 depth,
                 self.filter,
@@ -177,7 +177,7 @@ class Group:
         ]
 
 
-class Texts(NamedTuple):
+class TextsRequest(NamedTuple):
     """The texts of one request, whose vectors are computed together."""
 
     release: Release
@@ -187,7 +187,7 @@ class Texts(NamedTuple):
     deadline: float
 
 
-class Pairs(NamedTuple):
+class PairsRequest(NamedTuple):
     """The query and the documents of one request, which the re-ranker scores."""
 
     release: Release

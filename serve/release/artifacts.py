@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import filter_columns
-from indexing.hit_sources.dense import Space
-from indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, Target
+from indexing.hit_sources.dense import SearchSpace
+from indexing.hit_sources.online import OnlineSearch, PinnedArtifacts, SearchTarget
 from indexing.store.artifact import Artifact
 from indexing.store.models import model_folder
 from indexing.store.store import Store
@@ -38,12 +38,12 @@ class ReleaseArtifacts:
         self._generations: dict[tuple[str, str], list[Artifact]] = {}
         self.corpus = Corpus(release.generations(store, "corpus"))
         pinned = PinnedArtifacts(store, self.corpus, self.generations)
-        self.readers: dict[tuple[OnlineSearch, Target], Any] = {}  # of the sources of all tasks
+        self.readers: dict[tuple[OnlineSearch, SearchTarget], Any] = {}  # of the sources of all tasks
         for source in (source for task in release.tasks for source in task.served()):
             key = source.kind.online, source.target
             if key not in self.readers:
                 self.readers[key] = source.kind.online.read(source.target, pinned)
-        spaces = [readers for readers in self.readers.values() if isinstance(readers, Space)]
+        spaces = [readers for readers in self.readers.values() if isinstance(readers, SearchSpace)]
         self.embeddings = {space.embeddings.name: space.embeddings for space in spaces}
         self.indexes = {space.index.name: space.index for space in spaces if space.index}
         self.spec = encoder_of(store, release)

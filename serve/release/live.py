@@ -38,7 +38,7 @@ def live_release_id(store: Store) -> tuple[str, str] | None:
     return None if tagged is None else (parse_live_record(store.storage, tagged[0]).release, tagged[1])
 
 
-def live_release(store: Store) -> tuple[Release | None, str | None]:
+def read_live_release(store: Store) -> tuple[Release | None, str | None]:
     """Returns the live release and the tag for compare-and-swap; None for both if no release was ever live.
 
     Raises:
@@ -53,7 +53,7 @@ def live_release(store: Store) -> tuple[Release | None, str | None]:
         raise unreadable_release_error(store.storage, live[0], error) from error
 
 
-def last_release(store: Store) -> tuple[Release | None, str | None]:
+def release_to_repair_from(store: Store) -> tuple[Release | None, str | None]:
     """Returns the release to repair a store from, and the tag to change the live one with compare-and-swap.
 
     The release is the first that is neither missing nor damaged, in this order: the live one, the previous ones, all

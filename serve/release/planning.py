@@ -11,10 +11,10 @@ from indexing.corpus.corpus import Corpus
 from indexing.dense.index import Index
 from indexing.embeddings.embeddings import DENSE, Embeddings
 from indexing.embeddings.encoders import EncoderSpec, check_prompt_settings, describe_differences, differing_settings
-from indexing.hit_sources.dense import Space
-from indexing.hit_sources.grammar import parse
+from indexing.hit_sources.dense import SearchSpace
+from indexing.hit_sources.grammar import parse_source
 from indexing.hit_sources.kind import SearchContext
-from indexing.hit_sources.modes import dense_names, has_dense, index_over
+from indexing.hit_sources.modes import dense_names, find_index_over, has_dense
 from indexing.hit_sources.registry import open_source
 from indexing.lucene.bm25 import Bm25
 from indexing.search.rescoring import reranker_inputs
@@ -24,7 +24,7 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
 from serve.release.release import Release, fingerprints_of
-from serve.release.tasks import Task
+from serve.release.tasks import ServedTask
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 OWN_KINDS = {"bm25": "bm25", "exact": "embeddings", "index": "index"}  # kinds in fields of a task, and the fields
@@ -79,7 +79,9 @@ def plan_release(
         if prompted := [name for name in tasks or () if name != BASE]:
             raise InputError(f"task {prompted[0]}: {_NO_DENSE}")
         excluded = {name: f"task {name}: {_NO_DENSE}" for name in store.names("prompts")}
-        return Release(None, {}, (Task(BASE, None, None, **searched),), fingerprints_of(artifacts), reranker), excluded
+        return Release(
+            None, {}, (ServedTask(BASE, None, None, **searched),), fingerprints_of(artifacts), reranker
+        ), excluded
     main = open_space(store, *dense_names(store, embeddings, index), corpus)
     options = main.embeddings.encoder_options
     spec = EncoderSpec(store, main.embeddings.encoder_name, EncoderOptions(**options))
@@ -92,8 +94,13 @@ def plan_release(
 
 
 def _plan_tasks(
-    store: Store, spec: EncoderSpec, main: Space, corpus: Corpus, names: Iterable[str] | None, before: Release | None
-) -> tuple[dict[Task, Space], dict[str, str]]:
+    store: Store,
+    spec: EncoderSpec,
+    main: SearchSpace,
+    corpus: Corpus,
+    names: Iterable[str] | None,
+    before: Release | None,
+) -> tuple[dict[ServedTask, SearchSpace], dict[str, str]]:
     """Returns the tasks with dense search and the space of each, and the reasons why prompts are excluded.
 
     Args:
@@ -104,7 +111,7 @@ def _plan_tasks(
         names: The tasks to serve; None: all that fit.
         before: The live release; None: there is none.
     """
-    planned: dict[Task, Space] = {}
+    planned: dict[ServedTask, SearchSpace] = {}
     excluded: dict[str, str] = {}
     trained, received = _prompts_by_origin(store)
     put = {task.name: task for task in before.tasks if task.prompt in received} if before else {}
@@ -119,7 +126,7 @@ def _plan_tasks(
             if names is not None:
                 raise InputError(excluded[name]) from error
         else:
-            planned[Task(name, prompt, *space.names)] = space
+            planned[ServedTask(name, prompt, *space.names)] = space
     if not planned:
         raise InputError(f"{store.url}: no task fits embeddings/{main.embeddings.name}: {'; '.join(excluded.values())}")
     return planned, excluded
@@ -150,7 +157,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
         return True
     if has_dense(store):
         return True
-    for key in (key for key in store.incomplete() if key.startswith("embeddings/")):
+    for key in (key for key in store.incomplete_keys() if key.startswith("embeddings/")):
         manifest = store.manifest(key)
         if manifest is None or DENSE.holds(manifest["config"]):
             raise InputError(
@@ -187,8 +194,14 @@ def _prompts_by_origin(store: Store) -> tuple[list[str], list[str]]:
 
 
 def _find_space(
-    store: Store, spec: EncoderSpec, name: str, main: Space, corpus: Corpus, before: Release | None, put: Task | None
-) -> Space:
+    store: Store,
+    spec: EncoderSpec,
+    name: str,
+    main: SearchSpace,
+    corpus: Corpus,
+    before: Release | None,
+    put: ServedTask | None,
+) -> SearchSpace:
     """Returns the space that a task searches.
 
     It is the task's previous space, if it was put over HTTP with another one than the backbone's. Otherwise it is
@@ -224,7 +237,7 @@ def _find_space(
             f"{', '.join(vectors.name for vectors in complete)}; {_PUT_INSTEAD}"
         )
     [vectors] = complete
-    return open_space(store, vectors.name, index_over(store, vectors.name, _PUT_INSTEAD), corpus)
+    return open_space(store, vectors.name, find_index_over(store, vectors.name, _PUT_INSTEAD), corpus)
 
 
 def _embeddings_of(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:
@@ -247,7 +260,7 @@ def _embeddings_of(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -> 
     return embeddings, reasons
 
 
-def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus) -> Space:
+def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus) -> SearchSpace:
     """Returns the space of embeddings and of the index over them.
 
     Args:
@@ -265,7 +278,7 @@ def open_space(store: Store, embeddings: str, index: str | None, corpus: Corpus)
             f"embeddings/{embeddings} cover {vectors.num_rows:,} passages, the release's corpus has "
             f"{corpus.num_rows:,}: make a release of what the store holds now first"
         )
-    return Space(vectors, Index.open(store, index, vectors) if index else None)
+    return SearchSpace(vectors, Index.open(store, index, vectors) if index else None)
 
 
 def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[tuple[str, ...], list[Artifact]]:
@@ -276,7 +289,7 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
     """
     names, artifacts = dict[str, None](), list[Artifact]()
     for source in dict.fromkeys(sources):  # tasks mostly have the same ones
-        expression = parse(source)
+        expression = parse_source(source)
         kind = expression.terms[0].kind
         if len(expression.terms) > 1:
             raise InputError(f"source {source!r}: expected one source; requests may fuse the sources of a task")

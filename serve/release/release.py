@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from indexing.embeddings.encoders import EncoderSpec
-from indexing.hit_sources.online import OnlineSearch, Target
+from indexing.hit_sources.online import OnlineSearch, SearchTarget
 from indexing.store.artifact import Artifact
 from indexing.store.cache import CorruptError
-from indexing.store.documents import Reference, fingerprint_of
+from indexing.store.documents import ArtifactReference, fingerprint_of
 from indexing.store.keys import Key, without_generation
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import EncoderOptions
-from serve.release.tasks import Task
+from serve.release.tasks import ServedTask
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Release:
 
     encoder: str | None
     encoder_options: dict[str, Any]
-    tasks: tuple[Task, ...]
+    tasks: tuple[ServedTask, ...]
     fingerprints: dict[str, str]
     reranker: str | None = None
     id: str = field(init=False)
@@ -48,7 +48,7 @@ class Release:
     def __post_init__(self) -> None:
         object.__setattr__(self, "id", fingerprint_of(self._document())[:16])
 
-    def task(self, name: str) -> Task | None:
+    def task(self, name: str) -> ServedTask | None:
         return next((task for task in self.tasks if task.name == name), None)
 
     def generations(self, store: Store, kind: str, name: str = "") -> list[Artifact]:
@@ -72,7 +72,7 @@ class Release:
         keys = sorted(key for key in self.fingerprints if key != whole and without_generation(key) == whole)
         return [whole] if whole in self.fingerprints else keys
 
-    def contents(self, online: OnlineSearch, target: Target) -> tuple[str, ...]:
+    def contents(self, online: OnlineSearch, target: SearchTarget) -> tuple[str, ...]:
         """Returns the fingerprints of the artifacts that a source of a task searches, and of the corpus."""
         keys = [key for name in online.artifacts(target) for key in self.keys(*name)]
         return tuple(self.fingerprints[key] for key in [*self.keys("corpus"), *keys])
@@ -88,7 +88,7 @@ class Release:
             )
         return artifact
 
-    def with_task(self, task: Task, artifacts: Iterable[Artifact]) -> Release:
+    def with_task(self, task: ServedTask, artifacts: Iterable[Artifact]) -> Release:
         """Returns a release with an additional task, which replaces an existing one of its name.
 
         Args:
@@ -96,13 +96,13 @@ class Release:
             artifacts: The artifacts that the task uses.
         """
         tasks = [*(other for other in self.tasks if other.name != task.name), task]
-        return self._with(tasks, {**self.fingerprints, **fingerprints_of(artifacts)})
+        return self._with_tasks(tasks, {**self.fingerprints, **fingerprints_of(artifacts)})
 
     def without_task(self, name: str) -> Release:
         """Returns a release without one of the tasks."""
-        return self._with([task for task in self.tasks if task.name != name], self.fingerprints)
+        return self._with_tasks([task for task in self.tasks if task.name != name], self.fingerprints)
 
-    def _with(self, tasks: Iterable[Task], fingerprints: Mapping[str, str]) -> Release:
+    def _with_tasks(self, tasks: Iterable[ServedTask], fingerprints: Mapping[str, str]) -> Release:
         """Returns a release with these tasks; artifacts of tasks stay only if one of these tasks names them."""
         ordered = tuple(sorted(tasks, key=lambda task: task.name))
         before, after = ({name for task in group for name in task.artifacts()} for group in (self.tasks, ordered))
@@ -122,12 +122,12 @@ class Release:
         try:
             self._write(store)
         except CorruptError:
-            for file, _ in store.removal(f"releases/{self.id}"):
+            for file, _ in store.files_in_removal_order(f"releases/{self.id}"):
                 store.storage.delete(file)
             self._write(store)
 
     def _write(self, store: Store) -> None:
-        inputs = {key: Reference(key, fingerprint) for key, fingerprint in self.fingerprints.items()}
+        inputs = {key: ArtifactReference(key, fingerprint) for key, fingerprint in self.fingerprints.items()}
         config = {name: value for name, value in self._document().items() if name != "fingerprints"}
         with store.create("releases", self.id, inputs=inputs, config=config) as draft:
             if draft.complete:
@@ -140,7 +140,7 @@ class Release:
         artifact = store.open("releases", id)
         config = artifact.config
         fingerprints = {entry["artifact"]: entry["fingerprint"] for entry in artifact.inputs.values()}
-        tasks = tuple(Task.from_document(task) for task in config["tasks"])
+        tasks = tuple(ServedTask.from_document(task) for task in config["tasks"])
         return cls(config["encoder"], config["encoder_options"], tasks, fingerprints, config["reranker"])
 
     def _document(self) -> dict[str, Any]:

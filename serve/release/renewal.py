@@ -175,7 +175,7 @@ def _describe(store: Store, whole: str, keys: list[str]) -> str:
     if whole != "corpus":
         return f"{span}, {added}"
     deleted = sum(part.rows for artifact in generations for part in deletion_parts(artifact))
-    filters = ", other filters" if any(artifact.group("filters") for artifact in generations) else ""
+    filters = ", other filters" if any(artifact.numbered_parts("filters") for artifact in generations) else ""
     return f"{span}, {added} added, {deleted:,} deleted{filters}"
 
 

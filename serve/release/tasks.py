@@ -8,18 +8,18 @@ from typing import Any, get_args
 
 from indexing.hit_sources.bm25 import BM25
 from indexing.hit_sources.exact import EXACT
-from indexing.hit_sources.grammar import Term, fusion_text, parse
+from indexing.hit_sources.grammar import SourceTerm, fusion_text, parse_source
 from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.kind import SourceKind
 from indexing.hit_sources.modes import mode_sources
-from indexing.hit_sources.online import Target
+from indexing.hit_sources.online import SearchTarget
 from indexing.hit_sources.options import Mode
 from indexing.store.keys import Key
 from retriever.errors import InputError
 
 
 @dataclass(frozen=True)
-class Task:
+class ServedTask:
     """One retrieval task of a release.
 
     Attributes:
@@ -50,18 +50,18 @@ class Task:
         return {**fields, "sources": sources} if sources else fields
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> Task:
+    def from_document(cls, document: dict[str, Any]) -> ServedTask:
         """Returns the task of a document."""
         return cls(**{**document, "sources": tuple(document.get("sources", ()))})
 
     def served(self) -> list[ServedSource]:
         """Returns the sources that the task serves: the index, its vectors, BM25, others."""
-        terms = [Term(INDEX, self.index)] if self.index else []
-        terms += [Term(EXACT, self.embeddings)] if self.embeddings else []
-        terms += [Term(BM25, self.bm25)] if self.bm25 else []
-        terms += [term for source in self.sources for term in parse(source).terms]
+        terms = [SourceTerm(INDEX, self.index)] if self.index else []
+        terms += [SourceTerm(EXACT, self.embeddings)] if self.embeddings else []
+        terms += [SourceTerm(BM25, self.bm25)] if self.bm25 else []
+        terms += [term for source in self.sources for term in parse_source(source).terms]
         names = {"embeddings": self.embeddings, "index": self.index}
-        return [ServedSource(term.kind, term.name, term.kind.target(term.name, **names)) for term in terms]
+        return [ServedSource(term.kind, term.name, term.kind.search_target(term.name, **names)) for term in terms]
 
     def artifacts(self) -> set[Key]:
         """Returns the keys of all artifacts that the task names, without their generations."""
@@ -75,7 +75,7 @@ class ServedSource:
 
     kind: SourceKind
     name: str
-    target: Target
+    target: SearchTarget
 
     @property
     def text(self) -> str:
@@ -84,7 +84,7 @@ class ServedSource:
 
 
 @dataclass(frozen=True)
-class Search:
+class SourceSearch:
     """The sources that a query searches, and how their hits are fused.
 
     Attributes:
@@ -100,22 +100,22 @@ class Search:
     weights: tuple[float, ...] | None = None
 
 
-def search_of(task: Task, source: str) -> Search:
+def find_source_search(task: ServedTask, source: str) -> SourceSearch:
     """Returns the search of a source that a request names.
 
     Raises:
         InputError: If the source is not in the grammar, or if the task does not serve it.
     """
-    expression = parse(source)
+    expression = parse_source(source)
     served = task.served()
-    parts = tuple(_served(task, term, served) for term in expression.terms)
+    parts = tuple(_source_of_term(task, term, served) for term in expression.terms)
     names = tuple(part.text for part in parts)
     expression.check_distinct(names)
-    return Search(fusion_text(names, expression.weights), parts, names, expression.weights)
+    return SourceSearch(fusion_text(names, expression.weights), parts, names, expression.weights)
 
 
 @functools.lru_cache(maxsize=1024)  # called for every request
-def search_of_mode(task: Task, mode: Mode) -> Search:
+def search_of_mode(task: ServedTask, mode: Mode) -> SourceSearch:
     """Returns the search of a mode; its sources have the names of their parts, dense and bm25, in the scores of hits.
 
     Raises:
@@ -128,18 +128,18 @@ def search_of_mode(task: Task, mode: Mode) -> Search:
         )
     if mode not in supported_modes(task):
         raise InputError(f"task {task.name!r} has no BM25: build one (riptide build-bm25), and serve it")
-    search = search_of(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
+    search = find_source_search(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
     labels = tuple(part.kind.online.name for part in search.parts)
-    return Search(search.source, search.parts, labels, search.weights)
+    return SourceSearch(search.source, search.parts, labels, search.weights)
 
 
-def supported_modes(*tasks: Task) -> list[Mode]:
+def supported_modes(*tasks: ServedTask) -> list[Mode]:
     """Returns the modes that at least one of the tasks supports."""
     modes = {mode for task in tasks for mode in mode_sources(task.embeddings, task.index, task.bm25)}
     return [mode for mode in get_args(Mode) if mode in modes]
 
 
-def _served(task: Task, term: Term, served: list[ServedSource]) -> ServedSource:
+def _source_of_term(task: ServedTask, term: SourceTerm, served: list[ServedSource]) -> ServedSource:
     """Returns the source of a term; a kind alone stands for the only source of that kind, or for the default one."""
     of_kind = [source for source in served if source.kind is term.kind]
     named = [source for source in of_kind if source.text == term.kind.text(term.name)]

@@ -153,10 +153,10 @@ class Batcher(Generic[Item, Result]):
                 self._running += 1
                 for entry in batch:
                     self.on_run(entry.item, 1)  # type: ignore[arg-type]
-                task = asyncio.get_running_loop().run_in_executor(self._pool, self._work, batch)
+                task = asyncio.get_running_loop().run_in_executor(self._pool, self._run_batch, batch)
                 task.add_done_callback(partial(self._end, batch, weight))
 
-    def _work(self, batch: list[_Entry]) -> tuple[float, float, Sequence[Result | Exception]]:
+    def _run_batch(self, batch: list[_Entry]) -> tuple[float, float, Sequence[Result | Exception]]:
         start = time.perf_counter()
         results = self.run([entry.item for entry in batch])  # type: ignore[misc]
         return start, time.perf_counter() - start, results

@@ -22,15 +22,15 @@ from serve.release.live import discard_release, live_release_id, make_current
 from serve.release.planning import BASE
 from serve.release.release import Release
 from serve.release.renewal import renew_release
-from serve.service.prompts import CheckedPrompt, Upload, add_task, check_upload
+from serve.service.prompts import CheckedPrompt, PromptUpload, add_task, check_upload
 from serve.service.service import Service
-from serve.service.uploads import Uploads
+from serve.service.uploads import PromptUploads
 
 TRIES = 20  # attempts to make a release live while other servers do the same
 MAX_CHANGES = 8  # changes of the release at once, running or waiting
 
 
-class Changes:
+class ReleaseChanges:
     """Changes the live release of a service, one change after the other.
 
     Not thread-safe: all coroutines run in the event loop of the service.
@@ -42,7 +42,7 @@ class Changes:
 
     def __init__(self, service: Service, announce: Callable[[], Awaitable[None]] | None = None):
         self.service, self.announce = service, announce
-        self.uploads = Uploads()
+        self.uploads = PromptUploads()
         self._lock = asyncio.Lock()
         self._pending = 0  # changes that run or wait
 
@@ -61,7 +61,7 @@ class Changes:
             if tagged := await service.from_store(live_release_id, service.store):  # may name another release by now
                 await service.adopt(await service.from_store(Release.load, service.store, tagged[0]))
 
-    async def put_task(self, upload: Upload) -> None:
+    async def put_task(self, upload: PromptUpload) -> None:
         """Serves a prompt under a name; returns when every part has it.
 
         The prompt is checked in a thread for that, so that changes of the release do not wait for the check.
@@ -170,7 +170,7 @@ class Changes:
             if is_store_error(error):
                 raise store_error(STORE, error) from error
             if isinstance(error, InputError):
-                raise InputError(self.service.without_places(error)) from error
+                raise InputError(self.service.without_locations(error)) from error
             raise
 
 

@@ -31,17 +31,17 @@ def read_examples(store: Store, source: str | None) -> list[str]:
     if source is None:
         return []
     kind, name = Key.parse(source)
-    return _of_set(store, name) if kind == "queries" and name else _of_file(source)
+    return _examples_of_set(store, name) if kind == "queries" and name else _examples_of_file(source)
 
 
-def _of_set(store: Store, name: str) -> list[str]:
+def _examples_of_set(store: Store, name: str) -> list[str]:
     texts = Queries.open(store, name).table["text"]
     rows = np.linspace(0, len(texts), NUM_QUERIES, endpoint=False).astype(int)
     chosen = dict.fromkeys(text.as_py().strip() for text in texts.take(rows)) if len(texts) else {}
     return [text for text in chosen if 0 < len(text) <= MAX_CHARACTERS]
 
 
-def _of_file(file: str) -> list[str]:
+def _examples_of_file(file: str) -> list[str]:
     origin = f"parameter examples {file}"
     try:
         with Path(file).open("rb") as stream:

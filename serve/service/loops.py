@@ -15,7 +15,7 @@ log = logging.getLogger("riptide.serve")
 REPEAT_S = 60.0  # seconds after which a repeated error is logged again
 
 
-async def repeat(step: Callable[[], Awaitable[object]], pause_s: float, failure: str) -> None:
+async def repeat_forever(step: Callable[[], Awaitable[object]], pause_s: float, failure: str) -> None:
     """Runs a step forever. If it fails, the error is logged and the step runs again after the pause.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.encoders import EncoderSpec, describe_differences
-from indexing.hit_sources.dense import Space
+from indexing.hit_sources.dense import SearchSpace
 from indexing.store.artifact import Artifact
 from indexing.store.cache import file_sha256
 from indexing.store.documents import fingerprint_of
@@ -21,11 +21,11 @@ from indexing.store.store import Store
 from retriever.encoding.encoder import describe
 from retriever.errors import InputError
 from retriever.memory import free_memory
-from retriever.model.documents import shown
-from retriever.model.files import resolve
+from retriever.model.documents import format_json
+from retriever.model.files import find_model_folder
 from retriever.model.recipe import read_recipe
 from retriever.options import SIDES
-from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, check_offsets, load_prompt
+from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, check_backbone, check_prompt_positions, load_prompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from retriever.prompts.table import task_config
 from serve.errors import MemoryShortageError
@@ -33,7 +33,7 @@ from serve.parts.part import check_deadline
 from serve.release.artifacts import ReleaseArtifacts
 from serve.release.planning import BASE, TASK_NAME, check_passages, open_space
 from serve.release.release import Release
-from serve.release.tasks import Task
+from serve.release.tasks import ServedTask
 
 MAX_TOKENS = 1_024  # tokens of a prompt
 # Limits of what computes the prompts of queries: without them, a small file could make the service keep many gigabytes,
@@ -50,7 +50,7 @@ RESERVE = 64 << 20  # bytes of memory for the rest of a check
 
 
 @dataclass(frozen=True)
-class Upload:
+class PromptUpload:
     """A prompt that comes over HTTP.
 
     Attributes:
@@ -78,7 +78,7 @@ class CheckedPrompt:
         fit: The encoder and the embeddings that it was checked against.
     """
 
-    upload: Upload
+    upload: PromptUpload
     folder: Path
     prompt: TaskPrompt
     fit: Any
@@ -88,7 +88,7 @@ class CheckedPrompt:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: Upload, deadline: float) -> CheckedPrompt:
+def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload, deadline: float) -> CheckedPrompt:
     """Checks a prompt that came over HTTP, and copies it to a temporary folder; the caller must call close().
 
     Every step takes time and memory linear in the bytes of the prompt.
@@ -107,22 +107,24 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: Upload, dead
     """
     name, weights, settings = upload.name, upload.weights, upload.settings
     if not TASK_NAME.fullmatch(name) or name == BASE:
-        raise InputError(f"task {shown(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}")
-    if (size := _size(settings)) > MAX_SETTINGS:
+        raise InputError(
+            f"task {format_json(name)}: expected up to 100 letters, digits, '.', '_' and '-', and not {BASE!r}"
+        )
+    if (size := _size_and_rewind(settings)) > MAX_SETTINGS:
         raise InputError(f"{SETTINGS}: {size:,} bytes, expected up to {MAX_SETTINGS:,}")
     if (size := int.from_bytes(weights.read(8), "little")) > MAX_HEADER:
         raise InputError(f"{WEIGHTS}: a header of {size:,} bytes, expected up to {MAX_HEADER:,}")
     for file, text in ((SETTINGS, settings.read()), (WEIGHTS, weights.read(size))):
         if (number := text.count(b"[") + text.count(b"{")) > MAX_CONTAINERS:
             raise InputError(f"{file}: {number:,} JSON objects and lists, expected up to {MAX_CONTAINERS:,}")
-    needed, free = COPIES * _size(weights) + RESERVE, free_memory()
+    needed, free = COPIES * _size_and_rewind(weights) + RESERVE, free_memory()
     if needed > free // CHECKS:
         raise MemoryShortageError(
             f"task {name}: the check of {WEIGHTS} needs {needed >> 20:,} MiB of memory, and may use "
             f"{free // CHECKS >> 20:,} of the {free >> 20:,} MiB that are free: try again later, use fewer or shorter "
             "prompts, or serve with more memory"
         )
-    spec, space = _target(store, artifacts, upload)
+    spec, space = _find_target(store, artifacts, upload)
     folder = Path(tempfile.mkdtemp(prefix="riptide-task-"))
     try:
         for file, stream in ((WEIGHTS, weights), (SETTINGS, settings)):
@@ -137,7 +139,7 @@ def check_upload(store: Store, artifacts: ReleaseArtifacts, upload: Upload, dead
             raise InputError(str(error).replace(f"{folder}/", "")) from error
         check_deadline(deadline)
         check_prompt(name, prompt, spec, space.embeddings)
-        return CheckedPrompt(upload, folder, prompt, _fit_of(artifacts.release, space))
+        return CheckedPrompt(upload, folder, prompt, _prompt_requirements(artifacts.release, space))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -156,31 +158,31 @@ def add_task(store: Store, artifacts: ReleaseArtifacts, checked: CheckedPrompt) 
         InputError: If the prompt does not fit the release.
     """
     release, name = artifacts.release, checked.upload.name
-    spec, space = _target(store, artifacts, checked.upload)
-    if _fit_of(release, space) != checked.fit:
+    spec, space = _find_target(store, artifacts, checked.upload)
+    if _prompt_requirements(release, space) != checked.fit:
         check_prompt(name, checked.prompt, spec, space.embeddings)
     digest = fingerprint_of([file_sha256(checked.folder / file) for file in (WEIGHTS, SETTINGS)])
     artifact = _commit_prompt(store, f"{name}.{digest[:12]}", checked, spec)
     bm25 = min((task.bm25 for task in release.tasks if task.bm25), default=None)  # a release has one BM25 index at most
-    task = Task(name, artifact.name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
+    task = ServedTask(name, artifact.name, *space.names, bm25, release.tasks[0].sources)  # all tasks have the same ones
     return release.with_task(task, [artifact, *space.generations])
 
 
-def _target(store: Store, artifacts: ReleaseArtifacts, upload: Upload) -> tuple[EncoderSpec, Space]:
+def _find_target(store: Store, artifacts: ReleaseArtifacts, upload: PromptUpload) -> tuple[EncoderSpec, SearchSpace]:
     """Returns the encoder of a release, and the space that the task of an upload searches. Raises InputError."""
     if artifacts.spec is None:
         raise InputError(f"task {upload.name}: this release has no dense embeddings, over which prompts are served")
     return artifacts.spec, _named_space(store, artifacts, upload.index)
 
 
-def _size(stream: BinaryIO) -> int:
+def _size_and_rewind(stream: BinaryIO) -> int:
     """Returns the bytes of a file, and sets its position to the start."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     return size
 
 
-def _fit_of(release: Release, space: Space) -> Any:
+def _prompt_requirements(release: Release, space: SearchSpace) -> Any:
     """Returns what decides whether a prompt fits: the encoder, its options and the embeddings."""
     encoder = None if release.encoder is None else release.fingerprints.get(release.encoder)
     vectors = [artifact.fingerprint for artifact in space.generations]
@@ -199,10 +201,12 @@ def check_prompt(name: str, prompt: TaskPrompt, spec: EncoderSpec, vectors: Embe
     Raises:
         InputError: If the prompt does not fit the backbone or its settings, or if its passages have other vectors.
     """
-    folder = spec.folder_for(prompt)
+    folder = spec.folder_for_prompt(prompt)
     described = describe(folder, spec.options)
     check_backbone(prompt, described)
-    check_offsets(read_recipe(resolve(folder), spec.options), {side: prompt.offset(side) for side in SIDES})
+    check_prompt_positions(
+        read_recipe(find_model_folder(folder), spec.options), {side: prompt.offset(side) for side in SIDES}
+    )
     for matrices in map(prompt.matrices, SIDES):
         if matrices and not 1 <= matrices[0].shape[3] <= MAX_TOKENS:
             raise InputError(f"task {name}: a prompt of {matrices[0].shape[3]} tokens, expected 1 to {MAX_TOKENS}")
@@ -230,7 +234,7 @@ def check_synthesis(name: str, synthesis: SavedSynthesis) -> None:
             raise InputError(
                 f"task {name}: {SETTINGS}: synthesis.{field}: {getattr(options, field):,}, expected up to {most:,}"
             )
-    if (numbers := synthesis.kept_numbers()) > MAX_KEPT:
+    if (numbers := synthesis.count_kept_numbers()) > MAX_KEPT:
         raise InputError(
             f"task {name}: {SETTINGS}: synthesis: with these sizes {numbers:,} numbers are kept, expected up "
             f"to {MAX_KEPT:,}: use fewer or shorter basic prompts"
@@ -251,7 +255,7 @@ def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: Encode
     return store.open("prompts", name)
 
 
-def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) -> Space:
+def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) -> SearchSpace:
     """Returns the space of an index or of embeddings by name; None: the space of the backbone's own task.
 
     Raises InputError if the name does not exist, or if it belongs to another corpus than the release's.
@@ -264,15 +268,15 @@ def _named_space(store: Store, artifacts: ReleaseArtifacts, name: str | None) ->
             names = ", ".join(sorted(index or embeddings for embeddings, index in spaces))
             raise InputError(f"index: this release has several; name one of them: {names}")
         [(embeddings, index)] = candidates
-        return Space(artifacts.embeddings[embeddings], artifacts.indexes[index] if index else None)
+        return SearchSpace(artifacts.embeddings[embeddings], artifacts.indexes[index] if index else None)
     for embeddings, index in spaces:
         if name == index:
-            return Space(artifacts.embeddings[embeddings], artifacts.indexes[index])
+            return SearchSpace(artifacts.embeddings[embeddings], artifacts.indexes[index])
     if name in store.names("index"):
         return open_space(store, str(store.generations("index", name)[-1].config["embeddings"]), name, artifacts.corpus)
     if name in artifacts.embeddings:
-        return Space(artifacts.embeddings[name], None)
+        return SearchSpace(artifacts.embeddings[name], None)
     if name in store.names("embeddings"):
         return open_space(store, name, None, artifacts.corpus)
     names = ", ".join(sorted({*store.names("index"), *store.names("embeddings")}))
-    raise InputError(f"index {shown(name)}: {store.url} has no index or embeddings of that name; it has {names}")
+    raise InputError(f"index {format_json(name)}: {store.url} has no index or embeddings of that name; it has {names}")

@@ -32,18 +32,18 @@ from serve.errors import (
     is_store_error,
     reason_of,
     store_error,
-    without_places,
+    without_locations,
 )
 from serve.parts.engine import REST_S, Engine
 from serve.parts.leaf import Ask
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.part import PartControl
-from serve.parts.queries import Answer, Pairs, Query, Texts
+from serve.parts.queries import PairsRequest, PendingQuery, QueryAnswer, TextsRequest
 from serve.parts.states import ENCODER, RERANKER, PartStates, parts_of
 from serve.protocol import SearchRequest
 from serve.release.artifacts import ReleaseArtifacts
 from serve.release.release import Release
-from serve.release.tasks import Search, Task, search_of, search_of_mode
+from serve.release.tasks import ServedTask, SourceSearch, find_source_search, search_of_mode
 from serve.service.batching import Batcher
 from serve.service.options import ServiceOptions
 from serve.service.staleness import Staleness
@@ -112,13 +112,13 @@ class Service:
             "workers": workers,
             "on_run": lambda item, change: self._use(item.release.id, change),
         }
-        self.searches: Batcher[Query, Answer] = Batcher(
+        self.searches: Batcher[PendingQuery, QueryAnswer] = Batcher(
             engine.search, weigh=partial(_weight, options.queue // 4), key=_batch_of, **queue
         )
-        self.embeddings: Batcher[Texts, tuple[np.ndarray, Cuts]] = Batcher(
+        self.embeddings: Batcher[TextsRequest, tuple[np.ndarray, Cuts]] = Batcher(
             engine.embed, weigh=lambda item: len(item.texts), key=lambda item: (item.release.id, item.side), **queue
         )
-        self.reranks: Batcher[Pairs, np.ndarray] = Batcher(
+        self.reranks: Batcher[PairsRequest, np.ndarray] = Batcher(
             engine.rerank, weigh=lambda item: len(item.documents), key=lambda item: item.release.id, **queue
         )
         self.draining = False
@@ -202,7 +202,7 @@ class Service:
 
     async def search(
         self, request: SearchRequest, timeout_s: float
-    ) -> tuple[ReleaseArtifacts, Search, list[tuple[Answer, float]]]:
+    ) -> tuple[ReleaseArtifacts, SourceSearch, list[tuple[QueryAnswer, float]]]:
         """Answers the queries of a request, all from one release.
 
         Args:
@@ -224,13 +224,13 @@ class Service:
         task = self._task(live, request.task)
         if request.rerank and live.release.reranker is None:
             raise InputError("this release has no re-ranker: serve one, or leave rerank out")
-        search = search_of(task, request.source) if request.source else search_of_mode(task, request.mode)
+        search = find_source_search(task, request.source) if request.source else search_of_mode(task, request.mode)
         deadline = time.time() + timeout_s
         with self._kept_open(live):
             filter_text = None
             if request.filter not in (None, {}):  # its conditions may have thousands of values
                 filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
-            query = Query(
+            query = PendingQuery(
                 live.release,
                 "",
                 task,
@@ -262,7 +262,7 @@ class Service:
             raise InputError("this release has no dense embeddings, and no encoder of them")
         deadline = time.time() + timeout_s
         with self._kept_open(live):
-            item = Texts(live.release, list(texts), task, side, deadline)
+            item = TextsRequest(live.release, list(texts), task, side, deadline)
             result, _ = await self.embeddings.submit(item, deadline)
             return result
 
@@ -283,7 +283,9 @@ class Service:
             raise InputError("this release has no re-ranker")
         deadline = time.time() + timeout_s
         with self._kept_open(live):
-            scores, _ = await self.reranks.submit(Pairs(live.release, query, list(documents), deadline), deadline)
+            scores, _ = await self.reranks.submit(
+                PairsRequest(live.release, query, list(documents), deadline), deadline
+            )
             return live, scores
 
     async def drain(self) -> None:
@@ -337,15 +339,15 @@ class Service:
         try:
             return await self.run_blocking(function, *arguments)
         except RefusedPromptError as error:
-            raise InputError(self.without_places(error)) from error
+            raise InputError(self.without_locations(error)) from error
         except Exception as error:
             if isinstance(error, InputError) or is_store_error(error):
                 raise store_error(STORE, error) from error
             raise
 
-    def without_places(self, error: Exception) -> str:
+    def without_locations(self, error: Exception) -> str:
         """Returns the message of an error for clients."""
-        return without_places(str(error), self.store.url, str(self.store.cache.folder))
+        return without_locations(str(error), self.store.url, str(self.store.cache.folder))
 
     def close_when_unused(self, release_id: str) -> None:
         """Closes a release that is not live, as soon as no request uses it and its linger time has passed."""
@@ -374,7 +376,7 @@ class Service:
             raise NotReadyError
         return self.live
 
-    def _task(self, live: ReleaseArtifacts, name: str) -> Task:
+    def _task(self, live: ReleaseArtifacts, name: str) -> ServedTask:
         if name not in live.tasks:
             raise UnknownTaskError(name)
         return live.tasks[name]
@@ -400,11 +402,11 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._admin, function, *arguments)
 
 
-def _weight(max_rerank: int, query: Query) -> int:
+def _weight(max_rerank: int, query: PendingQuery) -> int:
     """Returns a query's weight in the queue: 1 plus its documents to re-rank, at most `max_rerank` so that it fits."""
     return 1 + min(query.rerank, max_rerank)
 
 
-def _batch_of(query: Query) -> object:
+def _batch_of(query: PendingQuery) -> object:
     """Returns a key that is equal for queries of one batch: of partial ones, the time ends at about the same moment."""
     return query.release.id, int(query.deadline / REST_S) if query.partial else None

@@ -17,7 +17,7 @@ UPLOADS = 8  # uploads at once, checked, waiting for their check or for their ch
 UPLOAD_S = 20.0  # seconds in which an upload is checked, the wait included; less than `serve.local.GRACE`
 
 
-class Uploads:
+class PromptUploads:
     """The uploads of a service."""
 
     def __init__(self) -> None:

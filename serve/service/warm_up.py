@@ -21,10 +21,10 @@ from retriever.memory import free_memory
 from serve.errors import ExpiredError, OverloadedError
 from serve.parts.engine import Engine
 from serve.parts.part import PartControl
-from serve.parts.queries import Query
+from serve.parts.queries import PendingQuery
 from serve.parts.states import ENCODER, PASSAGES, RERANKER, parts_of
 from serve.release.release import Release
-from serve.release.tasks import ServedSource, Task, search_of
+from serve.release.tasks import ServedSource, ServedTask, find_source_search
 
 log = logging.getLogger("riptide.serve")
 
@@ -40,10 +40,10 @@ MAX_ROUNDS = 50  # rounds per source
 PATIENCE = 3  # rounds without a gain after which the warm-up of a source ends
 
 
-class Sample(NamedTuple):
+class WarmUpSample(NamedTuple):
     """A task, and the source of it that warm-up queries search."""
 
-    task: Task
+    task: ServedTask
     source: ServedSource
 
 
@@ -75,7 +75,7 @@ class WarmUp:
         Args:
             release: A release that all parts have opened.
         """
-        pending = {key: sample for key, sample in _keys(release).items() if key not in self._warm}
+        pending = {key: sample for key, sample in _samples_by_key(release).items() if key not in self._warm}
         if not pending or not self.total_s:
             return
         start = time.monotonic()
@@ -112,9 +112,11 @@ class WarmUp:
         texts = [" ".join(f"{title} {text}".split()[:WORDS]) for _, _, title, text, *_ in passages]
         return [text[:500] for text in texts if text]
 
-    def _run_queries(self, release: Release, part: str, sample: Sample, texts: Sequence[str], end: float) -> float:
+    def _run_queries(
+        self, release: Release, part: str, sample: WarmUpSample, texts: Sequence[str], end: float
+    ) -> float:
         """Runs rounds of queries in a source until they are quick or improve no more; returns the last time."""
-        search = search_of(sample.task, sample.source.text)
+        search = find_source_search(sample.task, sample.source.text)
         seconds: list[float] = []
         while len(seconds) < MAX_ROUNDS and not (seconds and self._is_stopped.is_set()):
             first = len(seconds) * BATCH
@@ -123,7 +125,7 @@ class WarmUp:
             rerank = 10 if part == RERANKER else 0
             start = time.monotonic()
             answers = self.engine.search(
-                [Query(release, text, sample.task, 10, search, deadline, None, rerank) for text in batch]
+                [PendingQuery(release, text, sample.task, 10, search, deadline, None, rerank) for text in batch]
             )
             seconds.append(time.monotonic() - start)
             for answer in answers:
@@ -145,20 +147,20 @@ class WarmUp:
         return seconds[-1]
 
 
-def _keys(release: Release) -> dict[tuple[Any, ...], Sample]:
+def _samples_by_key(release: Release) -> dict[tuple[Any, ...], WarmUpSample]:
     """Returns a sample by key (part and fingerprints) of the passages, of each target of sources, of the re-ranker."""
     first = release.tasks[0]
     served = first.served()
-    keys: dict[tuple[Any, ...], Sample] = {}
+    keys: dict[tuple[Any, ...], WarmUpSample] = {}
     corpus = tuple(release.fingerprints[key] for key in release.keys("corpus"))
-    keys[PASSAGES, corpus] = Sample(first, served[0])
+    keys[PASSAGES, corpus] = WarmUpSample(first, served[0])
     for task in release.tasks:
         for source in task.served():
             encoder = release.encoder if source.kind.queries == "vectors" else ""
             contents = release.contents(source.kind.online, source.target)
-            keys.setdefault((source.kind.online.name, encoder, contents), Sample(task, source))
+            keys.setdefault((source.kind.online.name, encoder, contents), WarmUpSample(task, source))
     if release.reranker is not None:
         model = tuple(value for key, value in sorted(release.fingerprints.items()) if key == release.reranker)
         lexical = [source for source in served if source.kind.queries == "texts"]  # needs no encoder
-        keys[RERANKER, release.reranker, model] = Sample(first, (lexical or served)[0])
+        keys[RERANKER, release.reranker, model] = WarmUpSample(first, (lexical or served)[0])
     return keys

@@ -73,7 +73,7 @@ def kill_node(cluster: LocalCluster, title: str, draw: random.Random, job: Job) 
 
     wait_for(lambda: is_found() or job.process.poll() == 0, f"a node at {title}", job.process)
     if nodes:
-        cluster.lose(draw.choice(nodes))
+        cluster.count_lost(draw.choice(nodes))
 
 
 def marked(mark: Mapping[str, str]) -> list[psutil.Process]:

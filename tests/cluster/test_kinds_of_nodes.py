@@ -30,7 +30,7 @@ import json, sys, time
 from dataclasses import dataclass
 import ray
 from indexing.work.ray_actors import RayActors
-from indexing.work.tasks import Resources, WorkerRequest
+from indexing.work.tasks import WorkerResources, WorkerRequest
 from retriever.errors import InputError
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Where:
 
 @dataclass(frozen=True)
 class FindPlacesTask:
-    resources: Resources
+    resources: WorkerResources
     broken: tuple[str, ...]
 
-    def open(self, place):
+    def open(self, allocation):
         address = ray.util.get_node_ip_address()
         if address in self.broken:
             raise OSError("the disk is full")
 
         def work(item, report):
             time.sleep(0.5)
-            return Where(address, place.device)
+            return Where(address, allocation.device)
 
         return work
 
@@ -58,7 +58,7 @@ given = json.loads(sys.argv[1])
 ray.init(log_to_driver=False, logging_level="ERROR")
 lines = []
 runner = RayActors(WorkerRequest(**given["request"]), lines.append)
-task = FindPlacesTask(Resources(**given["resources"]), tuple(given["broken"]))
+task = FindPlacesTask(WorkerResources(**given["resources"]), tuple(given["broken"]))
 try:
     rows = list(runner.run(task, range(given["items"])))
     found = [(item, row if isinstance(row, dict) else vars(row)) for item, row in rows]
@@ -270,7 +270,7 @@ def test_a_node_without_the_model_is_excluded(root: Path, alone: Path, cluster: 
     try:
         out = start(*map(str, encoded), "--min-workers", "3", environment=cluster.environment).end()
     finally:
-        cluster.lose(blind)
+        cluster.count_lost(blind)
     assert f"node {blind.address} is excluded, as a worker could not open there: " in out
     expected, actual = (artifacts(one)["embeddings/tiny/g0000"] for one in (alone, store))
     assert actual.parts == expected.parts
@@ -308,7 +308,7 @@ def test_what_no_node_can_do_is_refused_in_one_line(
     job = ("--encoder", root / "model", "--name", "other", *options)
     refused = start("encode_corpus", "--store", alone, *map(str, job), environment=cluster.environment).refused()
     assert refused == f"error: {line}"
-    assert "embeddings/other/g0000" not in [*Store(str(alone)).keys(""), *Store(str(alone)).incomplete()]
+    assert "embeddings/other/g0000" not in [*Store(str(alone)).keys(""), *Store(str(alone)).incomplete_keys()]
 
 
 def test_a_cluster_grows_by_the_kind_of_node_that_a_job_names(

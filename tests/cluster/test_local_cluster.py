@@ -177,7 +177,7 @@ def test_a_folder_that_one_node_does_not_see_is_refused(way: Way, cluster: Local
         job = start("encode_corpus", "--store", store, "--encoder", way.model, environment=cluster.environment)
         line = job.refused()
     finally:
-        cluster.lose(blind)
+        cluster.count_lost(blind)
     assert f"{store}: node {blind.address} does not see this folder; use one that all nodes share, or s3://" in line
     assert [path for path in sorted(store.rglob("*")) if path.name != ".tmp"] == before
 
@@ -211,7 +211,7 @@ def test_nodes_of_another_numerics_class_are_excluded(
             environment=cluster.environment,
         )
     finally:
-        cluster.lose(odd)
+        cluster.count_lost(odd)
     pattern = r"node (\S+) is excluded, .*: \S+ is of the numerics class `([^`]+)`, this worker's is `([^`]+)`: one"
     lines = re.findall(pattern, out)
     assert {address for address, *_ in lines} in ({odd.address}, others)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from indexing.formats.chunking import chunks
+from indexing.formats.chunking import cut_into_chunks
 from indexing.formats.parse import parse_corpus
 from indexing.formats.registry import find_format
-from indexing.formats.sources import Source
+from indexing.formats.sources import ImportSource
 from retriever.errors import InputError
 
 DATA = Path(__file__).parents[2].parent / "shared/data"
@@ -39,8 +39,10 @@ def odd_text(generator: random.Random, extra: tuple[str, ...] = ()) -> str:
 
 def passages(format: str, files: Path | list[Path], rows_per_chunk: int = 1000, **filters: str) -> pa.Table:
     files = files if isinstance(files, list) else [files]
-    source = Source(find_format(format), "x", tuple(map(str, files)), (), {})
-    return pa.concat_tables([parse_corpus(source.format, chunk, filters) for chunk in chunks(source, rows_per_chunk)])
+    source = ImportSource(find_format(format), "x", tuple(map(str, files)), (), {})
+    return pa.concat_tables(
+        [parse_corpus(source.format, chunk, filters) for chunk in cut_into_chunks(source, rows_per_chunk)]
+    )
 
 
 def write(path: Path, data: str | bytes) -> Path:

@@ -23,10 +23,10 @@ from tiny import make_classifier
 
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
-from indexing.work.tasks import Task
+from indexing.work.tasks import WorkerTask
 from serve.client import Client
 from serve.local import open_local
-from serve.service.changes import Changes
+from serve.service.changes import ReleaseChanges
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
@@ -106,7 +106,7 @@ CHECKS = {"EncoderNumericsTask", "RerankerNumericsTask", "LuceneVersionsTask"}  
 def no_work(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """no_work() makes every later job fail that gives work to a runner."""
 
-    def run(runner: LocalRunner, task: Task, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
+    def run(runner: LocalRunner, task: WorkerTask, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
         assert type(task).__name__ in CHECKS, "work was done"
         return original(runner, task, items, **options)
 
@@ -119,7 +119,9 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, job: Callable[..., Outcome]) -> C
     """interrupt(after, name, *arguments) runs a job that Ctrl-C ends after so many units."""
 
     def start(after: int, name: str, *arguments: object) -> Outcome:
-        def run(runner: LocalRunner, task: Task, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
+        def run(
+            runner: LocalRunner, task: WorkerTask, items: Iterable[Any], **options: Any
+        ) -> Iterator[tuple[Any, Any]]:
             nonlocal made
             for result in original(runner, task, items, **options):
                 made += 1
@@ -194,13 +196,13 @@ def service(store: Store) -> Service:
 
 
 @pytest.fixture
-def changes(service: Service) -> Changes:
+def changes(service: Service) -> ReleaseChanges:
     """Changes of the live release of the fixture `service`."""
-    return Changes(service)
+    return ReleaseChanges(service)
 
 
 @pytest.fixture
-def client(service: Service, changes: Changes) -> Iterator[TestClient]:
+def client(service: Service, changes: ReleaseChanges) -> Iterator[TestClient]:
     """A client of the fixture `service`, once that is ready."""
     with serving(service, changes=changes) as client:
         yield client

@@ -14,7 +14,7 @@ from typing import Any
 
 from jobs.common.command_line import CONFIG_HELP
 from jobs.common.console import GROUPS, command_names
-from jobs.common.options import Option, choices_of, flatten, metavar_of
+from jobs.common.options import Option, choices_of, metavar_of, options_by_name
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "jobs.md"
 EVERY_JOB = "every job"  # the last heading of --help
@@ -66,8 +66,8 @@ def description(name: str) -> list[str]:
 
 def rows_of(options: type) -> dict[Row, str]:
     """Returns the options of a job with their headings in --help."""
-    rows = {row(each): each.group for each in flatten(options).values() if not each.metadata.get("hidden")}
-    if "config" not in flatten(options):
+    rows = {row(each): each.group for each in options_by_name(options).values() if not each.metadata.get("hidden")}
+    if "config" not in options_by_name(options):
         rows["`--config`", "FILE", "", CONFIG_HELP] = EVERY_JOB
     return rows
 

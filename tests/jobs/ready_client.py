@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 
 from serve.app import build_app
 from serve.http.guard import Tokens
-from serve.service.changes import Changes
+from serve.service.changes import ReleaseChanges
 from serve.service.service import Service
 
 
@@ -25,8 +25,8 @@ class ReadyClient(TestClient):
 
 
 def serving(
-    service: Service, tokens: Tokens | None = None, root_path: str = "", changes: Changes | None = None
+    service: Service, tokens: Tokens | None = None, root_path: str = "", changes: ReleaseChanges | None = None
 ) -> ReadyClient:
     """Returns a client of a service, as a context; without tokens, everyone may do everything."""
-    app = build_app(changes or Changes(service), tokens or Tokens())
+    app = build_app(changes or ReleaseChanges(service), tokens or Tokens())
     return ReadyClient(app, base_url="http://127.0.0.1", root_path=root_path)

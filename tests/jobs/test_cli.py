@@ -143,17 +143,17 @@ def test_a_recipe_gives_values_lists_and_mappings_and_the_command_line_wins(tmp_
         "store: /data/s\nsource: raw\npart-size: 7\nappend: true\nlimit: null\n"
         "filters:\n  year: int64\n  lang: string\n",
     )
-    options = cli.parse(ImportCorpus, ["--config", file])
+    options = cli.parse_arguments(ImportCorpus, ["--config", file])
     expected = ImportCorpus(
         store="/data/s", source="raw", part_size=7, append=True, filters={"year": "int64", "lang": "string"}
     )
     assert options == expected
     for given in (["--part-size", "9"], ["--part-size=9"], ["--part_size", "9"]):
-        assert cli.parse(ImportCorpus, ["--config", file, *given]).part_size == 9
-        assert cli.parse(ImportCorpus, [*given, "--config", file]).part_size == 9
-    assert not cli.parse(ImportCorpus, ["--config", file, "--no-append"]).append
-    assert cli.parse(ImportCorpus, ["--config", file, "--filters", "n", "int64"]).filters == {"n": "int64"}
-    assert cli.parse(ImportCorpus, [f"--config={file}"]) == expected
+        assert cli.parse_arguments(ImportCorpus, ["--config", file, *given]).part_size == 9
+        assert cli.parse_arguments(ImportCorpus, [*given, "--config", file]).part_size == 9
+    assert not cli.parse_arguments(ImportCorpus, ["--config", file, "--no-append"]).append
+    assert cli.parse_arguments(ImportCorpus, ["--config", file, "--filters", "n", "int64"]).filters == {"n": "int64"}
+    assert cli.parse_arguments(ImportCorpus, [f"--config={file}"]) == expected
 
 
 def test_a_recipe_with_a_list_runs_a_job(world, done, tmp_path: Path) -> None:
@@ -217,11 +217,11 @@ def test_every_recipe_fits_its_job(file: Path) -> None:
     command = next(line for line in file.read_text().splitlines() if "riptide " in line)
     name = command.partition("riptide ")[2].split()[0].replace("-", "_")
     module = importlib.import_module(f"jobs.{name}")
-    cli.parse(cli.options_of(module.main), ["--config", str(file), "--store", "s"])
+    cli.parse_arguments(cli.options_of(module.main), ["--config", str(file), "--store", "s"])
 
 
 def test_options_have_the_defaults_that_the_help_names() -> None:
-    options = cli.parse(Search, ["--store", "s"])
+    options = cli.parse_arguments(Search, ["--store", "s"])
     assert (options.mode, options.limit, options.plan) == (None, None, False)
     assert (options.split, options.k) == (None, None), "test and 1000, or with --query none and 10"
 
@@ -230,8 +230,8 @@ def test_the_input_error_behind_an_exception_is_found_through_causes() -> None:
     inner = InputError("the file")
     wrapped = RuntimeError("wrapped")
     wrapped.__cause__ = inner
-    assert cli.input_error(wrapped) is inner
-    assert cli.input_error(ValueError("a mistake in the code")) is None
+    assert cli.find_input_error(wrapped) is inner
+    assert cli.find_input_error(ValueError("a mistake in the code")) is None
 
 
 def test_a_mistake_in_the_code_keeps_its_traceback(world, job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,13 +122,13 @@ def test_a_job_knows_its_name_in_each_form(monkeypatch: pytest.MonkeyPatch) -> N
     ):
         monkeypatch.setattr(main, "__file__", file, raising=False)
         monkeypatch.setattr(sys, "argv", argv)
-        assert starting.is_program()
+        assert starting.runs_one_job()
         assert starting.job_name() == "build_bm25"
-    assert starting.with_commands("run riptide build-index again, riptide is") == (
+    assert starting.commands_as_started("run riptide build-index again, riptide is") == (
         "run python jobs/build_index.py again, riptide is"
     )
     submission = "ray job submit -- python -m riptide build-index"
-    assert starting.with_commands(submission) == submission
+    assert starting.commands_as_started(submission) == submission
 
 
 def test_the_usage_of_another_program_names_its_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def check_correction(
     assert refused(*command, *failing.bad_options) == line, "a second failure is the same one"
     assert store.keys() == []
     if failing.parts:
-        assert store.failed() == {"corpus/g0000": line.removeprefix("error: ")}
+        assert store.failed_drafts() == {"corpus/g0000": line.removeprefix("error: ")}
         assert f"failed: the next command replaces it, gc removes it after an hour; {line.removeprefix('error: ')}" in (
             done("store", "list", "--store", url)
         )
@@ -162,7 +162,7 @@ def check_correction(
     write_source(source, failing.good)
     done(*command, *failing.good_options)
     assert store.keys() == ["corpus/g0000"]
-    assert store.failed() == {}
+    assert store.failed_drafts() == {}
     done("import_corpus", "--store", tmp_path / "plain", *command[3:], *failing.good_options)
     assert stored(store, "corpus") == stored(Store(str(tmp_path / "plain")), "corpus")
     done("verify", "--store", url)
@@ -180,7 +180,7 @@ def test_a_corrected_addition_succeeds_with_the_same_command(tmp_path: Path, don
     (tmp_path / "ids").write_text("p2\n")
     refused(*append, "--delete", tmp_path / "ids")
     store = Store(str(tmp_path / "store"))
-    assert list(store.failed()) == ["corpus/g0001"]
+    assert list(store.failed_drafts()) == ["corpus/g0001"]
     (more / "corpus.jsonl").write_bytes(b'{"_id": "new", "text": ""}\n{"_id": "p66", "text": ""}\n')
     done(*append)
     assert Corpus.open(store).rows_of(["new", "p66", "p6"]).tolist() == [10, 11, 6]

@@ -45,7 +45,7 @@ class Step:
 def state(folder: Path) -> dict[str, object]:
     """Returns the fingerprint, parts and notes of every artifact; there must be no draft and no checkpoint."""
     store = Store(str(folder))
-    assert store.incomplete() == []
+    assert store.incomplete_keys() == []
     assert list(store.storage.list("checkpoints")) == []
     found: dict[str, object] = {}
     for key in sorted(store.keys()):

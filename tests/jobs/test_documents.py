@@ -21,19 +21,19 @@ from samples import WORDS, write_beir
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.filters import Filter
-from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact import Hits
 from indexing.hit_sources.options import SearchOptions
-from indexing.measures.metrics import per_query
+from indexing.measures.metrics import metrics_per_query
 from indexing.mining.negatives import read_groups
 from indexing.search import documents, rescoring
 from indexing.search.documents import search_documents
 from indexing.search.few_queries import LocalSearch
 from indexing.search.runs import read_run, read_trec
 from indexing.store.store import Store
-from indexing.training.dev import dev_set
+from indexing.training.dev import open_dev_set
 from indexing.training.training_sets import SetName, open_sets
 from indexing.work.local import LocalRunner
 from retriever.encoding.encoder import Encoder, EncoderOptions
@@ -42,12 +42,12 @@ from retriever.training.reranker_data import batch_at
 from serve.errors import IncompleteError, LostError
 from serve.local import open_local
 from serve.parts.engine import Engine
-from serve.parts.leaf import Leaf, ask_here
+from serve.parts.leaf import Leaf, ask_local_leaves
 from serve.parts.models import EncoderPart, RerankPart
-from serve.parts.queries import Query
+from serve.parts.queries import PendingQuery
 from serve.release.live import make_current
 from serve.release.planning import plan_release
-from serve.release.tasks import search_of
+from serve.release.tasks import find_source_search
 from serve.service.options import ServiceOptions
 
 Done = Callable[..., str]
@@ -203,7 +203,7 @@ def test_evaluation_judges_documents(store: Store, done: Done, refused, document
     ranking = read_ranking(tmp_path / "documents.trec")
     rows = [(query, id, -float(rank)) for query, ids in ranking.items() for rank, id in enumerate(ids)]
     table = pa.table(dict(zip(("query_id", "id", "score"), map(list, zip(*rows, strict=True)), strict=True)))
-    expected = per_query(Queries.open(store).qrels("test"), table, ("nDCG@10", "RR@10", "R@20"))
+    expected = metrics_per_query(Queries.open(store).qrels("test"), table, ("nDCG@10", "RR@10", "R@20"))
     for run in runs:
         assert means[run] == pytest.approx({name: values.mean() for name, values in expected.items()})
     printed = done("evaluate", *at, "--run", "shallow", *measures, "--json", tmp_path / "other.json")
@@ -221,7 +221,10 @@ def test_evaluation_judges_documents(store: Store, done: Done, refused, document
     query = ranking and next(iter(ranking))
     printed = done("store", "show", "runs/own", *at, "--query-id", query)
     assert f"  {ranking[query][0]}" in printed
-    assert f"nDCG@10 {per_query(Queries.open(store).qrels('test'), table, ('nDCG@10',))['nDCG@10'][0]:.4f}" in printed
+    assert (
+        f"nDCG@10 {metrics_per_query(Queries.open(store).qrels('test'), table, ('nDCG@10',))['nDCG@10'][0]:.4f}"
+        in printed
+    )
 
 
 def test_a_query_that_is_a_document_does_not_find_itself(store: Store) -> None:
@@ -335,14 +338,14 @@ def test_passages_whose_documents_a_lost_leaf_knows_are_missing(served: Store) -
         part.prepare(release.id)
 
     def ask(method: str, request: object) -> list:
-        replies = ask_here(leaves, method, request)
+        replies = ask_local_leaves(leaves, method, request)
         if method == "documents":
             replies[1] = Future()
             replies[1].set_exception(LostError("lost"))
         return replies
 
     engine, [task] = Engine(encoder, reranker, ask), release.tasks
-    query = Query(release, texts_of(served)[0], task, K, search_of(task, "exact:enc"), time.time() + 60)
+    query = PendingQuery(release, texts_of(served)[0], task, K, find_source_search(task, "exact:enc"), time.time() + 60)
     [whole] = engine.search([replace(query, by_document=True)])
     assert isinstance(whole.error, IncompleteError)
     [partial] = engine.search([replace(query, by_document=True, partial=True)])
@@ -362,11 +365,13 @@ def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
         leaves = [Leaf(served, number, of) for number in range(of)]
         for part in (encoder, reranker, *(part for leaf in leaves for part in leaf.parts.values())):
             part.prepare(release.id)
-        engine = Engine(encoder, reranker, lambda method, request, leaves=leaves: ask_here(leaves, method, request))
-        search = search_of(release.tasks[0], "0.5*bm25+0.5*exact:enc")
+        engine = Engine(
+            encoder, reranker, lambda method, request, leaves=leaves: ask_local_leaves(leaves, method, request)
+        )
+        search = find_source_search(release.tasks[0], "0.5*bm25+0.5*exact:enc")
         for rerank in (0, 9):
             queries = [
-                Query(release, text, release.tasks[0], K, search, time.time() + 60, None, rerank, False, True)
+                PendingQuery(release, text, release.tasks[0], K, search, time.time() + 60, None, rerank, False, True)
                 for text in texts_of(served)
             ]
             for answer in engine.search(queries):
@@ -396,7 +401,7 @@ def test_no_passage_of_a_positive_document_is_a_negative(built: Path, done: Done
     corpus, queries = Corpus.open(store), Queries.open(store)
     sources = ("--sources", "bm25", "exact:enc", "--depth", 300, "--pool-negatives", 200)
     done("mine_negatives", "--store", store.url, "--split", "test", *sources, "--name", "mined")
-    own, pairs = passages_of_positives(store, "test"), judged_pairs(corpus, queries, "test")
+    own, pairs = passages_of_positives(store, "test"), read_judged_pairs(corpus, queries, "test")
     assert pairs.ids == list(own)
     groups = read_groups(store.open("negatives", "mined"))
     assert groups.query_ids == pairs.ids
@@ -430,7 +435,7 @@ class Lengths:
 
 def test_dev_splits_rank_documents(store: Store) -> None:
     corpus, queries = Corpus.open(store), Queries.open(store)
-    dev = dev_set(corpus, queries, "test", None, 120, lambda titles, texts: list(texts))
+    dev = open_dev_set(corpus, queries, "test", None, 120, lambda titles, texts: list(texts))
     own, system = passages_of_positives(store, "test"), Lengths()
     rows = np.setdiff1d(np.arange(corpus.num_rows), corpus.deleted)
     documents = corpus.documents(rows).tolist()

@@ -14,7 +14,7 @@ from samples import WORDS, files_of, make_passages, save_tiny_bert, write_beir
 from indexing.corpus.corpus import Corpus
 from indexing.embeddings.embeddings import Embeddings
 from indexing.embeddings.encoding import count_pending
-from indexing.store.documents import seal, sum_cuts, unseal
+from indexing.store.documents import add_own_hash, check_own_hash, sum_cuts
 from indexing.store.store import Store
 from indexing.store.verify import verify
 from retriever.cuts import Cuts
@@ -106,7 +106,7 @@ def test_limit_names_the_embeddings_and_is_of_their_fingerprint(world, done: Don
     assert f"embeddings/{name}/g0000: 70 vectors of 32" in out
     store = Store(str(world.store))
     limited, full = (store.open("embeddings", f"{n}/g0000") for n in (name, "enc"))
-    assert [part.rows for part in limited.group("part")] == [60, 10]
+    assert [part.rows for part in limited.numbered_parts("part")] == [60, 10]
     assert limited.fingerprint != full.fingerprint
     first = np.load(limited.local("part-00000"))
     np.testing.assert_array_equal(first, np.load(full.local("part-00000")))
@@ -209,7 +209,7 @@ def import_words(done: Done, tmp_path: Path, lengths: Sequence[int], *more: obje
 def counted(store: Path, name: str) -> Cuts:
     """Returns the counts in the parts of all generations of embeddings."""
     generations = Store(str(store)).generations("embeddings", name)
-    return sum_cuts(part for artifact in generations for part in artifact.group("part"))
+    return sum_cuts(part for artifact in generations for part in artifact.numbered_parts("part"))
 
 
 LONG = [100 if number % 3 == 0 else 20 for number in range(30)]
@@ -251,10 +251,10 @@ def test_parts_of_earlier_releases_have_no_counts(tmp_path: Path, model: str, do
     folder = store / "embeddings/enc/g0000"
     before = Store(str(store)).open("embeddings", "enc/g0000").fingerprint
     for file in (folder / "manifest.json", *folder.glob("part-?????.json")):
-        document = unseal(file.read_bytes(), file.name)
+        document = check_own_hash(file.read_bytes(), file.name)
         for record in document.get("parts", [document]):
             del record["facts"]["cuts"]
-        file.write_bytes(seal(document))
+        file.write_bytes(add_own_hash(document))
     old = files_of(store)
     assert "were cut" not in done(*encode)
     assert files_of(store) == old

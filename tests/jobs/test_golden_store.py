@@ -143,7 +143,7 @@ def test_a_trained_index_is_that_of_the_faiss_functions_called_shard_by_shard(st
     trained = train_quantizer(embeddings.take(rows).astype(np.float32), "IVF4,SQ8", seed=0, threads=2)
     write_index(trained, tmp_path / "quantizer")
     assert index.local("quantizer").read_bytes() == (tmp_path / "quantizer").read_bytes()
-    for part, (first, end) in zip(index.group("shard"), [(0, 45), (45, 90)], strict=True):
+    for part, (first, end) in zip(index.numbered_parts("shard"), [(0, 45), (45, 90)], strict=True):
         vectors = (piece for _, piece in embeddings.between(first, end))
         filled = fill_shard(read_index(tmp_path / "quantizer"), vectors, first, threads=1)
         write_index(filled, tmp_path / part.name)

@@ -20,7 +20,7 @@ from indexing.corpus.corpus import Corpus, Passage
 from indexing.corpus.queries import Queries
 from indexing.formats import chunking
 from indexing.store.artifact import Draft
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 
 Done = Callable[..., str]
@@ -136,7 +136,7 @@ def test_an_interrupted_import_shows_nothing_and_resumes_to_the_same_bytes(
     outcome = interrupt(2, *command)
     assert outcome.err == "error: interrupted; run the same command again to resume\n"
     store = Store(str(tmp_path / "s"))
-    assert (store.keys(), store.incomplete()) == ([], ["corpus/g0000"])
+    assert (store.keys(), store.incomplete_keys()) == ([], ["corpus/g0000"])
     committed = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "s/corpus/g0000").glob("part-*.arrow")}
     assert len(committed) == 2
     done(*command)
@@ -200,7 +200,7 @@ def test_the_records_are_read_as_often_for_many_buckets_of_ids_as_for_one(
     reads: list[str] = []
     original = Draft.committed
 
-    def committed(draft: Draft) -> dict[str, Part]:
+    def committed(draft: Draft) -> dict[str, ArtifactPart]:
         reads.append(draft.key)
         return original(draft)
 
@@ -336,7 +336,7 @@ def test_only_known_ids_can_be_deleted_and_only_once(tmp_path: Path, done: Done,
     line = refused("import_corpus", "--store", store, "--delete", ids)
     assert f"{ids}:2: id 'nobody' is not in the corpus (or deleted already), nor are 1 more; remove the line" in line
     assert Store(str(store)).keys() == ["corpus/g0000"]
-    assert Store(str(store)).incomplete() == []
+    assert Store(str(store)).incomplete_keys() == []
     ids.write_text("p1\n")
     done("import_corpus", "--store", store, "--delete", ids)
     again = tmp_path / "again"
@@ -353,7 +353,7 @@ def test_an_empty_or_missing_file_of_ids_is_refused(tmp_path: Path, done: Done, 
     (tmp_path / "bytes").write_bytes(b"p1\n\xff\n")
     assert f"{tmp_path}/bytes:2" in refused("import_corpus", "--store", store, "--delete", tmp_path / "bytes")
     assert Store(str(store)).keys() == ["corpus/g0000"]
-    assert len(Store(str(store)).incomplete()) == 0
+    assert len(Store(str(store)).incomplete_keys()) == 0
 
 
 BAD_LINES = {

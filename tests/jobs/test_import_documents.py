@@ -11,9 +11,9 @@ from samples import files_of
 
 from indexing.corpus.corpus import Corpus, Passage
 from indexing.corpus.queries import Queries
-from indexing.formats.chunking import chunks
+from indexing.formats.chunking import cut_into_chunks
 from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from indexing.store.store import Store
 
 Done = Callable[..., str]
@@ -78,7 +78,7 @@ def test_other_formats_and_tables_come_first(tmp_path: Path, done: Done, refused
     done(*command, "--format", "documents")
     assert [p.id for p in passages_of(tmp_path / "s")] == ["README.md"]
     (raw / "shop.csv").rename(raw / "corpus.csv")
-    assert detect(str(raw)).format.name == "csv"
+    assert detect_source(str(raw)).format.name == "csv"
 
 
 BAD = {
@@ -168,11 +168,11 @@ def test_a_folder_on_s3_is_read_like_a_local_one(tmp_path: Path, s3_server: str)
     client.create_bucket(Bucket="documents")
     for name, data in FILES.items():
         client.put_object(Bucket="documents", Key=f"raw/{name}", Body=data)
-    source = detect("s3://documents/raw/")
-    tables = [parse_corpus(source.format, chunk) for chunk in chunks(source, 4)]
+    source = detect_source("s3://documents/raw/")
+    tables = [parse_corpus(source.format, chunk) for chunk in cut_into_chunks(source, 4)]
     rows = [tuple(row.values()) for table in tables for row in table.select(["id", "title", "text"]).to_pylist()]
     assert rows == EXPECTED
-    local = detect(str(write(tmp_path / "raw", FILES)))
+    local = detect_source(str(write(tmp_path / "raw", FILES)))
     assert source.format.identity(source.corpus[0]) == local.format.identity(local.corpus[0])
 
 

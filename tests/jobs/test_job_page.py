@@ -7,7 +7,7 @@ from jobs.common.cli import options_of
 import os
 
 from jobs.common.console import command_names, summary
-from jobs.common.options import flatten
+from jobs.common.options import options_by_name
 
 from job_page import PAGE, module_of, written_page
 
@@ -27,6 +27,6 @@ def test_every_job_and_every_option_stands_in_the_page() -> None:
         if name == "tune-prompts":
             assert "All options of [train-retriever](#train-retriever)" in section
             section += sections["train-retriever"]
-        options = flatten(options_of(module_of(name).main)).values()
+        options = options_by_name(options_of(module_of(name).main)).values()
         flags = [each.flag for each in options if not each.metadata.get("hidden")]
         assert [flag for flag in flags if f"`{flag}`" not in section] == []

@@ -16,7 +16,7 @@ from samples import WORDS, files_of, make_passages, make_queries, save_tiny_bert
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.mining.negatives import training_data
+from indexing.mining.negatives import read_training_data
 from indexing.search import rescoring
 from indexing.search.rescoring import OPTIONS
 from indexing.search.runs import read_run
@@ -62,7 +62,7 @@ def store(built: Path, tmp_path: Path) -> str:
 
 def tables(store: str, kind: str, name: str) -> list[pa.Table]:
     artifact = Store(store).open(kind, name)
-    return [pq.read_table(artifact.local(part)) for part in artifact.group("part")]
+    return [pq.read_table(artifact.local(part)) for part in artifact.numbered_parts("part")]
 
 
 def mine(done: Done, store: str, *more: object) -> str:
@@ -135,7 +135,7 @@ def test_every_pair_is_scored_once_and_kept(
         pool = Store(store).open("candidates", "pool")
         found: dict[tuple[str, int], float] = {}
         for artifact in Store(store).generations("scores", *Store(store).names("scores")):
-            for part in artifact.group("part"):
+            for part in artifact.numbered_parts("part"):
                 ids = pq.read_table(pool.local(part.name))
                 names = dict(zip(ids["query"].to_pylist(), ids["query_id"].to_pylist(), strict=True))
                 for line in pq.read_table(artifact.local(part)).to_pylist():
@@ -238,7 +238,7 @@ def test_what_is_done_is_found_done_and_a_plan_does_nothing(
     assert "in 6 parts of" in plan
     assert "160 pairs at least" in plan
     assert "up to 360 negatives" in plan
-    assert Store(store).keys("candidates") == Store(store).incomplete() == []
+    assert Store(store).keys("candidates") == Store(store).incomplete_keys() == []
     told = mine(done, store, *rerank)
     stages = ["find copies", "pool", "rerank", "sample"]
     assert [line.partition(":")[0] for line in told.splitlines()[:4]] == stages, told
@@ -328,7 +328,7 @@ def test_answers_in_another_form_are_refused_where_they_are_needed(
     line = refused(*ask, "--drop-answers")
     assert "--drop-answers: queries/squad q0: its metadata's answers hold {" in line
     assert 'expected texts, {"answers": ["a", "b"]}' in line
-    assert Store(store).keys("candidates") == Store(store).incomplete() == []
+    assert Store(store).keys("candidates") == Store(store).incomplete_keys() == []
     done(*ask)
 
 
@@ -360,7 +360,7 @@ def test_a_split_without_questions_is_refused_before_anything_is_begun(
     done("import_queries", "--store", store, "--source", late, "--limit", 3)  # none of which is judged
     line = refused("mine_negatives", "--store", store, "--queries", "late", "--report", tmp_path / "report")
     assert "queries/late: no split 'train' with qrels" in line
-    assert Store(store).keys("candidates") == Store(store).incomplete() == []
+    assert Store(store).keys("candidates") == Store(store).incomplete_keys() == []
 
 
 def test_what_does_not_fit_is_refused(
@@ -370,11 +370,11 @@ def test_what_does_not_fit_is_refused(
     assert "has answers" in told
     for reranker, why in ((model, "no cross-encoder"), ("models/none", "there is no such artifact")):
         assert why in refused("mine_negatives", "--store", store, "--denoised-negatives", 1, "--reranker", reranker)
-    assert Store(store).keys("candidates") == Store(store).incomplete() == []  # told before the search
+    assert Store(store).keys("candidates") == Store(store).incomplete_keys() == []  # told before the search
     assert "name '../x': use letters" in refused(
         "mine_negatives", "--store", store, "--sources", "bm25", "--name", "../x"
     )
-    assert Store(store).keys("candidates") == Store(store).incomplete() == []
+    assert Store(store).keys("candidates") == Store(store).incomplete_keys() == []
     mine(done, store, "--denoised-negatives", 0)
     told = refused("mine_negatives", "--store", store, "--sources", "bm25", "--candidates", "pool")
     assert "was begun otherwise: " in told
@@ -439,7 +439,7 @@ def test_a_passage_with_the_text_of_the_positive_is_no_negative(doubled: str, do
         assert not {number, number + 20} & {*line["negatives"]}
     store = Store(doubled)
     negatives = store.open("negatives", "twice-train-bm25")
-    data = training_data(Corpus.open(store), Queries.open(store), "train", negatives, None)
+    data = read_training_data(Corpus.open(store), Queries.open(store), "train", negatives, None)
     assert [data.relevant(number).tolist() for number in range(20)] == [[n, n + 20] for n in range(20)]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from jobs.common import options
-from jobs.common.command_line import RENAMED, UsageError, as_arguments, parse, recipe_values
+from jobs.common.command_line import RENAMED, UsageError, as_arguments, parse_arguments, recipe_values
 
 import pytest
 
@@ -54,7 +54,7 @@ class Job(Common):
 
 
 def test_options_of_a_field_that_is_a_dataclass_are_options_of_the_job() -> None:
-    flat = options.flatten(Job)
+    flat = options.options_by_name(Job)
     own = ["task", "kind", "lr", "hidden_size", "layers", "seed", "normalize", "dropout", "columns", "pool_negatives"]
     assert list(flat) == [*own, "store", "plan", "limit"], "those of the job come first"
     assert {name: flat[name].group for name in ("task", "lr", "hidden_size", "store")} == {
@@ -79,7 +79,7 @@ class Twice(Common):
 
 def test_equal_names_are_an_error_that_names_both_places() -> None:
     with pytest.raises(TypeError, match=r"^Twice: the option --lr is declared twice: lr and loop.lr$"):
-        options.flatten(Twice)
+        options.options_by_name(Twice)
 
 
 def test_values_are_built_and_replaced_by_name() -> None:
@@ -88,7 +88,7 @@ def test_values_are_built_and_replaced_by_name() -> None:
     assert options.replace_options(job, {"lr": 0.25, "seed": 1}) == Job(
         store="s", task="t", loop=Loop(lr=0.25, hidden=8), seed=1
     )
-    assert options.flatten(Job)["hidden_size"].value(job) == 8
+    assert options.options_by_name(Job)["hidden_size"].value(job) == 8
     with pytest.raises(InputError, match=r"parameter lr -1: expected more than 0"):
         options.replace_options(job, {"lr": -1})
 
@@ -119,8 +119,8 @@ def test_values_are_built_and_replaced_by_name() -> None:
 def test_the_command_line_gives_values_and_is_written_from_them(arguments: list[str], expected: dict[str, Any]) -> None:
     needed = {"store": "s", "task": "t"}
     built = options.build_options(Job, {**needed, **expected})
-    assert parse(Job, ["--store", "s", "--task", "t", *arguments]) == built
-    assert parse(Job, as_arguments(Job, {**needed, **expected})) == built
+    assert parse_arguments(Job, ["--store", "s", "--task", "t", *arguments]) == built
+    assert parse_arguments(Job, as_arguments(Job, {**needed, **expected})) == built
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_the_command_line_gives_values_and_is_written_from_them(arguments: list[
 )
 def test_a_wrong_command_line_gets_one_line(arguments: list[str], line: str) -> None:
     with pytest.raises(UsageError) as raised:
-        parse(Job, ["--store", "s", "--task", "t", *arguments])
+        parse_arguments(Job, ["--store", "s", "--task", "t", *arguments])
     assert str(raised.value) == line
 
 
 def test_a_missing_option_is_named_with_its_help() -> None:
     with pytest.raises(UsageError, match=r"--task is required: Name of the task."):
-        parse(Job, ["--store", "s"])
+        parse_arguments(Job, ["--store", "s"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +162,9 @@ class Choose(Common):
 def test_a_command_line_has_positional_values_in_their_order_and_first() -> None:
     values = {"store": "s", "key": "k", "action": "show"}
     assert as_arguments(Choose, values) == ["show", "k", "--store", "s"]
-    assert parse(Choose, as_arguments(Choose, values)) == Choose(**values)
+    assert parse_arguments(Choose, as_arguments(Choose, values)) == Choose(**values)
     with pytest.raises(UsageError, match=r"^action is required: expected list or show$"):
-        parse(Choose, ["--store", "s"])
+        parse_arguments(Choose, ["--store", "s"])
 
 
 def test_a_recipe_has_the_same_names_and_checks() -> None:
@@ -194,7 +194,7 @@ def test_a_recipe_has_the_same_names_and_checks() -> None:
 
 def test_help_lists_the_options_by_groups(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        parse(Job, ["--help"])
+        parse_arguments(Job, ["--help"])
     assert end.value.code == 0
     text = capsys.readouterr().out
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]

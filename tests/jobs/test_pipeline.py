@@ -14,8 +14,8 @@ from typing import Any
 
 from jobs import import_corpus, pipeline, verify
 from jobs.common import cli
-from jobs.common.options import flatten
-from jobs.common.steps import Step, read_steps
+from jobs.common.options import options_by_name
+from jobs.common.steps import JobStep, read_steps
 
 import pytest
 import yaml
@@ -140,7 +140,7 @@ def test_a_failure_names_the_step_and_the_next_run_goes_on_there(
 def test_an_interrupted_chain_is_resumed_if_a_step_is_complete(
     chain: list[dict], recipe: Write, job: Callable, monkeypatch: pytest.MonkeyPatch, number: int, more: str
 ) -> None:
-    def perform(step: Step) -> None:
+    def perform(step: JobStep) -> None:
         if step.number == number:
             raise KeyboardInterrupt
         original(step)
@@ -362,7 +362,7 @@ def test_there_are_recipes_for_the_papers_and_three_small_ones() -> None:
 
 def values_of(options: Any) -> dict[str, Any]:
     """Returns the options of a job by their flat names."""
-    return {name: option.value(options) for name, option in flatten(type(options)).items()}
+    return {name: option.value(options) for name, option in options_by_name(type(options)).items()}
 
 
 def test_the_two_stages_of_gtr_differ_in_their_data_and_length_alone() -> None:

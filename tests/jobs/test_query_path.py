@@ -19,7 +19,7 @@ from serve.http.connections import Connections, bounded_protocol
 from serve.http.guard import Tokens
 from serve.http.limits import HttpLimits
 from serve.local import open_local
-from serve.service.changes import Changes
+from serve.service.changes import ReleaseChanges
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
@@ -45,7 +45,7 @@ def files() -> Iterator[set[str]]:
 def start_server(service: Service) -> tuple[uvicorn.Server, threading.Thread]:
     """Starts a server as `run_server` does, in a thread of this process."""
     connections = Connections(HttpLimits(), 16)
-    app = build_app(Changes(service), Tokens(), connections=connections)
+    app = build_app(ReleaseChanges(service), Tokens(), connections=connections)
     server = uvicorn.Server(uvicorn.Config(app, port=0, http=bounded_protocol(connections), log_level="error"))
     thread = threading.Thread(target=server.run)
     thread.start()

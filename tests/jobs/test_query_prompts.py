@@ -30,7 +30,7 @@ from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from serve.local import open_local
-from serve.parts.queries import Query, Texts
+from serve.parts.queries import PendingQuery, TextsRequest
 from serve.release.live import live_release_id
 from serve.release.tasks import search_of_mode
 from serve.service.options import ServiceOptions
@@ -89,7 +89,7 @@ def test_a_mixed_batch_has_the_hits_of_single_task_calls_and_of_the_search_job(
     assert live is not None
     batch = [(name, number) for number in range(len(texts)) for name in alone]
     queries = [
-        Query(live.release, texts[number], live.tasks[name], K, search_of_mode(live.tasks[name], "exact"), 4e9)
+        PendingQuery(live.release, texts[number], live.tasks[name], K, search_of_mode(live.tasks[name], "exact"), 4e9)
         for name, number in batch
     ]
     for (name, number), answer in zip(batch, service.engine.search(queries), strict=True):
@@ -134,7 +134,7 @@ def test_a_query_without_a_known_word_fails_alone(
     assert live is not None
     task = live.tasks["task"]
     searches = [
-        Query(live.release, text, task, K, search_of_mode(task, "exact"), 4e9) for text in (fine, WORDLESS, fine)
+        PendingQuery(live.release, text, task, K, search_of_mode(task, "exact"), 4e9) for text in (fine, WORDLESS, fine)
     ]
     answers = service.engine.search(searches)
     assert [answer.error is None for answer in answers] == [True, False, True]
@@ -142,7 +142,7 @@ def test_a_query_without_a_known_word_fails_alone(
         assert_close([(hit.id, hit.score) for hit in answer.hits], expected)
     answer = client.post("/v1/embeddings", json={"model": "task", "input": [fine, WORDLESS]})
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, f"task task: text 1 {NO_WORDS}")
-    requests = [Texts(live.release, [text] * 40, "task", "query", 4e9) for text in (fine, WORDLESS, fine)]
+    requests = [TextsRequest(live.release, [text] * 40, "task", "query", 4e9) for text in (fine, WORDLESS, fine)]
     outcomes = service.engine.embed(requests)  # in two calls of the encoder
     assert [isinstance(outcome, InputError) for outcome in outcomes] == [False, True, False]
     assert str(outcomes[1]) == f"task task: text 0 {NO_WORDS}"

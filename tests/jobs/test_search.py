@@ -21,7 +21,7 @@ from indexing.search import retrieval
 from indexing.search.runs import read_run
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
-from indexing.work.tasks import Task
+from indexing.work.tasks import WorkerTask
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.errors import InputError
 
@@ -183,7 +183,7 @@ def wrong_embeddings(world, name: str, rows: int, dim: int) -> None:
     made = store.open("embeddings", "enc/g0000")
     inputs = {"corpus": store.open("corpus", "g0000")}
     with store.create("embeddings", f"{name}/g0000", inputs=inputs, config=made.config) as draft:
-        for part in made.group("part"):
+        for part in made.numbered_parts("part"):
             shape = (rows, dim) if part.name == "part-00000" else (part.rows, 32)
             vectors = np.ones(shape, np.float16)
             draft.commit(part.name, ".npy", lambda path, v=vectors: np.save(path, v), rows=part.rows)
@@ -413,7 +413,7 @@ def test_sources_over_the_same_embeddings_encode_the_questions_once(world, done:
     ran = []
     real = LocalRunner.run
 
-    def counted(runner: LocalRunner, task: Task, *rest: Any, **more: Any) -> Iterator[tuple[Any, Any]]:
+    def counted(runner: LocalRunner, task: WorkerTask, *rest: Any, **more: Any) -> Iterator[tuple[Any, Any]]:
         ran.append(type(task).__name__)
         return real(runner, task, *rest, **more)
 

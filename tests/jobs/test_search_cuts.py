@@ -105,11 +105,11 @@ def test_mining_counts_queries_and_pairs(long_store: Path, classifier: str, done
     lines = done(*mine).splitlines()
     store = Store(str(long_store))
     candidates = store.open("candidates", store.names("candidates")[0])
-    assert search_cuts(part.facts for part in candidates.group("part")) == ({"enc": QUERIES}, Cuts())
-    assert len(candidates.group("part")) == 3
+    assert search_cuts(part.facts for part in candidates.numbered_parts("part")) == ({"enc": QUERIES}, Cuts())
+    assert len(candidates.numbered_parts("part")) == 3
     assert QUERIES_LINE in lines
     [line] = [line for line in lines if "pairs of a query and a passage were cut to 64 tokens" in line]
     assert line.startswith("warning: ")
     scores = f"scores/{store.names('scores')[0]}/g0000"
     assert line.partition(";")[0].removeprefix("warning: ") in done("store", "show", scores, "--store", long_store)
-    assert f"of {sum(part.rows for part in candidates.group('part')):,} pairs" in line
+    assert f"of {sum(part.rows for part in candidates.numbered_parts('part')):,} pairs" in line

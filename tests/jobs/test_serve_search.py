@@ -56,16 +56,16 @@ from retriever.errors import InputError
 from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
 from serve.client import Client, ServerError
 from serve.errors import LostError, OverloadedError
-from serve.http.guard import Tokens, digest
+from serve.http.guard import Tokens, token_digest
 from serve.local import open_local, run_server
-from serve.parts.models import Encoded
-from serve.parts.queries import Query, Texts
+from serve.parts.models import EncodedTexts
+from serve.parts.queries import PendingQuery, TextsRequest
 from serve.release.live import live_release_id, make_current
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.tasks import search_of_mode
 from serve.remote import RemotePart, send_to_leaves
-from serve.service.changes import Changes
+from serve.service.changes import ReleaseChanges
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
@@ -416,7 +416,7 @@ def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
 ) -> None:
     encode = service.engine.encoder.encode
 
-    def broken(release_id: str, texts: Sequence[str], *arguments: Any) -> Encoded:
+    def broken(release_id: str, texts: Sequence[str], *arguments: Any) -> EncodedTexts:
         encoded = encode(release_id, texts, *arguments)
         encoded.vectors[[text == "broken" for text in texts]] = np.nan
         return encoded
@@ -426,7 +426,7 @@ def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
     assert live is not None
     task, fine = live.tasks["default"], next(iter(query_texts(root).values()))
     asked = [
-        Query(live.release, text, task, 3, search_of_mode(task, mode), 4e9)
+        PendingQuery(live.release, text, task, 3, search_of_mode(task, mode), 4e9)
         for mode in ("dense", "hybrid", "bm25")
         for text in (fine, "broken")
     ]
@@ -438,7 +438,7 @@ def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
         400,
         "task default: the vector of text 1 is not finite",
     )
-    wanted = [Texts(live.release, [text], "default", "query", 4e9) for text in (fine, "broken")]
+    wanted = [TextsRequest(live.release, [text], "default", "query", 4e9) for text in (fine, "broken")]
     good, bad = service.engine.embed(wanted)
     assert isinstance(bad, InputError)
     assert not isinstance(good, Exception)
@@ -491,7 +491,7 @@ def test_a_release_that_cannot_be_opened_leaves_nothing_once_it_is_old(
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error")  # no mistake of the client
     assert (live_release_id(store), store.names("releases")) == before
     assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
-    assert service.engine.encoder._encoders.held(next(iter(service.engine.encoder._encoders._held))).tasks == ()
+    assert service.engine.encoder._encoders.get_held(next(iter(service.engine.encoder._encoders._held))).tasks == ()
 
 
 def test_a_prompt_that_there_is_no_memory_for_is_refused(
@@ -511,7 +511,7 @@ def test_a_prompt_that_there_is_no_memory_for_is_refused(
 
 
 def test_others_may_change_what_is_live_while_a_task_is_put(
-    root: Path, changes: Changes, client: TestClient, model: str, tmp_path: Path
+    root: Path, changes: ReleaseChanges, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     """With several ingresses, each tells all, itself included, to look which release is live."""
     store = Store(str(root / "store"))
@@ -532,7 +532,7 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
 ) -> None:
     """Also if no request waits for the batch any more."""
     began, go_on = threading.Event(), threading.Event()
-    find = service.engine._find
+    find = service.engine._search_leaves
 
     def slow(*arguments: Any) -> Any:
         began.set()
@@ -542,7 +542,7 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
     first = client.get("/v1/tasks").json()["release"]
     opened = service.parts["dense"]._releases
     with monkeypatch.context() as slowly:
-        slowly.setattr(service.engine, "_find", slow)
+        slowly.setattr(service.engine, "_search_leaves", slow)
         assert client.post("/v1/search", json={"query": "bafa", "timeout_ms": 200}).status_code == 503
         assert began.is_set()
     assert client.put("/v1/tasks/later", files=task_files(tmp_path, model, 4)).status_code == 200
@@ -557,7 +557,7 @@ def test_a_release_stays_open_while_a_batch_of_it_runs(
 
 
 def test_a_release_lingers_and_changes_do_not_pile_up(
-    service: Service, changes: Changes, client: TestClient, model: str, tmp_path: Path
+    service: Service, changes: ReleaseChanges, client: TestClient, model: str, tmp_path: Path
 ) -> None:
     service._linger = 1.0
     first = client.get("/v1/tasks").json()["release"]
@@ -771,7 +771,7 @@ def test_a_request_with_more_questions_than_the_queue_is_taken_where_nothing_wai
 
 def test_what_comes_too_slowly_or_from_nobody_is_refused_unread(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("serve.http.guard.BODY_S", 0.05)
-    tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
+    tokens = Tokens(user=frozenset([token_digest(USER)]), admin=frozenset([token_digest(ADMIN)]))
 
     async def ask(app: Any, token: str) -> list[Any]:
         scope = {
@@ -844,7 +844,7 @@ def test_a_body_that_holds_memory_for_too_long_or_too_much_is_refused(
 
 
 def test_tokens_open_what_is_theirs(root: Path, model: str, tmp_path: Path) -> None:
-    tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
+    tokens = Tokens(user=frozenset([token_digest(USER)]), admin=frozenset([token_digest(ADMIN)]))
     service = open_local(Store(str(root / "store")), ServiceOptions(threads=2), device="cpu")
     with serving(service, tokens) as client:
         for path in ("/v1/info", "/v1/tasks", "/metrics"):

@@ -29,7 +29,7 @@ from retriever.options import Side
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from serve.errors import ExpiredError
 from serve.local import open_local
-from serve.parts.queries import Query
+from serve.parts.queries import PendingQuery
 from serve.release.live import live_release_id, make_current
 from serve.release.planning import plan_release
 from serve.release.tasks import search_of_mode
@@ -161,7 +161,9 @@ def test_a_mixed_batch_has_the_hits_of_single_task_calls(
         assert live is not None
         batch = [(name, number) for number in range(len(texts)) for name in alone]
         queries = [
-            Query(live.release, texts[number], live.tasks[name], K, search_of_mode(live.tasks[name], "exact"), 4e9)
+            PendingQuery(
+                live.release, texts[number], live.tasks[name], K, search_of_mode(live.tasks[name], "exact"), 4e9
+            )
             for name, number in batch
         ]
         for (name, number), answered in zip(batch, local.engine.search(queries), strict=True):
@@ -185,7 +187,7 @@ def test_a_query_without_a_known_word_fails_alone(
         assert live is not None
         task = live.tasks["topical"]
         search = search_of_mode(task, "exact")
-        queries = [Query(live.release, text, task, K, search, 4e9) for text in (fine, WORDLESS, other)]
+        queries = [PendingQuery(live.release, text, task, K, search, 4e9) for text in (fine, WORDLESS, other)]
         answers = local.engine.search(queries)
         assert [answered.error is None for answered in answers] == [True, False, True]
         assert isinstance(answers[1].error, InputError)

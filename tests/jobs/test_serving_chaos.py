@@ -272,7 +272,7 @@ def test_a_node_that_is_killed_under_load_gives_no_wrong_answer_and_its_work_goe
                 load.wait_for(20)
                 victim = next(node for node in cluster.workers if node.workers(f"{REPLICA}:leaf-"))
                 since, killed = len(load.answers), time.monotonic()
-                cluster.lose(victim)
+                cluster.count_lost(victim)
                 while victim.address in cluster.alive() and not load.faults:
                     time.sleep(0.1)
                 wait_until_whole(load, since)

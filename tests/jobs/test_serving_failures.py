@@ -22,11 +22,11 @@ from indexing.hit_sources.options import Mode
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.deployments import Application, open_front
-from serve.errors import OverloadedError, StoreError, without_places
+from serve.errors import OverloadedError, StoreError, without_locations
 from serve.local import open_local
 from serve.parts.engine import Engine
-from serve.parts.part import Part
-from serve.parts.queries import Answer, Query
+from serve.parts.part import ServicePart
+from serve.parts.queries import PendingQuery, QueryAnswer
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
 from serve.release.live import live_release_id
 from serve.release.release import Release
@@ -34,7 +34,7 @@ from serve.release.tasks import search_of_mode
 from serve.remote import send_to_leaves
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
-from serve.service.warm_up import Sample
+from serve.service.warm_up import WarmUpSample
 
 DENSE, BM25 = "dense", "bm25"
 FILTERED = {"query": "bafa", "filter": {"lang": "de"}}  # whose vectors are read from the files again
@@ -58,9 +58,9 @@ def live_release(store: Store) -> Release:
     return Release.load(store, found[0])
 
 
-def sample_of(release: Release) -> Sample:
+def sample_of(release: Release) -> WarmUpSample:
     task = release.tasks[0]
-    return Sample(task, task.served()[0])
+    return WarmUpSample(task, task.served()[0])
 
 
 def check(service: Service) -> None:
@@ -90,7 +90,7 @@ def test_an_encoder_that_fails_fails_only_the_queries_of_a_batch_that_need_it(
     assert service.live is not None
     release, [task] = service.live.release, service.live.release.tasks
     modes: tuple[Mode, ...] = ("dense", "bm25", "hybrid")
-    queries = [Query(release, "bafa", task, 3, search_of_mode(task, mode), time.time() + 60) for mode in modes]
+    queries = [PendingQuery(release, "bafa", task, 3, search_of_mode(task, mode), time.time() + 60) for mode in modes]
     expected = service.engine.search(queries)[1].hits
     monkeypatch.setattr(service.engine.encoder, "encode", fail)
     dense, bm25, hybrid = service.engine.search(queries)
@@ -185,7 +185,7 @@ def test_an_encoder_or_a_reranker_that_fails_is_reported(
         raise OSError("/models/weights: Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr(service.parts[part], "_try", fail)
+        broken.setattr(service.parts[part], "_answer_probe", fail)
         check(service)
         ready = client.get("/readyz")
         assert (ready.status_code, ready.json()["parts"][part]["reason"]) == (503, "files cannot be read")
@@ -312,21 +312,21 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
 ) -> None:
     """Files are read and spaces searched before /readyz answers 200."""
     seen: list[tuple[str, bool, dict[str, Any]]] = []
-    search, read = Engine.search, Part.read
+    search, read = Engine.search, ServicePart.read
 
     def note_search(engine: Engine, queries: Any) -> Any:
         if engine is not service.engine:
             seen.append((queries[0].search.source, service.ready, service.readiness()["parts"]))
         return search(engine, queries)
 
-    def note_read(part: Part, *arguments: Any) -> int:
+    def note_read(part: ServicePart, *arguments: Any) -> int:
         size = read(part, *arguments)
         if size:
             seen.append((f"read {part.name}", service.ready, {}))
         return size
 
     monkeypatch.setattr(Engine, "search", note_search)
-    monkeypatch.setattr(Part, "read", note_read)
+    monkeypatch.setattr(ServicePart, "read", note_read)
     with serving(service) as client:
         assert {name for name, *_ in seen} == {"read dense", "read bm25", "read passages", "index:idx", "bm25"}
         assert not any(ready for _, ready, _ in seen)
@@ -379,9 +379,9 @@ def test_a_query_that_is_refused_does_not_end_a_warm_up(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     service, release = open_local(store, ServiceOptions(threads=1), device="cpu"), live_release(store)
-    monkeypatch.setattr(Engine, "search", lambda *_: [Answer(), Answer(error=error)])
+    monkeypatch.setattr(Engine, "search", lambda *_: [QueryAnswer(), QueryAnswer(error=error)])
     assert service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], time.monotonic() + 60) < 60
-    monkeypatch.setattr(Engine, "search", lambda *_: [Answer(error=StoreError("dense", "files are missing"))])
+    monkeypatch.setattr(Engine, "search", lambda *_: [QueryAnswer(error=StoreError("dense", "files are missing"))])
     with pytest.raises(StoreError):
         service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], time.monotonic() + 60)
 
@@ -392,10 +392,10 @@ def test_a_warm_up_ends_with_the_service(store: Store, monkeypatch: pytest.Monke
     release = live_release(store)
     rounds = []
 
-    def search(*_: Any) -> list[Answer]:
+    def search(*_: Any) -> list[QueryAnswer]:
         rounds.append(1)
         service.close()
-        return [Answer()]
+        return [QueryAnswer()]
 
     monkeypatch.setattr(Engine, "search", search)
     service.warm_up._run_queries(release, DENSE, sample_of(release), ["bafa"], time.monotonic() + 60)
@@ -407,6 +407,6 @@ def test_messages_for_clients_show_no_places() -> None:
     message = (
         f"index 'x': /data/my store has none; s3://bucket/prefix/a.npy, {digest} and /var/lib/x.faiss: damaged 3/4"
     )
-    assert without_places(message, "/data/my store", "") == (
+    assert without_locations(message, "/data/my store", "") == (
         "index 'x': the store has none; …, 0123456789ab… and …: damaged 3/4"
     )

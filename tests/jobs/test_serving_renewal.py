@@ -23,12 +23,12 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.client import Client
 from serve.local import open_local
-from serve.release.live import live_release, make_current
+from serve.release.live import make_current, read_live_release
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.renewal import renew_release
 from serve.service import staleness
-from serve.service.changes import Changes
+from serve.service.changes import ReleaseChanges
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
@@ -43,7 +43,7 @@ def growth(served: Path, model: str, tmp_path: Path, done: Done) -> Growth:
 
 
 def live(store: Store) -> Release:
-    release, _ = live_release(store)
+    release, _ = read_live_release(store)
     assert release is not None
     return release
 
@@ -161,7 +161,7 @@ def test_embeddings_with_a_limit_cover_new_passages_up_to_it(
 
 
 def make_live(store: Store, release: Release) -> None:
-    assert make_current(store, release, live_release(store)[1])
+    assert make_current(store, release, read_live_release(store)[1])
 
 
 def test_the_live_release_is_kept_by_an_option(
@@ -231,7 +231,7 @@ def test_a_new_release_that_cannot_be_opened_leaves_the_live_one(
     ready = []
 
     async def run_server(service: Service, *_: object) -> None:
-        await Changes(service).refresh()
+        await ReleaseChanges(service).refresh()
         ready.append(service.live.release if service.live else None)
 
     monkeypatch.setattr("serve.local.run_server", run_server)
@@ -247,14 +247,14 @@ def test_a_new_release_that_cannot_be_opened_leaves_the_live_one(
 
 def test_servers_that_make_the_same_release_at_once_all_serve_it(growth: Growth) -> None:
     """Each planned it before another one made it live."""
-    store, (before, tag) = growth.store, live_release(growth.store)
+    store, (before, tag) = growth.store, read_live_release(growth.store)
     assert before is not None
     first, other = (replace(before, reranker=name) for name in ("some/cross-encoder", "another/cross-encoder"))
     for _ in range(2):
-        assert serve_search.make_live(store, serve_search.Choice(first, True, tag, before), list) == first.id
+        assert serve_search.make_live(store, serve_search.ReleaseChoice(first, True, tag, before), list) == first.id
         assert live(store) == first
     with pytest.raises(InputError, match="another release has just become live"):
-        serve_search.make_live(store, serve_search.Choice(other, True, tag, None), list)
+        serve_search.make_live(store, serve_search.ReleaseChoice(other, True, tag, None), list)
 
 
 @pytest.mark.parametrize("error", [None, InputError("damaged"), OSError("cannot be read"), RuntimeError("no memory")])
@@ -282,7 +282,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
             make_live(store, other)
 
     async def run_server(service: Service, *_: object) -> None:
-        await Changes(service).refresh()
+        await ReleaseChanges(service).refresh()
         service._admin.shutdown()
         assert service.live is not None
         assert service.live.release == other

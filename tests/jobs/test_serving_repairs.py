@@ -12,7 +12,7 @@ import pytest
 from indexing.store.live_release import CURRENT
 from indexing.store.store import Store
 from indexing.store.verify import verify
-from serve.release.live import live_release, make_current
+from serve.release.live import make_current, read_live_release
 from serve.release.planning import plan_release
 
 DAMAGES: dict[str, Any] = {
@@ -38,10 +38,10 @@ def test_a_damaged_live_release_is_one_line_and_renew_repairs_it(
     assert "repairs   " in done("serve_search", *at, "--renew", "--plan")
     refused("serve_search", *at)
 
-    async def serve(store: Store, options: object, tokens: object, choice: serve_search.Choice) -> None:
+    async def serve(store: Store, options: object, tokens: object, choice: serve_search.ReleaseChoice) -> None:
         serve_search.make_live(store, choice, lambda: None)
 
     monkeypatch.setattr(serve_search, "serve", serve)
     assert f"release   {first.id} (new) of {store.url}" in done("serve_search", *at, "--renew")
-    assert live_release(store)[0] == first
+    assert read_live_release(store)[0] == first
     assert not [finding for finding in verify(store) if finding.problem]

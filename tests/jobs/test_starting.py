@@ -106,7 +106,7 @@ def test_a_job_in_the_background_ignores_ctrl_c(start: Start) -> None:
 
 
 def test_a_program_that_imports_jobs_keeps_its_handlers() -> None:
-    assert not starting.is_program()
+    assert not starting.runs_one_job()
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     starting.handle_signals()
     starting.finish()

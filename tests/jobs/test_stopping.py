@@ -82,7 +82,7 @@ def test_the_second_signal_of_a_program_raises_at_once() -> None:
 def test_the_second_signal_ends_the_process_of_a_job(
     first: signal.Signals, second: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.common.stopping.is_program", lambda: True)
+    monkeypatch.setattr("jobs.common.stopping.runs_one_job", lambda: True)
     child = os.fork()
     if child == 0:
         with contextlib.suppress(BaseException), raise_on_sigterm(), deferred_signals():

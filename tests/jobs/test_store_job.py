@@ -21,7 +21,7 @@ from indexing.store.models import Checkpoints, commit_files
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import LocalStorage
 from indexing.store.store import Store
-from retriever.memory import human
+from retriever.memory import format_bytes
 
 
 def test_list_shows_each_artifact_with_size_rows_and_lineage(world, done) -> None:
@@ -42,7 +42,7 @@ def test_list_shows_each_artifact_with_size_rows_and_lineage(world, done) -> Non
     assert len(starts) == 1, "the inputs begin in one column"
     total = sum(file.stat().st_size for file in world.store.rglob("*") if file.is_file() and ".tmp" not in file.parts)
     assert totals.startswith("6 artifacts, ")
-    assert totals.endswith(f" files, {human(total)}")
+    assert totals.endswith(f" files, {format_bytes(total)}")
     limited = done("store", "list", "--store", world.store, "--limit", 2).splitlines()
     assert (len(limited), limited[-1].split(",")[0]) == (4, "2 of 6 artifacts")
     (world.store / "runs/dense/manifest.json").unlink()
@@ -131,7 +131,7 @@ def test_dependents_are_removed_first_and_a_removal_can_be_interrupted(
             interrupted.setattr(LocalStorage, "delete", delete)
             assert job(*command).status == 130
         opened = Store(str(store))
-        complete = {*opened.keys(), *opened.incomplete()}
+        complete = {*opened.keys(), *opened.incomplete_keys()}
         needed = {entry["artifact"] for key in complete for entry in opened.inputs(key).values()}
         assert needed <= complete, count
         for name, content in before.items():

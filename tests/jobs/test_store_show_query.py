@@ -13,7 +13,7 @@ from samples import make_passages, write_beir, write_lines
 
 from indexing.exact import Hits
 from indexing.search.runs import hits_table, write_parquet
-from indexing.store.documents import Reference
+from indexing.store.documents import ArtifactReference
 from indexing.store.store import Store
 
 Done = Callable[..., str]
@@ -130,7 +130,7 @@ def test_rows_of_a_run_that_the_corpus_contradicts_are_not_shown(store: Path, do
     """A run whose ids and rows do not belong together, over the very corpus that it pins."""
     opened = Store(str(store))
     corpus = opened.open("corpus", "g0000")
-    inputs = {"queries": opened.open("queries", "tiny"), "corpus": Reference(corpus.key, corpus.fingerprint)}
+    inputs = {"queries": opened.open("queries", "tiny"), "corpus": ArtifactReference(corpus.key, corpus.fingerprint)}
     table = hits_table(
         ["q1"], Hits(np.array([[2.0, 1.0]], np.float32), np.array([[1, 9]])), np.array([["a", "b"]], object)
     )

@@ -29,8 +29,8 @@ from serve.errors import UploadExpiredError
 from serve.http import routes
 from serve.local import GRACE
 from serve.service import prompts
-from serve.service.changes import Changes
-from serve.service.uploads import UPLOAD_S, Uploads
+from serve.service.changes import ReleaseChanges
+from serve.service.uploads import UPLOAD_S, PromptUploads
 
 MAX_RESPONSE = 4 * MAX_MESSAGE  # bytes; a character of a message takes up to three
 
@@ -190,7 +190,7 @@ def test_an_upload_is_answered_while_the_check_of_an_earlier_one_runs(
 
 
 def test_uploads_beyond_the_limit_and_late_ones_are_told_to_come_again(
-    client: TestClient, changes: Changes, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: TestClient, changes: ReleaseChanges, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = task_files(tmp_path, model, 1)
     with monkeypatch.context() as full:
@@ -218,12 +218,12 @@ def test_an_upload_that_nobody_waits_for_leaves_no_files_and_one_that_did_not_be
         folders.append(Path(tempfile.mkdtemp(dir=tmp_path)))
         return prompts.CheckedPrompt(None, folders[-1], None, None)  # type: ignore[arg-type]
 
-    async def upload(uploads: Uploads) -> None:
+    async def upload(uploads: PromptUploads) -> None:
         async with uploads.checked(check):
             pass
 
-    async def run() -> Uploads:
-        uploads = Uploads()
+    async def run() -> PromptUploads:
+        uploads = PromptUploads()
         running = [asyncio.create_task(upload(uploads)) for _ in range(2)]
         for _ in running:
             assert await asyncio.to_thread(began.acquire, timeout=60)

@@ -18,7 +18,7 @@ from retriever.options.loop import LoopOptions
 from retriever.training.hooks import TrainingProgress
 from retriever.training.loop import Trainer
 from retriever.training.parameter_groups import ParameterGroup
-from retriever.training.system import Batch, Chunk, Output
+from retriever.training.system import Batch, BatchChunk, BatchOutput
 
 CPU = torch.device("cpu")
 FEATURES, HIDDEN, WIDTH, PAIRS = 130, 140, 6, 8
@@ -44,10 +44,10 @@ class TwoLayers:
 
     def batch(self, step: int, rank: int, world: int) -> Batch:
         rows = np.arange(rank, 2 * PAIRS, world)
-        chunk = Chunk({"dense": rows}, self.features(step)[torch.from_numpy(rows)], len(rows))
-        return Batch({"dense": Output(WIDTH, 2 * PAIRS)}, [chunk])
+        chunk = BatchChunk({"dense": rows}, self.features(step)[torch.from_numpy(rows)], len(rows))
+        return Batch({"dense": BatchOutput(WIDTH, 2 * PAIRS)}, [chunk])
 
-    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], None]:
+    def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], None]:
         return {"dense": self.vectors(chunk.inputs)}, None
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:

@@ -15,7 +15,7 @@ from retriever.losses import contrastive_loss
 from retriever.options.loop import LoopOptions
 from retriever.training.loop import Trainer
 from retriever.training.stepping import trained_parameters
-from retriever.training.system import Batch, Chunk, Output
+from retriever.training.system import Batch, BatchChunk, BatchOutput
 
 CPU = torch.device("cpu")
 FEATURES, HIDDEN, DENSE, VOCABULARY, PROMPTS = 6, 16, 5, 40, 3
@@ -61,17 +61,17 @@ class NamedSystem:
                 rows = mine[start : start + self.chunk]
                 is_query = first == 0
                 named = {"dense": rows, "sparse": rows, **({"attention": rows} if is_query else {})}
-                chunks.append(Chunk(named, (texts[torch.from_numpy(rows)], is_query), len(rows)))
+                chunks.append(BatchChunk(named, (texts[torch.from_numpy(rows)], is_query), len(rows)))
         outputs = {
-            "dense": Output(DENSE, total),
-            "sparse": Output(VOCABULARY, total),
-            "attention": Output(PROMPTS, self.num_queries),
-            "queries": Output(VOCABULARY),
-            "passages": Output(VOCABULARY),
+            "dense": BatchOutput(DENSE, total),
+            "sparse": BatchOutput(VOCABULARY, total),
+            "attention": BatchOutput(PROMPTS, self.num_queries),
+            "queries": BatchOutput(VOCABULARY),
+            "passages": BatchOutput(VOCABULARY),
         }
         return Batch(outputs, chunks)
 
-    def forward(self, chunk: Chunk) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         features, is_query = chunk.inputs
         hidden = nn.functional.dropout(self.hidden(features).tanh(), self.rate, training=self.rate > 0)
         sparse = self.heads["sparse"](hidden).relu().log1p()

@@ -93,10 +93,10 @@ def test_counts_are_those_of_texts_that_are_tokenised_whole(
     whole = AutoTokenizer.from_pretrained(folder)
     lengths = [len(whole(prefix + text)["input_ids"]) + append_eos for text in texts]
     tokens = tokenizer(texts, side="passage")
-    assert tokens.cuts() == independent(lengths, 20)
-    assert 10 < tokens.cuts().cut_texts < len(texts)
+    assert tokens.count_cuts() == independent(lengths, 20)
+    assert 10 < tokens.count_cuts().cut_texts < len(texts)
     rows = np.array([41, 3, 45, 7])
-    assert tokens.cuts(rows) == independent([lengths[row] for row in rows], 20)
+    assert tokens.count_cuts(rows) == independent([lengths[row] for row in rows], 20)
     ids = [whole(prefix + text)["input_ids"] for text in texts]
     closing = [whole.eos_token_id] if append_eos else []
     specials = len(whole("")["input_ids"]) // 2  # as many after the text as before it
@@ -105,7 +105,7 @@ def test_counts_are_those_of_texts_that_are_tokenised_whole(
         expected = ids[number] + closing
         assert row.tolist() == (expected if len(expected) <= 20 else expected[: 20 - len(end)] + end)
     if not prefix:
-        assert tokenizer(texts, side="query").cuts() == independent(lengths, 9)
+        assert tokenizer(texts, side="query").count_cuts() == independent(lengths, 9)
 
 
 def test_words_are_cut_with_their_tokens(tiny: Callable[..., Path], texts: list[str]) -> None:
@@ -113,7 +113,7 @@ def test_words_are_cut_with_their_tokens(tiny: Callable[..., Path], texts: list[
     tokens, words = tokenizer.with_words(texts, side="passage")
     expected = tokenizer(texts, side="passage")
     np.testing.assert_array_equal(tokens.ids, expected.ids)
-    assert tokens.cuts() == expected.cuts()
+    assert tokens.count_cuts() == expected.count_cuts()
     for row in np.split(words, tokens.starts[1:]):
         inner = row[1:-1]
         assert row[0] == row[-1] == -1
@@ -129,7 +129,7 @@ def test_pairs_are_counted_as_one_text(tmp_path: Path) -> None:
     whole, truncated = (AutoTokenizer.from_pretrained(folder) for _ in range(2))
     lengths = [len(ids) for ids in whole(list(queries), list(passages))["input_ids"]]
     tokens, types = PairTokenizer(folder, 30)(queries, passages)
-    assert tokens.cuts() == independent(lengths, 30)
+    assert tokens.count_cuts() == independent(lengths, 30)
     expected = truncated(list(queries), list(passages), truncation="longest_first", max_length=30)
     assert tokens.ids.tolist() == [*chain.from_iterable(expected["input_ids"])]
     assert types.ids.tolist() == [*chain.from_iterable(expected["token_type_ids"])]
@@ -141,14 +141,14 @@ def test_a_prompt_and_sparse_vectors_change_no_count(tmp_path: Path) -> None:
     texts = ["w1 " * 10, "w2 " * 90, "w3"]
     expected = Cuts(3, 12 + 92 + 3, 1, 92 - 64, 64)
     encoder = Encoder(str(folder), EncoderOptions(dtype="float32", compile="never"), tasks={})
-    assert encoder.tokenize(texts, side="passage").cuts() == expected
+    assert encoder.tokenize(texts, side="passage").count_cuts() == expected
     sparse = SparseEncoder(str(add_masked_head(folder)), EncoderOptions(pooling="splade", dtype="float32"))
-    assert sparse.tokenize(texts, side="passage").cuts() == expected
+    assert sparse.tokenize(texts, side="passage").count_cuts() == expected
 
 
 def test_tokens_that_were_not_cut_have_no_limit() -> None:
     tokens = Tokens(np.arange(5, dtype=np.int32), np.array([2, 3]))
-    assert tokens.cuts() == Cuts(2, 5, 0, 0, 0)
+    assert tokens.count_cuts() == Cuts(2, 5, 0, 0, 0)
 
 
 def test_a_long_text_takes_time_in_proportion(tiny: Callable[..., Path]) -> None:

@@ -27,7 +27,7 @@ from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
 from retriever.topics.training import TrainingTopics
 from retriever.training import loop as training
-from retriever.training.hooks import Hooks, Stopped, TrainingProgress
+from retriever.training.hooks import Stopped, TrainingProgress, WorkerHooks
 from retriever.training.loop import Trainer
 from retriever.training.reranker_data import TeacherScores, TrainingData
 from retriever.training.stepping import trained_parameters
@@ -183,7 +183,7 @@ class Checkpoints:
         """The StopRequests of `stop_at`."""
         yield lambda: self.stop_at in [0, *(note.get("step", 0) for note in self.notes)]
 
-    def hooks(self) -> Hooks:
+    def hooks(self) -> WorkerHooks:
         def save(name: str, step: int, write: Callable[[Path], object]) -> None:
             if self.die_at is not None and step >= self.die_at:
                 raise KeyboardInterrupt
@@ -198,7 +198,7 @@ class Checkpoints:
 
         part = functools.partial
         last, best = (part(load, "last"), part(save, "last")), (part(load, "best"), part(save, "best"))
-        return Hooks(*last, *best, self.notes.append, self.stop_requests)
+        return WorkerHooks(*last, *best, self.notes.append, self.stop_requests)
 
 
 def train(system: DualSystem, checkpoints: Checkpoints, **loop: Any) -> TrainingProgress:
@@ -289,7 +289,7 @@ def sharded_weights(
     assert system.pooled.backbone.embeddings.word_embeddings.weight.numel() == 0, "each worker holds all of it"
     vectors = system.encode(LONG_AND_SHORT, "passage", rank, 2)
     first = system.encode(LONG_AND_SHORT[:1], "passage", rank, 2)
-    with trainer.stepper.whole():
+    with trainer.stepper.gathered_weights():
         if rank == 0:
             system.save(out)
     return vectors, first

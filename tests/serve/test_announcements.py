@@ -16,7 +16,7 @@ from indexing.store.store import Store
 from serve import deployments
 from serve.errors import LostError, StoreError
 from serve.local import open_local
-from serve.service.changes import Changes
+from serve.service.changes import ReleaseChanges
 from serve.service.options import ServiceOptions
 
 UNREADABLE = StoreError("dense", "files are missing")
@@ -60,7 +60,7 @@ def test_a_live_release_that_a_replica_cannot_read_is_no_mistake_of_the_client(c
     (tmp_path / CURRENT).write_bytes(content)
 
     async def refresh() -> None:
-        await Changes(open_local(Store(str(tmp_path)), ServiceOptions(threads=1), device="cpu")).refresh()
+        await ReleaseChanges(open_local(Store(str(tmp_path)), ServiceOptions(threads=1), device="cpu")).refresh()
 
     with pytest.raises(StoreError):
         asyncio.run(refresh())

@@ -20,7 +20,7 @@ from indexing.corpus.filters import Filter, filter_columns
 from indexing.corpus.importing import ImportCorpus, ImportOptions
 from indexing.corpus.later_filters import AddFilters
 from indexing.formats.parse import CORPUS_SCHEMA, FILTER_TYPES
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from indexing.store.store import Store, generation
 from indexing.work.work import run_work
 from retriever.errors import InputError
@@ -165,7 +165,7 @@ def import_metadata(folder: Path, metadata: list[dict[str, Any]], filters: dict[
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = Store(str(folder / "store"))
     options = ImportOptions(part_size=16, filters=filters)
-    run_work(store, ImportCorpus(store, detect(str(source.parent)), options, append=False), InlineRunner())
+    run_work(store, ImportCorpus(store, detect_source(str(source.parent)), options, append=False), InlineRunner())
     return Corpus.open(store)
 
 

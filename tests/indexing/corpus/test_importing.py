@@ -18,9 +18,9 @@ from runners import InlineRunner
 from indexing.corpus import importing
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus, ImportOptions, ParseStage
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from indexing.store.store import Store
-from indexing.work.tasks import Runner, Task
+from indexing.work.tasks import Runner, WorkerTask
 from indexing.work.work import run_work
 from retriever.errors import InputError, StorageError
 
@@ -45,14 +45,14 @@ def import_all(
     **filters: str,
 ) -> None:
     options = ImportOptions(part_size=part_size, filters=filters)
-    work = ImportCorpus(store, detect(source), options, append=append)
+    work = ImportCorpus(store, detect_source(source), options, append=append)
     run_work(store, work, runner or InlineRunner())
 
 
 KILLED = """
 import os, sys
 from indexing.corpus.importing import ImportCorpus, ImportOptions, ParseStage
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from indexing.work.work import run_work
@@ -67,7 +67,7 @@ class Killed(LocalRunner):
         return super().run(task, until_killed(), **options)
 
 store = Store(sys.argv[1])
-work = ImportCorpus(store, detect(sys.argv[2]), ImportOptions(part_size=10), append=False)
+work = ImportCorpus(store, detect_source(sys.argv[2]), ImportOptions(part_size=10), append=False)
 run_work(store, work, Killed(cores=1))
 """
 
@@ -82,7 +82,7 @@ def test_a_killed_import_keeps_its_parts_for_the_same_command_only(tmp_path: Pat
     source = write_corpus(tmp_path / "raw", [{}] * 50)
     kill_import(tmp_path / "s", source, 3)
     store = Store(str(tmp_path / "s"))
-    assert store.failed() == {}
+    assert store.failed_drafts() == {}
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "s/corpus/g0000").glob("part-*")}
     assert len(times) == 6  # three parts and their records
     with pytest.raises(InputError, match=r"parameter part_size 10, now 20; .*remove corpus/g0000 --store"):
@@ -112,7 +112,7 @@ def test_an_error_that_is_not_of_the_input_keeps_the_parts(tmp_path: Path, error
     store = Store(str(tmp_path / "s"))
     with pytest.raises(type(error)):
         import_all(store, source, runner=InlineRunner(fail_after=3, error=error))
-    assert store.failed() == {}
+    assert store.failed_drafts() == {}
     assert len(list((tmp_path / "s/corpus/g0000").glob("part-*.arrow"))) == 3
     import_all(store, source)
     assert Corpus.open(store).num_rows == 50
@@ -125,7 +125,7 @@ class Losing(InlineRunner):
         super().__init__()
         self.part = part
 
-    def run(self, task: Task, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
+    def run(self, task: WorkerTask, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
         yield from super().run(task, items, **options)
         self.part.unlink(missing_ok=True)
 
@@ -216,13 +216,13 @@ def test_the_first_rows_are_checked_before_anything_is_written(tmp_path: Path) -
 def test_a_unit_weighs_its_raw_text(tmp_path: Path) -> None:
     """A runner draws a bounded number of bytes ahead; the rows of Parquet are read by the workers and weigh nothing."""
     source = write_corpus(tmp_path / "raw", [{"text": "word " * (50 if n % 10 else 800)} for n in range(60)])
-    units = list(ParseStage(detect(source), ImportOptions(part_size=4)).units([{}]))
+    units = list(ParseStage(detect_source(source), ImportOptions(part_size=4)).units([{}]))
     lines = (tmp_path / "raw/corpus.jsonl").read_bytes().splitlines()
     expected = [len(b"\n".join(lines[first : first + 4])) for first in range(0, 60, 4)]
     assert [unit.size_bytes for unit in units] == expected
     assert [unit.rows for unit in units] == [4] * 15
     pq.write_table(pa.table({"id": [*"abc"], "text": ["x" * 100] * 3}), tmp_path / "x.parquet")
-    [unit] = ParseStage(detect(str(tmp_path / "x.parquet")), ImportOptions()).units([{}])
+    [unit] = ParseStage(detect_source(str(tmp_path / "x.parquet")), ImportOptions()).units([{}])
     assert (unit.rows, unit.size_bytes) == (3, 0)
 
 

@@ -12,13 +12,13 @@ from small_stores import build_corpus
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpus, ImportOptions
-from indexing.corpus.judged_pairs import JudgedPairs, choose_passages, judged_pairs
+from indexing.corpus.judged_pairs import JudgedPairs, choose_passages, read_judged_pairs
 from indexing.corpus.queries import CommitQueries, Queries
-from indexing.files.splitting import Split
-from indexing.formats.sources import detect
+from indexing.files.splitting import DocumentSplit
+from indexing.formats.sources import detect_source
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
-from indexing.work.work import Target, run_work
+from indexing.work.work import ArtifactTarget, run_work
 from retriever.errors import InputError
 
 JUDGED = [("q1", "c", 2), ("q0", "b", 1), ("q1", "a", 1), ("q2", "a", 0), ("q3", "d", 5), ("q4", "gone", 1)]
@@ -37,21 +37,21 @@ def commit_queries(store: Store, corpus: Corpus, judged: list[tuple[str, str, in
     table = pa.table({"id": ids, "text": [f"text of {id}" for id in ids], "metadata": [""] * 5})
     columns = dict(zip(("query_id", "corpus_id", "score"), map(list, zip(*judged, strict=True)), strict=True))
     qrels = pa.table(columns).set_column(2, "score", pa.array(columns["score"], pa.int32()))
-    target = Target("queries", "q", {"corpus": corpus.generations[0]}, {}, by_content=True)
+    target = ArtifactTarget("queries", "q", {"corpus": corpus.generations[0]}, {}, by_content=True)
     run_work(store, CommitQueries(target, table, {"test": qrels}), LocalRunner(cores=1))
     return Queries.open(store)
 
 
 def test_queries_are_in_the_order_of_the_split_and_rows_in_that_of_the_judgements(opened) -> None:
-    pairs = judged_pairs(*opened, "test")
+    pairs = read_judged_pairs(*opened, "test")
     assert (pairs.ids, pairs.texts) == (["q0", "q1"], ["text of q0", "text of q1"])
     assert [rows.tolist() for rows in pairs.rows] == [[1], [2, 0]]
     assert [scores.tolist() for scores in pairs.scores] == [[1], [2, 1]]
     assert pairs.num_queries == 5
-    limited = judged_pairs(*opened, "test", 1)
+    limited = read_judged_pairs(*opened, "test", 1)
     assert (limited.ids, limited.num_queries) == (["q0"], 1)
     with pytest.raises(InputError, match="no split 'dev'"):
-        judged_pairs(*opened, "dev")
+        read_judged_pairs(*opened, "dev")
 
 
 def test_the_relevant_passage_of_a_split_document_is_its_best_by_bm25(tmp_path: Path) -> None:
@@ -62,8 +62,10 @@ def test_the_relevant_passage_of_a_split_document_is_its_best_by_bm25(tmp_path: 
     }
     lines = [json.dumps({"_id": id, "text": text}) for id, text in texts.items()]
     (tmp_path / "c.jsonl").write_text("\n".join(lines) + "\n")
-    source, store = detect(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
-    run_work(store, ImportCorpus(store, source, ImportOptions(split=Split(3)), append=False), LocalRunner(cores=1))
+    source, store = detect_source(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
+    run_work(
+        store, ImportCorpus(store, source, ImportOptions(split=DocumentSplit(3)), append=False), LocalRunner(cores=1)
+    )
     corpus = Corpus.open(store)
     passages = [passage.text for passage in corpus.passages(range(5))]
     assert passages == ["the tide rises", "the moon pulls", "the sun sets", "far away", "one short passage"]
@@ -75,8 +77,10 @@ def test_the_relevant_passage_of_a_split_document_is_its_best_by_bm25(tmp_path: 
 
 def test_no_query_of_a_split_corpus_has_a_relevant_document(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text('{"_id": "a", "text": "the tide rises"}\n')
-    source, store = detect(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
-    run_work(store, ImportCorpus(store, source, ImportOptions(split=Split(2)), append=False), LocalRunner(cores=1))
+    source, store = detect_source(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
+    run_work(
+        store, ImportCorpus(store, source, ImportOptions(split=DocumentSplit(2)), append=False), LocalRunner(cores=1)
+    )
     corpus = Corpus.open(store)
-    pairs = judged_pairs(corpus, commit_queries(store, corpus, [("q0", "a", 0), ("q1", "gone", 1)]), "test")
+    pairs = read_judged_pairs(corpus, commit_queries(store, corpus, [("q0", "a", 0), ("q1", "gone", 1)]), "test")
     assert pairs == JudgedPairs([], [], [], [], [], 2)

@@ -7,7 +7,7 @@ from raw_files import jsonl, write
 from small_stores import build_corpus
 
 from indexing.corpus.queries import import_queries
-from indexing.formats.sources import detect_queries
+from indexing.formats.sources import detect_query_source
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, **qrels: str) -> Path:
 
 def test_a_split_is_what_its_qrels_judge_in_the_order_of_the_file(tmp_path: Path, store: Store) -> None:
     source = folder(tmp_path, test="q3\ta\t1\nq0\tc\t2\nq3\tc\t0\n", dev="q1\ta\t1\n")
-    queries = import_queries(store, detect_queries(str(source)), "asked")
+    queries = import_queries(store, detect_query_source(str(source)), "asked")
     assert queries.splits == ["dev", "test"]
     assert queries.split("test") == (["q0", "q3"], ["question 0", "question 3"])
     assert queries.split("test", 1).ids == ["q0"]
@@ -48,21 +48,21 @@ def test_a_split_is_what_its_qrels_judge_in_the_order_of_the_file(tmp_path: Path
 def test_a_deleted_passage_is_not_known(tmp_path: Path, store: Store) -> None:
     source = folder(tmp_path, test="q0\ta\t1\nq1\tb\t1\nq2\tb\t1\n")
     with pytest.raises(InputError, match=r"test\.tsv:3: judges passage 'b'.*and 1 more lines like it"):
-        import_queries(store, detect_queries(str(source)), "asked")
-    assert store.names("queries") == store.incomplete() == []
+        import_queries(store, detect_query_source(str(source)), "asked")
+    assert store.names("queries") == store.incomplete_keys() == []
 
 
 def test_a_finished_set_is_found_even_when_a_judged_passage_is_gone_since(tmp_path: Path) -> None:
     build_corpus(tmp_path / "s", [[["a", "b"]]], {})
     store = Store(str(tmp_path / "s"))
-    source = detect_queries(str(folder(tmp_path, test="q0\tb\t1\n")))
+    source = detect_query_source(str(folder(tmp_path, test="q0\tb\t1\n")))
     import_queries(store, source, "asked")
     build_corpus(tmp_path / "s", [[["a", "b"]], [["c"]]], {1: [1]})
     assert import_queries(store, source, "asked").qrels("test").num_rows == 1
 
 
 def test_with_a_limit_judgements_of_what_is_left_out_are_left_out(tmp_path: Path, store: Store) -> None:
-    source = detect_queries(str(folder(tmp_path, test="q0\ta\t1\nq3\ta\t1\n", dev="q3\ta\t1\n")))
+    source = detect_query_source(str(folder(tmp_path, test="q0\ta\t1\nq3\ta\t1\n", dev="q3\ta\t1\n")))
     queries = import_queries(store, source, "two", limit=2)
     assert queries.split("all").ids == ["q0", "q1"]
     assert queries.qrels("test")["query_id"].to_pylist() == ["q0"]
@@ -74,7 +74,7 @@ def test_a_name_may_be_left_out_while_there_is_one(tmp_path: Path, store: Store)
 
     with pytest.raises(InputError, match="there is no such artifact"):
         Queries.open(store)
-    source = detect_queries(str(folder(tmp_path)))
+    source = detect_query_source(str(folder(tmp_path)))
     import_queries(store, source, "one")
     assert Queries.open(store).artifact.key == "queries/one"
     import_queries(store, source, "two")

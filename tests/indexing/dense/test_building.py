@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from runners import InlineRunner
 
-from indexing.dense.building import DEPTHS, candidates_by_depth, choose_setting, without_own_row
+from indexing.dense.building import DEPTHS, candidates_by_depth, choose_search_parameters, without_own_row
 from indexing.dense.faiss_index import fill_shard, train_quantizer, write_index
-from indexing.dense.index import Shard
-from indexing.work.tasks import Task
+from indexing.dense.index import IndexShard
+from indexing.work.tasks import WorkerTask
 
 TRUTH = np.arange(100)[None].repeat(5, axis=0)
 
@@ -33,20 +33,20 @@ def test_the_smallest_nprobe_and_then_the_smallest_depth_that_reach_the_recall()
         asked.append(nprobe)
         return {200: found(min(1, nprobe / 8 - 0.1)), 400: found(min(1, nprobe / 8))} if nprobe > 1 else {200: found(0)}
 
-    setting = choose_setting(search, TRUTH, 64, 0.95)
+    setting = choose_search_parameters(search, TRUTH, 64, 0.95)
     assert (setting.nprobe, setting.depth, setting.reached) == (8, 400, True)
     assert setting.recall == {10: 1.0, 100: 1.0}
     assert asked == [1, 2, 4, 8]
 
 
 def test_the_best_is_told_where_the_recall_is_out_of_reach() -> None:
-    setting = choose_setting(lambda nprobe: {200: found(0.5 if nprobe < 4 else 0.6)}, TRUTH, 16, 0.95)
+    setting = choose_search_parameters(lambda nprobe: {200: found(0.5 if nprobe < 4 else 0.6)}, TRUTH, 16, 0.95)
     assert (setting.nprobe, setting.reached) == (4, False)
     assert setting.at == pytest.approx(0.6)
 
 
 def test_a_flat_index_has_nothing_to_probe() -> None:
-    assert choose_setting(lambda nprobe: {200: found(1.0)}, TRUTH, 0, 1.0).reached
+    assert choose_search_parameters(lambda nprobe: {200: found(1.0)}, TRUTH, 0, 1.0).reached
 
 
 def test_a_query_that_is_a_passage_does_not_count_itself() -> None:
@@ -77,7 +77,7 @@ def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path) -> None
     for first in range(0, 2_400, 400):
         file = tmp_path / f"{first}.faiss"
         write_index(fill_shard(train_quantizer(queries, "Flat", seed=0), [vectors[first : first + 400]], first), file)
-        shards.append(Shard(Rows(vectors, file), "", first, first + 400))  # type: ignore[arg-type]
+        shards.append(IndexShard(Rows(vectors, file), "", first, first + 400))  # type: ignore[arg-type]
         for depth, scores in reached.items():
             best = first + np.argsort(-products[:, first : first + 400], axis=1)[:, :depth]
             np.put_along_axis(scores, best, np.take_along_axis(products, best, 1), 1)
@@ -87,7 +87,7 @@ def test_the_hits_of_many_shards_are_folded_as_they_come(tmp_path: Path) -> None
     class Watched(InlineRunner):
         """Counts the hits that are still in memory after each shard."""
 
-        def run(self, task: Task, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
+        def run(self, task: WorkerTask, items: Iterable[Any], **options: Any) -> Iterator[tuple[Any, Any]]:
             for item, hits in super().run(task, items, **options):
                 alive.append(weakref.ref(hits.rows))
                 held.append(sum(each() is not None for each in alive))

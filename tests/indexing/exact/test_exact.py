@@ -9,7 +9,16 @@ import pytest
 import torch
 from kernels import must_load
 
-from indexing.exact import ExactSearch, Hits, OpenPart, exact_search, kernel, merge_hits, rescore_pieces, search_open
+from indexing.exact import (
+    ExactSearch,
+    Hits,
+    OpenPart,
+    exact_search,
+    kernel,
+    merge_hits,
+    rescore_pieces,
+    search_open_parts,
+)
 from indexing.exact.torch_pass import sum_columns
 from retriever.errors import InputError
 
@@ -196,19 +205,19 @@ def test_parts_that_stay_open_are_searched_again_and_again(use_kernel, dtype):
         queries = clustered(count, 83, count)
         search = ExactSearch(queries, k, threads=1, use_kernel=use_kernel)
         for part in parts:
-            search.add_open(part)
+            search.add_open_part(part)
         found, expected = search.result(), brute_force(queries, vectors[alive], k)
         rows = np.where(expected.rows >= 0, alive[expected.rows], -1)
         assert_same(found, Hits(expected.scores, rows))
-        assert_same(search_open(queries, parts, k), found)
+        assert_same(search_open_parts(queries, parts, k), found)
     with pytest.raises(InputError, match="83 columns, not 20"):
-        search_open(clustered(1, 20, 1), parts, 1)
+        search_open_parts(clustered(1, 20, 1), parts, 1)
     for shape in ((5, 0), (5,), ()):
         with pytest.raises(InputError, match=r"expected \[n, dim\]"):
             OpenPart(np.empty(shape, np.float16), 0)
     vectors[4_000, 3] = np.nan
     with pytest.raises(InputError, match="row 4000 has NaN"):
-        search_open(clustered(1, 83, 1), [OpenPart(vectors[2_003:], 2_003)], 1)
+        search_open_parts(clustered(1, 83, 1), [OpenPart(vectors[2_003:], 2_003)], 1)
 
 
 @pytest.mark.parametrize("use_kernel", PATHS)

@@ -14,9 +14,9 @@ import pytest
 from raw_files import ODD, jsonl, odd_text, passages, refused, write
 
 from indexing.files.parquet import parquet_blocks
-from indexing.formats.chunking import chunks
+from indexing.formats.chunking import cut_into_chunks
 from indexing.formats.parse import CORPUS_SCHEMA
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from retriever.errors import InputError
 
 
@@ -94,7 +94,10 @@ PAGES = [
 
 def test_kilt_pages_become_paragraphs(tmp_path):
     file = jsonl(tmp_path / "kilt_knowledgesource.json", PAGES)
-    assert [(chunk.first_row, chunk.rows) for chunk in chunks(detect(str(file)), 2)] == [(None, 2), (None, 1)]
+    assert [(chunk.first_row, chunk.rows) for chunk in cut_into_chunks(detect_source(str(file)), 2)] == [
+        (None, 2),
+        (None, 1),
+    ]
     for size in (1, 2, 3):
         table = passages("kilt", file, size, paragraph="int64")
         assert table["filter.paragraph"].to_pylist() == [1, 4, 1]
@@ -214,7 +217,7 @@ def test_values_that_are_large_together_and_not_in_a_row_are_read(tmp_path, colu
     """As pandas, Spark and Hugging Face write them; each row is small, and the longest values are in different rows."""
     table = pa.table({"id": [str(n) for n in range(500)], "text": ["a"] * 500, "more": column})
     pq.write_table(table, tmp_path / "a.parquet")
-    [chunk] = chunks(detect(str(tmp_path / "a.parquet")), 1_000)
+    [chunk] = cut_into_chunks(detect_source(str(tmp_path / "a.parquet")), 1_000)
     found = [row for piece in chunk.pieces for block in parquet_blocks(piece) for row in block.batch.to_pylist()]
     assert found == table.to_pylist()
 
@@ -225,11 +228,11 @@ import pyarrow as pa
 from indexing.files import parquet
 from indexing.formats import chunking
 from indexing.formats.parquet import PARQUET
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from indexing.formats.parse import parse_corpus
 parquet.WHOLE_BYTES = chunking.CHUNK_BYTES = 2_000_000
 parquet.BUFFER_BYTES = 1 << 20
-found = list(chunking.chunks(detect(sys.argv[1]), 1_000))
+found = list(chunking.cut_into_chunks(detect_source(sys.argv[1]), 1_000))
 ids = [parse_corpus(PARQUET, found[index])["id"].to_pylist() for index in (0, 20, 31)]
 print(len(found), ids, pa.default_memory_pool().max_memory())
 """

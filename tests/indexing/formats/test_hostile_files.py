@@ -22,7 +22,7 @@ from indexing.files import limits, raw
 from indexing.files.raw import Lines
 from indexing.formats.dpr import DPR
 from indexing.formats.parse import read_queries
-from indexing.formats.sources import Source, detect_queries
+from indexing.formats.sources import ImportSource, detect_query_source
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -94,7 +94,7 @@ def test_a_list_of_answers_that_is_too_long_to_be_parsed_is_refused(
     monkeypatch.setattr(limits, "MAX_ANSWERS", 100)
     file = write(tmp_path / "x.csv", f"who\t['Ann']\nwho\t{['a'] * 50}\n")
     with pytest.raises(InputError, match=r"x\.csv:2: found answers"):
-        (read_queries(Source(DPR, "x", (), (str(file),), {})))
+        (read_queries(ImportSource(DPR, "x", (), (str(file),), {})))
 
 
 def timestamps(*values: int, unit: str = "us", zone: str | None = None) -> pa.Array:
@@ -192,8 +192,8 @@ def test_a_judgement_that_contradicts_another_is_refused(
 ) -> None:
     """The error names the first such line of the file."""
     with pytest.raises(InputError, match=expected.replace("line 2 with 1", "line 2 with score 1, expected one score")):
-        import_queries(store, detect_queries(str(query_folder(tmp_path / "q", test=rows))), "q")
-    assert store.incomplete() == store.keys("queries") == []
+        import_queries(store, detect_query_source(str(query_folder(tmp_path / "q", test=rows))), "q")
+    assert store.incomplete_keys() == store.keys("queries") == []
 
 
 def test_contradictions_are_found_as_by_a_loop(tmp_path: Path, store: Store) -> None:
@@ -206,7 +206,7 @@ def test_contradictions_are_found_as_by_a_loop(tmp_path: Path, store: Store) -> 
             if first.setdefault((query, passage), score) != score:
                 wrong = wrong or line
         rows = "".join(f"{query}\t{passage}\t{score}\n" for query, passage, score in judged)
-        source = detect_queries(str(query_folder(tmp_path / str(number), test=rows)))
+        source = detect_query_source(str(query_folder(tmp_path / str(number), test=rows)))
         if wrong:
             with pytest.raises(InputError, match=rf"test\.tsv:{wrong}: judges query"):
                 import_queries(store, source, f"set{number}")
@@ -216,7 +216,7 @@ def test_contradictions_are_found_as_by_a_loop(tmp_path: Path, store: Store) -> 
 
 
 def test_the_same_judgement_of_two_splits_may_differ(tmp_path: Path, store: Store) -> None:
-    source = detect_queries(str(query_folder(tmp_path / "q", test="q0\ta\t1\n", dev="q0\ta\t2\n")))
+    source = detect_query_source(str(query_folder(tmp_path / "q", test="q0\ta\t1\n", dev="q0\ta\t2\n")))
     assert import_queries(store, source, "q").splits == ["dev", "test"]
 
 
@@ -225,12 +225,12 @@ def test_two_files_of_judgements_for_one_split_are_refused(tmp_path: Path) -> No
     folder = query_folder(tmp_path / "q", test="q0\ta\t1\n")
     write(folder / "qrels/test.tsv.gz", HEADER + "q0\ta\t2\n")
     with pytest.raises(InputError, match=r"test\.tsv\.gz: found a second file of judgements for the split 'test'"):
-        detect_queries(str(folder))
+        detect_query_source(str(folder))
 
 
 @pytest.mark.parametrize("split", ["t" * 200, "a b", "é"])
 def test_a_split_that_no_file_of_a_store_can_be_called_is_refused(tmp_path: Path, store: Store, split: str) -> None:
-    source = detect_queries(str(query_folder(tmp_path / "q", **{split: "q0\ta\t1\n"})))
+    source = detect_query_source(str(query_folder(tmp_path / "q", **{split: "q0\ta\t1\n"})))
     with pytest.raises(InputError, match=r"\.tsv: its split has no valid name: name .*; rename the file"):
         import_queries(store, source, "q")
-    assert store.incomplete() == []
+    assert store.incomplete_keys() == []

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from indexing.formats.chunking import chunks
+from indexing.formats.chunking import cut_into_chunks
 from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from retriever.errors import InputError
 
 
@@ -23,21 +23,21 @@ def test_titles_are_those_of_a_dictionary(tmp_path: Path, ending: str, named: st
     (tmp_path / "collection.tsv").write_text("".join(f"{number}\ttext {number}\n" for number in range(400)))
     lines = "".join(f"{id}\t{title}\r\n" for id, title in titles.items()).encode()
     (tmp_path / f"para.title.txt{ending}").write_bytes(gzip.compress(lines) if ending else lines)
-    source = detect(str(tmp_path if named == "folder" else tmp_path / "collection.tsv"))
-    tables = [parse_corpus(source.format, chunk) for chunk in chunks(source, 37)]
+    source = detect_source(str(tmp_path if named == "folder" else tmp_path / "collection.tsv"))
+    tables = [parse_corpus(source.format, chunk) for chunk in cut_into_chunks(source, 37)]
     assert len(tables) == 11
     found = {line["id"]: line["title"] for table in tables for line in table.to_pylist()}
     assert found == {str(number): titles.get(str(number), "") for number in range(400)}
-    first = [parse_corpus(source.format, chunk) for chunk in chunks(source, 37, limit=5)]
+    first = [parse_corpus(source.format, chunk) for chunk in cut_into_chunks(source, 37, limit=5)]
     assert first[0].equals(tables[0].slice(0, 5))
 
 
 def test_only_a_collection_has_titles_beside_it(tmp_path: Path) -> None:
     (tmp_path / "other.tsv").write_text("0\ttext\n")
     (tmp_path / "para.title.txt").write_text("0\ttitle\n")
-    assert detect(str(tmp_path / "other.tsv")).titles is None
+    assert detect_source(str(tmp_path / "other.tsv")).titles is None
     (tmp_path / "collection.tsv").write_text("0\ttext\n")
-    assert detect(str(tmp_path)).titles == f"{tmp_path}/para.title.txt"
+    assert detect_source(str(tmp_path)).titles == f"{tmp_path}/para.title.txt"
     (tmp_path / "para.title.txt.gz").write_bytes(gzip.compress(b"0\ttitle\n"))
     with pytest.raises(InputError, match=r"para\.title\.txt: found para\.title\.txt\.gz too, expected one of them"):
-        detect(str(tmp_path))
+        detect_source(str(tmp_path))

@@ -20,10 +20,10 @@ from small_stores import build_corpus
 
 from indexing.files import limits
 from indexing.files.columns import PassageNames
-from indexing.formats.chunking import chunks
+from indexing.formats.chunking import cut_into_chunks
 from indexing.formats.parquet import PARQUET
 from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import describe_columns, detect
+from indexing.formats.sources import describe_columns, detect_source
 from retriever.errors import InputError
 
 MAX_MIB = 200  # that a hostile file may add to the memory of the process
@@ -36,18 +36,18 @@ from indexing.corpus.importing import rows_to_delete
 from indexing.files.qrels import read_qrels
 from indexing.formats.parse import parse_corpus, read_queries
 from indexing.search.runs import read_trec
-from indexing.formats.chunking import chunks
-from indexing.formats.sources import detect, detect_queries
+from indexing.formats.chunking import cut_into_chunks
+from indexing.formats.sources import detect_query_source, detect_source
 from indexing.store.store import Store
 from retriever.errors import InputError
 
 def read(path, reader, store):
     if reader == "corpus":
-        source = detect(path)
-        for chunk in chunks(source, 10_000):
+        source = detect_source(path)
+        for chunk in cut_into_chunks(source, 10_000):
             parse_corpus(source.format, chunk)
     elif reader == "queries":
-        (read_queries(detect_queries(path)))
+        (read_queries(detect_query_source(path)))
     elif reader == "delete":
         rows_to_delete(Corpus.open(Store(store)), path)
     else:
@@ -140,11 +140,11 @@ def test_cost_is_linear_in_columns_keys_and_quotes(
         spent = []
         for _ in range(5):
             started = time.process_time()
-            source = detect(str(file))
+            source = detect_source(str(file))
             describe_columns(source)
             names = () if source.columns is None else source.columns.table.names[2:]
-            describe_columns(detect(str(file), names=PassageNames(metadata=tuple(names) or None)))
-            assert sum(len(parse_corpus(source.format, chunk)) for chunk in chunks(source, 1000)) > 0
+            describe_columns(detect_source(str(file), names=PassageNames(metadata=tuple(names) or None)))
+            assert sum(len(parse_corpus(source.format, chunk)) for chunk in cut_into_chunks(source, 1000)) > 0
             spent.append(time.process_time() - started)
         return min(spent)
 
@@ -176,8 +176,8 @@ def test_rows_up_to_the_limits_are_read(tmp_path: Path, monkeypatch: pytest.Monk
 
 def parsed(file: Path) -> pa.Table:
     names = PassageNames(text="body") if file.suffix == ".parquet" else None
-    source = detect(str(file), names=names)
-    return pa.concat_tables([parse_corpus(source.format, chunk) for chunk in chunks(source, 1000)])
+    source = detect_source(str(file), names=names)
+    return pa.concat_tables([parse_corpus(source.format, chunk) for chunk in cut_into_chunks(source, 1000)])
 
 
 @pytest.mark.parametrize("block", [1, 7, 100, 1 << 20])
@@ -208,11 +208,11 @@ def test_blocks_are_as_the_whole_piece(tmp_path: Path, monkeypatch: pytest.Monke
     lines = "".join(f'{row["id"]},"{row["text"].replace(chr(34), chr(34) * 2)}"\n' for row in rows)
     files = [tmp_path / "a.parquet", jsonl(tmp_path / "a.jsonl", rows), write(tmp_path / "a.csv", "id,text\n" + lines)]
     for file in files:
-        source = detect(str(file))
+        source = detect_source(str(file))
         found = []
         for block_bytes in (1, 500, 4 << 20):
             monkeypatch.setattr(limits, "BLOCK_BYTES", block_bytes)
-            found.append([parse_corpus(source.format, chunk) for chunk in chunks(source, 150)])
+            found.append([parse_corpus(source.format, chunk) for chunk in cut_into_chunks(source, 150)])
             assert found[-1][0].num_rows == 150
             assert all(one.equals(other) for one, other in zip(found[0], found[-1], strict=True))
 
@@ -235,12 +235,12 @@ def test_the_longest_list_is_measured(tmp_path: Path, monkeypatch: pytest.Monkey
         options = {"data_page_version": version, "data_page_size": 100, "write_batch_size": 7}
         pq.write_table(pa.table(columns), path, row_group_size=90, **options)
         monkeypatch.setattr(limits, "MAX_VALUES", longest)
-        source = detect(str(path))
-        assert len(parse_corpus(PARQUET, next(chunks(source, 200)))) == 200
+        source = detect_source(str(path))
+        assert len(parse_corpus(PARQUET, next(cut_into_chunks(source, 200)))) == 200
         monkeypatch.setattr(limits, "MAX_VALUES", longest - 1)
         path = path.rename(tmp_path / f"{number}-again.parquet")
         with pytest.raises(InputError, match=rf"found a list of {longest} values, expected at most {longest - 1}"):
-            parse_corpus(PARQUET, next(chunks(detect(str(path)), 200)))
+            parse_corpus(PARQUET, next(cut_into_chunks(detect_source(str(path)), 200)))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -258,8 +258,8 @@ def test_a_damaged_parquet_file_is_read_or_refused(tmp_path: Path, seed: int) ->
 
 def outcome_of(path: Path) -> str:
     try:
-        source = detect(str(path), "parquet")
-        return str(sum(len(parse_corpus(source.format, chunk)) for chunk in chunks(source, 10)))
+        source = detect_source(str(path), "parquet")
+        return str(sum(len(parse_corpus(source.format, chunk)) for chunk in cut_into_chunks(source, 10)))
     except InputError as error:
         return str(error)
 
@@ -275,5 +275,5 @@ def test_texts_of_legitimate_size_are_read(tmp_path: Path) -> None:
         write(tmp_path / "a.csv", f"id,text\na,{text}\n"),
     ]
     for file in files:
-        source = detect(str(file))
-        assert parse_corpus(source.format, next(chunks(source, 10)))["text"].to_pylist() == [text]
+        source = detect_source(str(file))
+        assert parse_corpus(source.format, next(cut_into_chunks(source, 10)))["text"].to_pylist() == [text]

@@ -12,9 +12,9 @@ from raw_files import DATA, ODD, jsonl, odd_text, passages, refused, write
 
 from indexing.files.qrels import read_qrels
 from indexing.formats.beir import BEIR
-from indexing.formats.chunking import chunks
+from indexing.formats.chunking import cut_into_chunks
 from indexing.formats.parse import CORPUS_SCHEMA, parse_corpus, read_queries
-from indexing.formats.sources import detect
+from indexing.formats.sources import detect_source
 from retriever.errors import InputError
 
 
@@ -210,8 +210,8 @@ def test_scifact_is_read_whole():
     """Counts as published for BEIR's SciFact; texts compared with Python's own json."""
     if not (DATA / "scifact").is_dir():
         pytest.skip(f"needs SciFact in BEIR's form in {DATA / 'scifact'}")
-    source = detect(str(DATA / "scifact"))
-    table = pa.concat_tables([parse_corpus(BEIR, chunk) for chunk in chunks(source, 500)])
+    source = detect_source(str(DATA / "scifact"))
+    table = pa.concat_tables([parse_corpus(BEIR, chunk) for chunk in cut_into_chunks(source, 500)])
     with gzip.open(source.corpus[0], "rt", encoding="utf-8", newline="\n") as lines:
         docs = [json.loads(line) for line in lines]
     assert table.select(["id", "title", "text"]).to_pylist() == [

@@ -9,12 +9,12 @@ from raw_files import jsonl, write
 from indexing.files.qrels import QRELS_SCHEMA, read_qrels
 from indexing.formats.format import QUERIES_SCHEMA
 from indexing.formats.parse import read_queries
-from indexing.formats.sources import detect_queries
+from indexing.formats.sources import detect_query_source
 from retriever.errors import InputError
 
 
 def questions(path: Path, format: str = "auto") -> pa.Table:
-    return read_queries(detect_queries(str(path), format))[0]
+    return read_queries(detect_query_source(str(path), format))[0]
 
 
 def test_beir_queries(tmp_path):

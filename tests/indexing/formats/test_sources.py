@@ -15,23 +15,23 @@ from raw_files import DATA, write
 from indexing.files import raw
 from indexing.formats import chunking
 from indexing.formats.beir import BEIR
-from indexing.formats.chunking import chunks
+from indexing.formats.chunking import cut_into_chunks
 from indexing.formats.parquet import PARQUET
 from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import Source, detect, detect_queries
+from indexing.formats.sources import ImportSource, detect_query_source, detect_source
 from retriever.errors import InputError
 
 BEIR_LINE = '{"_id": "a", "text": "x"}\n'
 
 
-def beir(*files: Path) -> Source:
-    return Source(BEIR, "x", tuple(map(str, files)), (), {})
+def beir(*files: Path) -> ImportSource:
+    return ImportSource(BEIR, "x", tuple(map(str, files)), (), {})
 
 
-def raw_lines(source: Source, rows_per_chunk: int, limit: int | None = None) -> list[tuple[str, int, bytes]]:
+def raw_lines(source: ImportSource, rows_per_chunk: int, limit: int | None = None) -> list[tuple[str, int, bytes]]:
     """(file, line number, line) of all chunks, after checking what a chunk promises."""
     found, first_row = [], 0
-    for index, chunk in enumerate(chunks(source, rows_per_chunk, limit=limit)):
+    for index, chunk in enumerate(cut_into_chunks(source, rows_per_chunk, limit=limit)):
         assert (chunk.index, chunk.first_row) == (index, first_row)
         assert chunk.rows == sum(piece.rows for piece in chunk.pieces) <= rows_per_chunk
         for piece in chunk.pieces:
@@ -77,19 +77,19 @@ def test_empty_lines_within_a_file_stay_for_the_parse_to_refuse(tmp_path):
     assert [line for *_, line in raw_lines(beir(file), 2)] == [b"", b"a", b"", b"", b"b"]
     for size in range(1, 6):
         with pytest.raises(InputError, match=r"a\.jsonl:1: found an empty line"):
-            [parse_corpus(BEIR, chunk) for chunk in chunks(beir(file), size)]
+            [parse_corpus(BEIR, chunk) for chunk in cut_into_chunks(beir(file), size)]
 
 
 def test_the_last_chunk_ends_at_the_limit_and_the_others_do_not_change(tmp_path):
     file = write(tmp_path / "a.jsonl", BEIR_LINE * 10)
-    everything = list(chunks(beir(file), 4))
-    limited = list(chunks(beir(file), 4, limit=6))
+    everything = list(cut_into_chunks(beir(file), 4))
+    limited = list(cut_into_chunks(beir(file), 4, limit=6))
     assert limited[0] == everything[0]
     assert [chunk.rows for chunk in limited] == [4, 2]
-    assert [chunk.rows for chunk in chunks(beir(file), 4, limit=8)] == [4, 4]
+    assert [chunk.rows for chunk in cut_into_chunks(beir(file), 4, limit=8)] == [4, 4]
     for bad in ((0, None), (4, 0)):
         with pytest.raises(InputError, match="expected at least 1"):
-            list(chunks(beir(file), bad[0], limit=bad[1]))
+            list(cut_into_chunks(beir(file), bad[0], limit=bad[1]))
 
 
 def cut(files: list[list[bytes]], most_rows: int, most_bytes: int) -> list[list[tuple[int, int, bytes]]]:
@@ -120,16 +120,16 @@ def test_a_chunk_of_long_rows_ends_with_the_row_that_makes_its_bytes(tmp_path, m
     texts[7:9] = [b"", b""]
     files = [texts[:15], texts[15:16], texts[16:]]
     names = [str(write(tmp_path / f"{n}.jsonl.gz", b"\n".join(lines) + b"\n")) for n, lines in enumerate(files)]
-    whole = list(chunks(beir(*map(Path, names)), 6))
+    whole = list(cut_into_chunks(beir(*map(Path, names)), 6))
     for most_bytes in (1, 2, 21, 22, 50, 300, 10_000):
         monkeypatch.setattr(chunking, "CHUNK_BYTES", most_bytes)
         for most_rows in (1, 2, 6, 100):
-            found = list(chunks(beir(*map(Path, names)), most_rows))
+            found = list(cut_into_chunks(beir(*map(Path, names)), most_rows))
             pieces = [[(names.index(p.file), p.first_line, p.data) for p in chunk.pieces] for chunk in found]
             assert pieces == cut(files, most_rows, most_bytes)
             assert [p.size for chunk in found for p in chunk.pieces] == [len(p[2]) for each in pieces for p in each]
             assert [chunk.first_row for chunk in found] == [sum(c.rows for c in found[:n]) for n in range(len(found))]
-    assert list(chunks(beir(*map(Path, names)), 6)) == whole
+    assert list(cut_into_chunks(beir(*map(Path, names)), 6)) == whole
 
 
 def test_parquet_is_cut_by_the_bytes_that_its_footer_tells(tmp_path, monkeypatch):
@@ -138,9 +138,9 @@ def test_parquet_is_cut_by_the_bytes_that_its_footer_tells(tmp_path, monkeypatch
     for name, rows in (("a", slice(0, 60)), ("b", slice(60, 100))):
         table = pa.table({"id": [str(n) for n in range(100)][rows], "text": texts[rows]})
         pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=20)
-    assert [chunk.rows for chunk in chunks(detect(str(tmp_path)), 30)] == [30, 30, 30, 10]
+    assert [chunk.rows for chunk in cut_into_chunks(detect_source(str(tmp_path)), 30)] == [30, 30, 30, 10]
     monkeypatch.setattr(chunking, "CHUNK_BYTES", 70_000)
-    found = list(chunks(detect(str(tmp_path)), 30))
+    found = list(cut_into_chunks(detect_source(str(tmp_path)), 30))
     assert [chunk.rows for chunk in found] == [7, 7, 7, 7, 7, 30, 30, 5]
     tables = [parse_corpus(PARQUET, chunk) for chunk in found]
     assert max(sum(map(len, table["text"].to_pylist())) for table in tables) < 80_000
@@ -153,24 +153,24 @@ def test_chunks_stream(tmp_path, monkeypatch):
     read = []
     original = raw._read
     monkeypatch.setattr(raw, "_read", lambda stream, name: read.append(1) or original(stream, name))
-    first = next(chunks(beir(file), 1000))
+    first = next(cut_into_chunks(beir(file), 1000))
     assert first.rows == 512
     assert len(read) == 1
 
 
 def test_no_rows_and_unreadable_files_are_refused(tmp_path):
     with pytest.raises(InputError, match="found no rows"):
-        list(chunks(beir(write(tmp_path / "a.jsonl", "\n")), 5))
+        list(cut_into_chunks(beir(write(tmp_path / "a.jsonl", "\n")), 5))
     with pytest.raises(InputError, match=r"none\.jsonl: found nothing readable"):
-        list(chunks(beir(tmp_path / "none.jsonl"), 5))
+        list(cut_into_chunks(beir(tmp_path / "none.jsonl"), 5))
     with pytest.raises(InputError, match=r"none: found nothing, expected a folder or a file"):
-        detect(str(tmp_path / "none"))
+        detect_source(str(tmp_path / "none"))
     whole = gzip.compress(random.Random(0).randbytes(1000).hex().encode() + b"\n")
     broken = {"short": whole[:-12], "damaged": whole[:200] + b"\xff\xfe\xfd" + whole[203:], "plain": b"no gzip"}
     for name, data in broken.items():
         (tmp_path / f"{name}.jsonl.gz").write_bytes(data)
         with pytest.raises(InputError, match=rf"{name}\.jsonl\.gz: found (a gzip stream that breaks off|damaged gzip)"):
-            list(chunks(beir(tmp_path / f"{name}.jsonl.gz"), 5))
+            list(cut_into_chunks(beir(tmp_path / f"{name}.jsonl.gz"), 5))
 
 
 def test_folders_are_recognised(tmp_path):
@@ -179,56 +179,56 @@ def test_folders_are_recognised(tmp_path):
     write(tmp_path / "beir.v1/qrels/test.tsv", "query-id\tcorpus-id\tscore\n")
     write(tmp_path / "beir.v1/qrels/dev.tsv", "query-id\tcorpus-id\tscore\n")
     folder = str(tmp_path / "beir.v1")
-    source = detect(folder + "/")
-    assert source == Source(
+    source = detect_source(folder + "/")
+    assert source == ImportSource(
         BEIR,
         "beir.v1",
         (f"{folder}/corpus.jsonl.gz",),
         (f"{folder}/queries.jsonl",),
         {"dev": f"{folder}/qrels/dev.tsv", "test": f"{folder}/qrels/test.tsv"},
     )
-    assert detect_queries(folder) == Source(BEIR, "beir.v1", (), source.queries, source.qrels)
+    assert detect_query_source(folder) == ImportSource(BEIR, "beir.v1", (), source.queries, source.qrels)
 
     for name in ("collection.tsv", "queries.train.tsv", "queries.dev.small.tsv", "qrels.dev.small.tsv"):
         write(tmp_path / "marco" / name, "1\tx\n")
-    source = detect(str(tmp_path / "marco"))
+    source = detect_source(str(tmp_path / "marco"))
     assert (source.format.name, source.qrels) == ("msmarco", {"dev.small": f"{tmp_path}/marco/qrels.dev.small.tsv"})
     assert [Path(file).name for file in source.queries] == ["queries.dev.small.tsv", "queries.train.tsv"]
 
     write(tmp_path / "dpr/psgs_w100.tsv.gz", "id\ttext\ttitle\n1\tx\ty\n")
-    assert detect(str(tmp_path / "dpr")).format.name == "dpr"
+    assert detect_source(str(tmp_path / "dpr")).format.name == "dpr"
     write(tmp_path / "kilt/kilt_knowledgesource.json", "{}")
-    assert detect(str(tmp_path / "kilt")).format.name == "kilt"
+    assert detect_source(str(tmp_path / "kilt")).format.name == "kilt"
     (tmp_path / "parquet").mkdir()
     table = pa.table({"id": ["a"], "text": ["x"]})
     for name in ("part-1.parquet", "part-0.parquet"):
         pq.write_table(table, tmp_path / "parquet" / name)
-    source = detect(str(tmp_path / "parquet"))
+    source = detect_source(str(tmp_path / "parquet"))
     assert [Path(file).name for file in source.corpus] == ["part-0.parquet", "part-1.parquet"]
 
 
 def test_unknown_and_ambiguous_folders_are_refused(tmp_path):
     write(tmp_path / "corpus.rtf", "x")
     with pytest.raises(InputError, match=r"found no corpus among corpus\.rtf, expected one of the formats csv.*/FILE$"):
-        detect(str(tmp_path))
+        detect_source(str(tmp_path))
     with pytest.raises(InputError, match=r"found no queries among corpus\.rtf, expected queries\.csv.*\(beir\)"):
-        detect_queries(str(tmp_path))
+        detect_query_source(str(tmp_path))
     with pytest.raises(InputError, match=r"ending \.rtf, expected \.csv"):
-        detect(str(tmp_path / "corpus.rtf"))
+        detect_source(str(tmp_path / "corpus.rtf"))
     write(tmp_path / "shop.csv", "id,text")
     with pytest.raises(InputError, match=r"found no corpus .*; name the file itself, as .*/shop\.csv$"):
-        detect(str(tmp_path))
+        detect_source(str(tmp_path))
     (tmp_path / "shop.csv").unlink()
     with pytest.raises(InputError, match=r"found format .xml., expected auto, csv, tsv, jsonl, parquet, beir"):
-        detect(str(tmp_path), "xml")
+        detect_source(str(tmp_path), "xml")
     write(tmp_path / "corpus.jsonl", BEIR_LINE)
     write(tmp_path / "collection.tsv", "1\tx\n")
     with pytest.raises(InputError, match=r"several corpora .*beir.*msmarco"):
-        detect(str(tmp_path))
-    assert detect(str(tmp_path), "msmarco").format.name == "msmarco"
+        detect_source(str(tmp_path))
+    assert detect_source(str(tmp_path), "msmarco").format.name == "msmarco"
     write(tmp_path / "corpus.jsonl.gz", BEIR_LINE)
     with pytest.raises(InputError, match=r"corpus\.jsonl and corpus\.jsonl\.gz, expected one"):
-        detect(str(tmp_path), "beir")
+        detect_source(str(tmp_path), "beir")
 
 
 @pytest.mark.parametrize(
@@ -247,34 +247,34 @@ def test_unknown_and_ambiguous_folders_are_refused(tmp_path):
 def test_single_files_are_recognised(tmp_path, name, text, corpus, queries):
     file = str(write(tmp_path / name, text))
     if corpus:
-        source = detect(file)
+        source = detect_source(file)
         assert (source.format.name, source.corpus, source.queries) == (corpus, (file,), ())
     if queries:
-        source = detect_queries(file)
+        source = detect_query_source(file)
         assert (source.format.name, source.corpus, source.queries) == (queries, (), (file,))
 
 
 def test_a_long_first_line_is_recognised(tmp_path):
     """Longer than the fields that Python's csv takes unless told."""
     csv.field_size_limit(131_072)
-    assert detect(str(write(tmp_path / "a.tsv", "1\t" + "x" * 200_000))).format.name == "msmarco"
+    assert detect_source(str(write(tmp_path / "a.tsv", "1\t" + "x" * 200_000))).format.name == "msmarco"
 
 
 def test_dpr_needs_its_header(tmp_path):
     file = write(tmp_path / "psgs_w100.tsv", "1\tx\ty\n")
     with pytest.raises(InputError, match=r"psgs_w100\.tsv:1: found '1\\tx\\ty', expected DPR's header"):
-        list(chunks(detect(str(tmp_path)), 5))
+        list(cut_into_chunks(detect_source(str(tmp_path)), 5))
     write(file, "id\ttext\ttitle\n")
     with pytest.raises(InputError, match="found no rows"):
-        list(chunks(detect(str(tmp_path)), 5))
+        list(cut_into_chunks(detect_source(str(tmp_path)), 5))
 
 
 def test_scifact_has_its_published_counts():
     if not (DATA / "scifact").is_dir():
         pytest.skip(f"needs SciFact in BEIR's form in {DATA / 'scifact'}")
-    source = detect(str(DATA / "scifact"))
+    source = detect_source(str(DATA / "scifact"))
     assert (source.format.name, source.name, sorted(source.qrels)) == ("beir", "scifact", ["test", "train"])
-    sizes = [chunk.rows for chunk in chunks(source, 1000)]
+    sizes = [chunk.rows for chunk in cut_into_chunks(source, 1000)]
     assert sizes == [512] * 10 + [63]
 
 
@@ -303,18 +303,18 @@ def test_s3_is_read_like_a_folder(tmp_path, s3_endpoint):
     pq.write_table(pa.table({"id": ["p", "q", "r"], "text": ["x", "y", "z"]}), tmp_path / "x.parquet")
     client.put_object(Bucket="corpora", Key="c/x.parquet", Body=(tmp_path / "x.parquet").read_bytes())
 
-    source = detect("s3://corpora/a/b/")
+    source = detect_source("s3://corpora/a/b/")
     assert source.corpus == ("s3://corpora/a/b/corpus.jsonl.gz",)
     assert (source.name, source.qrels) == ("b", {"test": "s3://corpora/a/b/qrels/test.tsv"})
-    found = [parse_corpus(BEIR, chunk)["id"].to_pylist() for chunk in chunks(source, 3)]
+    found = [parse_corpus(BEIR, chunk)["id"].to_pylist() for chunk in cut_into_chunks(source, 3)]
     assert found == [["0", "1", "2"], ["3", "4", "5"], ["6"]]
-    tables = [parse_corpus(PARQUET, chunk) for chunk in chunks(detect("s3://corpora/c"), 2)]
+    tables = [parse_corpus(PARQUET, chunk) for chunk in cut_into_chunks(detect_source("s3://corpora/c"), 2)]
     assert [table["id"].to_pylist() for table in tables] == [["p", "q"], ["r"]]
     client.put_object(Bucket="corpora", Key="d/corpus.csv.gz", Body=gzip.compress(b'pid,body\np,"x\ny"\nq,z\n'))
     client.put_object(Bucket="corpora", Key="d/queries.dev.tsv", Body=b"qid\tquery\tpid\n1\twho?\tq\n")
-    source = detect("s3://corpora/d")
-    [table] = [parse_corpus(source.format, chunk) for chunk in chunks(source, 10)]
+    source = detect_source("s3://corpora/d")
+    [table] = [parse_corpus(source.format, chunk) for chunk in cut_into_chunks(source, 10)]
     assert table.select(["id", "text"]).to_pylist() == [{"id": "p", "text": "x\ny"}, {"id": "q", "text": "z"}]
     assert source.query_source.qrels == {"dev": "s3://corpora/d/queries.dev.tsv"}
     with pytest.raises(InputError, match="s3://corpora/none: found nothing"):
-        detect("s3://corpora/none")
+        detect_source("s3://corpora/none")

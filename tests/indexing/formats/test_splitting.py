@@ -8,7 +8,7 @@ import random
 import pyarrow as pa
 import pytest
 
-from indexing.files.splitting import Split, document_spans, passage_spans, passages_size, take_passages
+from indexing.files.splitting import DocumentSplit, document_spans, passage_spans, passages_size, take_passages
 from retriever.errors import InputError
 
 ODD = [
@@ -32,7 +32,7 @@ POOL = pa.proxy_memory_pool(pa.default_memory_pool())  # Arrow needs it as long 
 
 
 def passages(text: str, words: int, overlap: int = 0) -> list[str]:
-    return [text[start:end] for start, end in passage_spans(text, Split(words, overlap))]
+    return [text[start:end] for start, end in passage_spans(text, DocumentSplit(words, overlap))]
 
 
 def known_sentences(draw: random.Random, count: int, longest: int) -> list[list[str]]:
@@ -93,7 +93,7 @@ def test_every_word_of_any_text_is_in_a_passage_that_the_offsets_reproduce(seed:
     text = "".join(word + draw.choice(GAPS) for word in words)
     most = draw.randint(1, 60)
     overlap = draw.randrange(most)
-    spans = list(passage_spans(text, Split(most, overlap)))
+    spans = list(passage_spans(text, DocumentSplit(most, overlap)))
     places, position = [], 0
     for word in text.split():
         position = text.index(word, position)
@@ -133,8 +133,13 @@ def test_characters_of_scripts_without_spaces_are_words() -> None:
 
 def test_a_text_without_a_word_has_no_passage_and_its_document_an_empty_one() -> None:
     assert passages(" \n\u00a0", 5) == passages("", 5) == []
-    assert document_spans(["", " a b ", "c d e"], Split(2)).tolist() == [[0, 0, 0], [1, 1, 4], [2, 0, 3], [2, 4, 5]]
-    assert document_spans([], Split(2)).tolist() == []
+    assert document_spans(["", " a b ", "c d e"], DocumentSplit(2)).tolist() == [
+        [0, 0, 0],
+        [1, 1, 4],
+        [2, 0, 3],
+        [2, 4, 5],
+    ]
+    assert document_spans([], DocumentSplit(2)).tolist() == []
 
 
 def test_sentences_are_found_across_blocks_of_the_text() -> None:
@@ -154,7 +159,7 @@ def test_columns_of_passages() -> None:
             "filter.n": [1, None, 3],
         }
     )
-    spans = document_spans(documents["text"].to_pylist(), Split(3))
+    spans = document_spans(documents["text"].to_pylist(), DocumentSplit(3))
     table = take_passages(documents, spans)
     assert table.column_names == ["id", "title", "text", "metadata", "document", "start", "end", "filter.n"]
     assert [tuple(row.values()) for row in table.to_pylist()] == [
@@ -171,7 +176,7 @@ def test_columns_of_passages() -> None:
 
 def test_the_text_of_a_document_is_not_repeated_in_memory() -> None:
     documents = pa.table([["a"], ["A"], ["word " * 60_000], [""]], ["id", "title", "text", "metadata"])
-    spans = document_spans(documents["text"].to_pylist(), Split(100))
+    spans = document_spans(documents["text"].to_pylist(), DocumentSplit(100))
     assert len(spans) == 600
     before = pa.default_memory_pool()
     pa.set_memory_pool(POOL)
@@ -192,4 +197,4 @@ def test_the_text_of_a_document_is_not_repeated_in_memory() -> None:
 )
 def test_numbers_that_do_not_fit_are_refused(words: int, overlap: int, message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}$"):
-        Split(words, overlap)
+        DocumentSplit(words, overlap)

@@ -17,7 +17,7 @@ from small_stores import build_corpus
 from indexing.corpus.queries import import_queries
 from indexing.files.columns import QueryNames
 from indexing.formats.parse import read_queries
-from indexing.formats.sources import detect, detect_queries
+from indexing.formats.sources import detect_query_source, detect_source
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -29,7 +29,7 @@ ROWS = [
 
 
 def read(path: Path, names: QueryNames | None = None, split: str | None = None) -> tuple[list[dict], dict]:
-    queries, qrels = read_queries(detect_queries(str(path), names=names, split=split))
+    queries, qrels = read_queries(detect_query_source(str(path), names=names, split=split))
     return queries.to_pylist(), {
         split: [tuple(row.values())[:3] for row in table.to_pylist()] for split, table in qrels.items()
     }
@@ -89,7 +89,7 @@ def test_columns_of_other_names(tmp_path: Path) -> None:
         read(file, QueryNames(text="asked", score="grade of it"))
     beir = jsonl(tmp_path / "b.jsonl", [{"_id": "q", "text": "x"}])
     with pytest.raises(InputError, match=r"parameter split dev: .* has the format beir"):
-        detect_queries(str(beir), split="dev")
+        detect_query_source(str(beir), split="dev")
 
 
 def test_splits_of_a_folder(tmp_path: Path) -> None:
@@ -98,21 +98,21 @@ def test_splits_of_a_folder(tmp_path: Path) -> None:
     for name, id in (("queries.dev.csv", "q1"), ("queries.csv", "q2"), ("queries.a.b.csv.gz", "q1")):
         write(folder / name, f"qid,query,docid\n{id},text of {id},a\n")
     write(folder / "corpus.csv", "id,text\na,x\n")
-    source = detect(str(folder))
-    assert source.query_source == detect_queries(str(folder))
+    source = detect_source(str(folder))
+    assert source.query_source == detect_query_source(str(folder))
     queries, qrels = read(folder)
     assert [query["id"] for query in queries] == ["q1", "q2"]
     assert qrels == {"a.b": [("q1", "a", 1)], "dev": [("q1", "a", 1)], "test": [("q2", "a", 1)]}
     write(folder / "qrels/test.tsv", "query-id\tcorpus-id\tscore\nq2\ta\t1\n")
     with pytest.raises(InputError, match=r"queries\.csv: found judgements of the split 'test', which \S+test\.tsv has"):
-        detect_queries(str(folder))
+        detect_query_source(str(folder))
     write(folder / "queries.jsonl", '{"qid": 1, "query": "x"}\n')
     with pytest.raises(InputError, match=r"found queries\.a\.b\.csv\.gz and queries\.jsonl, expected one of them"):
-        detect_queries(str(folder))
+        detect_query_source(str(folder))
     plain = tmp_path / "plain"
     write(plain / "queries.jsonl", '{"qid": "q2", "query": "x"}\n')
     write(plain / "qrels/test.tsv", "query-id\tcorpus-id\tscore\nq2\ta\t1\n")
-    source = detect_queries(str(plain))
+    source = detect_query_source(str(plain))
     assert (source.format.name, source.qrels) == ("jsonl", {"test": str(plain / "qrels/test.tsv")})
 
 
@@ -120,16 +120,18 @@ def test_a_set_from_a_table_is_kept_and_resumed(tmp_path: Path) -> None:
     build_corpus(tmp_path / "s", [[["a", "b", "c"]]], {})
     store = Store(str(tmp_path / "s"))
     file = write(tmp_path / "queries.dev.csv", as_csv(ROWS))
-    queries = import_queries(store, detect_queries(str(file)), "x")
+    queries = import_queries(store, detect_query_source(str(file)), "x")
     assert queries.splits == ["dev"]
     assert queries.split("dev").ids == ["q1", "q2"]
-    assert import_queries(store, detect_queries(str(file)), "x").artifact.fingerprint == queries.artifact.fingerprint
+    assert (
+        import_queries(store, detect_query_source(str(file)), "x").artifact.fingerprint == queries.artifact.fingerprint
+    )
     with pytest.raises(InputError, match=r"imported otherwise .*columns.score"):
-        import_queries(store, detect_queries(str(file), names=QueryNames(score="")), "x")
+        import_queries(store, detect_query_source(str(file), names=QueryNames(score="")), "x")
     bad = write(tmp_path / "a.csv", "query,relevant\nx,a\ny,z\n")
     with pytest.raises(InputError, match=r"a\.csv:3: judges passage 'z', which is not in the corpus"):
-        import_queries(store, detect_queries(str(bad)), "y")
-    limited = import_queries(store, detect_queries(str(file)), "one", limit=1)
+        import_queries(store, detect_query_source(str(bad)), "y")
+    limited = import_queries(store, detect_query_source(str(file)), "one", limit=1)
     assert limited.qrels("dev")["corpus_id"].to_pylist() == ["a", "c"]
 
 

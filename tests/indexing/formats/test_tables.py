@@ -17,13 +17,13 @@ import pytest
 from raw_files import jsonl, odd_text, write
 
 from indexing.files import limits, raw
-from indexing.files.columns import PassageNames, Table
+from indexing.files.columns import PassageNames, TableColumns
 from indexing.files.delimited import DelimitedRows, line_of_row, read_fields
-from indexing.formats.chunking import chunks
+from indexing.formats.chunking import cut_into_chunks
 from indexing.formats.csv_tsv import CSV
 from indexing.formats.parse import parse_corpus
-from indexing.formats.sources import describe_columns, detect
-from indexing.formats.tables import hash_id
+from indexing.formats.sources import describe_columns, detect_source
+from indexing.formats.tables import id_from_content
 from retriever.errors import InputError
 
 NAMES = PassageNames(id="key", title="heading", text="story", metadata=("url", "lang"))
@@ -40,8 +40,8 @@ def delimited_text(
 
 
 def imported(path: Path, names: PassageNames | None = None, rows_per_chunk: int = 7) -> pa.Table:
-    source = detect(str(path), names=names)
-    return pa.concat_tables([parse_corpus(source.format, chunk) for chunk in chunks(source, rows_per_chunk)])
+    source = detect_source(str(path), names=names)
+    return pa.concat_tables([parse_corpus(source.format, chunk) for chunk in cut_into_chunks(source, rows_per_chunk)])
 
 
 def refusal(path: Path, names: PassageNames | None = None) -> str:
@@ -108,9 +108,9 @@ def test_hashed_ids_are_the_same_in_every_format(tmp_path: Path, stories: list[d
         assert table["id"].to_pylist() == expected, file
         assert table["title"].to_pylist() == [r["Title"] for r in rows]
         assert set(table["metadata"].to_pylist()) == {'{"url":"x"}'}
-        [line] = describe_columns(detect(str(file)))
+        [line] = describe_columns(detect_source(str(file)))
         assert line == f"columns of {file}: id = a hash of title and text, title = Title, text = text, metadata = url"
-    assert hash_id("x") != hash_id("x", "x") != hash_id("xx")
+    assert id_from_content("x") != id_from_content("x", "x") != id_from_content("xx")
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 64, 1 << 20])
@@ -128,7 +128,7 @@ def test_csv_is_cut_at_row_ends_wherever_blocks_end(
     reader, lines = csv.reader(io.StringIO(text.getvalue(), newline="\n")), [1]
     for _ in reader:
         lines.append(reader.line_num + 1)
-    table = Table(("a", "b", "c"), ",")
+    table = TableColumns(("a", "b", "c"), ",")
     for size in (1, 2, 7, 100):
         pieces, found, starts = DelimitedRows(file, ","), [], []
         pieces.take(1)
@@ -150,7 +150,7 @@ def test_a_chunk_of_csv_ends_at_a_number_of_bytes(tmp_path: Path, monkeypatch: p
     file = write(tmp_path / "a.csv", delimited_text(rows))
     for block in (10, 1 << 20):
         monkeypatch.setattr(raw, "BLOCK", block)
-        assert [chunk.rows for chunk in chunks(detect(str(file)), 10)] == [3, 10, 7]
+        assert [chunk.rows for chunk in cut_into_chunks(detect_source(str(file)), 10)] == [3, 10, 7]
     assert imported(file)["text"].to_pylist() == [row["text"] for row in rows]
 
 
@@ -167,17 +167,17 @@ def test_csv_streams_and_an_unclosed_quote_is_not_read_to_the_end(
 
     def cut(*bad: str) -> str:
         file = write(tmp_path / "a.csv", "\n".join([*lines[:9], *bad, *lines[9:]]))
-        source = detect(str(file))
+        source = detect_source(str(file))
         reads.clear()
         with pytest.raises(InputError) as error:
-            list(chunks(source, 100))
+            list(cut_into_chunks(source, 100))
         assert sum(reads) < 12
         return str(error.value).removeprefix(str(tmp_path))
 
     file = write(tmp_path / "good.csv", "\n".join(lines))
-    source = detect(str(file))
+    source = detect_source(str(file))
     reads.clear()
-    assert next(chunks(source, 100)).rows == 100
+    assert next(cut_into_chunks(source, 100)).rows == 100
     assert sum(reads) <= 2
     reads.clear()
     monkeypatch.setattr(raw, "BLOCK", 64)  # the header is read before the bad row
@@ -278,7 +278,7 @@ def test_an_id_that_the_first_lines_lack_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "a.jsonl", '{"body": "x"}\n' * 1_200 + '{"id": "a", "body": "y"}\n')
     line = refusal(file)
     assert ":1201: found a field 'id', expected none, as in the first lines; name the id by parameter id" in line
-    assert imported(file, PassageNames(id=""), 10_000)["id"].to_pylist()[-1] == hash_id("y")
+    assert imported(file, PassageNames(id=""), 10_000)["id"].to_pylist()[-1] == id_from_content("y")
 
 
 def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
@@ -290,9 +290,9 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
 
     assert row() == ["1", "T", "y", '{"text":"x","n":"2"}']
     assert row(id="n", title="text") == ["2", "x", "y", '{"id":"1","Title":"T"}']
-    assert row(id="", title="", metadata=()) == [hash_id("y"), "", "y", ""]
+    assert row(id="", title="", metadata=()) == [id_from_content("y"), "", "y", ""]
     assert row(metadata=("n", "id")) == ["1", "T", "y", '{"n":"2","id":"1"}']
-    [line] = describe_columns(detect(str(file), names=PassageNames(text="body", metadata=("n",))))
+    [line] = describe_columns(detect_source(str(file), names=PassageNames(text="body", metadata=("n",))))
     assert line.endswith("a.csv: id = id, title = Title, text = body, metadata = n, left out = text")
     for names, parameter in (
         ({"text": "boddy"}, "text boddy"),
@@ -302,7 +302,7 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
         with pytest.raises(
             InputError, match=rf"parameter {parameter}: \S+a\.csv has the columns id, Title, text, body"
         ):
-            detect(str(file), names=PassageNames(**{"text": "body", **names}))
+            detect_source(str(file), names=PassageNames(**{"text": "body", **names}))
     objects = jsonl(tmp_path / "a.jsonl", [{"pid": 7, "contents": "", "metadata": {"year": 1, "x": None}, "z": None}])
     assert imported(objects).to_pylist() == [{"id": "7", "title": "", "text": "", "metadata": '{"year":1}'}]
     assert imported(objects, PassageNames(metadata=("z", "year")))["metadata"].to_pylist() == ['{"year":1}']
@@ -310,8 +310,8 @@ def test_columns_are_chosen_by_name(tmp_path: Path) -> None:
 
 def test_csv_values_take_the_types_of_filters(tmp_path: Path) -> None:
     file = write(tmp_path / "a.csv", "id,text,year,score,open,when\n1,a,2020,0.5,True,2020-01-02\n2,b,,,,\n")
-    source = detect(str(file))
-    [chunk] = chunks(source, 10)
+    source = detect_source(str(file))
+    [chunk] = cut_into_chunks(source, 10)
     types = {"year": "int64", "score": "float64", "open": "bool", "when": "timestamp"}
     table = parse_corpus(CSV, chunk, types)
     assert [json.loads(text or "{}") for text in table["metadata"].to_pylist()] == [
@@ -337,7 +337,7 @@ def test_parquet_with_other_columns_reads_only_the_columns_that_it_needs(tmp_pat
     pq.write_table(pa.table({"id": [1], "passage": ["x"]}), folder / "b.parquet")
     assert "b.parquet: found the columns id, passage, expected pid as in the first file" in refusal(folder, names)
     pq.write_table(pa.table({"id": ["b"], "text": ["y"], "headline": ["H"]}), tmp_path / "legacy.parquet")
-    source = detect(str(tmp_path / "legacy.parquet"))
+    source = detect_source(str(tmp_path / "legacy.parquet"))
     assert source.columns is None
     assert describe_columns(source)[0].endswith("id = id, title = none, text = text, metadata = headline")
     titled = imported(tmp_path / "legacy.parquet", PassageNames(title="headline"))
@@ -365,9 +365,9 @@ def test_parquet_with_other_columns_reads_only_the_columns_that_it_needs(tmp_pat
 def test_files_and_folders_are_recognised(tmp_path: Path, name: str, data: str, format: str) -> None:
     file = write(tmp_path / "raw" / name, data)
     if name != "corpus.jsonl" or format == "jsonl":
-        assert detect(str(file)).format.name == format
+        assert detect_source(str(file)).format.name == format
     if not name.startswith("a."):
-        assert detect(str(file.parent)).format.name == format
+        assert detect_source(str(file.parent)).format.name == format
 
 
 def test_a_row_of_the_sizes_bound(tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_columns_are_fields_of_nested_objects(tmp_path: Path, name: str) -> None
     assert table["text"].to_pylist() == ["first", "second", "third"]
     metadata = [json.loads(text or "{}") for text in table["metadata"].to_pylist()]
     assert metadata == [{"pkg.about.lang": "en", "stars": 1, "pkg.tags": ["x"]}, {"stars": 2}, {}]
-    [line] = describe_columns(detect(str(path), names=names))
+    [line] = describe_columns(detect_source(str(path), names=names))
     assert line.endswith("text = pkg.about.text, metadata = pkg.about.lang, stars, pkg.tags")
 
 
@@ -425,8 +425,8 @@ def test_named_fields_are_not_metadata_too(tmp_path: Path) -> None:
     ]
     whole = imported(path, PassageNames("pkg.name", "", "pkg.about.text", ("pkg.about",)))["metadata"].to_pylist()
     assert json.loads(whole[0])["pkg.about"]["lang"] == "en"
-    source = detect(str(path), names=names)
-    [table] = [parse_corpus(source.format, chunk, {"pkg.about.lang": "string"}) for chunk in chunks(source, 9)]
+    source = detect_source(str(path), names=names)
+    [table] = [parse_corpus(source.format, chunk, {"pkg.about.lang": "string"}) for chunk in cut_into_chunks(source, 9)]
     assert table["filter.pkg.about.lang"].to_pylist() == ["en", None, None]
 
 

@@ -18,11 +18,11 @@ from indexing.exact import Hits
 from indexing.hit_sources.fusion import FUSION_DEPTH, Fusion
 from indexing.hit_sources.grammar import source_label
 from indexing.hit_sources.index import INDEX
-from indexing.hit_sources.modes import resolve, source_of_mode
+from indexing.hit_sources.modes import expand_mode, source_of_mode
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import Mode
-from indexing.hit_sources.registry import find_vectors, open_source
-from indexing.search.rescoring import reranked
+from indexing.hit_sources.registry import find_index_kind, open_source
+from indexing.search.rescoring import reorder_hits
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
@@ -199,10 +199,10 @@ def store_of(folder: Path, **names: str) -> Store:
 
 
 def test_vectors_and_indexes_of_an_unknown_kind_are_named(tmp_path: Path) -> None:
-    kinds = {pooling: find_vectors({"pooling": pooling}).name for pooling in ("cls", "mean", "last", "splade")}
+    kinds = {pooling: find_index_kind({"pooling": pooling}).name for pooling in ("cls", "mean", "last", "splade")}
     assert kinds == {"cls": "index", "mean": "index", "last": "index", "splade": "splade"}
     with pytest.raises(InputError, match=r"makes tokens vectors, expected one of the kinds dense, sparse$"):
-        find_vectors({"pooling": "tokens"})
+        find_index_kind({"pooling": "tokens"})
     store = Store(str(tmp_path))
     with store.create("index", "odd/g0000", config={"embeddings": "enc"}):
         pass
@@ -216,7 +216,7 @@ def test_modes_stand_for_sources(tmp_path: Path) -> None:
     both, bare = store_of(tmp_path / "both", enc="", idx="enc"), store_of(tmp_path / "bare", enc="")
     modes: tuple[Mode, ...] = ("bm25", "exact", "dense", "hybrid")
     expected = ["bm25", "exact:enc", "index:idx", "0.5*bm25+0.5*index:idx"]
-    assert [source_of_mode(mode, both) for mode in modes] == [resolve(mode, both) for mode in modes] == expected
+    assert [source_of_mode(mode, both) for mode in modes] == [expand_mode(mode, both) for mode in modes] == expected
     assert source_of_mode("hybrid", bare) == "0.5*bm25+0.5*exact:enc"
     assert source_of_mode("hybrid", both, embeddings="enc") == "0.5*bm25+0.5*exact:enc"
     store_of(tmp_path / "both", more="", other="more")
@@ -225,7 +225,7 @@ def test_modes_stand_for_sources(tmp_path: Path) -> None:
         source_of_mode("dense", both, embeddings="enc", index="other")
     for mode, told in {"exact": "embeddings: enc, more; say which with exact:NAME", "dense": "index:NAME"}.items():
         with pytest.raises(InputError, match=f"has several .*{told}$"):
-            resolve(mode, both)
+            expand_mode(mode, both)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_reranked_hits_are_in_the_order_of_a_plain_loop(depth: int) -> None:
     hits = Hits(rng.random(rows.shape).astype(np.float32), rows)
     probabilities = rng.choice(np.array([0.2, 0.5, 0.9], np.float32), (6, depth))
     probabilities[rows[:, :depth] < 0] = -np.inf
-    found = reranked(hits, probabilities)
+    found = reorder_hits(hits, probabilities)
     for query in range(6):
         top = sorted(zip(-probabilities[query], rows[query, :depth], strict=True), key=lambda pair: pair)
         expected = [(int(row), float(-score)) for score, row in top if row >= 0]

@@ -14,19 +14,19 @@ from runners import InlineRunner, tallied
 from small_stores import build_bm25, extend_corpus, shuffled, shuffling_runner
 from word_passages import assert_same_hits, expected_hits, pairs, word_passages
 
-from indexing.corpus.corpus import Corpus, contents
+from indexing.corpus.corpus import Corpus, passage_contents
 from indexing.exact import Hits
 from indexing.lucene import bm25 as module
 from indexing.lucene import searching, segments
 from indexing.lucene.bm25 import Bm25, BuildBm25, FillLuceneTask
 from indexing.lucene.bm25 import search_bm25 as search_with
-from indexing.lucene.lucene import versions
-from indexing.lucene.searching import search_alive, search_among
+from indexing.lucene.lucene import lucene_versions
+from indexing.lucene.searching import search_among, search_undeleted
 from indexing.store.cache import CorruptError
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
-from indexing.work.tasks import Place, ignore
-from indexing.work.work import Unit, run_work
+from indexing.work.tasks import Allocation, ignore_progress
+from indexing.work.work import WorkUnit, run_work
 from retriever.errors import InputError
 
 NOTHING = np.empty(0, np.int64)
@@ -60,7 +60,7 @@ def test_what_is_indexed_is_title_and_text_of_each_row_once(tmp_path: Path) -> N
     assert corpus.passages([0])[0][2:4] == ("w1", "a b")
     for first in range(8):
         for end in range(first, 8):
-            assert list(contents(corpus.parts, first, end)) == passages[first:end]
+            assert list(passage_contents(corpus.parts, first, end)) == passages[first:end]
 
 
 def test_hits_are_those_of_the_formula_over_parts_shards_and_titles(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ class Ranked:
 def test_only_the_queries_that_lack_hits_are_asked_again_and_deeper() -> None:
     deleted = np.arange(0, 300, dtype=np.int64)
     searcher = Ranked()
-    hits = search_alive(searcher, ["0", "290", "500", "995"], 10, deleted, 1)  # type: ignore[arg-type]
+    hits = search_undeleted(searcher, ["0", "290", "500", "995"], 10, deleted, 1)  # type: ignore[arg-type]
     expected = [range(300, 310), range(300, 310), range(500, 510), range(995, 1_000)]
     assert [[row for row, _ in pairs(hits, n)] for n in range(4)] == [list(rows) for rows in expected]
     assert [queries for queries, _ in searcher.asked] == [4, 1, 1, 1, 1]
@@ -230,7 +230,7 @@ def test_what_is_committed_is_kept_and_the_rest_is_filled(tmp_path: Path) -> Non
         run_work(store, work, dying)
     done = [unit.payload for unit in dying.items("FillLuceneTask")]
     assert len(done) == 2
-    assert store.incomplete() == ["bm25/bm25/g0000"]
+    assert store.incomplete_keys() == ["bm25/bm25/g0000"]
     with pytest.raises(InputError, match="bm25/bm25/g0000 was begun and is not complete: run the command that makes"):
         Bm25.open(store, "bm25", corpus)
     folder = tmp_path / "store/bm25/bm25/g0000"
@@ -257,10 +257,10 @@ def test_java_is_called_by_one_thread_only(tmp_path: Path, monkeypatch: pytest.M
     passages = word_passages(40, seed=7)
     corpus = extend_corpus(tmp_path, [passages])
     threads: set[int] = set()
-    for place, name in ((module, "write_shard"), (segments, "versions")):
-        real = getattr(place, name)
+    for owner, name in ((module, "write_shard"), (segments, "lucene_versions")):
+        real = getattr(owner, name)
         monkeypatch.setattr(
-            place, name, lambda *a, real=real, **k: (threads.add(threading.get_ident()), real(*a, **k))[1]
+            owner, name, lambda *a, real=real, **k: (threads.add(threading.get_ident()), real(*a, **k))[1]
         )
     store, here = Store(str(tmp_path / "store")), LocalRunner(cores=4)
     work = BuildBm25(store, corpus, "bm25", shards=4)
@@ -273,13 +273,13 @@ def test_java_is_called_by_one_thread_only(tmp_path: Path, monkeypatch: pytest.M
 def test_a_retried_shard_is_not_made_again(tmp_path: Path, monkeypatch) -> None:
     corpus = extend_corpus(tmp_path, [["w1", "w2"]])
     store = Store(str(tmp_path / "store"))
-    draft = store.create("bm25", "bm25/g0000", config=versions())
-    fill = FillLuceneTask(draft, corpus.parts, "en").open(Place(1))
-    unit = Unit(("shard-00000",), 2, (0, 2))
-    fill(unit, ignore)
+    draft = store.create("bm25", "bm25/g0000", config=lucene_versions())
+    fill = FillLuceneTask(draft, corpus.parts, "en").open(Allocation(1))
+    unit = WorkUnit(("shard-00000",), 2, (0, 2))
+    fill(unit, ignore_progress)
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store/bm25").rglob("*")}
     monkeypatch.setattr(module, "write_shard", lambda *_, **__: pytest.fail("made again"))
-    fill(unit, ignore)
+    fill(unit, ignore_progress)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store/bm25").rglob("*")} == before
 
 
@@ -287,10 +287,12 @@ def test_a_shard_is_not_filled_by_another_lucene(tmp_path: Path, monkeypatch) ->
     """As on a node with another pyserini than the node that began it."""
     corpus = extend_corpus(tmp_path, [["w1", "w2"]])
     store = Store(str(tmp_path / "store"))
-    draft = store.create("bm25", "bm25/g0000", config={**versions(), "lucene": "8.0.0"})
+    draft = store.create("bm25", "bm25/g0000", config={**lucene_versions(), "lucene": "8.0.0"})
     monkeypatch.setattr(module, "write_shard", lambda *_, **__: pytest.fail("filled"))
-    with pytest.raises(InputError, match=rf"g0000 was made with lucene 8\.0\.0, here is {versions()['lucene']}: build"):
-        FillLuceneTask(draft, corpus.parts, "en").open(Place(1))
+    with pytest.raises(
+        InputError, match=rf"g0000 was made with lucene 8\.0\.0, here is {lucene_versions()['lucene']}: build"
+    ):
+        FillLuceneTask(draft, corpus.parts, "en").open(Allocation(1))
     assert draft.committed() == {}
 
 

@@ -85,7 +85,7 @@ def test_a_package_without_its_jar_is_told(tmp_path: Path, monkeypatch, installe
     monkeypatch.setattr(sys, "path", [str(tmp_path)] if installed else [])
     monkeypatch.delitem(sys.modules, "pyserini", raising=False)
     with pytest.raises(InputError, match="pyserini is not installed, or lacks its jar; pip install pyserini"):
-        java.fat_jar()
+        java.find_anserini_jar()
 
 
 def job(name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:

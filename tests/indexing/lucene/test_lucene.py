@@ -13,14 +13,21 @@ import pytest
 from word_passages import assert_same_hits, expected_hits, pairs, stored_length, word_passages
 
 from indexing.exact import merge_hits
-from indexing.lucene.lucene import LuceneSearch, LuceneShard, lucene, open_shard, versions, write_shard
+from indexing.lucene.lucene import (
+    LuceneSearch,
+    LuceneSegmentFiles,
+    lucene_jvm,
+    lucene_versions,
+    open_shard,
+    write_shard,
+)
 from indexing.lucene.stop_words import STOP_WORDS
 from retriever.errors import InputError
 
 MARKS = ("+", "-", "&&", "||", "!", "(", ")", "{", "}", "[", "]", "^", '"', "~", "*", "?", ":", "\\", "/")
 
 
-def write(folder: Path, passages: Sequence[str], shards: int = 1) -> list[tuple[LuceneShard, Path]]:
+def write(folder: Path, passages: Sequence[str], shards: int = 1) -> list[tuple[LuceneSegmentFiles, Path]]:
     made = []
     for number, some in enumerate(np.array_split(np.array(passages, object), shards)):
         at = folder / f"{len(list(folder.glob('*')))}-{number}"
@@ -181,7 +188,7 @@ def test_query_syntax_is_punctuation(tmp_path: Path) -> None:
 
 
 def test_the_stop_words_are_those_of_lucene(tmp_path: Path) -> None:
-    words = lucene().type("org.apache.lucene.analysis.en.EnglishAnalyzer").ENGLISH_STOP_WORDS_SET.iterator()
+    words = lucene_jvm().type("org.apache.lucene.analysis.en.EnglishAnalyzer").ENGLISH_STOP_WORDS_SET.iterator()
     expected = set()
     while words.hasNext():
         expected.add("".join(words.next()))
@@ -249,7 +256,7 @@ def test_words_are_stemmed_in_their_language(tmp_path: Path) -> None:
 
 
 def test_versions_are_those_of_the_jar() -> None:
-    found = versions()
+    found = lucene_versions()
     assert found["lucene"].split(".")[0].isdigit()
     assert found["anserini"].split(".")[0].isdigit()
     assert set(found) == {"lucene", "anserini"}
@@ -262,7 +269,9 @@ def test_a_damaged_file_is_refused_by_name_and_the_process_lives(tmp_path: Path,
     if damage == "removed":
         path.unlink()
     elif damage == "small":
-        shard = LuceneShard(shard.bulk, {name: content[: len(content) // 2] for name, content in shard.small.items()})
+        shard = LuceneSegmentFiles(
+            shard.bulk, {name: content[: len(content) // 2] for name, content in shard.small.items()}
+        )
     else:
         changed = {"empty": b"", "cut": data[: len(data) // 2], "text": b"<html>no segment</html>" * 500}
         for where, at in (("start", 0), ("end", len(data) - 16)):
@@ -295,9 +304,9 @@ def test_a_full_disk_is_told_in_a_line(tmp_path: Path) -> None:
     code = """
 import resource, sys
 from pathlib import Path
-from indexing.lucene.lucene import lucene, write_shard
+from indexing.lucene.lucene import lucene_jvm, write_shard
 from retriever.errors import InputError
-lucene()
+lucene_jvm()
 soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, hard))
 try:

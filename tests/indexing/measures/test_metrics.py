@@ -10,7 +10,13 @@ import pytest
 from scipy.stats import monte_carlo_test
 
 from indexing.measures import metrics
-from indexing.measures.metrics import bootstrap_interval, holm, paired_test, parse_metrics, per_query
+from indexing.measures.metrics import (
+    adjust_p_values,
+    bootstrap_interval,
+    metrics_per_query,
+    paired_p_value,
+    parse_metrics,
+)
 from retriever.errors import InputError
 
 
@@ -51,7 +57,7 @@ def test_values_equal_hand_written_ones() -> None:
     found = {q: {p: draw.random() for p in draw.sample(passages, draw.randrange(1, 25))} for q in judged}
     del found["q3"], found["q30"]  # without hits
     found["stranger"] = {"p1": 1.0}  # not judged
-    values = per_query(*tables(judged, found), ["nDCG@10", "RR@10", "R@5", "AP"])
+    values = metrics_per_query(*tables(judged, found), ["nDCG@10", "RR@10", "R@5", "AP"])
     for number, query in enumerate(sorted(judged)):
         expected = by_hand(judged[query], found.get(query, {}))
         assert {metric: value[number] for metric, value in values.items()} == pytest.approx(expected), query
@@ -62,7 +68,9 @@ def test_values_equal_hand_written_ones() -> None:
 
 def test_names_are_those_that_were_asked_for() -> None:
     qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0}})
-    assert {name: value.tolist() for name, value in per_query(qrels, run, ["MAP", "P@1", "Success@1"]).items()} == {
+    assert {
+        name: value.tolist() for name, value in metrics_per_query(qrels, run, ["MAP", "P@1", "Success@1"]).items()
+    } == {
         "MAP": [1],
         "P@1": [1],
         "Success@1": [1],
@@ -73,7 +81,7 @@ def test_numbers_of_hits_do_not_depend_on_other_metrics() -> None:
     """ir-measures gave NumRet without the hits that are not judged beside such a metric, for half of the hash seeds."""
     qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0, "x": 2.0}})
     for cutoff in range(1, 20):
-        assert per_query(qrels, run, ["NumRet", f"P(judged_only=True)@{cutoff}"])["NumRet"].tolist() == [2]
+        assert metrics_per_query(qrels, run, ["NumRet", f"P(judged_only=True)@{cutoff}"])["NumRet"].tolist() == [2]
 
 
 def test_measures_that_are_offered_have_values_for_every_query() -> None:
@@ -81,7 +89,7 @@ def test_measures_that_are_offered_have_values_for_every_query() -> None:
     names = ["nDCG", "P@3", "R@3", "AP", "AP@3", "RR", "RR@3", "Rprec", "Bpref", "infAP", "Compat", "Judged@3", "NumQ"]
     names += ["NumRel", "NumRet", "SetAP", "SetF", "SetP", "SetR", "Success@3", "IPrec@0.25", f"nDCG@{10**9}"]
     names += ["RR(rel=2)@3", "R(rel=2)@3", "AP(rel=2)", "nDCG(judged_only=True)@3"]
-    values = per_query(qrels, run, names)
+    values = metrics_per_query(qrels, run, names)
     assert {name: len(value) for name, value in values.items()} == dict.fromkeys(names, 3)
     assert values[f"nDCG@{10**9}"].tolist() == values["nDCG"].tolist() == [1, 0, 0]
 
@@ -137,7 +145,7 @@ NO_NAMES = [
 def test_what_is_no_metric_is_refused_by_name(metric: str) -> None:
     qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0}})
     with pytest.raises(InputError, match="not one of ir-measures'") as error:
-        per_query(qrels, run, [metric])
+        metrics_per_query(qrels, run, [metric])
     assert repr(metric) in str(error.value)
 
 
@@ -163,8 +171,8 @@ def test_p_values_approach_those_of_all_sign_patterns(queries: int, shift: float
     draw = np.random.default_rng(queries)
     one = draw.normal(size=queries)
     other = one + draw.normal(shift, 0.5, size=queries)
-    assert paired_test(one, other) == pytest.approx(exact_p_value(one, other), abs=0.007)
-    assert paired_test(other, one) == pytest.approx(exact_p_value(one, other), abs=0.007)
+    assert paired_p_value(one, other) == pytest.approx(exact_p_value(one, other), abs=0.007)
+    assert paired_p_value(other, one) == pytest.approx(exact_p_value(one, other), abs=0.007)
 
 
 @pytest.mark.parametrize("queries", [3, 90, 700])
@@ -185,7 +193,7 @@ def test_p_values_are_those_of_scipy(queries: int) -> None:
 
     observed = np.zeros(queries, np.uint8)
     options = {"vectorized": True, "n_resamples": metrics.RESAMPLES, "batch": metrics.BATCH_NUMBERS // queries}
-    assert paired_test(one, other) == pytest.approx(monte_carlo_test(observed, patterns, total, **options).pvalue)
+    assert paired_p_value(one, other) == pytest.approx(monte_carlo_test(observed, patterns, total, **options).pvalue)
 
 
 def test_p_values_have_a_seed_and_leave_out_queries_that_do_not_differ() -> None:
@@ -193,29 +201,29 @@ def test_p_values_have_a_seed_and_leave_out_queries_that_do_not_differ() -> None
     one = draw.normal(size=15)
     other = one + draw.normal(0.2, 0.5, size=15)
     same = draw.normal(size=400)
-    p_value = paired_test(one, other)
-    assert p_value == paired_test(one, other)
-    assert p_value == paired_test(np.concatenate([same, one]), np.concatenate([same, other]))
-    assert p_value != paired_test(one, other, seed=1)
+    p_value = paired_p_value(one, other)
+    assert p_value == paired_p_value(one, other)
+    assert p_value == paired_p_value(np.concatenate([same, one]), np.concatenate([same, other]))
+    assert p_value != paired_p_value(one, other, seed=1)
 
 
 def test_the_smallest_p_value_is_that_of_no_sample_as_extreme() -> None:
     """Two-sided, of 9,999 samples and the observed one."""
-    assert paired_test(np.zeros(60), np.ones(60)) == pytest.approx(2 / 10_000)
+    assert paired_p_value(np.zeros(60), np.ones(60)) == pytest.approx(2 / 10_000)
 
 
 def test_runs_that_do_not_differ_have_a_p_of_one() -> None:
     values = np.random.default_rng(3).random(20)
-    assert paired_test(values, values.copy()) == 1.0
-    assert paired_test(np.empty(0), np.empty(0)) == 1.0
+    assert paired_p_value(values, values.copy()) == 1.0
+    assert paired_p_value(np.empty(0), np.empty(0)) == 1.0
 
 
 def test_holm_adjusts_as_published() -> None:
     """The step-down procedure by hand: p (m - rank), made monotone, at most 1."""
-    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
-    assert holm({"a": 0.5, "b": 0.9}) == {"a": 1.0, "b": 1.0}
-    assert holm({"only": 0.2}) == {"only": 0.2}
-    assert holm({}) == {}
+    assert adjust_p_values({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+    assert adjust_p_values({"a": 0.5, "b": 0.9}) == {"a": 1.0, "b": 1.0}
+    assert adjust_p_values({"only": 0.2}) == {"only": 0.2}
+    assert adjust_p_values({}) == {}
 
 
 def test_an_interval_is_that_of_a_normal_distribution_for_many_queries() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from indexing.measures.sparsity import sparsity
+from indexing.measures.sparsity import sparsity_figures
 from retriever.encoding.sparse_vectors import from_dense
 
 
@@ -13,7 +13,7 @@ def test_figures_are_those_of_the_dense_matrices() -> None:
     random = np.random.default_rng(0)
     queries = random.random((7, 20), np.float32) * (random.random((7, 20)) < 0.3)
     passages = random.random((12, 20), np.float32) * (random.random((12, 20)) < 0.6)
-    figures = sparsity([from_dense(queries)], [from_dense(passages[:5]), from_dense(passages[5:])])
+    figures = sparsity_figures([from_dense(queries)], [from_dense(passages[:5]), from_dense(passages[5:])])
     products = [np.count_nonzero(query * passage) for query in queries for passage in passages]
     assert figures == pytest.approx(
         {

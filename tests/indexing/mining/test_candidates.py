@@ -26,7 +26,7 @@ from indexing.mining.candidates import MiningOptions, MiningQueries, PoolCandida
 from indexing.mining.copies import read_copies
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
-from indexing.work.tasks import Place, Runner, ignore
+from indexing.work.tasks import Allocation, Runner, ignore_progress
 from retriever.errors import InputError
 
 TEXTS = ["Cats sleep all day.", "A dog barks; the dog's name is Rex.", "Rex, the king.", "Day and night", "cat", "x y"]
@@ -132,7 +132,7 @@ def test_a_part_is_its_hits_without_positives_and_answering_passages(store: Stor
     found = {"a": Hits(-every.astype(np.float32), every), "b": Hits(-every[:, :2].astype(np.float32), every[:, 5:3:-1])}
     with store.create("candidates", "pool") as draft:
         task = PoolTask(draft, 6, corpus if drop else None, read_copies(draft))
-        task.open(Place(1))(("part-00000", asked, found, {}), ignore)
+        task.open(Allocation(1))(("part-00000", asked, found, {}), ignore_progress)
     pool = store.open("candidates", "pool")
     lines = pq.read_table(pool.local("part-00000")).to_pylist()
     assert pool.part("part-00000").rows == len(lines)

@@ -11,7 +11,7 @@ from runners import InlineRunner
 
 from indexing.corpus.corpus import Corpus, write_table
 from indexing.formats.parse import CORPUS_SCHEMA
-from indexing.mining.copies import Copies, commit_copies, find_copies, read_copies, text_hashes
+from indexing.mining.copies import CopyGroups, commit_copies, find_copies, read_copies, text_hashes
 from indexing.store.store import Store
 
 PART_ROWS = 40
@@ -85,5 +85,5 @@ def test_committed_copies_are_read_again(tmp_path: Path, corpus: Corpus) -> None
     with store.create("candidates", "none", config={"other": 1}) as draft:
         pass
     none = read_copies(store.open("candidates", "none"))
-    assert isinstance(none, Copies)
+    assert isinstance(none, CopyGroups)
     assert [rows.tolist() for rows in none.other_rows([np.array([1])])] == [[]]

@@ -24,13 +24,13 @@ from indexing.mining import sampling, scoring
 from indexing.mining.candidates import MiningQueries
 from indexing.mining.denoising import SampleTask
 from indexing.mining.sampling import NegativeOptions
-from indexing.mining.scoring import ScoreCandidates, ScoreStage, probabilities, score_candidates
+from indexing.mining.scoring import ScoreCandidates, ScoreStage, known_probabilities, score_candidates
 from indexing.search.rescoring import OPTIONS, RerankerSpec
 from indexing.store.artifact import Artifact
 from indexing.store.documents import fingerprint_of
 from indexing.store.store import Store
-from indexing.work.tasks import Place, ignore
-from indexing.work.work import Unit, run_work
+from indexing.work.tasks import Allocation, ignore_progress
+from indexing.work.work import WorkUnit, run_work
 from retriever.cuts import Cuts
 from retriever.errors import InputError
 
@@ -126,7 +126,7 @@ def needed(store: Store, draw: NegativeOptions) -> set[Pair]:
     """By the definition: each question's pairs in its seeded order, until enough of them are below the threshold."""
     found: set[Pair] = set()
     pool = store.open("candidates", "pool")
-    for part in pool.group("part"):
+    for part in pool.numbered_parts("part"):
         table = pq.read_table(pool.local(part))
         ids, rows = table["query_id"].to_pylist(), table["row"].to_numpy()
         keys = mining.seeded_order(draw.seed, ids, rows, mining.SCORING).tolist()
@@ -145,11 +145,11 @@ def drawn(store: Store, scores: ScoreCandidates, draw: NegativeOptions, name: st
     """negatives/NAME of these scores."""
     pool = store.open("candidates", "pool")
     with store.create("negatives", name) as draft:
-        for part in pool.group("part"):
-            sample_part = SampleTask(draft, pool, scores.generations, draw).open(Place(1))
-            sample_part(Unit((part.name,), 0, asked(int(part.name[-5:]))), ignore)
+        for part in pool.numbered_parts("part"):
+            sample_part = SampleTask(draft, pool, scores.generations, draw).open(Allocation(1))
+            sample_part(WorkUnit((part.name,), 0, asked(int(part.name[-5:]))), ignore_progress)
     made = store.open("negatives", name)
-    return [line for part in made.group("part") for line in pq.read_table(made.local(part)).to_pylist()]
+    return [line for part in made.numbered_parts("part") for line in pq.read_table(made.local(part)).to_pylist()]
 
 
 @pytest.mark.parametrize("seed", range(6 if LONG else 2))
@@ -195,16 +195,16 @@ def test_scores_are_found_by_part_and_row(store: Store, loop: Loop) -> None:
     score(store, draw)
     scores = scores_of(store, draw)
     num_pairs, cut = loop.scored.total(), sum(count for (_, row), count in loop.scored.items() if row == 0)
-    assert scores.cuts() == Cuts(num_pairs, 10 * num_pairs, cut, 3 * cut, 7)
+    assert scores.count_cuts() == Cuts(num_pairs, 10 * num_pairs, cut, 3 * cut, 7)
     pool = store.open("candidates", "pool")
-    for part in pool.group("part"):
+    for part in pool.numbered_parts("part"):
         table = pq.read_table(pool.local(part))
-        known = probabilities(table, part.name, scores.generations)
+        known = known_probabilities(table, part.name, scores.generations)
         assert (known.dtype, len(known)) == (np.float32, len(table))
         for line, found in zip(table.to_pylist(), known.tolist(), strict=True):
             pair = f"text of {line['query_id']}", line["row"]
             assert (found == probability(*pair)) if pair in loop.scored else np.isnan(found)
-    assert not np.isnan(probabilities(table, part.name, scores.generations)).all()
+    assert not np.isnan(known_probabilities(table, part.name, scores.generations)).all()
 
 
 def test_what_was_scored_before_an_interruption_is_kept(store: Store, loop: Loop) -> None:
@@ -222,18 +222,18 @@ def test_a_task_that_is_tried_again_scores_nothing(store: Store, loop: Loop) -> 
     pool = store.open("candidates", "pool")
     draw = NegativeOptions(denoised_negatives=2)
     with store.create("scores", "again/g0000") as draft:
-        worker = ScoreStage(scores_of(store, draw)).task([draft]).open(Place(1))
-        units = [Unit((part.name,), 0, None) for part in pool.group("part")]
-        made = [worker(unit, ignore) for unit in units]
+        worker = ScoreStage(scores_of(store, draw)).task([draft]).open(Allocation(1))
+        units = [WorkUnit((part.name,), 0, None) for part in pool.numbered_parts("part")]
+        made = [worker(unit, ignore_progress) for unit in units]
         before = loop.scored.copy()
-        assert [worker(unit, ignore) for unit in units] == made
+        assert [worker(unit, ignore_progress) for unit in units] == made
         assert loop.scored == before
 
 
 def drawn_by_all(store: Store, draw: NegativeOptions) -> list[dict]:
     """What is drawn where every pair is scored; without the probabilities, of which more are known."""
     pool, lines = store.open("candidates", "pool"), []
-    for number, part in enumerate(pool.group("part")):
+    for number, part in enumerate(pool.numbered_parts("part")):
         table, group = pq.read_table(pool.local(part)), asked(number)
         known = [probability(f"text of {line['query_id']}", line["row"]) for line in table.to_pylist()]
         made = sampling.sample_negatives(
@@ -256,7 +256,7 @@ def test_what_was_abandoned_is_gone_on_with_for_other_options(store: Store, loop
     dice.shuffle(requests)
     for number, draw in enumerate(requests[:3]):
         score(store, draw, parts=int(number < 2))
-    assert store.incomplete() == [f"scores/{SCORES}/g0000"]
+    assert store.incomplete_keys() == [f"scores/{SCORES}/g0000"]
     for number, draw in enumerate(requests):
         score(store, draw)
         scores = scores_of(store, draw)
@@ -303,16 +303,16 @@ def test_margins_score_every_pair_and_the_positives_once(store: Store, loop: Loo
     """After scores for other options; a candidate is dropped by the lowest of its query's positives."""
     score(store, NegativeOptions(denoised_negatives=2))
     before = loop.scored.copy()
-    draw = NegativeOptions(100, 3, 0.3, margins=mining.Margins(relative_margin=0.05))
+    draw = NegativeOptions(100, 3, 0.3, margins=mining.ScoreMargins(relative_margin=0.05))
     pool = store.open("candidates", "pool")
-    parts = {part.name: asked(number) for number, part in enumerate(pool.group("part"))}
+    parts = {part.name: asked(number) for number, part in enumerate(pool.numbered_parts("part"))}
     for _ in range(2):  # nothing is pending the second time
         scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)
     assert {*loop.scored.values()} == {1}
     texts = [f"text of {id}" for id in IDS]
     pairs = {
         (f"text of {line['query_id']}", line["row"])
-        for part in pool.group("part")
+        for part in pool.numbered_parts("part")
         for line in pq.read_table(pool.local(part)).to_pylist()
     }
     assert before.keys() < pairs
@@ -341,7 +341,7 @@ def test_teacher_scores_are_those_of_the_sampled_negatives_and_the_positives(
     earlier = {*loop.scored}
     draw = NegativeOptions(5, 3, 0.3, teacher_scores=True)
     pool = store.open("candidates", "pool")
-    parts = {part.name: asked(number) for number, part in enumerate(pool.group("part"))}
+    parts = {part.name: asked(number) for number, part in enumerate(pool.numbered_parts("part"))}
     for _ in range(2):  # nothing is pending the second time
         scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)
     assert {*loop.scored.values()} == {1}
@@ -349,7 +349,7 @@ def test_teacher_scores_are_those_of_the_sampled_negatives_and_the_positives(
     sampled = {(f"text of {line['query_id']}", row) for line in lines for row in line["negatives"]}
     positives = {(f"text of {id}", row) for id in IDS for row in (0, 1)}
     assert {*loop.scored} == earlier | needed(store, draw) | sampled | positives
-    assert len({*loop.scored}) < sum(part.rows for part in pool.group("part")) or earlier
+    assert len({*loop.scored}) < sum(part.rows for part in pool.numbered_parts("part")) or earlier
     for line in lines:
         text = f"text of {line['query_id']}"
         assert line["probability"] == [probability(text, row) for row in line["negatives"]]
@@ -360,7 +360,7 @@ def test_teacher_scores_are_those_of_the_sampled_negatives_and_the_positives(
 
 def test_more_sampled_negatives_need_more_teacher_scores(store: Store, loop: Loop) -> None:
     pool = store.open("candidates", "pool")
-    parts = {part.name: asked(number) for number, part in enumerate(pool.group("part"))}
+    parts = {part.name: asked(number) for number, part in enumerate(pool.numbered_parts("part"))}
     for count in (2, 9):
         draw = NegativeOptions(count, 0, teacher_scores=True)
         scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)

@@ -466,7 +466,9 @@ def dropped(scores: list[float], positive: float, **limits: float) -> list[str]:
     """Which of some scores exceed a limit, by its name; "" for none."""
     found = [""] * len(scores)
     known = np.array(scores, np.float32)
-    for name, exceeds in mining.Margins(**limits).exceeded(known, np.full(len(scores), positive, np.float32)):
+    for name, exceeds in mining.ScoreMargins(**limits).exceeded_limits(
+        known, np.full(len(scores), positive, np.float32)
+    ):
         for place in np.flatnonzero(exceeds):
             found[place] = found[place] or name
     return found
@@ -494,7 +496,7 @@ def test_margins_are_those_of_sentence_transformers() -> None:
 )
 def test_bad_margins(limits: dict[str, float], told: str) -> None:
     with pytest.raises(InputError) as raised:
-        mining.Margins(**limits)
+        mining.ScoreMargins(**limits)
     assert str(raised.value) == told
 
 
@@ -503,7 +505,7 @@ def test_dropped_candidates_are_never_drawn_and_have_their_reason(seed: int) -> 
     """By the scores of the sources, and by those of a re-ranker, against a loop over the pool."""
     case = Case(seed)
     table = case.pool()
-    margins = mining.Margins(max_score=0.9, relative_margin=0.1, absolute_margin=0.5)
+    margins = mining.ScoreMargins(max_score=0.9, relative_margin=0.1, absolute_margin=0.5)
     known = known_of(table)
     lowest = np.array([0.2 + number / 50 for number in range(len(case.ids))], np.float32)
     lowest[3] = np.nan

@@ -23,9 +23,9 @@ from indexing.mining import sampling
 from indexing.mining.report import (
     THRESHOLDS,
     Histogram,
+    PoolStatistics,
     ShownNegative,
     ShownQuery,
-    Statistics,
     read_examples,
     write_report,
 )
@@ -57,8 +57,8 @@ def probabilities(table: pa.Table, seed: int) -> np.ndarray:
     return np.where(draw.random(len(table)) < 0.4, np.float32(np.nan), known)
 
 
-def gathered(order: list[int]) -> Statistics:
-    statistics = Statistics()
+def gathered(order: list[int]) -> PoolStatistics:
+    statistics = PoolStatistics()
     for seed in order:
         table = pool(seed, scale=3.0**seed)
         statistics.add(table, probabilities(table, seed) if seed else None)
@@ -101,7 +101,7 @@ def test_a_threshold_removes_what_mining_leaves_out() -> None:
     """The share at 0.1 against the denoised negatives of a draw that takes all."""
     table = pool(1)
     known = probabilities(table, 1)
-    statistics = Statistics()
+    statistics = PoolStatistics()
     statistics.add(table, known)
     for threshold, row in zip(THRESHOLDS, statistics.numbers()["removed"], strict=True):
         drawn = sampling.sample_negatives(
@@ -149,7 +149,7 @@ def test_histogram_of_any_range_in_any_order(min_width: float) -> None:
 
 
 def test_parts_of_other_sources() -> None:
-    statistics = Statistics()
+    statistics = PoolStatistics()
     statistics.add(pool(0))
     other = pool(0).drop(["rank:bm25", "score:bm25"])
     before = statistics.numbers()
@@ -220,7 +220,7 @@ def test_the_page_shows_everything_and_runs_nothing(tmp_path: Path) -> None:
 
 
 def test_without_scores_and_without_candidates(tmp_path: Path) -> None:
-    empty = Statistics()
+    empty = PoolStatistics()
     assert Page(write_report(str(tmp_path / "a"), empty, [], title="x").read_text()).tags["img"] == 3
     nothing = pool(0).slice(0, 0)
     empty.add(nothing, np.empty(0, np.float32))
@@ -237,7 +237,7 @@ def test_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InputError, match="no folder"):
-            write_report(str(folder), Statistics(), [], title="x")
+            write_report(str(folder), PoolStatistics(), [], title="x")
 
 
 def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_examples_are_read_from_the_corpus(tmp_path: Path) -> None:
 
 def test_the_report_counts_why_candidates_were_dropped(tmp_path: Path) -> None:
     made, ids = pool(1), [f"q{number}" for number in range(12)]
-    margins = mining.Margins(relative_margin=0.1)
+    margins = mining.ScoreMargins(relative_margin=0.1)
     drawn = sampling.sample_negatives(
         made,
         None,
@@ -287,7 +287,7 @@ def test_the_report_counts_why_candidates_were_dropped(tmp_path: Path) -> None:
         query_ids=ids,
         positives=[np.array([3, 4])] * 12,
     )
-    statistics = Statistics()
+    statistics = PoolStatistics()
     statistics.add(made)
     statistics.add_dropped(drawn.slice(0, 5))
     statistics.add_dropped(drawn.slice(5))

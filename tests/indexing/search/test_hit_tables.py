@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from indexing.search.hit_tables import ShownHit, Style, hit_table, style_for
+from indexing.search.hit_tables import ShownHit, TableStyle, hit_table, style_for
 from indexing.search.snippets import BOLD, PLAIN
 
 
@@ -16,7 +16,7 @@ def test_columns_are_aligned_and_what_is_unknown_is_a_dash() -> None:
         ShownHit(10, -0.25, "東京", "", "No match here.", None),
         ShownHit(None, None, "p3", None, None, 1),
     ]
-    assert hit_table(hits, "dracula", Style(80, PLAIN), judged=True) == [
+    assert hit_table(hits, "dracula", TableStyle(80, PLAIN), judged=True) == [
         "rank  score  relevance  id    title",
         "   1   12.5          2  p1    Bram Stoker",
         "      He wrote **Dracula**.",
@@ -24,12 +24,15 @@ def test_columns_are_aligned_and_what_is_unknown_is_a_dash() -> None:
         "      No match here.",
         "   -      -          1  p3    -",
     ]
-    assert hit_table(hits[:1], "", Style(80, PLAIN))[:2] == ["rank  score  id  title", "   1   12.5  p1  Bram Stoker"]
+    assert hit_table(hits[:1], "", TableStyle(80, PLAIN))[:2] == [
+        "rank  score  id  title",
+        "   1   12.5  p1  Bram Stoker",
+    ]
 
 
 def test_titles_and_snippets_fit_the_width() -> None:
     hit = ShownHit(1, 1.0, "p1", "title " * 20, "text " * 40 + "bell " * 3 + "text " * 40)
-    lines = hit_table([hit], "bell", Style(60, PLAIN))
+    lines = hit_table([hit], "bell", TableStyle(60, PLAIN))
     assert [len(line.replace("*", "")) <= 60 for line in lines] == [True] * 3
     assert lines[2].count("**bell**") == 3
 
@@ -42,4 +45,4 @@ def test_marks_are_bold_on_a_terminal_alone(monkeypatch, terminal: bool, term: s
     monkeypatch.setenv("COLUMNS", "72")
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
-    assert style_for(stream) == Style(72, marks)
+    assert style_for(stream) == TableStyle(72, marks)

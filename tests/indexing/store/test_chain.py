@@ -48,8 +48,8 @@ def test_each_shard_belongs_to_one_range() -> None:
     shards = [(0, 7), (7, 8), (8, 40), (40, 41), (41, 41), (41, 100)]
     for pieces in (1, 2, 3, 4, 7, 100):
         ranges = split_range(0, 100, pieces)
-        shares = [shards[rows.share(shards)] for rows in ranges]
+        shares = [shards[rows.select_shards(shards)] for rows in ranges]
         assert [shard for share in shares for shard in share] == shards
         for rows, share in zip(ranges, shares, strict=True):
             assert all(rows.first <= (first + end) // 2 < rows.end for first, end in share)
-    assert [len(shards[rows.share(shards)]) for rows in split_range(0, 100, 2)] == [5, 1]
+    assert [len(shards[rows.select_shards(shards)]) for rows in split_range(0, 100, 2)] == [5, 1]

@@ -15,7 +15,7 @@ import pytest
 
 from indexing.corpus.corpus import save_array
 from indexing.dense.faiss_index import write_index
-from indexing.store.storage import describe_os_error, full_disk
+from indexing.store.storage import describe_os_error, explain_disk_errors
 from retriever.errors import InputError
 
 ARRAY = np.arange(3_060, dtype=np.int64)
@@ -49,7 +49,10 @@ def test_a_file_is_written_completely_or_an_error_is_raised(
     for missing in MISSING:
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size - missing, before[1]))
         try:
-            with pytest.raises(InputError, match="free some space and run the same command again"), full_disk(tmp_path):
+            with (
+                pytest.raises(InputError, match="free some space and run the same command again"),
+                explain_disk_errors(tmp_path),
+            ):
                 write(tmp_path / f"{missing}.npy")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from indexing.store.result_files import whole_file, whole_files
+from indexing.store.result_files import atomic_file, atomic_files
 from retriever.errors import InputError
 
 
 def write(paths: list[Path], content: str, *, overwrite: bool = False) -> None:
-    with whole_files(list(map(str, paths)), overwrite=overwrite) as files:
+    with atomic_files(list(map(str, paths)), overwrite=overwrite) as files:
         for file in files:
             file.write_text(content)
 
@@ -38,7 +38,7 @@ def test_threads_may_write_the_same_file(tmp_path: Path) -> None:
     both = threading.Barrier(2)
 
     def write_one(content: str) -> None:
-        with whole_file(str(tmp_path / "a"), overwrite=True) as file:
+        with atomic_file(str(tmp_path / "a"), overwrite=True) as file:
             file.write_text(content)
             both.wait()
 
@@ -48,7 +48,7 @@ def test_threads_may_write_the_same_file(tmp_path: Path) -> None:
 
 
 def write_half(paths: list[Path]) -> None:
-    with whole_files(list(map(str, paths))) as [first, _]:
+    with atomic_files(list(map(str, paths))) as [first, _]:
         first.write_text("half")
         raise KeyError
 
@@ -68,7 +68,7 @@ def test_two_results_cannot_have_the_same_file(tmp_path: Path) -> None:
 
 
 def test_one_file(tmp_path: Path) -> None:
-    with whole_file(str(tmp_path / "folder" / "a")) as file:
+    with atomic_file(str(tmp_path / "folder" / "a")) as file:
         file.write_text("x")
         assert contents(tmp_path / "folder") == {file.name: "x"}
     assert contents(tmp_path / "folder") == {"a": "x"}

@@ -24,7 +24,7 @@ from indexing.store import storage as storage_module
 from indexing.store import store as store_module
 from indexing.store.artifact import Draft, keep_alive
 from indexing.store.cache import CorruptError, NodeCache
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import LocalStorage
 from indexing.store.store import MADE_BY, MAX_NAME, Store, open_storage
@@ -34,7 +34,7 @@ from retriever.errors import InputError
 JOBS = Path(__file__).parents[3] / "jobs"
 
 
-def write_part(draft: Draft, number: int, content: bytes) -> Part:
+def write_part(draft: Draft, number: int, content: bytes) -> ArtifactPart:
     return draft.commit(f"part-{number:05d}", ".bin", lambda path: path.write_bytes(content), rows=len(content))
 
 
@@ -51,7 +51,7 @@ def test_a_complete_artifact_reads_back(store_url: str) -> None:
         write_part(draft, 0, b"hello ")
         draft.add_notes(seen=2)
     artifact = Store(store_url).open("corpus")
-    assert b"".join(artifact.local(part).read_bytes() for part in artifact.group("part")) == b"hello world"
+    assert b"".join(artifact.local(part).read_bytes() for part in artifact.numbered_parts("part")) == b"hello world"
     assert artifact.rows == 11
     assert artifact.config == {"part_size": 3}
     assert artifact.notes == {"seen": 2}
@@ -70,7 +70,7 @@ def test_what_is_not_complete_is_not_visible(store_url: str) -> None:
     with pytest.raises(RuntimeError):
         interrupted()
     assert store.keys() == []
-    assert store.incomplete() == ["corpus"]
+    assert store.incomplete_keys() == ["corpus"]
     with pytest.raises(InputError, match="not complete: run the command that makes it again"):
         store.open("corpus")
 
@@ -264,7 +264,7 @@ def test_an_artifact_that_was_made_again_from_its_dependents_is_removed_with_the
         shutil.rmtree(tmp_path / made, ignore_errors=True)  # by hand, as `remove` refuses it
         with store.create(made, "m", inputs={"source": store.open(source, "m")} if source else {}):
             pass
-    assert set(store.removable("models/m", with_dependents=True)) == {"models/m", "negatives/m"}
+    assert set(store.files_to_remove("models/m", with_dependents=True)) == {"models/m", "negatives/m"}
 
 
 def test_garbage_is_only_what_nothing_names(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_garbage_is_only_what_nothing_names(tmp_path: Path) -> None:
     old.write_bytes(b"half")
     os.utime(old, (0, 0))
     (tmp_path / "store/.tmp/new").write_bytes(b"being written")
-    assert [key for key, _ in store.garbage()] == ["embeddings/e/part-00000-0123456789abcdef.bin", ".tmp/old"]
+    assert [key for key, _ in store.garbage_files()] == ["embeddings/e/part-00000-0123456789abcdef.bin", ".tmp/old"]
 
 
 def test_an_upload_that_was_killed_is_garbage_once_nothing_comes_to_it(bucket: str, monkeypatch) -> None:
@@ -295,13 +295,13 @@ def test_an_upload_that_was_killed_is_garbage_once_nothing_comes_to_it(bucket: s
     alive = begin("some/prefix/embeddings/e/part-00002-bb.npy", b"x" * 5, b"y")
     other = begin("some/prefix2/embeddings/e/part-00001-aa.npy")
     named = f"embeddings/e/part-00001-aa.npy?uploadId={silent}"
-    assert store.garbage() == [(named, 0)]
+    assert store.garbage_files() == [(named, 0)]
     monkeypatch.setattr(store_module, "TEMPORARY_AGE", -60.0)
-    assert store.garbage() == [(named, 0), (f"embeddings/e/part-00002-bb.npy?uploadId={alive}", 6)]
-    for key, _ in store.garbage():
+    assert store.garbage_files() == [(named, 0), (f"embeddings/e/part-00002-bb.npy?uploadId={alive}", 6)]
+    for key, _ in store.garbage_files():
         store.storage.delete(key)
         store.storage.delete(key)  # it ended meanwhile
-    assert store.garbage() == []
+    assert store.garbage_files() == []
     assert [u["UploadId"] for u in s3.list_multipart_uploads(Bucket=name)["Uploads"]] == [other]
     assert store.open("embeddings", "e").local("part-00000").read_bytes() == b"x"
 
@@ -325,20 +325,20 @@ def test_a_generation_that_a_later_one_took_the_rows_of_is_garbage_a_day_after_i
     chain(store, "index", 0, 1, 2, 3, begun=(1, 3))  # 3 is the last one: its command goes on with it
     chain(store, "embeddings", 0, 1, 2, begun=(1,))  # a corpus generation's only embeddings
     before = dict(store.storage.list(""))
-    assert store.superseded() == ["index/x/g0001"]
-    assert store.garbage() == []  # it may be work in progress
-    last = {key: store.storage.modified(key) for key in before if key.startswith("index/x/g0001/")}
+    assert store.superseded_drafts() == ["index/x/g0001"]
+    assert store.garbage_files() == []  # it may be work in progress
+    last = {key: store.storage.write_time(key) for key in before if key.startswith("index/x/g0001/")}
     monkeypatch.setattr(store_module.time, "time", lambda: max(last.values()) + 86_399)
-    assert store.garbage() == []
+    assert store.garbage_files() == []
     monkeypatch.setattr(store_module.time, "time", lambda: max(last.values()) + 86_401)
-    names = [key for key, _ in store.garbage()]
+    names = [key for key, _ in store.garbage_files()]
     assert set(names) == set(last)
     assert names[0].endswith("part-00000.json")  # no record without its bytes, wherever it is stopped
     assert names[-1].endswith("manifest.begun.json")
     for key in names:
         store.storage.delete(key)
     assert dict(store.storage.list("")) == {key: size for key, size in before.items() if key not in last}
-    assert store.incomplete() == ["embeddings/x/g0001", "index/x/g0003"]
+    assert store.incomplete_keys() == ["embeddings/x/g0001", "index/x/g0003"]
     assert not [finding for finding in verify(store) if finding.problem]
 
 
@@ -347,10 +347,10 @@ def test_one_new_object_keeps_a_superseded_generation(tmp_path: Path) -> None:
     chain(store, "bm25", 0, 1, begun=(0,))
     for path in (tmp_path / "bm25/x/g0000").iterdir():
         os.utime(path, (0, 0))
-    assert len(store.garbage()) == 3
+    assert len(store.garbage_files()) == 3
     write_part(store.create("bm25", "x/g0000"), 1, b"a shard that was long in the making")
-    assert store.superseded() == ["bm25/x/g0000"]
-    assert store.garbage() == []
+    assert store.superseded_drafts() == ["bm25/x/g0000"]
+    assert store.garbage_files() == []
 
 
 def test_a_generation_that_lost_its_manifest_and_is_needed_is_no_garbage(tmp_path: Path) -> None:
@@ -359,8 +359,8 @@ def test_a_generation_that_lost_its_manifest_and_is_needed_is_no_garbage(tmp_pat
     (tmp_path / "index/x/g0000/manifest.json").unlink()
     for path in (tmp_path / "index/x/g0000").iterdir():
         os.utime(path, (0, 0))
-    assert store.incomplete() == ["index/x/g0000"]
-    assert store.superseded() == store.garbage() == []
+    assert store.incomplete_keys() == ["index/x/g0000"]
+    assert store.superseded_drafts() == store.garbage_files() == []
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b/c", "", ".hidden", "with space", "a//b"])
@@ -479,14 +479,14 @@ def test_a_failed_draft_is_replaced_and_its_writers_change_nothing(store_url: st
     for number in range(3):
         write_part(old, number, b"old")
     old.fail("file:7: found nonsense")
-    assert store.failed() == {"queries/q": "file:7: found nonsense"}
+    assert store.failed_drafts() == {"queries/q": "file:7: found nonsense"}
     new = store.create("queries", "q", config={"source": "good"}, by_content=True)
-    assert store.failed() == new.committed() == {}
+    assert store.failed_drafts() == new.committed() == {}
     for call in (lambda: write_part(old, 3, b"old"), old.finish):
         with pytest.raises(InputError, match="removed while it was being made"):
             call()
     old.fail("too late")
-    assert store.failed() == {}
+    assert store.failed_drafts() == {}
     for number in range(2):
         write_part(new, number, b"new")
     new.finish()
@@ -513,7 +513,7 @@ def test_the_same_command_replaces_its_failed_draft_too(store_url: str) -> None:
         assert draft.committed() == {}
         write_part(draft, 0, bytes([attempt]))
         draft.fail(f"error {attempt}")
-        assert store.failed() == {"queries/q": f"error {attempt}"}
+        assert store.failed_drafts() == {"queries/q": f"error {attempt}"}
 
 
 def test_of_two_commands_that_replace_a_failed_draft_at_once_one_succeeds(
@@ -614,9 +614,9 @@ def test_a_command_that_joined_an_abandoned_draft_keeps_its_parts(store_url: str
     first, second = (store.create("queries", "q", config={"n": 1}, abandoned_s=600.0) for _ in range(2))
     assert (first.created, second.created) == (True, False)
     first.abandon(KeyboardInterrupt())
-    assert store.failed() == {"queries/q": "interrupted before its first part"}
+    assert store.failed_drafts() == {"queries/q": "interrupted before its first part"}
     write_part(second, 0, b"part")
-    assert store.failed() == {}
+    assert store.failed_drafts() == {}
     again = store.create("queries", "q", config={"n": 1}, abandoned_s=600.0)
     assert list(again.committed()) == ["part-00000"]
     with pytest.raises(InputError, match="was begun otherwise"):
@@ -632,12 +632,12 @@ def test_a_command_that_joined_an_abandoned_draft_removes_the_mark(store_url: st
     with pytest.raises(InputError, match="was begun otherwise"):  # None: something outside the draft depends on it
         store.create("queries", "q", config={"n": 2}, abandoned_s=None)
     assert second.renew()
-    assert store.failed() == {}
+    assert store.failed_drafts() == {}
     with pytest.raises(InputError, match="was begun otherwise"):
         store.create("queries", "q", config={"n": 2}, abandoned_s=600.0)
     second.fail("bad input")
     assert second.renew()
-    assert store.failed() == {"queries/q": "bad input"}
+    assert store.failed_drafts() == {"queries/q": "bad input"}
 
 
 def test_the_renewal_of_drafts_ends_with_its_block(store_url: str) -> None:
@@ -654,13 +654,13 @@ def test_a_touch_renews_the_time_of_an_object_unless_it_has_other_bytes(store_ur
     storage.put("a/b", b"1")
     if isinstance(storage, LocalStorage):
         os.utime(storage.local_path("a/b"), (0, 0))
-    before = storage.modified("a/b")
+    before = storage.write_time("a/b")
     assert not storage.touch("a/b", b"2")
-    assert storage.modified("a/b") == before
+    assert storage.write_time("a/b") == before
     assert storage.touch("a/b", b"1")
     assert storage.read("a/b") == b"1"
     assert [key for key, _ in storage.list("a")] == ["a/b"]
-    assert storage.modified("a/b") >= before + isinstance(storage, LocalStorage)
+    assert storage.write_time("a/b") >= before + isinstance(storage, LocalStorage)
 
 
 def test_a_failed_draft_is_garbage_after_an_hour(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -668,10 +668,10 @@ def test_a_failed_draft_is_garbage_after_an_hour(store_url: str, monkeypatch: py
     draft = store.create("queries", "q", config={"source": "a"})
     write_part(draft, 0, b"x")
     draft.fail("nonsense")
-    assert store.garbage() == []  # its command may be running again at this moment
-    last = max(store.storage.modified(key) for key, _ in store.storage.list("queries/q"))
+    assert store.garbage_files() == []  # its command may be running again at this moment
+    last = max(store.storage.write_time(key) for key, _ in store.storage.list("queries/q"))
     monkeypatch.setattr(store_module.time, "time", lambda: last + 3_601)
-    names = [key.removeprefix("queries/q/") for key, _ in store.garbage()]
+    names = [key.removeprefix("queries/q/") for key, _ in store.garbage_files()]
     assert names[0] == "part-00000.json"
     assert names[-2:] == ["failed.json", "manifest.begun.json"]  # no longer failed only once the parts are gone
     for name in names:
@@ -692,7 +692,7 @@ def test_what_is_damaged_can_be_removed(tmp_path: Path) -> None:
     make(store, "e", [b"a"])
     (tmp_path / "embeddings/e/manifest.begun.json").write_text("{}")
     store.remove("embeddings/e")
-    assert store.keys() == store.incomplete() == []
+    assert store.keys() == store.incomplete_keys() == []
 
 
 def _commit_many(url: str, worker: int, count: int) -> None:
@@ -711,16 +711,16 @@ def test_commits_beside_gc_and_remove_all_succeed(tmp_path: Path) -> None:
         worker.start()
     removed, rounds = 0, 0
     while removed < 120 and (any(worker.is_alive() for worker in workers) or store.keys()):
-        old = store.storage.scratch()
+        old = store.storage.temporary_path()
         old.write_bytes(b"")
         os.utime(old, (0, 0))
-        for key, _ in store.garbage():
+        for key, _ in store.garbage_files():
             assert key == f".tmp/{old.name}"
             store.storage.delete(key)
         for key in store.keys("runs"):
             store.remove(key)
             removed += 1
-        store.incomplete(), store.superseded(), store.damaged()
+        store.incomplete_keys(), store.superseded_drafts(), store.describe_damaged()
         rounds += 1
     for worker in workers:
         worker.join()
@@ -757,7 +757,7 @@ def test_a_folder_that_is_removed_before_the_commit_is_made_again(
 
 def test_the_folder_of_temporary_files_stays(tmp_path: Path) -> None:
     storage = LocalStorage(str(tmp_path))
-    path = storage.scratch()
+    path = storage.temporary_path()
     storage.put_new("a/b", b"")
     storage.delete(".tmp/none")
     storage.delete("a/b")
@@ -802,11 +802,11 @@ class Vanishing:
 
 SCANS: dict[str, Callable[[Store], Any]] = {
     "generations": lambda store: store.generations("embeddings", "e"),
-    "garbage": lambda store: store.garbage(),
-    "superseded": lambda store: store.superseded(),
-    "damaged": lambda store: store.damaged(),
+    "garbage": lambda store: store.garbage_files(),
+    "superseded": lambda store: store.superseded_drafts(),
+    "damaged": lambda store: store.describe_damaged(),
     "dependents": lambda store: store.dependents("embeddings/other/g0000"),
-    "removable": lambda store: store.removable("embeddings/other/g0000")["embeddings/other/g0000"],
+    "removable": lambda store: store.files_to_remove("embeddings/other/g0000")["embeddings/other/g0000"],
     "verify": lambda store: [finding.problem for finding in verify(store) if finding.problem],
     "committed": lambda store: store.create("index", "d").committed(),
 }
@@ -985,9 +985,9 @@ def test_files_whose_names_are_not_text_do_no_harm(tmp_path: Path) -> None:
     assert dict(store.storage.list("")) == files
     assert not [finding for finding in verify(store) if finding.problem]
     os.utime(os.fsencode(tmp_path) + b"/.tmp/\xff.json", (0, 0))
-    [(key, _)] = store.garbage()
+    [(key, _)] = store.garbage_files()
     store.storage.delete(key)
-    assert store.garbage() == []
+    assert store.garbage_files() == []
     store.remove("embeddings/e")
     assert store.keys() == []
 
@@ -998,14 +998,14 @@ def test_garbage_of_other_artifacts_goes_beside_a_damaged_one(tmp_path: Path) ->
         make(store, name, [b"x"])
         (tmp_path / f"embeddings/{name}/part-00000-0123456789abcdef.bin").write_bytes(b"z")
     (tmp_path / "embeddings/bad/manifest.json").write_bytes(b"{}")
-    assert [key for key, _ in store.garbage()] == ["embeddings/good/part-00000-0123456789abcdef.bin"]
-    [line] = store.damaged()
+    assert [key for key, _ in store.garbage_files()] == ["embeddings/good/part-00000-0123456789abcdef.bin"]
+    [line] = store.describe_damaged()
     assert line.startswith(f"{tmp_path}/embeddings/bad/manifest.json: ")
 
 
 def test_a_generation_is_not_superseded_by_a_damaged_one(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     chain(store, "index", 0, 1, 2, begun=(1,))
-    assert store.superseded() == ["index/x/g0001"]
+    assert store.superseded_drafts() == ["index/x/g0001"]
     (tmp_path / "index/x/g0002/manifest.json").write_bytes(b"{}")
-    assert store.superseded() == []
+    assert store.superseded_drafts() == []

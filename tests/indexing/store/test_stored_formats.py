@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from indexing.store.documents import FORMAT, seal, unseal
+from indexing.store.documents import FORMAT, add_own_hash, check_own_hash
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -16,7 +16,7 @@ def make(store: Store, kind: str, format: int) -> None:
     with store.create(kind, "old", config={"seed": 1}) as draft:
         draft.commit("file-00000", ".file", lambda path: path.write_bytes(b"{}"), rows=0)
     manifest = Path(store.url) / kind / "old" / "manifest.json"
-    manifest.write_bytes(seal({**unseal(manifest.read_bytes(), "manifest"), "format": format}))
+    manifest.write_bytes(add_own_hash({**check_own_hash(manifest.read_bytes(), "manifest"), "format": format}))
 
 
 @pytest.mark.parametrize("kind", ["models", "prompts"])

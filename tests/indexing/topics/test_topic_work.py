@@ -150,7 +150,7 @@ def test_a_limit_uses_the_first_passages(tmp_path: Path) -> None:
     make_store(tmp_path)
     topics = fit_small(tmp_path, limit=65)
     assert topics.topic_per_row().shape == (65,)
-    assert [part.rows for part in topics.generations[0].group("part")] == [30, 35]
+    assert [part.rows for part in topics.generations[0].numbered_parts("part")] == [30, 35]
 
 
 def test_topics_of_another_corpus_are_refused(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_small_corpora_and_missing_names_are_refused(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     with pytest.raises(InputError, match=r"^none of the words of 75 passages"):
         fit_small(tmp_path, options=replace(SMALL, min_passages=80))
-    assert store.incomplete() == []
+    assert store.incomplete_keys() == []
     assert fit_small(tmp_path).num_rows == 75  # under the name of the run that failed
 
 

@@ -19,7 +19,7 @@ from indexing.training.messages import (
     StepDone,
     TrainingResult,
     receive,
-    report,
+    report_update,
 )
 
 START = Started(0)
@@ -61,7 +61,7 @@ def after(*messages: Message) -> Outcome:
     for message in messages:
         outcome.state, update = receive(outcome.state, message)
         outcome.starts += update.is_start
-        report(update, count, lambda done: outcome.steps.append(getattr(done, "step", 0)))
+        report_update(update, count, lambda done: outcome.steps.append(getattr(done, "step", 0)))
     return outcome
 
 

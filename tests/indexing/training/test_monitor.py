@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from indexing.training.messages import InvalidInput, Started, StartMeasured, StepDone, Update
+from indexing.training.messages import InvalidInput, ProgressUpdate, Started, StartMeasured, StepDone
 from indexing.training.monitor import Listener, Monitor
 
 
@@ -20,7 +20,7 @@ def test_updates_arrive_in_order_until_it_is_closed() -> None:
         monitor = Monitor()
         waiting = asyncio.create_task(monitor.next_updates())
         await monitor.send(Started(0))
-        assert await waiting == [Update(is_start=True)]
+        assert await waiting == [ProgressUpdate(is_start=True)]
         await monitor.send(step(1))
         await monitor.send(step(2))
         state = await monitor.close()
@@ -53,15 +53,15 @@ def test_workers_stop_after_bad_input_and_on_request(bad: bool) -> None:
 def test_a_listener_reports_what_it_hears() -> None:
     measured = StartMeasured(0.5)
     updates = [
-        [Update(is_start=True), Update(shown=measured)],
-        [Update(steps=1, shown=step(1)), Update(steps=2, is_reused=True)],
+        [ProgressUpdate(is_start=True), ProgressUpdate(shown=measured)],
+        [ProgressUpdate(steps=1, shown=step(1)), ProgressUpdate(steps=2, is_reused=True)],
         [],
     ]
     counted: list[tuple[int, bool]] = []
     shown: list[object] = []
     stopped: list[bool] = []
 
-    def next_updates() -> list[Update]:
+    def next_updates() -> list[ProgressUpdate]:
         assert listener.has_stepped == (step(1) in shown)
         return updates.pop(0)
 
@@ -91,7 +91,9 @@ def test_a_broken_listener_ends_the_workers(is_gone: bool) -> None:
     def show(done: object) -> None:
         raise ValueError("cannot show it")
 
-    listener = Listener(lambda: [Update(steps=1, shown=step(1))], stop, lambda *_: None, show, threading.Event())
+    listener = Listener(
+        lambda: [ProgressUpdate(steps=1, shown=step(1))], stop, lambda *_: None, show, threading.Event()
+    )
     listener.follow()
     assert stopped == [True]
     assert str(listener.error) == "cannot show it"

@@ -125,7 +125,7 @@ def test_bad_input_is_reported_and_leaves_no_draft(
 ) -> None:
     task = task_of(SmallMaker(backbone, InputError("weights: cut off")))
     assert messages_of(task) == [Started(0), InvalidInput("weights: cut off")]
-    assert task.last.store.incomplete() == []
+    assert task.last.store.incomplete_keys() == []
 
 
 def test_another_error_is_reported_and_raised(backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]) -> None:
@@ -152,7 +152,7 @@ def test_too_little_memory_of_a_gpu_is_one_line(backbone: Path, task_of: Callabl
     task = task_of(SmallMaker(backbone, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")))
     with pytest.raises(InputError, match=r"step 1: the memory of the GPU does not suffice \(CUDA out of memory"):
         run_local(task, lambda *_: None, lambda _: None)
-    assert task.last.store.incomplete() == []
+    assert task.last.store.incomplete_keys() == []
 
 
 @pytest.mark.parametrize(

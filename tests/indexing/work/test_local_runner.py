@@ -25,35 +25,35 @@ from indexing.work.tasks import (
     MAX_BYTES,
     ONE_CORE,
     PYTHON_CORE,
-    Place,
+    Allocation,
     Report,
-    Resources,
     WorkerRequest,
+    WorkerResources,
     task_name,
 )
 from retriever.errors import InputError, StorageError
 
-TWO_CALLS = Resources(cores=None, calls=2)
+TWO_CALLS = WorkerResources(cores=None, calls=2)
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
     """A task that calls a function with the place and the item."""
 
-    function: Callable[[Place, int], object]
-    resources: Resources = ONE_CORE
+    function: Callable[[Allocation, int], object]
+    resources: WorkerResources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[int, Report], object]:
-        return lambda item, report: self.function(place, item)
+    def open(self, allocation: Allocation) -> Callable[[int, Report], object]:
+        return lambda item, report: self.function(allocation, item)
 
 
 @dataclass(frozen=True)
 class ProcessOf:
     """A task that returns the id of its process."""
 
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[int, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         return lambda item, report: os.getpid()
 
 
@@ -61,48 +61,48 @@ class ProcessOf:
 class Refusing:
     """A task whose worker cannot be opened."""
 
-    resources: Resources
+    resources: WorkerResources
 
-    def open(self, place: Place) -> Callable[[int, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         raise InputError("no such model")
 
 
 @pytest.mark.parametrize(
-    ("cores", "gpus", "resources", "place", "slots"),
+    ("cores", "gpus", "resources", "allocation", "slots"),
     [
-        (8, 0, ONE_CORE, Place(1), 8),
-        (8, 0, ALL_CORES, Place(8), 1),
-        (8, 0, Resources(cores=3), Place(3), 2),
-        (2, 0, Resources(cores=5), Place(2), 1),
-        (8, 1, ONE_CORE, Place(1), 8),
-        (8, 1, Resources(cores=None, gpus=None), Place(8, "cuda"), 1),
-        (8, 0, Resources(cores=None, gpus=None), Place(8), 1),
-        (8, 1, Resources(cores=2, gpus=0), Place(2), 4),
-        (8, 2, Resources(cores=2, gpus=1), Place(2, "cuda"), 2),
+        (8, 0, ONE_CORE, Allocation(1), 8),
+        (8, 0, ALL_CORES, Allocation(8), 1),
+        (8, 0, WorkerResources(cores=3), Allocation(3), 2),
+        (2, 0, WorkerResources(cores=5), Allocation(2), 1),
+        (8, 1, ONE_CORE, Allocation(1), 8),
+        (8, 1, WorkerResources(cores=None, gpus=None), Allocation(8, "cuda"), 1),
+        (8, 0, WorkerResources(cores=None, gpus=None), Allocation(8), 1),
+        (8, 1, WorkerResources(cores=2, gpus=0), Allocation(2), 4),
+        (8, 2, WorkerResources(cores=2, gpus=1), Allocation(2, "cuda"), 2),
     ],
 )
 def test_a_worker_gets_its_cores_and_a_gpu_if_there_is_one(
-    cores: int, gpus: int, resources: Resources, place: Place, slots: int
+    cores: int, gpus: int, resources: WorkerResources, allocation: Allocation, slots: int
 ) -> None:
     runner = LocalRunner(cores=cores, gpus=gpus)
-    assert (runner.place(resources), runner.slots(resources)) == (place, slots)
+    assert (runner.allocate(resources), runner.slots(resources)) == (allocation, slots)
 
 
 @pytest.mark.parametrize(
-    ("request_", "resources", "place", "slots"),
+    ("request_", "resources", "allocation", "slots"),
     [
-        (WorkerRequest(cpus=3), ALL_CORES, Place(3), 2),
-        (WorkerRequest(cpus=3, max_workers=1), ALL_CORES, Place(3), 1),
-        (WorkerRequest(cpus=3), ONE_CORE, Place(1), 8),
-        (WorkerRequest(gpus=0), Resources(cores=None, gpus=None), Place(8), 1),
-        (WorkerRequest(gpus=0), Resources(cores=2, gpus=1), Place(2, "cuda"), 1),
+        (WorkerRequest(cpus=3), ALL_CORES, Allocation(3), 2),
+        (WorkerRequest(cpus=3, max_workers=1), ALL_CORES, Allocation(3), 1),
+        (WorkerRequest(cpus=3), ONE_CORE, Allocation(1), 8),
+        (WorkerRequest(gpus=0), WorkerResources(cores=None, gpus=None), Allocation(8), 1),
+        (WorkerRequest(gpus=0), WorkerResources(cores=2, gpus=1), Allocation(2, "cuda"), 1),
     ],
 )
 def test_a_user_sets_the_sizes_that_are_not_fixed(
-    request_: WorkerRequest, resources: Resources, place: Place, slots: int
+    request_: WorkerRequest, resources: WorkerResources, allocation: Allocation, slots: int
 ) -> None:
     runner = LocalRunner(cores=8, gpus=1, request=request_)
-    assert (runner.place(resources), runner.slots(resources)) == (place, slots)
+    assert (runner.allocate(resources), runner.slots(resources)) == (allocation, slots)
 
 
 def test_no_more_workers_are_opened_than_there_are_items() -> None:
@@ -110,7 +110,7 @@ def test_no_more_workers_are_opened_than_there_are_items() -> None:
         resources = ONE_CORE
         opened = 0
 
-        def open(self, place: Place) -> Callable[[int, Report], int]:
+        def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
             self.opened += 1
             return lambda item, report: item
 
@@ -129,30 +129,30 @@ def test_a_task_has_a_readable_name() -> None:
 
 def test_one_worker_runs_in_the_calling_thread_in_order() -> None:
     here = threading.get_ident()
-    found = list(LocalRunner(cores=1).run(Call(lambda place, item: (item, threading.get_ident())), range(5)))
+    found = list(LocalRunner(cores=1).run(Call(lambda allocation, item: (item, threading.get_ident())), range(5)))
     assert found == [(n, (n, here)) for n in range(5)]
 
 
 def test_as_many_items_run_at_once_as_there_are_slots() -> None:
     together = threading.Barrier(3, timeout=30)  # would break with fewer than three threads
-    found = list(LocalRunner(cores=3).run(Call(lambda place, item: together.wait() >= 0), range(6)))
+    found = list(LocalRunner(cores=3).run(Call(lambda allocation, item: together.wait() >= 0), range(6)))
     assert sorted(found) == [(n, True) for n in range(6)]
 
 
 def test_one_worker_takes_as_many_calls_as_it_says() -> None:
     together = threading.Barrier(2, timeout=30)
-    opened: list[Place] = []
+    opened: list[Allocation] = []
 
     @dataclass(frozen=True, eq=False)
     class Both:
-        resources: Resources = TWO_CALLS
+        resources: WorkerResources = TWO_CALLS
 
-        def open(self, place: Place) -> Callable[[int, Report], int]:
-            opened.append(place)
+        def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
+            opened.append(allocation)
             return lambda item, report: together.wait()
 
     assert len(list(LocalRunner(cores=2).run(Both(), range(4)))) == 4
-    assert opened == [Place(2)]
+    assert opened == [Allocation(2)]
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -165,7 +165,7 @@ def test_items_are_drawn_as_workers_become_free(cores: int) -> None:
             drawn += 1
             yield drawn
 
-    results = LocalRunner(cores=cores).run(Call(lambda place, item: item), endless())
+    results = LocalRunner(cores=cores).run(Call(lambda allocation, item: item), endless())
     for _ in range(10):
         next(results)
     results.close()  # type: ignore[attr-defined]
@@ -176,7 +176,7 @@ def test_large_items_wait_while_others_are_held() -> None:
     held = most = 0
     lock = threading.Lock()
 
-    def work(place: Place, item: int) -> None:
+    def work(allocation: Allocation, item: int) -> None:
         nonlocal held, most
         with lock:
             held += 1
@@ -194,7 +194,7 @@ def test_large_items_wait_while_others_are_held() -> None:
 def test_the_first_exception_is_raised_and_no_further_item_begins(cores: int) -> None:
     begun: list[int] = []
 
-    def work(place: Place, item: int) -> int:
+    def work(allocation: Allocation, item: int) -> int:
         begun.append(item)
         if item == 3:
             raise InputError("item 3 is bad")
@@ -210,10 +210,10 @@ def test_a_task_that_runs_again_opens_no_second_worker() -> None:
 
     @dataclass(frozen=True, eq=False)
     class Model:
-        resources: Resources = ALL_CORES
+        resources: WorkerResources = ALL_CORES
         stays_open: bool = True
 
-        def open(self, place: Place) -> Callable[[int, Report], int]:
+        def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
             nonlocal opened
             opened += 1
             return lambda item, report: item
@@ -221,7 +221,7 @@ def test_a_task_that_runs_again_opens_no_second_worker() -> None:
     runner, model = LocalRunner(cores=2), Model()
     for _ in range(3):
         assert list(runner.run(model, [1])) == [(1, 1)]
-        list(runner.run(Call(lambda place, item: item), [1]))
+        list(runner.run(Call(lambda allocation, item: item), [1]))
     assert opened == 1
     list(runner.run(Model(), [1]))
     assert opened == 2
@@ -237,7 +237,7 @@ def test_work_that_holds_pythons_lock_goes_to_processes_once_it_is_worth_it(monk
 
 
 def test_workers_that_cannot_share_a_process_have_one_each_from_the_second_item_on() -> None:
-    task = ProcessOf(Resources(one_per_process=True))
+    task = ProcessOf(WorkerResources(one_per_process=True))
     assert list(LocalRunner(cores=2).run(task, [1])) == [(1, os.getpid())]
     assert {pid for _, pid in LocalRunner(cores=1).run(task, range(3))} == {os.getpid()}
     found = list(LocalRunner(cores=2).run(task, range(6)))
@@ -266,9 +266,9 @@ class DiesOnce:
     """A task whose process is killed by its item 3, the first time."""
 
     mark: Path
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[int, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         def work(item: int, report: Report) -> int:
             if item == 3 and not self.mark.exists():
                 self.mark.touch()
@@ -282,9 +282,9 @@ class DiesOnce:
 class Sleeps:
     """A task that takes a minute in a spawned process."""
 
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[float, Report], float]:
+    def open(self, allocation: Allocation) -> Callable[[float, Report], float]:
         return lambda item, report: time.sleep(item) or item
 
 
@@ -292,9 +292,9 @@ class Sleeps:
 class BlockedSignals:
     """A task that returns the signals that its process was started with as blocked."""
 
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[int, Report], set[int]]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], set[int]]:
         return lambda item, report: signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
@@ -348,9 +348,9 @@ def test_an_exception_ends_spawned_processes_in_the_middle_of_their_items(monkey
 class Scribbles:
     """A task that returns the folder of its process's temporary files, or fills a folder there for ever."""
 
-    resources: Resources = PYTHON_CORE
+    resources: WorkerResources = PYTHON_CORE
 
-    def open(self, place: Place) -> Callable[[str, Report], str]:
+    def open(self, allocation: Allocation) -> Callable[[str, Report], str]:
         def work(item: str, report: Report) -> str:
             folder = Path(tempfile.mkdtemp(prefix="riptide-lucene-"))
             for number in itertools.count() if item == "endless" else ():
@@ -409,14 +409,14 @@ def test_spawned_processes_end_with_a_process_that_is_killed(tmp_path: Path) -> 
     wait_for_the_end(spawned)
 
 
-@pytest.mark.parametrize("resources", [ONE_CORE, ALL_CORES, Resources(python_bound=True)])
-def test_a_worker_that_cannot_be_opened_ends_the_run_with_its_line(resources: Resources) -> None:
+@pytest.mark.parametrize("resources", [ONE_CORE, ALL_CORES, WorkerResources(python_bound=True)])
+def test_a_worker_that_cannot_be_opened_ends_the_run_with_its_line(resources: WorkerResources) -> None:
     with pytest.raises(InputError, match="no such model"):
         list(LocalRunner(cores=2).run(Refusing(resources), range(3)))
 
 
 def test_no_items_open_no_worker() -> None:
-    for resources in (ONE_CORE, ALL_CORES, Resources(python_bound=True)):
+    for resources in (ONE_CORE, ALL_CORES, WorkerResources(python_bound=True)):
         assert list(LocalRunner(cores=2).run(Refusing(resources), [])) == []
 
 
@@ -427,9 +427,9 @@ def test_progress_within_items_is_summed_over_threads(monkeypatch: pytest.Monkey
 
     @dataclass(frozen=True, eq=False)
     class Slow:
-        resources: Resources = ONE_CORE
+        resources: WorkerResources = ONE_CORE
 
-        def open(self, place: Place) -> Callable[[int, Report], int]:
+        def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
             def work(item: int, report: Report) -> int:
                 report(item)
                 assert shown.wait(30)

@@ -13,8 +13,8 @@ from indexing.work import nodes
 from indexing.work.nodes import (
     GROWTH_S,
     HEAD,
+    ClusterNodes,
     NodeFailure,
-    Nodes,
     check_room,
     describe_workers,
     parse_labels,
@@ -23,10 +23,10 @@ from indexing.work.nodes import (
     seconds_to_wait,
 )
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import ALL_CORES, ONE_CORE, Place, Resources, WorkerRequest
+from indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, WorkerRequest, WorkerResources
 from retriever.errors import InputError, StorageError
 
-ANY_DEVICE = Resources(cores=None, gpus=None)
+ANY_DEVICE = WorkerResources(cores=None, gpus=None)
 
 
 def nodes_of(
@@ -45,33 +45,33 @@ def nodes_of(
 
 def test_places_are_counted_node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch, {"CPU": 7.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 4.0}, {"CPU": 4.0}, {"memory": 1.0})
-    assert [Nodes().places(cores) for cores in (1, 2, 3, 7, 8)] == [13, 6, 3, 1, 0]
-    assert [Nodes().places(cores, gpus=1) for cores in (1, 2, 3, 8)] == [3, 2, 1, 0]
+    assert [ClusterNodes().count_worker_slots(cores) for cores in (1, 2, 3, 7, 8)] == [13, 6, 3, 1, 0]
+    assert [ClusterNodes().count_worker_slots(cores, gpus=1) for cores in (1, 2, 3, 8)] == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize(
     ("resources", "all_cores", "any_device"),
     [
-        ([{"CPU": 7.0}, {"CPU": 16.0}, {"memory": 1.0}], Place(7), Place(7)),
-        ([{"CPU": 2.0, "GPU": 1.0}, {"CPU": 16.0}], Place(16), Place(2, "cuda")),
-        ([{"CPU": 8.0, "GPU": 1.0}], Place(8), Place(4, "cuda")),
+        ([{"CPU": 7.0}, {"CPU": 16.0}, {"memory": 1.0}], Allocation(7), Allocation(7)),
+        ([{"CPU": 2.0, "GPU": 1.0}, {"CPU": 16.0}], Allocation(16), Allocation(2, "cuda")),
+        ([{"CPU": 8.0, "GPU": 1.0}], Allocation(8), Allocation(4, "cuda")),
     ],
 )
 def test_all_cores_are_those_of_the_smallest_node_of_the_right_kind(
-    resources: list[dict[str, float]], all_cores: Place, any_device: Place, monkeypatch: pytest.MonkeyPatch
+    resources: list[dict[str, float]], all_cores: Allocation, any_device: Allocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes_of(monkeypatch, *resources)
     runner = RayTasks()
-    assert (runner.place(ALL_CORES), runner.place(ANY_DEVICE)) == (all_cores, any_device)
+    assert (runner.allocate(ALL_CORES), runner.allocate(ANY_DEVICE)) == (all_cores, any_device)
 
 
 def test_what_a_worker_gets_does_not_change_while_the_job_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch, {"CPU": 8.0})
     runner = RayTasks()
-    before = runner.place(ALL_CORES), runner.place(ANY_DEVICE)
+    before = runner.allocate(ALL_CORES), runner.allocate(ANY_DEVICE)
     nodes_of(monkeypatch, {"CPU": 8.0}, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0})
-    assert (runner.place(ALL_CORES), runner.place(ANY_DEVICE)) == before
-    assert Nodes().cores() == 2
+    assert (runner.allocate(ALL_CORES), runner.allocate(ANY_DEVICE)) == before
+    assert ClusterNodes().cores() == 2
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_a_job_says_what_it_waits_for(
 
     reported: list[int] = []
     monkeypatch.setattr(nodes, "report_waiting", reported.append)
-    with say_waiting(said.append, Nodes, 8, 0, wanted):
+    with say_waiting(said.append, ClusterNodes, 8, 0, wanted):
         while len(looks) < 3:
             time.sleep(0.001)
     assert said[:1] == lines
-    assert set(reported[:2]) == {4 - Nodes().places(8) if lines else 0}
+    assert set(reported[:2]) == {4 - ClusterNodes().count_worker_slots(8) if lines else 0}
     assert reported[-1] == 0
 
 
@@ -110,7 +110,7 @@ def test_a_job_says_which_labels_the_nodes_need(monkeypatch: pytest.MonkeyPatch)
     nodes_of(monkeypatch, {"CPU": 8.0})
     monkeypatch.setattr(nodes, "WAIT_S", 0.01)
     said: list[str] = []
-    with say_waiting(said.append, lambda: Nodes({"node-type": "gpu"}), 7, 1, lambda: 4):
+    with say_waiting(said.append, lambda: ClusterNodes({"node-type": "gpu"}), 7, 1, lambda: 4):
         while not said:
             time.sleep(0.001)
     assert said[0] == "waits for 4 workers of 7 CPUs and 1 GPU on nodes with node-type=gpu: 0 are there"
@@ -126,12 +126,17 @@ KINDS = ({"kind": "cpu", "zone": "a"}, {"kind": "gpu", "zone": "a", "ray.io/node
 def test_only_nodes_with_the_labels_that_are_not_excluded_count(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}, labels=KINDS)
     counts = [
-        (some.places(1), some.cores(), some.num_gpus())
-        for some in (Nodes(), Nodes({"kind": "cpu"}), Nodes({"kind": "cpu", "zone": "a"}), Nodes({"zone": "a"}, ("a",)))
+        (some.count_worker_slots(1), some.cores(), some.num_gpus())
+        for some in (
+            ClusterNodes(),
+            ClusterNodes({"kind": "cpu"}),
+            ClusterNodes({"kind": "cpu", "zone": "a"}),
+            ClusterNodes({"zone": "a"}, ("a",)),
+        )
     ]
     assert counts == [(14, 2, 2), (10, 2, 0), (2, 2, 0), (4, 4, 2)]
-    assert Nodes({"zone": "a"}, ("a", "b")).selector == {"zone": "a", "ray.io/node-id": "!in(a,b)"}
-    assert Nodes().selector == {}
+    assert ClusterNodes({"zone": "a"}, ("a", "b")).selector == {"zone": "a", "ray.io/node-id": "!in(a,b)"}
+    assert ClusterNodes().selector == {}
 
 
 def test_labels_are_keys_with_values() -> None:
@@ -191,18 +196,18 @@ def test_too_few_nodes_are_refused_with_what_was_requested_and_what_is_there(
 ) -> None:
     nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}, labels=KINDS)
     with pytest.raises(InputError) as raised:
-        check_room(Nodes(labels), cores, gpus, workers, waited_s, "min_workers 5")
+        check_room(ClusterNodes(labels), cores, gpus, workers, waited_s, "min_workers 5")
     assert str(raised.value) == line
-    check_room(Nodes(labels={"kind": "gpu"}), 2, 1, 2, 0, "min_workers 2")
+    check_room(ClusterNodes(labels={"kind": "gpu"}), 2, 1, 2, 0, "min_workers 2")
 
 
 def test_a_cluster_without_nodes_or_labels_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch)
     with pytest.raises(InputError, match="parameter min_workers 1: the nodes have 0 CPUs, room for 0 of 1 worker of 8"):
-        check_room(Nodes(), 8, 0, 1, 0, "min_workers 1")
+        check_room(ClusterNodes(), 8, 0, 1, 0, "min_workers 1")
     nodes_of(monkeypatch, {"CPU": 2.0})
     with pytest.raises(InputError, match="no node has it; the nodes have no labels"):
-        check_room(Nodes({"kind": "cpu"}), 1, 0, 1, 0, "min_workers 1")
+        check_room(ClusterNodes({"kind": "cpu"}), 1, 0, 1, 0, "min_workers 1")
 
 
 def test_nodes_are_waited_for_if_they_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +215,7 @@ def test_nodes_are_waited_for_if_they_may_come(monkeypatch: pytest.MonkeyPatch) 
     nodes_of(monkeypatch, {HEAD: 1.0, "CPU": 2.0})
     assert (seconds_to_wait(None), seconds_to_wait(5)) == (0, 5)
     with pytest.raises(InputError, match="room for 2 of 3 workers of 1 CPU; parameter wait"):
-        require_room(Nodes(), 1, 0, 3, WorkerRequest(min_workers=3))
+        require_room(ClusterNodes(), 1, 0, 3, WorkerRequest(min_workers=3))
     nodes_of(monkeypatch, {HEAD: 1.0})
     assert (seconds_to_wait(None), seconds_to_wait(0)) == (GROWTH_S, 0)
     looks: list[float] = []
@@ -220,7 +225,7 @@ def test_nodes_are_waited_for_if_they_may_come(monkeypatch: pytest.MonkeyPatch) 
         nodes_of(monkeypatch, {HEAD: 1.0}, {"CPU": float(len(looks))})
 
     monkeypatch.setattr(nodes.time, "sleep", add_node)
-    require_room(Nodes(), 1, 0, 3, WorkerRequest(min_workers=3))
+    require_room(ClusterNodes(), 1, 0, 3, WorkerRequest(min_workers=3))
     assert len(looks) == 3
 
 
@@ -229,32 +234,32 @@ def test_up_to_three_nodes_are_excluded_while_others_are_left(monkeypatch: pytes
         return NodeFailure(node, f"10.0.0.{node}", "the model is damaged", is_input=True)
 
     nodes_of(monkeypatch, *({"CPU": 2.0} for _ in "abcde"))
-    some = Nodes()
+    some = ClusterNodes()
     for node in "abc":
-        some = failure(node).exclude(some, Place(2))
-    assert some == Nodes(excluded=("a", "b", "c"))
+        some = failure(node).exclude(some, Allocation(2))
+    assert some == ClusterNodes(excluded=("a", "b", "c"))
     with pytest.raises(InputError) as raised:
-        failure("d").exclude(some, Place(2))
+        failure("d").exclude(some, Allocation(2))
     assert str(raised.value) == "node 10.0.0.d: the model is damaged; workers could not open on 4 nodes"
     nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 1.0})
     with pytest.raises(InputError) as raised:
-        failure("a").exclude(Nodes(), Place(2))
+        failure("a").exclude(ClusterNodes(), Allocation(2))
     assert str(raised.value) == "node 10.0.0.a: the model is damaged; no other node is left for the worker"
     nodes_of(monkeypatch, {"CPU": 2.0})
     with pytest.raises(StorageError) as stored:
-        NodeFailure("a", "10.0.0.a", "OSError: no space", is_input=False).exclude(Nodes(), Place(2))
+        NodeFailure("a", "10.0.0.a", "OSError: no space", is_input=False).exclude(ClusterNodes(), Allocation(2))
     assert str(stored.value) == "OSError: no space"
     nodes_of(monkeypatch, {HEAD: 1.0}, {"CPU": 2.0})
-    assert failure("b").exclude(Nodes(), Place(2)).excluded == ("b",), "an autoscaler may add another one"
+    assert failure("b").exclude(ClusterNodes(), Allocation(2)).excluded == ("b",), "an autoscaler may add another one"
 
 
 def test_a_request_fills_in_sizes_that_are_not_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a requested size no node is needed to decide what a worker gets."""
     nodes_of(monkeypatch, {HEAD: 1.0})
     runner = RayTasks(WorkerRequest(cpus=8, gpus=1))
-    assert [runner.place(each) for each in (ONE_CORE, ALL_CORES, ANY_DEVICE)] == [
-        Place(1),
-        Place(8),
-        Place(8, "cuda"),
+    assert [runner.allocate(each) for each in (ONE_CORE, ALL_CORES, ANY_DEVICE)] == [
+        Allocation(1),
+        Allocation(8),
+        Allocation(8, "cuda"),
     ]
-    assert RayTasks(WorkerRequest(cpus=8)).place(ANY_DEVICE) == Place(8)
+    assert RayTasks(WorkerRequest(cpus=8)).allocate(ANY_DEVICE) == Allocation(8)

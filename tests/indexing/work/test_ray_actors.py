@@ -13,10 +13,10 @@ import pytest
 from indexing.embeddings.encoding import CALLS
 from indexing.work.nodes import HEAD
 from indexing.work.ray_actors import RayActors, choose_pool
-from indexing.work.tasks import ANY_WORKERS, Place, Report, Resources, WorkerRequest
+from indexing.work.tasks import ANY_WORKERS, Allocation, Report, WorkerRequest, WorkerResources
 from retriever.errors import InputError
 
-TWO_CALLS = Resources(calls=CALLS)
+TWO_CALLS = WorkerResources(calls=CALLS)
 
 
 def nodes_of(monkeypatch: pytest.MonkeyPatch, *nodes: dict[str, float]) -> None:
@@ -104,9 +104,9 @@ class Squares:
     folder: Path
     bad: int | None = None
     broken: bool = False
-    resources: Resources = TWO_CALLS
+    resources: WorkerResources = TWO_CALLS
 
-    def open(self, place: Place) -> Callable[[int, Report], Result]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], Result]:
         if self.broken:
             raise InputError("the model is damaged")
         return self._square

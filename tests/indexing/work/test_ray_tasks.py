@@ -16,7 +16,7 @@ import pytest
 
 from indexing.work import ray_progress, ray_tasks, tasks
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import ONE_CORE, Place, Report, Resources, WorkerRequest
+from indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerRequest, WorkerResources
 from retriever.errors import InputError
 
 pytestmark = pytest.mark.cluster
@@ -36,10 +36,10 @@ class Calls:
     function: Callable[[int, Any], Any]
     argument: Any = None
     folder: Path | None = None
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
     stays_open: bool = True
 
-    def open(self, place: Place) -> Callable[[int, Report], Any]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], Any]:
         if self.folder:
             (self.folder / f"opened-{os.getpid()}-{time.monotonic_ns()}").touch()
         return lambda item, report: self.function(item, self.argument)
@@ -126,12 +126,12 @@ def test_an_endless_source_is_drawn_a_bounded_number_of_bytes_ahead(monkeypatch:
 
 
 def test_an_input_error_is_raised_as_one_and_ends_the_run() -> None:
-    from jobs.common.cli import input_error
+    from jobs.common.cli import find_input_error
 
     drawn: list[int] = []
     with pytest.raises(InputError) as raised:
         list(RayTasks(WorkerRequest(max_workers=2)).run(Calls(fail_at, 5), counted(drawn)))
-    assert str(input_error(raised.value)) == "item 5 is bad"
+    assert str(find_input_error(raised.value)) == "item 5 is bad"
     assert len(drawn) < 1_000  # of an endless source; other workers go on until one has failed
 
 
@@ -146,14 +146,14 @@ def test_a_worker_with_a_gpu_stays_open_for_the_next_item() -> None:
 import logging, os, ray
 from dataclasses import dataclass
 from indexing.work.ray_tasks import RayTasks
-from indexing.work.tasks import Resources
+from indexing.work.tasks import WorkerResources
 
 @dataclass(frozen=True)
 class Pid:
-    resources: Resources = Resources(gpus=None)
+    resources: WorkerResources = WorkerResources(gpus=None)
 
-    def open(self, place):
-        return lambda item, report: (os.getpid(), place.device)
+    def open(self, allocation):
+        return lambda item, report: (os.getpid(), allocation.device)
 
 ray.init(num_cpus=1, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 found = {result for _, result in RayTasks().run(Pid(), range(6))}
@@ -176,26 +176,26 @@ print(len(found), {device for _, device in found})
 
 def test_the_first_of_several_workers_gives_the_result_and_the_others_end(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
-    assert RayTasks().first(Calls(wait_for, tmp_path / "go"), 7, 50) == 7
+    assert RayTasks().run_on_first(Calls(wait_for, tmp_path / "go"), 7, 50) == 7
 
 
 def test_the_first_worker_may_be_lost(tmp_path: Path) -> None:
-    assert RayTasks().first(Calls(die_once, tmp_path), 1, 1) == 1
+    assert RayTasks().run_on_first(Calls(die_once, tmp_path), 1, 1) == 1
 
 
 @dataclass(frozen=True)
 class Broken:
     """A task whose workers cannot open."""
 
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
 
-    def open(self, place: Place) -> Callable[[int, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         raise OSError("the disk is full")
 
 
 @pytest.mark.parametrize(
     "start",
-    [lambda runner: list(runner.run(Broken(), range(3))), lambda runner: runner.first(Broken(), 0, 3)],
+    [lambda runner: list(runner.run(Broken(), range(3))), lambda runner: runner.run_on_first(Broken(), 0, 3)],
     ids=["run", "first"],
 )
 def test_a_job_whose_nodes_are_all_excluded_waits_for_others_only_as_long_as_requested(
@@ -221,10 +221,10 @@ class Reporting:
     """Reports 7 rows of its item until a file exists; the file appears when the driver has received them."""
 
     received: Path
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
     reports: bool = True
 
-    def open(self, place: Place) -> Callable[[int, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[int, Report], int]:
         def work(item: int, report: Report) -> int:
             end = time.monotonic() + 60
             while not self.received.exists() and time.monotonic() < end:

@@ -15,12 +15,12 @@ import pytest
 
 from indexing.store import artifact
 from indexing.store.artifact import ABANDONED_S, Draft
-from indexing.store.documents import Part
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from indexing.work import local
 from indexing.work.local import LocalRunner
-from indexing.work.tasks import ONE_CORE, Place, Report, Resources, Runner
-from indexing.work.work import RESUME, Committed, Progress, StageDefaults, Target, Unit, run_work
+from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
+from indexing.work.work import RESUME, ArtifactTarget, Committed, Progress, StageDefaults, WorkUnit, run_work
 from retriever.errors import InputError, StorageError
 
 
@@ -32,15 +32,15 @@ class Squares(StageDefaults):
     power: int = 2
     name: str = "n"
     bad: int | None = None
-    resources: Resources = ONE_CORE
+    resources: WorkerResources = ONE_CORE
     fails_whole: bool = False
     title: str = "square"
     noun: str = "numbers"
 
     @property
-    def targets(self) -> list[Target]:
+    def targets(self) -> list[ArtifactTarget]:
         config = {"power": self.power, "numbers": list(self.numbers)}
-        return [Target("squares", self.name, {}, config, fails_whole=self.fails_whole)]
+        return [ArtifactTarget("squares", self.name, {}, config, fails_whole=self.fails_whole)]
 
     @property
     def stages(self) -> list[Any]:
@@ -50,11 +50,11 @@ class Squares(StageDefaults):
     def total(self) -> int:
         return len(self.numbers)
 
-    def units(self, committed: Committed) -> Iterator[Unit]:
+    def units(self, committed: Committed) -> Iterator[WorkUnit]:
         for number in self.numbers:
-            yield Unit((f"part-{number:05d}",), 1, number)
+            yield WorkUnit((f"part-{number:05d}",), 1, number)
 
-    def check(self, unit: Unit, parts: Sequence[Part]) -> None:
+    def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
         assert parts[0].name == unit.names[0]
 
     def task(self, drafts: Sequence[Draft]) -> Square:
@@ -71,12 +71,12 @@ class Square:
     draft: Draft
     power: int
     bad: int | None
-    resources: Resources
+    resources: WorkerResources
 
-    def open(self, place: Place) -> Callable[[Unit, Report], int]:
+    def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], int]:
         return self._square
 
-    def _square(self, unit: Unit, report: Report) -> int:
+    def _square(self, unit: WorkUnit, report: Report) -> int:
         if unit.payload == self.bad:
             raise InputError(f"number {self.bad} is bad")
         text = str(unit.payload**self.power)
@@ -131,7 +131,7 @@ def test_every_way_of_the_local_runner_makes_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(local, "SPAWN_AFTER_S", 0.0)
     log = Log()
-    work = replace(WORK, resources=Resources(python_bound=python_bound))
+    work = replace(WORK, resources=WorkerResources(python_bound=python_bound))
     [artifact] = run_work(store, work, LocalRunner(cores=cores), log)
     assert contents(store) == {f"part-{n:05d}": str(n * n) for n in range(7)}
     assert artifact.notes == {"parts": 7}
@@ -149,7 +149,7 @@ def test_what_is_complete_is_not_made_again(store: Store) -> None:
 def test_an_interrupted_run_keeps_its_parts_and_makes_the_others(store: Store, cores: int) -> None:
     made: list[int] = []
 
-    def interrupt(unit: Unit, result: int) -> None:
+    def interrupt(unit: WorkUnit, result: int) -> None:
         made.append(result)
         if len(made) == 3:
             raise KeyboardInterrupt
@@ -169,7 +169,7 @@ def test_an_interrupted_run_keeps_its_parts_and_makes_the_others(store: Store, c
 def test_bad_input_before_any_part_leaves_nothing(store: Store) -> None:
     with pytest.raises(InputError, match="number 0 is bad"):
         run_work(store, replace(WORK, bad=0), LocalRunner(cores=1))
-    assert store.incomplete() == []
+    assert store.incomplete_keys() == []
     run_work(store, replace(WORK, power=3), LocalRunner(cores=1))
     assert contents(store)["part-00002"] == "8"
 
@@ -177,7 +177,7 @@ def test_bad_input_before_any_part_leaves_nothing(store: Store) -> None:
 def test_bad_input_after_some_parts_keeps_them(store: Store) -> None:
     with pytest.raises(InputError, match="number 4 is bad"):
         run_work(store, replace(WORK, bad=4), LocalRunner(cores=1))
-    assert store.incomplete() == ["squares/n"]
+    assert store.incomplete_keys() == ["squares/n"]
     log = Log()
     run_work(store, WORK, LocalRunner(cores=1), log)
     assert log.lines.count("kept") == 4
@@ -186,7 +186,7 @@ def test_bad_input_after_some_parts_keeps_them(store: Store) -> None:
 def test_after_bad_input_a_target_that_fails_whole_begins_anew(store: Store) -> None:
     with pytest.raises(InputError, match="number 4 is bad"):
         run_work(store, replace(WORK, bad=4, fails_whole=True), LocalRunner(cores=1))
-    assert store.failed() == {"squares/n": "number 4 is bad"}
+    assert store.failed_drafts() == {"squares/n": "number 4 is bad"}
     log = Log()
     run_work(store, replace(WORK, fails_whole=True), LocalRunner(cores=1), log)
     assert log.lines.count("kept") == 0
@@ -195,7 +195,7 @@ def test_after_bad_input_a_target_that_fails_whole_begins_anew(store: Store) -> 
 def test_a_failure_of_the_storage_keeps_the_parts_of_every_target(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Square, unit: Unit, report: Report) -> int:
+    def broken(self: Square, unit: WorkUnit, report: Report) -> int:
         if unit.payload == 3:
             raise StorageError("the disk is full")
         return original(self, unit, report)
@@ -265,7 +265,7 @@ def test_a_process_shows_that_it_works_on_a_draft(store: Store, monkeypatch: pyt
     """Its first part may take long: the draft was begun long ago, and is not replaced."""
     refusals: list[str] = []
 
-    def slow(self: Square, unit: Unit, report: Report) -> int:
+    def slow(self: Square, unit: WorkUnit, report: Report) -> int:
         if not refusals:
             age(store, ABANDONED_S + 1)
             path = Path(store.url) / "squares/n/manifest.begun.json"
@@ -295,7 +295,7 @@ def test_a_process_whose_draft_was_replaced_ends_with_one_line_and_leaves_the_ne
     """It was suspended for longer than ABANDONED_S before its first part."""
     new: list[Draft] = []
 
-    def suspended(self: Square, unit: Unit, report: Report) -> int:
+    def suspended(self: Square, unit: WorkUnit, report: Report) -> int:
         if not new:
             age(store, ABANDONED_S + 1)
             [target] = CUBES.targets
@@ -319,7 +319,7 @@ def test_a_process_whose_draft_was_replaced_ends_with_one_line_and_leaves_the_ne
 def test_an_interruption_before_the_first_part_does_not_block_the_corrected_command(
     store: Store, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    def interrupted(self: Square, unit: Unit, report: Report) -> int:
+    def interrupted(self: Square, unit: WorkUnit, report: Report) -> int:
         raise error
 
     with monkeypatch.context() as patch:
@@ -327,7 +327,7 @@ def test_an_interruption_before_the_first_part_does_not_block_the_corrected_comm
         with pytest.raises(type(error)):
             run_work(store, WORK, LocalRunner(cores=1))
     assert not hasattr(error, "__notes__")
-    assert store.failed() == {"squares/n": str(error) or "interrupted before its first part"}
+    assert store.failed_drafts() == {"squares/n": str(error) or "interrupted before its first part"}
     run_work(store, CUBES, LocalRunner(cores=1))
     assert contents(store)["part-00002"] == "8"
     assert list(Path(store.url).rglob("failed.json")) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import quiet, say, say_aside
+from jobs.common.cli import quiet, say, say_on_stderr
 
 from collections.abc import Callable
 from pathlib import Path
@@ -66,10 +66,10 @@ def test_a_quiet_program_gets_warnings_on_stderr(capsys: pytest.CaptureFixture[s
     with quiet():
         for line in ("a line", "warning: 3 of 4 passages were cut"):
             say(line)
-        say_aside("runs on a cluster")
+        say_on_stderr("runs on a cluster")
     assert capsys.readouterr() == ("", "warning: 3 of 4 passages were cut\n")
     say("after")
-    say_aside("aside")
+    say_on_stderr("aside")
     assert capsys.readouterr() == ("after\n", "aside\n")
 
 

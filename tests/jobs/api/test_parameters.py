@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jobs.api.making import Making
 from jobs.api.parameters import METHODS, Parameters
-from jobs.common.options import flatten
+from jobs.common.options import options_by_name
 from jobs.common.steps import job_names
 
 import numpy as np
@@ -34,9 +34,9 @@ def test_named_parameters_are_options_of_the_job_and_all_others_are_described(me
     named = [name for name in signature if name not in ("self", "options")]
     assert set(named) <= set(parameters.options)
     described = Making.describe_options(method)
-    missing = {option.name for option in flatten(parameters.job).values()}
+    missing = {option.name for option in options_by_name(parameters.job).values()}
     missing -= {option.name for option in parameters.options.values()}
-    hidden = {each.name for each in flatten(parameters.job).values() if each.metadata.get("hidden")}
+    hidden = {each.name for each in options_by_name(parameters.job).values() if each.metadata.get("hidden")}
     assert missing == {"store", "plan", *excluded, *hidden}
     for name, option in parameters.options.items():
         assert f"\n{name}: " in described, option

@@ -200,7 +200,7 @@ def test_ctrl_c_leaves_parts_that_the_same_call_resumes(
         with pytest.raises(KeyboardInterrupt) as caught:
             store.import_corpus(iter(rows), part_size=10)
     assert any("again" in note for note in caught.value.__notes__)
-    assert store.incomplete() == ["corpus/g0000"]
+    assert store.incomplete_keys() == ["corpus/g0000"]
     records = {path: path.read_bytes() for path in Path(store.url).rglob("part-*.json")}
     assert records
     with pytest.raises(InputError, match="rows of a table"):

@@ -18,13 +18,13 @@ from indexing.search.runs import read_run
 from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.parts.engine import Engine
-from serve.parts.leaf import Leaf, ask_here
+from serve.parts.leaf import Leaf, ask_local_leaves
 from serve.parts.models import EncoderPart, RerankPart
-from serve.parts.queries import Query
+from serve.parts.queries import PendingQuery
 from serve.release.live import live_release_id, make_current
 from serve.release.planning import plan_release
 from serve.release.release import Release
-from serve.release.tasks import Task, search_of, search_of_mode
+from serve.release.tasks import ServedTask, find_source_search, search_of_mode
 
 Done = Callable[..., str]
 ROWS = [7, 3, 200, 41, 0]  # row 200 and row 0 are deleted
@@ -169,22 +169,24 @@ def test_a_new_release_keeps_the_sources_of_the_live_one(
 def test_leaves_search_a_new_kind_in_their_rows(store: Store, release: Release) -> None:
     encoder, reranker = EncoderPart(store, device="cpu"), RerankPart(store, device="cpu")
     [task] = release.tasks
-    query = Query(release, "bafa", task, 5, search_of(task, "fixed:best"), 4e9)
+    query = PendingQuery(release, "bafa", task, 5, find_source_search(task, "fixed:best"), 4e9)
     answers = []
     for of in (1, 3):
         leaves = [Leaf(store, number, of) for number in range(of)]
-        answers += Engine(encoder, reranker, partial(ask_here, leaves)).search([query])
+        answers += Engine(encoder, reranker, partial(ask_local_leaves, leaves)).search([query])
     assert answers[0].hits == answers[1].hits != []
 
 
 def test_a_mode_is_a_source_of_the_task() -> None:
-    whole, bare = Task("t", None, "enc", "idx", "wide"), Task("t", None, "enc")
+    whole, bare = ServedTask("t", None, "enc", "idx", "wide"), ServedTask("t", None, "enc")
     modes = {mode: search_of_mode(whole, mode).source for mode in ("dense", "exact", "bm25", "hybrid")}
     expected = {"dense": "index:idx", "exact": "exact:enc", "bm25": "bm25:wide"}
     assert modes == {**expected, "hybrid": "0.5*bm25:wide+0.5*index:idx"}
     assert search_of_mode(bare, "dense").source == "exact:enc"
     assert search_of_mode(whole, "hybrid").labels == ("bm25", "dense")
-    assert search_of(whole, "bm25+exact:enc").source == "bm25:wide+exact:enc"  # the only one of the kind
-    assert search_of(whole, "exact:enc").parts[0].target == search_of(whole, "index:idx").parts[0].target
+    assert find_source_search(whole, "bm25+exact:enc").source == "bm25:wide+exact:enc"  # the only one of the kind
+    assert (
+        find_source_search(whole, "exact:enc").parts[0].target == find_source_search(whole, "index:idx").parts[0].target
+    )
     with pytest.raises(InputError, match="task 't' has no BM25"):
         search_of_mode(bare, "hybrid")

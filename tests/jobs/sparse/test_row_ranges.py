@@ -23,13 +23,13 @@ from indexing.store.store import Store
 from serve.errors import LostError
 from serve.local import open_local
 from serve.parts.engine import Engine
-from serve.parts.leaf import Leaf, ask_here
+from serve.parts.leaf import Leaf, ask_local_leaves
 from serve.parts.models import EncoderPart, RerankPart
-from serve.parts.queries import Query
-from serve.release.live import live_release, live_release_id, make_current
+from serve.parts.queries import PendingQuery
+from serve.release.live import live_release_id, make_current, read_live_release
 from serve.release.planning import plan_release
 from serve.release.release import Release
-from serve.release.tasks import search_of
+from serve.release.tasks import find_source_search
 from serve.service.options import ServiceOptions
 
 SPLADE = "splade:impacts"
@@ -93,14 +93,14 @@ def ranged(
         }.items():
             answer = client.put(f"/v1/tasks/{name}", files=files)
             assert answer.status_code == 200, answer.text
-        before = live_release(store)[0]
+        before = read_live_release(store)[0]
         growth.grow("corpus", "embeddings")
         done("encode_corpus", *at, "--encoder", masked, "--name", "sparse", "--pooling", "splade", "--dtype", "float32")
         done("build_index", *at, "--embeddings", "sparse", "--name", "impacts", "--shards", 3)
         build()
         answer = client.put("/v1/release", json={"release": None})
         assert answer.status_code == 200, answer.text
-    after = live_release(store)[0]
+    after = read_live_release(store)[0]
     assert before is not None
     assert after is not None
     assert len(after.tasks) == len(before.tasks) == 4
@@ -109,23 +109,26 @@ def ranged(
 
 def engine_of(store: Store, of: int) -> Engine:
     leaves = [Leaf(store, number, of, threads=2) for number in range(of)]
-    return Engine(EncoderPart(store, device="cpu"), RerankPart(store, device="cpu"), partial(ask_here, leaves))
+    return Engine(EncoderPart(store, device="cpu"), RerankPart(store, device="cpu"), partial(ask_local_leaves, leaves))
 
 
-def all_queries(ranged: Ranged, release: Release) -> list[Query]:
+def all_queries(ranged: Ranged, release: Release) -> list[PendingQuery]:
     """Returns queries of all tasks to all sources, filtered and not, re-ranked and not; one has no known word."""
     tasks = {task.name: task for task in release.tasks}
     texts = [*list(query_texts(ranged.root).values())[:2], f"{WORDS[1]} {WORDS[3]}", "xyzzy"]
     queries = []
     for source, text, filter in itertools.product(SOURCES, texts, (None, *FILTERS)):
-        search, filtered = search_of(tasks["default"], source), filter and json.dumps(filter, sort_keys=True)
-        queries.append(Query(release, text, tasks["default"], K, search, 4e9, filtered))
+        search, filtered = find_source_search(tasks["default"], source), filter and json.dumps(filter, sort_keys=True)
+        queries.append(PendingQuery(release, text, tasks["default"], K, search, 4e9, filtered))
         if filter is None:
-            queries.append(Query(release, text, tasks["default"], 3, search, 4e9, rerank=5))
+            queries.append(PendingQuery(release, text, tasks["default"], 3, search, 4e9, rerank=5))
     for name, text in itertools.product(("computed", "fixed"), texts):
-        queries.append(Query(release, text, tasks[name], 250, search_of(tasks[name], "index:four"), 4e9))
+        queries.append(
+            PendingQuery(release, text, tasks[name], 250, find_source_search(tasks[name], "index:four"), 4e9)
+        )
     return queries + [
-        Query(release, text, tasks["topical"], K, search_of(tasks["topical"], "exact:topical"), 4e9) for text in texts
+        PendingQuery(release, text, tasks["topical"], K, find_source_search(tasks["topical"], "exact:topical"), 4e9)
+        for text in texts
     ]
 
 
@@ -189,7 +192,7 @@ def test_a_lost_leaf_gives_503_or_a_marked_partial_answer(
     lost = {1}
 
     def ask(called: str, request: Any) -> list[Any]:
-        replies = ask_here(leaves, called, request)
+        replies = ask_local_leaves(leaves, called, request)
         return [Lost(error, late) if called == method and n in lost else reply for n, reply in enumerate(replies)]
 
     service.engine.ask = ask

@@ -28,14 +28,14 @@ from retriever.encoding.sparse_encoder import SparseEncoder
 from retriever.errors import InputError
 from serve.client import Client
 from serve.local import open_local
-from serve.parts.queries import Query
+from serve.parts.queries import PendingQuery
 from serve.parts.states import parts_of
 from serve.release.artifacts import ReleaseArtifacts
 from serve.release.live import live_release_id, make_current
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.renewal import renew_release
-from serve.release.tasks import search_of
+from serve.release.tasks import find_source_search
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
 
@@ -76,7 +76,8 @@ def test_a_mixed_batch_has_the_hits_of_the_jobs(
     assert task is not None
     batch = [(id, number) for id in asked for number in range(len(SOURCES))]
     queries = [
-        Query(release, asked[id], task, K, search_of(task, SOURCES[number]), float("inf")) for id, number in batch
+        PendingQuery(release, asked[id], task, K, find_source_search(task, SOURCES[number]), float("inf"))
+        for id, number in batch
     ]
     answers = service.engine.search(queries)
     runs = [run_of(store, f"run{number}") for number in range(len(SOURCES))]
@@ -294,7 +295,10 @@ def test_a_query_that_cannot_be_searched_fails_alone(
     live = service.live
     assert live is not None
     task = live.tasks["default"]
-    queries = [Query(live.release, text, task, K, search_of(task, str(body["source"])), float("inf")) for text in texts]
+    queries = [
+        PendingQuery(live.release, text, task, K, find_source_search(task, str(body["source"])), float("inf"))
+        for text in texts
+    ]
     answers = service.engine.search(queries)
     assert [isinstance(answer.error, InputError) for answer in answers] == [text == bad for text in texts]
     assert str(answers[2].error).startswith("source splade:impacts: ")
@@ -326,7 +330,7 @@ def test_embeddings_of_a_task_whose_prompts_are_computed(
     service.check_parts(release)
     task, texts = release.tasks[0], list(query_texts(tmp_path / "root").values())[:3]
     queries = [
-        Query(release, text, task, K, search_of(task, "splade:computed"), 4e9)
+        PendingQuery(release, text, task, K, find_source_search(task, "splade:computed"), 4e9)
         for text in [texts[0], "漢字", *texts[1:]]
     ]
     answers = service.engine.search(queries)

@@ -75,7 +75,7 @@ def test_a_search_ranks_as_the_product_of_whole_weights(
     artifact = store.open("runs", run)
     assert {"splade:impacts/1", "embeddings:sparse/1"} <= artifact.inputs.keys()
     assert artifact.config["source"] == "splade:impacts"
-    [part, *_] = artifact.group("part")
+    [part, *_] = artifact.numbered_parts("part")
     assert list(part.facts["query_numerics"]) == ["sparse"]
     out = done("search", "--store", store.url, "--source", "splade:impacts", "--query", split.texts[0], "--k", 2)
     assert "(splade:impacts, 2 hits)" in out
@@ -164,7 +164,7 @@ def test_mining_pools_its_hits(store: Store, masked: Path, done: Done) -> None:
     [name] = store.names("candidates")
     artifact = store.open("candidates", name)
     ranks: dict[str, dict[int, str]] = defaultdict(dict)
-    for part in artifact.group("part"):
+    for part in artifact.numbered_parts("part"):
         for hit in pq.read_table(artifact.local(part)).to_pylist():
             if hit["rank:splade:impacts"] is not None:
                 ranks[hit["query_id"]][hit["rank:splade:impacts"]] = f"p{hit['row']}"

@@ -94,7 +94,7 @@ def test_bad_input_is_one_line(
     assert "its outcome" in refuse("--method hlda --topics 5", "--topics", 5)
     assert "at least 2" in refuse("--method lda without --topics", "--method", "lda")
     assert "--depth 1" in refuse("--depth 1", "--depth", 1)
-    assert Store(str(store)).incomplete() == []
+    assert Store(str(store)).incomplete_keys() == []
     page = tmp_path / "page.html"
     page.write_text("other")
     assert "is kept" in refuse("--page FILE over another file", *SMALL, "--page", page)

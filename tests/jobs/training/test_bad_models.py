@@ -26,7 +26,7 @@ def test_a_model_without_a_layer_leaves_no_draft(
     arguments[arguments.index("--backbone") + 1] = folder
     line = refused(*arguments)
     assert "layer.1" in line
-    assert mined.incomplete() == []
+    assert mined.incomplete_keys() == []
     assert not (world.store / "checkpoints").exists()
     if form is TUNE:
         documented("Training", "a backbone that lacks a layer", line, 1)

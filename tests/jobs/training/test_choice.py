@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from jobs.training.sweep_report import chosen_line, draw_sweep, table_lines
-from jobs.training.sweep_work import Outcome, choose_run
+from jobs.training.sweep_work import SweepOutcome, choose_run
 
 import pytest
 
@@ -15,9 +15,9 @@ from retriever.errors import InputError
 GRID = {(0.01, 0): 0.30, (0.01, 1): 0.50, (0.03, 0): 0.42, (0.03, 1): 0.44, (0.1, 0): 0.9, (0.1, 1): None}
 
 
-def outcomes(values: dict[tuple[float, int], float | None]) -> list[Outcome]:
+def outcomes(values: dict[tuple[float, int], float | None]) -> list[SweepOutcome]:
     return [
-        Outcome(
+        SweepOutcome(
             f"prompts/t-lr{lr:g}-seed{seed}" if value else "",
             {"lr": lr, "seed": seed},
             value,

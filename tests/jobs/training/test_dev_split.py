@@ -13,11 +13,11 @@ from mined import mine, weights
 from training_commands import RERANK, RIP, TUNE, command
 
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.queries import Queries
-from indexing.mining.negatives import training_data
+from indexing.mining.negatives import read_training_data
 from indexing.store.store import Store
-from indexing.training.dev import DevSplit, dev_lists, dev_set
+from indexing.training.dev import DevSplit, open_dev_lists, open_dev_set
 from indexing.training.reranking import open_dev_data
 from indexing.training.worker import Trainer
 
@@ -33,14 +33,14 @@ def join(titles: list[str], texts: list[str]) -> list[str]:
 def test_the_pool_of_a_dev_set_holds_the_relevant_passages(world) -> None:
     store = Store(str(world.store))
     corpus, queries = Corpus.open(store), Queries.open(store)
-    dev = dev_set(corpus, queries, "test", 9, 40, join)
-    pairs = judged_pairs(corpus, queries, "test", 9)
+    dev = open_dev_set(corpus, queries, "test", 9, 40, join)
+    pairs = read_judged_pairs(corpus, queries, "test", 9)
     assert dev.queries == pairs.texts
     assert len(dev.texts) == len({*dev.texts}) == 40
     for positives, rows in zip(dev.positives, pairs.rows, strict=True):
         expected = [join([p.title], [p.text])[0] for p in corpus.passages(rows)]
         assert [dev.texts[place] for place in positives] == expected
-    assert dev_set(corpus, queries, "test", 9, 1, join).texts == [
+    assert open_dev_set(corpus, queries, "test", 9, 1, join).texts == [
         text
         for row, text in sorted(
             (row, text)
@@ -54,15 +54,15 @@ def test_the_lists_of_a_reranker_are_positives_and_the_first_negatives(world, mi
     queries = Queries.open(mined)
     dev = DevSplit(queries.artifact.key.partition("/")[2], "test", 9, 4)
     data = open_dev_data(mined, dev, mined.open("negatives", "hand"))
-    lists = dev_lists(data, "test", 4, join)
-    expected = training_data(Corpus.open(mined), queries, "test", mined.open("negatives", "hand"), 9)
+    lists = open_dev_lists(data, "test", 4, join)
+    expected = read_training_data(Corpus.open(mined), queries, "test", mined.open("negatives", "hand"), 9)
     assert lists.queries == expected.queries
     assert len(lists.queries) == 9
     for number, passages in enumerate(lists.lists):
         rows = [*expected.positives[number], *expected.negatives[number]][:4]
         assert passages == join(*expected.passages(np.array(rows)))
         assert lists.positives[number].tolist() == [0]
-    short = dev_lists(data, "test", 1, join)
+    short = open_dev_lists(data, "test", 1, join)
     assert {len(passages) for passages in short.lists} == {2}  # at least one negative
 
 
@@ -157,4 +157,4 @@ def test_a_reranker_measures_on_negatives_of_the_dev_queries(
 )
 def test_bad_options_are_refused(world, mined: Store, refused: Done, form: tuple, more: tuple, message: str) -> None:
     assert message in refused(*command(form, world, "x", "--steps", 2, *more))
-    assert mined.names("models") == mined.incomplete() == []
+    assert mined.names("models") == mined.incomplete_keys() == []

@@ -15,7 +15,7 @@ from training_commands import COMMON
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.mining.negatives import mined_corpus, training_data
+from indexing.mining.negatives import mined_corpus, read_training_data
 from indexing.search.rescoring import OPTIONS
 from indexing.store.store import Store
 from retriever.encoding.reranker import Reranker
@@ -48,7 +48,7 @@ def tune(world, negatives: str, *more: object) -> tuple:
 def tables(store: Store, name: str) -> list[pa.Table]:
     """Returns the parts of negatives/NAME."""
     artifact = store.open("negatives", name)
-    return [pq.read_table(artifact.local(part)) for part in artifact.group("part")]
+    return [pq.read_table(artifact.local(part)) for part in artifact.numbered_parts("part")]
 
 
 def negatives(store: Store, name: str = "hand") -> list[list[int]]:
@@ -74,7 +74,7 @@ def test_a_prompt_is_distilled_from_the_reranker_that_scored_its_negatives(
     store = Store(str(world.store))
     taught = store.open("negatives", "taught")
     corpus, reranker = Corpus.open(store), Reranker(classifier, OPTIONS)
-    data = training_data(corpus, Queries.open(store), "train", taught, None, teacher=True)
+    data = read_training_data(corpus, Queries.open(store), "train", taught, None, teacher=True)
     assert data.teacher is not None
     for query, text in enumerate(data.queries):
         rows = np.concatenate([data.positives[query], data.negatives[query]])
@@ -133,7 +133,7 @@ def test_options_that_contradict_each_other_are_refused(
     mine(mined, "taught", rows=scores)
     line = refused(*tune(world, "taught", "--loss", "kl", "--refresh-epochs", 1))
     documented("Training", "negatives mined again while a re-ranker is distilled", line, 1)
-    assert mined.names("prompts") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.incomplete_keys() == []
 
 
 @pytest.mark.parametrize("column", ["probability", "positive_probability"])
@@ -165,7 +165,7 @@ def test_teacher_scores_of_other_pairs_are_refused(
     line = refused(*tune(world, "other", "--loss", "margin-mse"))
     assert expected in line
     assert line.endswith("mine the negatives with a re-ranker and --teacher-scores")
-    assert mined.names("prompts") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.incomplete_keys() == []
 
 
 def test_teacher_scores_of_two_rerankers_or_of_no_numbers_are_refused(world, mined: Store, refused: Done) -> None:
@@ -193,7 +193,7 @@ def test_scores_of_deleted_passages_are_left_out(world, mined: Store, done: Done
     (tmp_path / "gone").write_text("".join(f"p{row}\n" for row in range(0, 240, 2)))
     done("import_corpus", "--store", world.store, "--delete", tmp_path / "gone")
     taught = mined.open("negatives", "taught")
-    data = training_data(mined_corpus(mined, taught), Queries.open(mined), "all", taught, None, teacher=True)
+    data = read_training_data(mined_corpus(mined, taught), Queries.open(mined), "all", taught, None, teacher=True)
     assert data.teacher is not None
     assert 0 < len(data.queries) < 40
     for query, own in enumerate(data.negatives):

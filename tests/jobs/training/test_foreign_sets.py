@@ -30,7 +30,7 @@ from indexing.embeddings.embeddings import Embeddings
 from indexing.search.rescoring import OPTIONS
 from indexing.store.models import Checkpoints
 from indexing.store.store import Store
-from indexing.training.dev import dev_set
+from indexing.training.dev import open_dev_set
 from retriever.encoding.reranker import Reranker
 from retriever.systems.dual import DualSystem
 from retriever.training.reranker_data import batch_at
@@ -95,7 +95,7 @@ def test_quality_is_the_mean_over_the_dev_splits_of_all_sets(world, foreign: For
         return system.tokenizer.compose(titles, texts, system.encoder.title)
 
     values = [
-        dev_set(Corpus.open(store), Queries.open(store, name), "train", None, 40, compose).mrr(system)
+        open_dev_set(Corpus.open(store), Queries.open(store, name), "train", None, 40, compose).mrr(system)
         for store, name in ((Store(str(world.store)), "tiny"), (foreign.store, "foreign"))
     ]
     assert values[0] != values[1]
@@ -125,7 +125,7 @@ def append(store: Store, foreign: ForeignStore, done: Done) -> None:
     corpus = Corpus.open(store)
     first = corpus.num_rows - 30
     inputs = {"corpus": corpus.generations[-1], "queries": Queries.open(store, "foreign").artifact}
-    [part] = (artifact := foreign.store.open("negatives", "taught")).group("part")
+    [part] = (artifact := foreign.store.open("negatives", "taught")).numbered_parts("part")
     table = pq.read_table(artifact.local(part))
     for name in ("positives", "negatives", "copies"):
         rows = [[first + row for row in own] for own in table[name].to_pylist()]
@@ -223,7 +223,7 @@ def test_a_set_without_teacher_scores_is_refused_by_name(
     foreign.mine(done, "taught", *teach)
     line = refused(*command((*TUNE, "none"), world, "x", *kl, *foreign.training_set("taught")))
     assert "training set tiny: judged pairs alone have no teacher scores" in line
-    assert Store(str(world.store)).names("prompts") == Store(str(world.store)).incomplete() == []
+    assert Store(str(world.store)).names("prompts") == Store(str(world.store)).incomplete_keys() == []
 
 
 @pytest.mark.parametrize("batches", ["mixed", "one-task"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.training.sweep_grid import Run, parse_grid
+from jobs.training.sweep_grid import SweepRun, parse_grid
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_every_combination_once_the_last_option_changing_fastest() -> None:
         (lr, seed) for lr in (0.01, 0.03) for seed in (0, 1, 2)
     ]
     assert {run.options.batch_size for run in runs} == {4}
-    assert runs[4] == Run({"lr": 0.03, "seed": 1}, Options(lr=0.03, seed=1, batch_size=4))
+    assert runs[4] == SweepRun({"lr": 0.03, "seed": 1}, Options(lr=0.03, seed=1, batch_size=4))
     assert runs[4].suffix == "lr0.03-seed1"
 
 

@@ -114,7 +114,7 @@ def test_interrupted_before_its_first_checkpoint_it_does_not_block_the_corrected
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoints, "save", interrupted)
         assert job(*command(TUNE, world, "cut", "--steps", 4)).status == 130
-    assert mined.failed() == {"prompts/cut": "interrupted before its first part"}
+    assert mined.failed_drafts() == {"prompts/cut": "interrupted before its first part"}
     done(*command(TUNE, world, "cut", "--steps", 3))
     assert mined.open("prompts", "cut").notes["steps"] == 3
 
@@ -234,7 +234,7 @@ def test_ended_and_started_again(
         word, status = ("terminated", 143) if ending == SIGTERM else ("interrupted", 130)
         line = f"error: {word}; {kind}/cut is saved at step {step}; run the same command again to resume"
         assert (process.returncode, without_progress(err).splitlines()[-1]) == (status, line), err
-    assert mined.incomplete() == [f"{kind}/cut"]
+    assert mined.incomplete_keys() == [f"{kind}/cut"]
     assert f"train: {steps} steps ({step} kept) in " in done(*command(form, world, "cut", *more))
     assert weights(mined, f"{kind}/cut") == weights(mined, f"{kind}/whole")
     assert mined.open(kind, "cut").notes == mined.open(kind, "whole").notes

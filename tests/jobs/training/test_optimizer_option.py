@@ -19,7 +19,7 @@ def test_adafactor_is_part_of_the_configuration(
     line = refused(*command(form, world, "other", "--steps", 1, "--optimizer", "adafactor", "--zero", 1))
     assert "--optimizer adafactor --zero 1: Adafactor needs the rows and columns of whole matrices" in line
     assert "give --zero 0, or leave it out, or --optimizer adamw" in line
-    assert mined.names(kind) == mined.incomplete() == []
+    assert mined.names(kind) == mined.incomplete_keys() == []
     done(*command(form, world, "default", "--steps", 1, "--optimizer", "adamw"))
     assert {"optimizer", "parameter_scale"}.isdisjoint(mined.open(kind, "default").config["loop"])
     ask = command(form, world, "adafactor", "--steps", 2, "--optimizer", "adafactor")

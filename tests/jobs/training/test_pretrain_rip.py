@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM
 from indexing.corpus.corpus import Corpus
 from indexing.store.models import model_folder
 from indexing.store.store import Store
-from indexing.training.pretraining import Eligible, count_eligible, training_rows
+from indexing.training.pretraining import EligibleCount, count_eligible, training_rows
 from indexing.work.local import LocalRunner
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.options.pretraining import RipOptions
@@ -60,7 +60,7 @@ def test_cocondenser_starts_from_the_head_of_condenser(world, done: Done, refuse
     assert f"head      new: {world.model} has none; --objective condenser trains a backbone" in done(*plan)
     line = refused(*command(world, *second, "--backbone", "models/first", "--name", "x", "--head-layers", 2))
     assert "the saved head has head_layers=1 skip_from=1, got head_layers=2 skip_from=1" in line
-    assert store.incomplete() == []
+    assert store.incomplete_keys() == []
 
 
 def test_the_model_is_an_encoder(world, done: Done) -> None:
@@ -141,7 +141,7 @@ def test_training_rows_are_not_deleted_and_within_the_limit(world) -> None:
 )
 def test_bad_options_are_refused(world, refused: Done, more: tuple, message: str) -> None:
     assert message in refused(*command(world, "--unit", "span", "--name", "x", *more))
-    assert Store(str(world.store)).incomplete() == []
+    assert Store(str(world.store)).incomplete_keys() == []
 
 
 def test_a_corpus_without_pairs_is_refused(world, refused: Done, documented: Callable[..., None]) -> None:
@@ -174,7 +174,7 @@ def test_plan(world, done: Done) -> None:
     out = done(*command(world, "--unit", "span", "--plan"))
     assert f"passages  {number} eligible of {total}, with two spans of at least 8 words" in out
     assert "steps     4 of 24 texts, on 1 workers" in out
-    assert Store(str(world.store)).incomplete() == []
+    assert Store(str(world.store)).incomplete_keys() == []
 
 
 def test_a_plan_estimates_the_eligible_passages_of_a_large_corpus(world) -> None:
@@ -182,7 +182,7 @@ def test_a_plan_estimates_the_eligible_passages_of_a_large_corpus(world) -> None
     options, runner = RipOptions(steps=1, objective="mlm"), LocalRunner(cores=1)
     exact = count_eligible(corpus, options, 200, runner)
     rows = training_rows(corpus, options, 200, runner)
-    assert exact == Eligible(len(rows), 200 - int((corpus.deleted < 200).sum()), exact.examined)
+    assert exact == EligibleCount(len(rows), 200 - int((corpus.deleted < 200).sum()), exact.examined)
     some = count_eligible(corpus, options, 200, runner, sample=1)
     assert 0 < some.examined < some.total == exact.total
     assert some.passages == pytest.approx(exact.passages, rel=0.2)

@@ -109,4 +109,4 @@ def test_more_workers_than_the_cluster_holds_are_refused(
         "nodes"
     )
     documented("Training", "more workers than the cluster has room for", line, 1)
-    assert mined.names("prompts") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.incomplete_keys() == []

@@ -126,7 +126,7 @@ def test_bad_sweeps_write_nothing(world, mined: Store, refused: Done, documented
     without_dev = [argument for argument in rest if argument not in ("--dev-split", "test")]
     line = refused(job, *without_dev, "--sweep", "seed=0,1")
     assert "expected --dev-split too, which chooses a run" in line
-    assert mined.names("prompts") == mined.names("sweeps") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.names("sweeps") == mined.incomplete_keys() == []
 
 
 def test_the_plan_of_a_sweep_lists_its_runs(world, mined: Store, done: Done) -> None:

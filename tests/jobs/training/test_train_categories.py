@@ -14,7 +14,7 @@ from samples import make_passages, make_queries, write_beir, write_queries
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
 from indexing.store.store import Store
-from indexing.training.dev import dev_set
+from indexing.training.dev import open_dev_set
 from indexing.training.training_sets import SetName, open_sets
 from retriever.errors import InputError
 
@@ -164,7 +164,7 @@ def test_a_dev_split_is_measured_by_category(store: Store, command: Callable[...
         return list(texts)
 
     arguments = (corpus, queries, "dev", None, 8, compose)
-    judged, shared = dev_set(*arguments), dev_set(*arguments, categories_field="categories")
+    judged, shared = open_dev_set(*arguments), open_dev_set(*arguments, categories_field="categories")
     assert shared.texts == judged.texts
     texts = [passage.text for passage in corpus.passages(np.arange(39))]
     groups = [set(GROUPS[texts.index(text) % 5]) for text in shared.texts]
@@ -172,6 +172,6 @@ def test_a_dev_split_is_measured_by_category(store: Store, command: Callable[...
         assert len(own) == 1
         assert relevant.tolist() == [place for place, group in enumerate(groups) if group & groups[own[0]]]
     with pytest.raises(InputError, match="'p39' has no categories"):
-        dev_set(corpus, queries, "dev", None, 40, compose, categories_field="categories")
+        open_dev_set(corpus, queries, "dev", None, 40, compose, categories_field="categories")
     pool = ("--dev-split", "dev", "--dev-passages", 8, "--evaluate-every", 1)
     assert "MRR@10" in done(*command("dev", *PROMPTS, "--steps", 2, *pool))

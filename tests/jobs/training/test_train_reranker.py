@@ -15,7 +15,7 @@ from sentence_transformers import CrossEncoder
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.mining.negatives import mined_corpus, read_groups, training_data
+from indexing.mining.negatives import mined_corpus, read_groups, read_training_data
 from indexing.store.models import resolve_model
 from indexing.store.store import Store
 from indexing.store.verify import verify
@@ -24,7 +24,7 @@ from retriever.forward.numerics import choose_dtype
 from retriever.options.loop import LoopOptions
 from retriever.options.reranking import CrossOptions
 from retriever.systems.cross import CrossSystem
-from retriever.training.hooks import Hooks
+from retriever.training.hooks import WorkerHooks
 from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
 
@@ -61,14 +61,14 @@ def test_the_model_is_that_of_the_training_loop(world, mined: Store, tmp_path: P
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        data = training_data(Corpus.open(mined), Queries.open(mined), "all", mined.open("negatives", "hand"), None)
+        data = read_training_data(Corpus.open(mined), Queries.open(mined), "all", mined.open("negatives", "hand"), None)
         cpu = torch.device("cpu")
         dtype = choose_dtype("auto", cpu)
         system = CrossSystem(
             Path(world.model), CrossOptions(**artifact.config["training"]), data, device=cpu, dtype=dtype
         )
         losses: list[float] = []
-        hooks = Hooks(
+        hooks = WorkerHooks(
             lambda: None, lambda *_: None, lambda: None, lambda *_: None, lambda values: losses.append(values["loss"])
         )
         Trainer(system, LoopOptions(steps=6, lr=1e-3, seed=3), device=cpu, dtype=dtype).train(hooks)
@@ -116,7 +116,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
     assert "queries   40 of the 40 of all, with negatives in negatives/hand" in out
     assert "steps     10 of 8 queries on 1 workers" in out
     assert "pairs     320, at most 15,360 tokens" in out
-    assert mined.names("models") == mined.incomplete() == []
+    assert mined.names("models") == mined.incomplete_keys() == []
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_bad_usage(world, job, more: tuple) -> None:
 def test_deleted_passages_are_not_trained_on(world, mined: Store, done: Done, refused, tmp_path: Path) -> None:
     """They are neither positives nor negatives, and do not fill up a batch; growth alone changes nothing."""
     negatives, queries = mined.open("negatives", "hand"), Queries.open(mined)
-    before = training_data(mined_corpus(mined, negatives), queries, "all", negatives, None)
+    before = read_training_data(mined_corpus(mined, negatives), queries, "all", negatives, None)
     more = write_beir(tmp_path / "more", make_passages(30, seed=9, prefix="n"))
     at = ("--store", world.store)
     done("import_corpus", *at, "--source", more, "--append")
@@ -165,7 +165,7 @@ def test_deleted_passages_are_not_trained_on(world, mined: Store, done: Done, re
     done("import_corpus", *at, "--delete", tmp_path / "gone")
     corpus = mined_corpus(mined, negatives)
     assert corpus.deleted.tolist() == gone
-    after = training_data(corpus, queries, "all", negatives, None)
+    after = read_training_data(corpus, queries, "all", negatives, None)
     kept = {query: place for place, query in enumerate(before.queries)}
     assert before.queries[0] not in after.queries
     assert before.queries[1] in after.queries

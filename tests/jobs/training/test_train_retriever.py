@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jobs.common.options import build_options, flatten
+from jobs.common.options import build_options, options_by_name
 from jobs.training.options import TrainRetriever, TunePrompts
 
 import numpy as np
@@ -175,7 +175,7 @@ def test_embeddings_that_do_not_fit_are_refused(
     assert f"run riptide encode-corpus --encoder {world.model} first" in line
     case = "train_retriever --sides query without embeddings"
     documented("Training", case, line.replace(world.model, "tiny-bert"), 1)
-    assert mined.names("prompts") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.incomplete_keys() == []
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_options_keep_their_defaults_under_both_names() -> None:
     assert build_options(TunePrompts, required).as_train_retriever() == build_options(
         TrainRetriever, {**required, "train": "prompts"}
     )
-    assert flatten(TunePrompts).keys() - flatten(TrainRetriever).keys() == {
+    assert options_by_name(TunePrompts).keys() - options_by_name(TrainRetriever).keys() == {
         "method",
         "side",
         "untied",
@@ -236,7 +236,7 @@ def test_bad_options_are_refused(
 ) -> None:
     assert call_job(*command(world, "--task", "t", *more)) in (1, 2)
     assert message in capsys.readouterr().err
-    assert mined.names("prompts") == mined.names("models") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.names("models") == mined.incomplete_keys() == []
 
 
 def test_a_recipe_takes_the_job_as_a_step(world, mined: Store, done: Done, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import human
+from jobs.common.cli import format_bytes
 
 import json
 import re
@@ -113,7 +113,7 @@ def test_a_sweep_over_the_weight_of_the_regulariser(world, mined: Store, masked:
 
 def test_the_plan_counts_the_head(world, mined: Store, masked: Path, done: Done, refused: Done, tmp_path: Path) -> None:
     whole = AutoModelForMaskedLM.from_pretrained(masked)
-    size = human(4 * sum(parameter.numel() for parameter in whole.parameters()))
+    size = format_bytes(4 * sum(parameter.numel() for parameter in whole.parameters()))
     assert f"trains    {size}, over" in done(*command(world, masked, "t", "--train", "all", "--steps", 2, "--plan"))
     line = refused(*command(world, save_t5(tmp_path / "t5"), "t", "--train", "all", "--steps", 2, "--plan"))
     assert "pooling=splade needs a masked-language-model head, and a t5 has none" in line

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import human
+from jobs.common.cli import format_bytes
 
 import math
 import shutil
@@ -130,7 +130,7 @@ def test_the_plan_counts_the_parameters(world, several: Store, done: Done) -> No
     """Of the network with HYPER's sizes over a backbone of 2 layers and embeddings of 32 numbers."""
     numbers = 20 * 100 * 32 + 2 * 32 * 400 + 2 * 32 + 32 * 100 + 100 * (2 * 2 * 32)
     out = done(*synthesised(world, "x", "--plan"))
-    assert f"trains    {human(4 * numbers)}, over" in out
+    assert f"trains    {format_bytes(4 * numbers)}, over" in out
     assert "passages  are not encoded: their vectors are those of embeddings/enc" in out
 
 
@@ -194,8 +194,8 @@ def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store
     ask = command(world, "many", *more, *MORE)
     numbers = 2 * 4 * 32 + 32 * 5 + 5 * (2 * 2 * 32)
     out = done(*ask, "--plan")
-    assert f"trains    {human(4 * numbers)}, over" in out
-    assert f"writes    {human(3 * 4 * 4 * 2 * 2 * 32)}, and" in out
+    assert f"trains    {format_bytes(4 * numbers)}, over" in out
+    assert f"writes    {format_bytes(3 * 4 * 4 * 2 * 2 * 32)}, and" in out
     done(*ask)
     assert sorted(several.names("prompts")) == ["many", "many-more", "many-tiny"]
     names = ("many", "many-more", "many-tiny")
@@ -218,7 +218,7 @@ def test_each_task_has_a_prompt_and_other_tasks_their_mean(world, several: Store
     done(*command(world, "x-more", "--length", 4, "--steps", 1))
     line = refused(*command(world, "x", *more, *MORE))
     assert "prompts/x-more exists, and training makes a prompt of this name: give another --task" in line
-    assert several.incomplete() == []
+    assert several.incomplete_keys() == []
 
 
 def test_a_sweep_whose_second_run_would_replace_a_prompt_is_refused_before_any_run(
@@ -241,7 +241,7 @@ def test_prompts_and_both_encoders_are_trained_together(world, several: Store, d
     files = {path.relative_to(folder).parts[0]: load_file(path) for path in folder.rglob("*.safetensors")}
     assert files.keys() == {"query", "passage", "prompt"}
     size = 4 * sum(tensor.numel() for file in files.values() for tensor in file.values())
-    assert f"trains    {human(size)}, over" in shown
+    assert f"trains    {format_bytes(size)}, over" in shown
     assert "prompts/both-prompt: the prompts of queries, over the encoder of queries of" in out
     assert several.open("models", "both").config["loop"]["lr"] == 2e-5
     assert several.open("prompts", "both-prompt").inputs["model"]["artifact"] == "models/both"

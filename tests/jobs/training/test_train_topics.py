@@ -16,7 +16,7 @@ from samples import WORDS, make_passages, make_queries, save_tiny_bert, write_be
 from stored_topics import model_of_words, store_topics
 
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.judged_pairs import judged_pairs
+from indexing.corpus.judged_pairs import read_judged_pairs
 from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.store.models import model_folder
@@ -127,7 +127,7 @@ def test_a_dev_split_has_the_stored_topics_of_passages(subjects: Subjects, done:
     artifact, corpus, queries = store.open("prompts", "dev"), Corpus.open(store), Queries.open(store)
     prompt = load_prompt(model_folder(artifact))
     encoder = Encoder(subjects.model, prompt.options, tasks={"task": prompt})
-    pairs = judged_pairs(corpus, queries, "dev", None)
+    pairs = read_judged_pairs(corpus, queries, "dev", None)
     passages = corpus.passages(np.arange(60))
     texts = encoder.compose([passage.title for passage in passages], [passage.text for passage in passages])
     tokens, stored = encoder.tokenize(texts, side="passage"), np.where(subjects.topics < 0, 2, subjects.topics)

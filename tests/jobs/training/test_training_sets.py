@@ -15,7 +15,7 @@ from training_commands import command
 
 from indexing.corpus.corpus import Corpus
 from indexing.store.store import Store
-from indexing.training.training_sets import SetName, open_sets, parse_set, resolve_stores
+from indexing.training.training_sets import SetName, open_sets, parse_training_set, resolve_stores
 from retriever.errors import InputError
 
 Done = Callable[..., str]
@@ -87,7 +87,9 @@ def test_several_query_sets_are_trained_on_together(world, several: Store, done:
     out = done(*command(base, world, "plan", "--plan"))
     sets = "train in queries/tiny, without negatives; train in queries/more, without negatives, weight 2"
     assert f"queries   14 of {sets}\n" in out
-    opened = open_sets(several, [SetName(queries="tiny"), parse_set(MORE)], limit=None, batches="mixed", weighted=False)
+    opened = open_sets(
+        several, [SetName(queries="tiny"), parse_training_set(MORE)], limit=None, batches="mixed", weighted=False
+    )
     mixture = opened.data.mixture
     assert (mixture.tasks, mixture.sizes, mixture.weights) == (("tiny", "second"), (10, 4), (1.0, 2.0))
     assert opened.inputs.keys() == {"queries", "queries:2"}
@@ -107,7 +109,7 @@ def test_several_query_sets_are_trained_on_together(world, several: Store, done:
 
 def test_sets_with_and_without_negatives_share_the_corpus_of_the_later_one(world, several: Store, done: Done) -> None:
     mine(several, query_set="tiny")
-    names = [parse_set(MORE), SetName(queries="tiny", negatives="hand")]
+    names = [parse_training_set(MORE), SetName(queries="tiny", negatives="hand")]
     opened = open_sets(several, names, limit=3, batches="mixed", weighted=False)
     assert opened.inputs.keys() == {"queries", "queries:2", "negatives:2"}
     assert [len(rows) > 0 for rows in opened.data.negatives] == [False] * 3 + [True] * 3
@@ -194,7 +196,7 @@ def test_sets_of_another_store_bring_their_own_corpus(
 )
 def test_bad_training_sets_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        parse_set(text)
+        parse_training_set(text)
 
 
 def test_training_sets_that_cannot_be_opened_are_refused(
@@ -211,4 +213,4 @@ def test_training_sets_that_cannot_be_opened_are_refused(
         assert message in refused(*command(base, world, "x", "--steps", 1, *more))
     line = refused(*command(base, world, "x", "--steps", 1, "--also-train", "more"))
     documented("Training", "tune_prompts with a training set of another form", line, 1)
-    assert several.names("prompts") == several.incomplete() == []
+    assert several.names("prompts") == several.incomplete_keys() == []

@@ -19,7 +19,7 @@ from training_commands import COMMON
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings
-from indexing.embeddings.encoders import EncoderSpec, spec_of
+from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
 from indexing.search.runs import read_run
 from indexing.store.models import model_folder
 from indexing.store.store import Store
@@ -102,7 +102,9 @@ def test_a_fine_tuned_model_flows_through_encoding_and_search(world, mined: Stor
     expected = peer.encode([f"{p.title} {p.text}" if p.title else p.text for p in part])
     np.testing.assert_allclose(Embeddings.open(mined, "f", corpus).take(np.arange(20)), expected, atol=2e-3)
     done("search", "--store", world.store, "--mode", "exact", "--embeddings", "f", "--k", 5, "--name", "f")
-    ours = spec_of(mined, None, "f", EncoderOptions(dtype="float32", compile="never")).open(side="query", device="cpu")
+    ours = find_encoder_spec(mined, None, "f", EncoderOptions(dtype="float32", compile="never")).open(
+        side="query", device="cpu"
+    )
     np.testing.assert_allclose(ours.encode(["a b c"], side="query"), peer.encode(["a b c"]), atol=1e-5)
 
 
@@ -186,7 +188,7 @@ def test_plan(world, mined: Store, done: Done) -> None:
     assert "queries   10 of train, with negatives in negatives/hand" in out
     assert "steps     3 of 8 queries and up to 24 passages, on 1 workers" in out
     assert "trains    2.0 kB, over a backbone of " in out  # 4 tokens, 2 layers, keys and values of 4 heads of 8
-    assert mined.names("prompts") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.incomplete_keys() == []
 
 
 @pytest.mark.parametrize(
@@ -227,7 +229,7 @@ def test_bad_options_are_refused(
     status = call_job(*command(world, "--task", "t", *more))
     assert status in (1, 2)
     assert message in capsys.readouterr().err
-    assert mined.names("prompts") == mined.incomplete() == []
+    assert mined.names("prompts") == mined.incomplete_keys() == []
 
 
 def test_a_prompt_that_cannot_be_served_with_what_the_store_holds_is_told_before_training(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import human
+from jobs.common.cli import format_bytes
 
 import json
 from collections.abc import Callable
@@ -101,7 +101,7 @@ def test_the_second_stage_takes_the_weights_alone(
     assert first.config["tuning"].items() >= {"projection": 48, "dropout": False, "negatives_per_query": 0}.items()
     size = 4 * sum(value.numel() for value in starts[0].values())  # W included
     for backbone, more in ((t5, (*SHAPE, "--negatives", "none")), ("models/stage1", ("--negatives", "hand"))):
-        assert f"trains    {human(size)}, over" in done(*command(world, "planned", backbone, *more, "--plan"))
+        assert f"trains    {format_bytes(size)}, over" in done(*command(world, "planned", backbone, *more, "--plan"))
 
     done(*command(world, "stage2", "models/stage1", "--negatives", "hand"))
     second = mined.open("models", "stage2")

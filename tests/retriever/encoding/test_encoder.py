@@ -11,7 +11,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
 
-from retriever.encoding.encoder import Encoder, EncoderOptions, describe, resolve
+from retriever.encoding.encoder import Encoder, EncoderOptions, describe, find_model_folder
 from retriever.errors import InputError
 
 FLOAT32 = EncoderOptions(dtype="float32", compile="never")
@@ -37,7 +37,7 @@ def build(folder: Path, out: Path, pooling: str, *modules: torch.nn.Module, **se
 @pytest.mark.parametrize("name", ["all-MiniLM-L6-v2", "sentence-transformers/all-MiniLM-L6-v2"])
 def test_minilm_equals_sentence_transformers(name: str, texts: list[str]) -> None:
     encoder = Encoder(name, FLOAT32)
-    expected = SentenceTransformer(str(resolve(name)), device="cpu").encode(texts)
+    expected = SentenceTransformer(str(find_model_folder(name)), device="cpu").encode(texts)
     found = encoder.encode(texts, side="passage")
     assert (encoder.dim, encoder.similarity, found.dtype) == (384, "cosine", np.float32)
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=0)

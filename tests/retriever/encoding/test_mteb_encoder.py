@@ -21,7 +21,7 @@ from tiny import save_bert, write_corpus
 
 import riptide
 from indexing.exact import exact_search
-from indexing.measures.metrics import per_query
+from indexing.measures.metrics import metrics_per_query
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.encoding.mteb_encoder import MtebEncoder
 from retriever.errors import InputError
@@ -91,7 +91,7 @@ def expected_ndcg(folder: Path, queries: np.ndarray, passages: np.ndarray) -> fl
     run = {"query_id": np.repeat(query_ids, 10), "id": np.array(passage_ids)[hits.rows.ravel()]}
     judged = [(q, d, score) for q, row in read_qrels(folder / "qrels/test.tsv").items() for d, score in row.items()]
     qrels = dict(zip(("query_id", "corpus_id", "score"), zip(*judged, strict=True), strict=True))
-    values = per_query(pa.table(qrels), pa.table({**run, "score": hits.scores.ravel()}), ["nDCG@10"])
+    values = metrics_per_query(pa.table(qrels), pa.table({**run, "score": hits.scores.ravel()}), ["nDCG@10"])
     return float(values["nDCG@10"].mean())
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from retriever.forward import kernels
-from retriever.forward.kernels import Dropout, attention, dropped_out, swap_dropout, vocabulary_loss
+from retriever.forward.kernels import Dropout, apply_dropout, attention, swap_dropout, vocabulary_loss
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
@@ -70,9 +70,9 @@ def test_dropout_is_replaced_everywhere_in_a_model_and_other_models_keep_theirs(
 def test_dropout_per_row_draws_a_mask_for_each_row(dtype: torch.dtype) -> None:
     values = (0.5 + torch.rand(2, 1, 3, 40)).requires_grad_()
     torch.manual_seed(5)
-    found = dropped_out(values, 0.1, 50, dtype)
+    found = apply_dropout(values, 0.1, 50, dtype)
     torch.manual_seed(5)
-    assert torch.equal(dropped_out(values, 0.1, 50, dtype), found)
+    assert torch.equal(apply_dropout(values, 0.1, 50, dtype), found)
     assert (found.shape, found.dtype) == ((2, 50, 3, 40), dtype)
     kept = found != 0
     assert abs(float((~kept).float().mean()) - 26 / 256) < 0.01

@@ -19,7 +19,7 @@ from retriever.errors import InputError
 from retriever.forward import packing
 from retriever.forward.batching import plan_packed
 from retriever.forward.numerics import expected_numerics
-from retriever.forward.packing import PACKABLE, Team, _Prompts, load_kernel
+from retriever.forward.packing import PACKABLE, ThreadTeam, _Prompts, load_kernel
 from retriever.forward.prompt_rows import PromptRows
 
 Tiny = Callable[..., Path]
@@ -220,7 +220,7 @@ def test_a_team_raises_what_was_raised_when_none_is_at_work() -> None:
         done.append(number)
 
     with pytest.raises(ValueError, match="the second"):
-        Team(2).run(work, range(5))
+        ThreadTeam(2).run(work, range(5))
     assert sorted(done) == [0, 2, 3, 4]
 
 
@@ -245,7 +245,7 @@ def test_lengths_of_another_type_and_processors_without_reordering(
     tokens = encoder.tokenize(texts, side="query")
     found = encoder.forward(tokens)
     assert encoder.forward(replace(tokens, lengths=tokens.lengths.astype(np.int32))).tobytes() == found.tobytes()
-    assert packing.Packed is type(encoder._run)
+    assert packing.PackedBackbone is type(encoder._run)
     assert {layer.widen.reordered for layer in encoder._run.layers} == {packing.takes_reordered(encoder.dtype)}
     assert packing.takes_reordered(torch.float32) == torch.backends.mkldnn.is_available()
     monkeypatch.setattr(packing, "takes_reordered", lambda dtype: False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from loss_checks import assert_gradient, assert_gradients, gradient_of, log_sum_exp, random
 
-from retriever.losses.category import category_loss, overlap, topic_loss, weighted_positives_loss
+from retriever.losses.category import category_loss, category_overlap, topic_loss, weighted_positives_loss
 
 # The categories of the passages of a batch: subsets, equal sets, a set that no other one meets, and a chain of sets.
 CATEGORIES = [{"a", "b"}, {"a"}, {"b", "c", "d"}, {"e"}, {"a", "b"}, {"d"}]
@@ -62,17 +62,17 @@ def units(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_the_overlap_equals_that_of_sets() -> None:
-    rho = overlap(members_of(CATEGORIES))
+    rho = category_overlap(members_of(CATEGORIES))
     expected = [[expected_rho(first, second) for second in CATEGORIES] for first in CATEGORIES]
     np.testing.assert_allclose(rho.numpy(), expected, rtol=1e-6)
     assert rho[0].tolist() == pytest.approx([1, 1 / 2, 1 / 4, 0, 1, 0])
-    pairs = overlap(members_of(CATEGORIES)[:2], members_of(CATEGORIES)[3:])
+    pairs = category_overlap(members_of(CATEGORIES)[:2], members_of(CATEGORIES)[3:])
     assert torch.equal(pairs, rho[:2, 3:])
 
 
 def test_pairs_without_categories_do_not_overlap() -> None:
-    assert (overlap(torch.zeros(2, 3, dtype=torch.bool)) == 0).all()
-    assert (overlap(torch.zeros(2, 0, dtype=torch.bool)) == 0).all()
+    assert (category_overlap(torch.zeros(2, 3, dtype=torch.bool)) == 0).all()
+    assert (category_overlap(torch.zeros(2, 0, dtype=torch.bool)) == 0).all()
 
 
 def ignored_pairs() -> torch.Tensor:
@@ -92,7 +92,7 @@ def test_weighted_positives_equal_a_loop(
 ) -> None:
     queries, passages = units(SIZE, 8).to(dtype), units(SIZE, 8, seed=1).to(dtype)
     ignored = ignored_pairs() if masked else None
-    rho = overlap(members_of(CATEGORIES))
+    rho = category_overlap(members_of(CATEGORIES))
     actual = weighted_positives_loss(queries @ passages.T / temperature, rho, counts_itself, ignored)
     scores = products(queries, passages, temperature)
     expected = expected_mean(scores, CATEGORIES, CATEGORIES, counts_itself, ignored)
@@ -103,14 +103,14 @@ def test_weighted_positives_equal_a_loop(
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("counts_itself", [False, True])
 def test_the_gradient_of_weighted_positives_equals_finite_differences(counts_itself: bool, masked: bool) -> None:
-    rho, ignored = overlap(members_of(CATEGORIES)), ignored_pairs() if masked else None
+    rho, ignored = category_overlap(members_of(CATEGORIES)), ignored_pairs() if masked else None
     assert_gradient(lambda values: weighted_positives_loss(values, rho, counts_itself, ignored), random(SIZE, SIZE))
 
 
 def test_a_positive_by_hand() -> None:
     """Scores 2, 1 and 0: the positives have the weights 1 and 1/2, and each meets the only negative."""
     members = members_of([{"a", "b"}, {"a"}, {"c"}])
-    rho = overlap(members[:1], members)
+    rho = category_overlap(members[:1], members)
     actual = weighted_positives_loss(torch.tensor([[2.0, 1.0, 0.0]]), rho)
     terms = [-math.log(math.exp(score) / (math.exp(score) + 1)) for score in (2, 1)]
     assert actual.item() == pytest.approx((terms[0] + terms[1] / 2) / 2, rel=1e-6)
@@ -142,7 +142,7 @@ def test_the_loss_of_queries_and_passages_equals_loops(alpha: float, masked: boo
     queries, passages = units(len(OWN), 8), units(SIZE, 8, seed=1)
     of_queries = [CATEGORIES[number] for number in OWN.tolist()]
     ignored = ignored_pairs()[OWN] if masked else None
-    rho = overlap(members_of(CATEGORIES))[OWN]
+    rho = category_overlap(members_of(CATEGORIES))[OWN]
     actual = category_loss(queries, passages, rho, 0.1, alpha, OWN, ignored)
     by_passage = expected_mean(products(queries, passages, 0.1), of_queries, CATEGORIES, True, ignored)
     of_pairs = None if ignored is None else ignored[:, OWN]
@@ -154,7 +154,7 @@ def test_the_loss_of_queries_and_passages_equals_loops(alpha: float, masked: boo
 
 
 def test_queries_in_the_order_of_their_passages_need_no_positives() -> None:
-    queries, passages, rho = units(SIZE, 8), units(SIZE, 8, seed=1), overlap(members_of(CATEGORIES))
+    queries, passages, rho = units(SIZE, 8), units(SIZE, 8, seed=1), category_overlap(members_of(CATEGORIES))
     expected = category_loss(queries, passages, rho, 0.1, 0.3, torch.arange(SIZE))
     assert torch.equal(category_loss(queries, passages, rho, 0.1, 0.3), expected)
 

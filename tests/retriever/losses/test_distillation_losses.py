@@ -10,7 +10,7 @@ import pytest
 import torch
 from loss_checks import assert_gradients, gradient_of, log_sum_exp, random
 
-from retriever.losses import Labels, batch_loss, contrastive_loss, kl_loss, margin_mse_loss, teacher_logits
+from retriever.losses import BatchLabels, batch_loss, contrastive_loss, kl_loss, margin_mse_loss, teacher_logits
 
 # Groups share passages; the third query has one negative, the last one none.
 GROUPS = torch.tensor([[3, 0, 8], [0, 5, 3], [8, 1, 2], [3, 4, 6]])
@@ -142,7 +142,7 @@ def test_the_contrastive_loss_is_added_with_its_weight(name: str) -> None:
     queries, passages = random(4, 8), random(9, 8, seed=1)
     ignored = torch.zeros(4, 9, dtype=torch.bool)
     ignored[0, 5] = True
-    labels = Labels(GROUPS[:, 0], ignored, GROUPS, TEACHER.double())
+    labels = BatchLabels(GROUPS[:, 0], ignored, GROUPS, TEACHER.double())
     alone = {"kl": kl_loss, "margin-mse": margin_mse_loss}[name](queries, passages, GROUPS, TEACHER.double(), 0.5)
     added = contrastive_loss(queries, passages, GROUPS[:, 0], 0.5, ignored)
     assert batch_loss(name, queries, passages, labels, 0.5).item() == alone.item()  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import torch
 from loss_checks import assert_gradient, random
 
 from retriever.errors import InputError
-from retriever.losses.flops import flops, mean_words
+from retriever.losses.flops import flops_loss, mean_words
 from retriever.options.flops import FlopsOptions
 
 
@@ -26,13 +26,13 @@ def slow_flops(vectors: torch.Tensor) -> float:
 def test_it_is_the_sum_of_squared_means() -> None:
     vectors = random(7, 23).relu()
     for given in (vectors, vectors.float()):
-        assert float(flops(given.sum(0, keepdim=True), 7)) == pytest.approx(slow_flops(given), rel=1e-6)
-    assert_gradient(lambda values: flops(values.sum(0, keepdim=True), 7), vectors)
+        assert float(flops_loss(given.sum(0, keepdim=True), 7)) == pytest.approx(slow_flops(given), rel=1e-6)
+    assert_gradient(lambda values: flops_loss(values.sum(0, keepdim=True), 7), vectors)
 
 
 def test_its_weight_rises_quadratically() -> None:
     options = FlopsOptions(queries=1.0, passages=1.0, warm_up=4)
-    assert [options.ramp(step) for step in range(6)] == [1 / 16, 4 / 16, 9 / 16, 1.0, 1.0, 1.0]
+    assert [options.ramp_factor(step) for step in range(6)] == [1 / 16, 4 / 16, 9 / 16, 1.0, 1.0, 1.0]
 
 
 def test_words_are_counted() -> None:

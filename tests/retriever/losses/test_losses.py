@@ -9,7 +9,7 @@ import pytest
 import torch
 from loss_checks import assert_gradient, assert_gradients, gradient_of, log_sum_exp, random
 
-from retriever.losses import Labels, batch_loss, contrastive_loss, own_passages_loss, symmetric_loss
+from retriever.losses import BatchLabels, batch_loss, contrastive_loss, own_passages_loss, symmetric_loss
 from retriever.options.reranking import PairLoss
 from retriever.systems.cross import loss_of
 from retriever.systems.rip import rip_loss
@@ -304,7 +304,7 @@ def test_the_loss_of_own_negatives_equals_a_loop(temperature: float, masked: boo
     expected = expected_own(queries.double().numpy(), passages.double().numpy(), temperature, ignored.numpy())
     actual = own_passages_loss(queries, passages, GROUPS, temperature, ignored)
     assert actual.item() == pytest.approx(expected, rel=1e-6 if dtype == torch.float32 else 1e-12)
-    labels = Labels(POSITIVES, ignored, groups=GROUPS)
+    labels = BatchLabels(POSITIVES, ignored, groups=GROUPS)
     assert batch_loss("contrastive", queries, passages, labels, temperature, negatives_from="own") == actual
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from retriever.encoding.encoder import EncoderOptions, describe, resolve
+from retriever.encoding.encoder import EncoderOptions, describe, find_model_folder
 from retriever.errors import InputError
 from retriever.forward.numerics import cpu_vendor, expected_numerics
 from retriever.model import files
@@ -33,7 +33,7 @@ def with_modules(folder: Path, *extra: str, pooling: dict[str, object] | None = 
 @pytest.mark.parametrize("name", ["no/such-model", "no-such-model", "./nowhere", "/no/such/folder", "a/b/c"])
 def test_unknown_model(name: str) -> None:
     with pytest.raises(InputError) as raised:
-        resolve(name)
+        find_model_folder(name)
     assert name in str(raised.value)
     assert "give" in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -41,7 +41,7 @@ def test_unknown_model(name: str) -> None:
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no config\.json"):
-        resolve(str(tmp_path))
+        find_model_folder(str(tmp_path))
 
 
 def test_minilm_from_its_package() -> None:
@@ -129,7 +129,7 @@ def test_the_hub_completes_what_another_program_left(partial: Path, monkeypatch:
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda self, name, timeout: None)
-    assert resolve("some/model") == partial
+    assert find_model_folder("some/model") == partial
     assert (partial / "modules.json").exists()
     assert asked == [("some/model", True)]
 
@@ -149,7 +149,7 @@ def test_without_the_hub_the_cache_is_used_with_a_warning(
         server.close()
     begun = time.monotonic()
     with server, caplog.at_level(logging.INFO):
-        assert resolve("some/model") == partial
+        assert find_model_folder("some/model") == partial
         assert time.monotonic() - begun < 30  # a process's first request waits 3 s more, for a list of the hub's own
         (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
         assert message.startswith("some/model: ")
@@ -158,7 +158,7 @@ def test_without_the_hub_the_cache_is_used_with_a_warning(
         assert "\n" not in message
         caplog.clear()
         (partial / "modules.json").write_text("[]")
-        assert resolve("some/model") == partial
+        assert find_model_folder("some/model") == partial
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -170,7 +170,7 @@ def test_a_silent_hub_and_an_empty_cache(partial: Path, monkeypatch: pytest.Monk
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(InputError, match=r"other/model: .*not from the Hugging Face hub either \(.*timed out"):
-            resolve("other/model")
+            find_model_folder("other/model")
 
 
 @pytest.mark.parametrize(

@@ -549,7 +549,7 @@ def sealed(monkeypatch: pytest.MonkeyPatch) -> None:
         (hub, "snapshot_download"),
         (socket.socket, "connect"),
         (socket, "getaddrinfo"),
-        (files, "resolve"),
+        (files, "find_model_folder"),
     ]:
         monkeypatch.setattr(module, name, reached(name))
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from retriever.errors import InputError
 from retriever.model import weights
-from retriever.model.documents import parse_json, read_object, shown
+from retriever.model.documents import format_json, parse_json, read_object
 from retriever.model.weights import read_tensors, tensor_shapes
 
 EMPTY = '{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
@@ -160,7 +160,7 @@ def test_a_json_file_beyond_the_bound_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_large_value_is_cut_in_messages() -> None:
-    line = shown(dict.fromkeys(map(str, range(200_000))))
+    line = format_json(dict.fromkeys(map(str, range(200_000))))
     assert len(line) == 60
     assert line.endswith("…")
-    assert shown({"a": [1, None]}) == '{"a": [1, null]}'
+    assert format_json({"a": [1, None]}) == '{"a": [1, null]}'

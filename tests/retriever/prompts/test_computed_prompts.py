@@ -22,7 +22,7 @@ from retriever.forward.attention import enable_prompts
 from retriever.forward.prompt_rows import PromptRows, PromptShape
 from retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
 from retriever.prompts.synthesiser import KeptSynthesiser, max_embedding
-from retriever.prompts.table import Prompts, task_config
+from retriever.prompts.table import PromptSnapshot, task_config
 
 Tiny = Callable[..., Path]
 Words = Callable[[np.ndarray], torch.Tensor]
@@ -164,7 +164,7 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     network = KeptSynthesiser(prompt.synthesis.open(SHAPE), encoder.dtype, encoder.device)
     tensors = [network._keys, network._bank, network._up, *network._network.parameters()]
     kept_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
-    assert kept_bytes == 4 * prompt.synthesis.kept_numbers()
+    assert kept_bytes == 4 * prompt.synthesis.count_kept_numbers()
     monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes - 1)
     with pytest.raises(InputError, match=r"^task 'task': what computes its prompts takes 0\.0 GiB, and 0\.0 are free$"):
         encoder.put_task("task", prompt)
@@ -173,7 +173,7 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     # The synthesiser fits, and so does the prompt of passages, but not both of them.
     passage = torch.zeros((SHAPE.layers, 2, SHAPE.heads, 64, SHAPE.head_dim))
     both = replace(prompt, passage=passage)
-    size = encoder._tables["passage"].growth(64)
+    size = encoder._tables["passage"].bytes_needed(64)
     monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes + size - 1)
     with pytest.raises(InputError, match=r"^task 'both': with a prompt of 64 tokens the table of all prompts takes"):
         encoder.put_task("both", both)
@@ -192,13 +192,13 @@ def test_a_batch_whose_prompts_take_much_memory_is_cut(
     tasks = ["computed", "fixed", None, "computed"] * 10
     whole = encoder.encode(texts, task=tasks)
     sizes: list[int] = []
-    original = Prompts.rows
+    original = PromptSnapshot.rows
 
-    def rows(prompts: Prompts, slots: np.ndarray, words: Words) -> PromptRows | None:
+    def rows(prompts: PromptSnapshot, slots: np.ndarray, words: Words) -> PromptRows | None:
         sizes.append(len(slots))
         return original(prompts, slots, words)
 
-    monkeypatch.setattr(Prompts, "rows", rows)
+    monkeypatch.setattr(PromptSnapshot, "rows", rows)
     bytes_per_token = 4 * 2 * SHAPE.layers * SHAPE.heads * SHAPE.head_dim
     monkeypatch.setitem(encoder_module._COMPUTED_BYTES, "cpu", 5 * 6 * bytes_per_token)
     np.testing.assert_allclose(encoder.encode(texts, task=tasks), whole, atol=1e-5, rtol=1e-5)

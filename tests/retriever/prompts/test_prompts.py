@@ -340,7 +340,7 @@ def test_a_snapshot_stays_as_it_is_and_slots_are_used_again() -> None:
     table = PromptTable(shape, torch.float32, torch.device("cpu"))
     table.put("a", [matrix(shape, 3)])
     table.put("b", [matrix(shape, 4)])
-    before = table.now()
+    before = table.snapshot()
     slots = before.slots_of(["a", None, "b"])
     assert len(set(slots.tolist())) == 3
     table.drop("a")
@@ -355,13 +355,13 @@ def test_a_snapshot_stays_as_it_is_and_slots_are_used_again() -> None:
     assert torch.equal(key[0, :, :3], matrix(shape, 3)[1, 0])
     assert torch.equal(value[2], matrix(shape, 4)[1, 1])
     assert rows.inside[rows.rows].sum(1).tolist() == [3, 0, 4]
-    assert not table.now().slots_of(["a"]).any()
+    assert not table.snapshot().slots_of(["a"]).any()
     del before, rows
-    capacity = table.now().numbers.shape[3]
+    capacity = table.snapshot().numbers.shape[3]
     for seed in range(50):
         table.put("c", [matrix(shape, 2, seed)])
-    assert table.now().numbers.shape[3] == capacity
-    shared = table.now().rows(table.now().slots_of(["c"] * 4))
+    assert table.snapshot().numbers.shape[3] == capacity
+    shared = table.snapshot().rows(table.snapshot().slots_of(["c"] * 4))
     assert shared is not None
     assert shared.rows is None
     assert torch.equal(shared.table[:, :, 0], matrix(shape, 2, 49))

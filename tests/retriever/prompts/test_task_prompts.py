@@ -20,7 +20,7 @@ from retriever.options.tuning import TuneOptions
 from retriever.prompts.prompts import load_prompt
 from retriever.systems.dual import DualSystem
 from retriever.training.loop import Trainer
-from retriever.training.mixture_schedule import Mixture
+from retriever.training.mixture_schedule import SetMixture
 from retriever.training.reranker_data import batch_at
 
 SYNTHESIS = SynthesisOptions(prompts=2, length=4, hidden=1, bottleneck=5, mix="after", attention="uniform")
@@ -31,7 +31,7 @@ TUNING: dict[str, Any] = {
     "batch": 12,
     "negatives_per_query": 2,
 }
-MIXTURE = Mixture(("squad", "nq", "squad"), (50, 40, 30), (1.0, 1.0, 1.0))
+MIXTURE = SetMixture(("squad", "nq", "squad"), (50, 40, 30), (1.0, 1.0, 1.0))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_bert(tmp_path_factory.mktemp("bert"), spread=0.2)
 
 
-def system_of(bert: Path, mixture: Mixture = MIXTURE, dropout: float = 0.0, **tuning: Any) -> DualSystem:
+def system_of(bert: Path, mixture: SetMixture = MIXTURE, dropout: float = 0.0, **tuning: Any) -> DualSystem:
     stored = np.random.default_rng(0).normal(size=(60, 32)).astype(np.float16)
     options = TuneOptions(**{**TUNING, "prompt_dropout": dropout, **tuning})
     return DualSystem(

@@ -27,7 +27,7 @@ from retriever.prompts.prompts import load_prompt
 from retriever.systems import prompt_kinds
 from retriever.systems.dual import DualSystem
 from retriever.training.loop import Trainer
-from retriever.training.mixture_schedule import Mixture
+from retriever.training.mixture_schedule import SetMixture
 from retriever.training.stepping import trained_parameters
 
 SYNTHESIS = SynthesisOptions(prompts=3, length=4, hidden=6, bottleneck=5, temperature=0.2)
@@ -51,7 +51,7 @@ def system_of(bert: Path, **tuning: Any) -> DualSystem:
 
 def several_tasks(system: DualSystem) -> DualSystem:
     assert system.data is not None
-    system.data = replace(system.data, mixture=Mixture(**TASKS, weights=(1.0, 1.0, 1.0)))
+    system.data = replace(system.data, mixture=SetMixture(**TASKS, weights=(1.0, 1.0, 1.0)))
     return system
 
 

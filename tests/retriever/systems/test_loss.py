@@ -12,7 +12,7 @@ from loss_checks import assert_gradients, log_sum_exp, random
 from t5_folders import save_t5
 from training_cases import CPU, make_data
 
-from retriever.losses import Labels, batch_loss
+from retriever.losses import BatchLabels, batch_loss
 from retriever.options import EncoderOptions
 from retriever.options.tuning import TuneOptions
 from retriever.systems.dual import DualSystem
@@ -58,13 +58,15 @@ def expected_loss(
     return total / size
 
 
-def labels(relevant: np.ndarray) -> Labels:
+def labels(relevant: np.ndarray) -> BatchLabels:
     ignored = torch.from_numpy(relevant.copy())
     ignored[torch.arange(B), torch.arange(B)] = False
-    return Labels(torch.arange(B), ignored)
+    return BatchLabels(torch.arange(B), ignored)
 
 
-def loss_of(queries: torch.Tensor, passages: torch.Tensor, given: Labels, temperature: float = 0.01) -> torch.Tensor:
+def loss_of(
+    queries: torch.Tensor, passages: torch.Tensor, given: BatchLabels, temperature: float = 0.01
+) -> torch.Tensor:
     queries, passages = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (queries, passages))
     return batch_loss("symmetric-sum", queries, passages, given, temperature)
 
@@ -95,10 +97,12 @@ def test_hard_negatives_count_from_questions_to_passages_alone() -> None:
     """From a passage to the questions, [B, B], a hard negative has no term."""
     queries, passages = random(B, 6), random(2 * B, 6, seed=1)
     eye = labels(np.eye(B, 2 * B, dtype=bool))
-    both = loss_of(queries, passages, eye) - loss_of(queries, passages[:B], Labels(eye.positives, eye.ignored[:, :B]))
+    both = loss_of(queries, passages, eye) - loss_of(
+        queries, passages[:B], BatchLabels(eye.positives, eye.ignored[:, :B])
+    )
     q, p = (torch.nn.functional.normalize(vectors, dim=-1) for vectors in (queries, passages))
     one = batch_loss("contrastive", q, p, eye, 0.01)
-    one -= batch_loss("contrastive", q, p[:B], Labels(eye.positives, eye.ignored[:, :B]), 0.01)
+    one -= batch_loss("contrastive", q, p[:B], BatchLabels(eye.positives, eye.ignored[:, :B]), 0.01)
     assert both.item() == pytest.approx(one.item(), rel=1e-9)
 
 

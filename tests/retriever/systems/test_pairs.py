@@ -19,7 +19,7 @@ from retriever.errors import InputError
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions
 from retriever.options.loop import LoopOptions
-from retriever.systems.rip import RipSystem, pair_of, passages_at
+from retriever.systems.rip import RipSystem, draw_pair, passages_at
 from retriever.training.loop import Trainer
 
 
@@ -52,7 +52,7 @@ def test_the_loss_equals_a_loop_over_cosines(folder: Path, temperature: float | 
     spans = [
         span
         for passage, epoch in zip(passages, epochs, strict=True)
-        for span in pair_of(TEXTS[passage], system.options, int(epoch), int(passage))
+        for span in draw_pair(TEXTS[passage], system.options, int(epoch), int(passage))
     ]
     vectors = system.encode(spans, "passage").astype(np.float64)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)

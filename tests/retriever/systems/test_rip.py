@@ -39,8 +39,8 @@ from retriever.prompts.prompts import load_prompt
 from retriever.systems import rip
 from retriever.systems.condenser import HeadShape, describe_head
 from retriever.systems.masking import MaskedLanguageModel, Masking, TiedHead
-from retriever.systems.rip import RipSystem, eligible, pair_of, passages_at, rip_loss
-from retriever.training.hooks import Hooks
+from retriever.systems.rip import RipSystem, draw_pair, is_eligible, passages_at, rip_loss
+from retriever.training.hooks import WorkerHooks
 from retriever.training.loop import Trainer
 from retriever.training.stepping import trained_parameters
 
@@ -148,9 +148,9 @@ def test_units_have_eight_words(unit: str) -> None:
     defaults = options(min_words=8, unit=unit)
     seven, eight = " ".join("abcdefg"), " ".join("hijklmno")
     texts = [f"{seven}. {eight}.", f"{eight}. {seven}. {eight} p.", f"{seven}. {seven} q.", f"{eight} - {seven} !"]
-    assert eligible(texts, defaults).tolist() == [False, True, False, False]
+    assert is_eligible(texts, defaults).tolist() == [False, True, False, False]
     for epoch in range(50):
-        pair = pair_of(texts[1], defaults, epoch, 0)
+        pair = draw_pair(texts[1], defaults, epoch, 0)
         assert min(len(text.split()) for text in pair) >= 8
 
 
@@ -203,7 +203,7 @@ def test_sentences_and_whole_passages_that_are_cut_are_counted(
     texts = [TEXTS[passage] for passage in passages]
     if system.options.has_pairs:
         drawn = zip(texts, epochs.tolist(), passages.tolist(), strict=True)
-        texts = [unit for text, *key in drawn for unit in pair_of(text, system.options, *key)]
+        texts = [unit for text, *key in drawn for unit in draw_pair(text, system.options, *key)]
     lengths = np.array([len(ids) for ids in AutoTokenizer.from_pretrained(bert)(texts)["input_ids"]])
     kept = np.minimum(lengths, 6)
     counts = [chunk.cuts for chunk in system.batch(0, 0, 1).chunks]
@@ -214,9 +214,9 @@ def test_sentences_and_whole_passages_that_are_cut_are_counted(
 
 def test_passages_with_too_few_units_are_not_drawn() -> None:
     texts = ["a b c. d e f.", "a b.", "", "same words. same words.", "x. y. z."]
-    assert eligible(texts, options()).tolist() == [True, False, False, False, True]
-    assert eligible(texts, options(unit="span")).tolist() == [True, True, False, True, True]
-    assert eligible(texts, options(objective="mlm")).tolist() == [True, True, False, True, True]
+    assert is_eligible(texts, options()).tolist() == [True, False, False, False, True]
+    assert is_eligible(texts, options(unit="span")).tolist() == [True, True, False, True, True]
+    assert is_eligible(texts, options(objective="mlm")).tolist() == [True, True, False, True, True]
 
 
 def test_epochs_are_permutations_and_pairs_differ() -> None:
@@ -227,9 +227,9 @@ def test_epochs_are_permutations_and_pairs_differ() -> None:
     orders = [tuple(passages[epochs == epoch]) for epoch in range(6)]
     assert all(sorted(order) == rows.tolist() for order in orders)
     assert len(set(orders)) > 1
-    pairs = {pair_of("a. b. c. d.", options(), epoch, 3) for epoch in range(200)}
+    pairs = {draw_pair("a. b. c. d.", options(), epoch, 3) for epoch in range(200)}
     assert pairs == {(x, y) for x in "abcd" for y in "abcd" if x != y}
-    assert pair_of("a. b. c. d.", options(), 5, 3) == pair_of("a. b. c. d.", options(), 5, 3)
+    assert draw_pair("a. b. c. d.", options(), 5, 3) == draw_pair("a. b. c. d.", options(), 5, 3)
 
 
 @pytest.mark.parametrize("changes", [{}, {"unit": "span"}, {"objective": "mlm", "max_length": 60}])
@@ -517,7 +517,7 @@ def test_a_head_that_does_not_fit_is_refused(
 
 
 def test_training_lowers_the_loss_and_starts_the_same_each_time(bert: Path) -> None:
-    none = Hooks(lambda: None, lambda *_: None, lambda: None, lambda *_: None, lambda _: None)
+    none = WorkerHooks(lambda: None, lambda *_: None, lambda: None, lambda *_: None, lambda _: None)
     curves = []
     for _ in range(2):
         system = rip_system(bert, steps=8)

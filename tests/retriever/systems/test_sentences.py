@@ -9,7 +9,7 @@ import pytest
 import sentencex
 
 from retriever.systems import sentences
-from retriever.systems.sentences import count_words, spans, split_sentences
+from retriever.systems.sentences import count_words, split_into_spans, split_sentences
 
 TEXT = (
     "Beyoncé (born September 4, 1981) is a singer. Dr. Smith paid $3.5 million to the U.S. Government. "
@@ -53,7 +53,7 @@ def test_on_real_passages_nothing_is_lost(shared_data) -> None:  # type: ignore[
 def test_spans_cover_a_text_in_order_and_none_is_too_long(longest: int) -> None:
     seen = set()
     for seed in range(30):
-        cut = spans(TEXT, longest, np.random.default_rng(seed))
+        cut = split_into_spans(TEXT, longest, np.random.default_rng(seed))
         assert " ".join(cut) == TEXT
         sizes = [count_words(span) for span in cut]
         total = count_words(TEXT)
@@ -62,7 +62,9 @@ def test_spans_cover_a_text_in_order_and_none_is_too_long(longest: int) -> None:
         assert max(sizes) <= min(longest, total // 2)
         seen.add(tuple(cut))
     assert len(seen) == (1 if longest == 1 else 30)
-    assert spans(TEXT, longest, np.random.default_rng(7)) == spans(TEXT, longest, np.random.default_rng(7))
+    assert split_into_spans(TEXT, longest, np.random.default_rng(7)) == split_into_spans(
+        TEXT, longest, np.random.default_rng(7)
+    )
 
 
 @pytest.mark.parametrize("longest", [4, 8, 100])
@@ -70,7 +72,7 @@ def test_spans_cover_a_text_in_order_and_none_is_too_long(longest: int) -> None:
 def test_no_span_is_too_short(longest: int, words: int) -> None:
     text = " ".join(f"w{number}." for number in range(words))
     for seed in range(30):
-        cut = spans(text, longest, np.random.default_rng(seed), 8)
+        cut = split_into_spans(text, longest, np.random.default_rng(seed), 8)
         assert " ".join(cut) == text
         sizes = [len(span.split()) for span in cut]
         assert len(sizes) == 1 if words < 16 else len(sizes) >= 2
@@ -85,9 +87,9 @@ def test_words_are_counted_in_every_script() -> None:
 
 def test_spans_of_the_shortest_texts() -> None:
     draw = np.random.default_rng(0)
-    assert spans("", 5, draw) == []
-    assert spans(" - ", 5, draw) == []
-    assert spans("one", 5, draw) == ["one"]
-    assert spans("- one, ", 5, draw) == ["- one,"]
-    assert spans("one, two", 5, draw) == ["one,", "two"]
-    assert spans("漢字", 5, draw) == ["漢", "字"]
+    assert split_into_spans("", 5, draw) == []
+    assert split_into_spans(" - ", 5, draw) == []
+    assert split_into_spans("one", 5, draw) == ["one"]
+    assert split_into_spans("- one, ", 5, draw) == ["- one,"]
+    assert split_into_spans("one, two", 5, draw) == ["one,", "two"]
+    assert split_into_spans("漢字", 5, draw) == ["漢", "字"]

@@ -15,32 +15,32 @@ from retriever.options.loop import LoopOptions
 from retriever.options.tuning import TuneOptions
 from retriever.systems import dual
 from retriever.terms.registry import TERMS
-from retriever.terms.term import Encoded, Step, Term, sides_of
+from retriever.terms.term import EncodedChunk, LossTerm, StepBatch, sides_of
 from retriever.training.loop import Trainer
-from retriever.training.system import Batch, Chunk, Output
+from retriever.training.system import Batch, BatchChunk, BatchOutput
 
 WEIGHT = 0.25
 
 
-class LengthTerm(Term):
+class LengthTerm(LossTerm):
     """The mean square of the lengths of the queries' vectors, from a separate output."""
 
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
         return True
 
-    def add_to(self, step: Step) -> None:
-        step.outputs["squares"] = Output(1)
+    def add_to(self, step: StepBatch) -> None:
+        step.outputs["squares"] = BatchOutput(1)
         step.arguments["step"] = step.number
 
-    def outputs(self, chunk: Chunk, encoded: Encoded) -> dict[str, torch.Tensor]:
+    def outputs(self, chunk: BatchChunk, encoded: EncodedChunk) -> dict[str, torch.Tensor]:
         return {"squares": encoded.vectors.square().sum()[None, None]} if encoded.side == "query" else {}
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         return WEIGHT * outputs["squares"].sum() / batch.arguments["queries"]
 
 
-class NamelessTerm(Term):
+class NamelessTerm(LossTerm):
     @classmethod
     def is_used(cls, tuning: TuneOptions) -> bool:
         return True

@@ -35,7 +35,7 @@ def test_a_new_loss_is_a_function_in_the_registry(monkeypatch: pytest.MonkeyPatc
         return (queries - passages[positives]).square().sum() / temperature
 
     monkeypatch.setitem(losses.CONTRASTIVE, "distances", distances)
-    labels = losses.Labels(torch.tensor([1, 0]), torch.zeros(2, 3, dtype=torch.bool))
+    labels = losses.BatchLabels(torch.tensor([1, 0]), torch.zeros(2, 3, dtype=torch.bool))
     queries, passages = torch.eye(3)[:2], torch.eye(3)
     assert losses.batch_loss("distances", queries, passages, labels, 0.5) == 8.0  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ from retriever.model.recipe import describe
 from retriever.options import EncoderOptions
 from retriever.prompts.prompts import TaskPrompt, backbone_of, load_prompt
 from retriever.prompts.table import task_config
-from retriever.topics.model import with_default
+from retriever.topics.model import with_default_topic
 from retriever.topics.saved import SavedTopics
 
 Tiny = Callable[..., Path]
@@ -72,7 +72,7 @@ def test_a_passage_without_a_known_word_has_the_most_probable_topic(prompt: Task
     known = replace(prompt.topics, wordless="prior")
     assert known.texts.topics_of(texts, "query").tolist() == [0, 2, 2]
     assert known.digest() != prompt.topics.digest()
-    assert with_default(np.array([-1, 1]), prompt.topics.model).tolist() == [2, 1]
+    assert with_default_topic(np.array([-1, 1]), prompt.topics.model).tolist() == [2, 1]
 
 
 def test_other_tools_have_no_such_prompt(prompt: TaskPrompt) -> None:

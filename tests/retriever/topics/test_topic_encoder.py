@@ -232,4 +232,4 @@ def test_many_tasks_share_one_table(encoder: Encoder) -> None:
     for number in range(20):
         encoder.drop_task(f"t{number}")
     encoder.put_task("again", of_topics(encoder))
-    assert encoder._tables["query"].now().numbers.shape[3] == 64  # the slots of dropped tasks are free again
+    assert encoder._tables["query"].snapshot().numbers.shape[3] == 64  # the slots of dropped tasks are free again

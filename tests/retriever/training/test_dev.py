@@ -23,7 +23,7 @@ from retriever.options import EncoderOptions
 from retriever.training import dev as evaluation
 from retriever.training.dev import DevLists, DevSet, mean_reciprocal_rank
 from retriever.training.dev_workers import share_items
-from retriever.training.system import Chunk
+from retriever.training.system import BatchChunk
 
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9", "w1 w2 w3", "w7 w8"]
 
@@ -141,7 +141,7 @@ def test_a_better_model_has_the_higher_quality(bert: Path) -> None:
 
 
 def test_items_without_a_chunk_give_no_rows() -> None:
-    def make_chunks(rows: np.ndarray) -> list[Chunk]:
+    def make_chunks(rows: np.ndarray) -> list[BatchChunk]:
         assert not len(rows)
         return []
 

@@ -302,8 +302,8 @@ def test_frozen_parameters_of_a_group_are_left_out() -> None:
 
 def test_adamw_is_not_among_the_options_that_shape_a_result() -> None:
     """So the fingerprints of runs with it are those from before there was another optimizer."""
-    default = LoopOptions(steps=1, lr=1.0).shaping()
+    default = LoopOptions(steps=1, lr=1.0).fingerprint_options()
     assert {"lr", "seed", "clip", "weight_decay"} < default.keys()
     assert {"optimizer", "parameter_scale", "zero"}.isdisjoint(default)
-    other = LoopOptions(steps=1, lr=1.0, optimizer="adafactor").shaping()
+    other = LoopOptions(steps=1, lr=1.0, optimizer="adafactor").fingerprint_options()
     assert other == {**default, "optimizer": "adafactor", "parameter_scale": True}

@@ -13,7 +13,7 @@ from two_workers import TwoWorkers
 
 from retriever.options.loop import LoopOptions
 from retriever.training.loop import Trainer
-from retriever.training.system import Batch, Chunk, Output, check_outputs
+from retriever.training.system import Batch, BatchChunk, BatchOutput, check_outputs
 
 
 def assert_equal(actual: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -71,8 +71,8 @@ def test_grad_cache_repeats_the_dropout_of_all_outputs() -> None:
     ],
 )
 def test_outputs_that_the_batch_does_not_declare_are_refused(outputs: dict[str, torch.Tensor], message: str) -> None:
-    batch = Batch({"dense": Output(DENSE, 6), "attention": Output(3, 4), "sum": Output(4)}, [])
-    chunk = Chunk({"dense": np.array([1, 3])}, None)
+    batch = Batch({"dense": BatchOutput(DENSE, 6), "attention": BatchOutput(3, 4), "sum": BatchOutput(4)}, [])
+    chunk = BatchChunk({"dense": np.array([1, 3])}, None)
     check_outputs({"dense": torch.zeros(2, DENSE), "sum": torch.zeros(5, 4)}, chunk, batch)
     with pytest.raises(ValueError, match=message):
         check_outputs(outputs, chunk, batch)

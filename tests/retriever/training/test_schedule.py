@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from retriever.training import mixture_schedule as schedule
-from retriever.training.mixture_schedule import Mixture, take_turns
+from retriever.training.mixture_schedule import SetMixture, schedule_sets
 
 SHARES = [[1], [1, 1], [3, 1], [1, 2, 5], [0.001, 1, 7, 7], [1] * 9]
 
@@ -20,7 +20,7 @@ def test_turns_are_those_of_the_whole_sequence_sorted_by_time(shares: list[float
     times = [((number + 0.5) / (share / total), place) for place, share in enumerate(shares) for number in range(3000)]
     whole = [place for _, place in sorted(times)][:2500]
     for first in (0, 1, 2, 7, 500, 2490):
-        sets, numbers = take_turns(np.array(shares), first, 10)
+        sets, numbers = schedule_sets(np.array(shares), first, 10)
         assert sets.tolist() == whole[first : first + 10]
         for place, number in zip(sets, numbers, strict=True):
             assert whole.index(place) >= 0
@@ -31,7 +31,7 @@ def test_turns_are_those_of_the_whole_sequence_sorted_by_time(shares: list[float
 @pytest.mark.parametrize("shares", SHARES)
 def test_every_stretch_has_the_shares_of_the_sets(shares: list[float]) -> None:
     for first in (0, 3, 10**6):
-        sets, _ = take_turns(np.array(shares), first, 1000)
+        sets, _ = schedule_sets(np.array(shares), first, 1000)
         counts = np.bincount(sets, minlength=len(shares))
         expected = 1000 * np.array(shares) / sum(shares)
         assert np.abs(counts - expected).max() <= 1 + len(shares)
@@ -39,7 +39,7 @@ def test_every_stretch_has_the_shares_of_the_sets(shares: list[float]) -> None:
 
 def test_a_mixed_batch_is_a_function_of_seed_and_step_and_goes_through_epochs() -> None:
     """Sets of 6 and 3 queries, the second with weight 2: half of the queries each."""
-    mixture = Mixture(("a", "b"), (6, 3), (1.0, 2.0))
+    mixture = SetMixture(("a", "b"), (6, 3), (1.0, 2.0))
     drawn = [mixture.queries_at(5, step, 4) for step in range(12)]
     again = mixture.queries_at(5, 7, 4)
     assert [each.tolist() for each in again] == [each.tolist() for each in drawn[7]]
@@ -59,7 +59,7 @@ def test_a_mixed_batch_is_a_function_of_seed_and_step_and_goes_through_epochs() 
 
 
 def test_a_batch_of_one_task_has_queries_of_one_set() -> None:
-    mixture = Mixture(("a", "b"), (8, 4), (1.0, 1.0), "one-task")
+    mixture = SetMixture(("a", "b"), (8, 4), (1.0, 1.0), "one-task")
     drawn = [mixture.queries_at(0, step, 4) for step in range(9)]
     sets = [{*mixture.sets_of(queries).tolist()} for queries, _ in drawn]
     assert all(len(each) == 1 for each in sets)
@@ -78,7 +78,7 @@ def test_the_order_of_each_of_many_sets_is_made_once_in_an_epoch(monkeypatch: py
         return original(seed, epoch, number, size)
 
     monkeypatch.setattr(schedule, "_permutation", permutation)
-    mixture = Mixture(tuple(map(str, range(40))), (8,) * 40, (1.0,) * 40)
+    mixture = SetMixture(tuple(map(str, range(40))), (8,) * 40, (1.0,) * 40)
     queries = np.concatenate([mixture.queries_at(3, step, 160)[0] for step in range(4)])  # two epochs of each set
     assert sorted(calls) == [(epoch, number) for epoch in range(2) for number in range(40)]
     for number in range(40):

@@ -15,7 +15,7 @@ import uvicorn
 
 from retriever.errors import InputError
 from serve.http import limits as limits_module
-from serve.http.connections import Connections, State, bounded_protocol
+from serve.http.connections import Connections, ConnectionState, bounded_protocol
 from serve.http.limits import HttpLimits, allowed_connections
 
 LIMITS = HttpLimits(max_header_bytes=4096, max_headers=20, max_url_bytes=512)
@@ -250,7 +250,7 @@ def test_a_connection_is_idle_once_the_body_of_an_answered_request_has_come() ->
         reader, writer = await server.open(b"POST /early HTTP/1.1\r\nContent-Length: 5\r\n" + HEAD + b"\r\n")
         assert await read_one(reader) == (200, b"/early 0")
         writer.write(b"hello")
-        await until(lambda: count(server, State.IDLE) == 1)
+        await until(lambda: count(server, ConnectionState.IDLE) == 1)
         server.pass_time(LIMITS.head_timeout_s + 0.1)
         writer.write(b"GET /a HTTP/1.1\r\n" + HEAD + b"\r\n")
         assert await read_one(reader) == (200, b"/a 0")
@@ -270,7 +270,7 @@ def test_heads_that_do_not_come_and_idle_connections_are_closed(documented: Call
         for reader in (idle, early, second):
             assert (await read_one(reader))[0] == 200
         second_writer.write(b"GET /b HT")
-        states = {State.FRESH: 2, State.IDLE: 1, State.HEAD: 2}
+        states = {ConnectionState.FRESH: 2, ConnectionState.IDLE: 1, ConnectionState.HEAD: 2}
         await until(lambda: {state: count(server, state) for state in states} == states)
         server.pass_time(LIMITS.head_timeout_s + 0.1)
         assert await read_all(silent) == []
@@ -281,7 +281,7 @@ def test_heads_that_do_not_come_and_idle_connections_are_closed(documented: Call
         assert await read_all(early) == []  # the rest of a body that nobody wants is not waited for
         idle_writer.write(b"GET /a HTTP/1.1\r\n" + HEAD + b"\r\n")
         assert (await read_one(idle))[0] == 200
-        await until(lambda: count(server, State.IDLE) == 1)
+        await until(lambda: count(server, ConnectionState.IDLE) == 1)
         server.pass_time(LIMITS.idle_timeout_s + 0.1)
         assert await read_all(idle) == []
 
@@ -289,7 +289,7 @@ def test_heads_that_do_not_come_and_idle_connections_are_closed(documented: Call
     documented("HTTP", "a head that is not complete after head_timeout_s", messages[0], 408)
 
 
-def count(server: Running, state: State) -> int:
+def count(server: Running, state: ConnectionState) -> int:
     return sum(one.state is state for one in (*server.connections.served, *server.connections.excess))
 
 
@@ -305,7 +305,7 @@ def test_over_the_limit_only_health_is_answered_until_others_have_waited_too_lon
         half = [await server.open(b"GET /a HTTP/1.1\r\nX: 1") for _ in range(2)]
         idle, writer = await server.open(get(b"/a"))
         assert (await read_one(idle))[0] == 200
-        await until(lambda: count(server, State.IDLE) == 1)
+        await until(lambda: count(server, ConnectionState.IDLE) == 1)
         [(status, body)] = await server.answers(get(b"/a"))
         assert (status, json.loads(body)["error"]["type"]) == (503, "overloaded_error")
         messages.append(json.loads(body)["error"]["message"])
@@ -313,9 +313,9 @@ def test_over_the_limit_only_health_is_answered_until_others_have_waited_too_lon
         assert await server.answers(get(b"/readyz")) == [(200, b"/readyz 0")]
         await until(lambda: len(server.connections) == 3)
         surplus = [await server.open() for _ in range(3)]
-        assert count(server, State.SURPLUS) == 3
+        assert count(server, ConnectionState.SURPLUS) == 3
         server.connections.sweep()
-        assert count(server, State.SURPLUS) == 3
+        assert count(server, ConnectionState.SURPLUS) == 3
         server.clock.now += limits_module.SURPLUS_HEAD_S
         # A new request is served in the place of the half-open connection that has waited longest, not of the idle one.
         late, late_writer = await server.open(get(b"/late"))
@@ -353,7 +353,7 @@ def test_a_client_that_does_not_read_its_response_is_closed() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.transport.pause_reading()
         writer.write(b"GET /big HTTP/1.1\r\n" + HEAD + b"\r\n")
-        await until(lambda: any(one.unread_bytes() for one in server.connections.served))
+        await until(lambda: any(one.unsent_bytes() for one in server.connections.served))
         server.connections.sweep()
         server.pass_time(LIMITS.write_timeout_s - 0.1)
         assert len(server.connections) == 1

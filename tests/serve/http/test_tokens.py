@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from retriever.errors import InputError
-from serve.http.guard import Tokens, check_binding, digest, is_loopback
+from serve.http.guard import Tokens, check_binding, is_loopback, token_digest
 
 USER, ADMIN = "u" * 16, "a" * 20
 
 
 def test_an_administrator_is_a_user_and_nobody_else_is() -> None:
-    tokens = Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
+    tokens = Tokens(user=frozenset([token_digest(USER)]), admin=frozenset([token_digest(ADMIN)]))
     assert tokens.allow(f"Bearer {USER}", "user")
     assert tokens.allow(f"bearer {ADMIN}", "user")
     assert tokens.allow(f"Bearer {ADMIN}", "admin")
@@ -33,17 +33,17 @@ def test_without_tokens_everybody_may_all_but_only_on_this_machine() -> None:
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", ""):
         with pytest.raises(InputError, match="there are no tokens"):
             check_binding(host, none)
-        check_binding(host, Tokens(admin=frozenset([digest(ADMIN)])))
+        check_binding(host, Tokens(admin=frozenset([token_digest(ADMIN)])))
 
 
 def test_tokens_come_from_a_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "tokens.json"
     file.write_text(json.dumps({"user": [USER], "admin": [ADMIN]}))
     found = Tokens.read(str(file))
-    assert found == Tokens(user=frozenset([digest(USER)]), admin=frozenset([digest(ADMIN)]))
+    assert found == Tokens(user=frozenset([token_digest(USER)]), admin=frozenset([token_digest(ADMIN)]))
     assert not Tokens.read(None)
     monkeypatch.setenv("RIPTIDE_USER_TOKENS", f" {USER}, {ADMIN},")
-    assert Tokens.read(None).user == {digest(USER), digest(ADMIN)}
+    assert Tokens.read(None).user == {token_digest(USER), token_digest(ADMIN)}
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,13 @@ import pytest
 
 from indexing.store.store import Store
 from serve.parts import part as part_module
-from serve.parts.part import Part
+from serve.parts.part import ServicePart
 
 RELEASE = "0123456789abcdef"
 SECONDS = 1.0
 
 
-class Numbers(Part):
+class Numbers(ServicePart):
     """A part whose releases are open at once, and hold a number."""
 
     name = "numbers"

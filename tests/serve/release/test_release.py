@@ -19,9 +19,9 @@ from indexing.store.store import Store
 from indexing.store.verify import verify
 from retriever.errors import InputError
 from serve.release import live as live_module
-from serve.release.live import discard_release, last_release, live_release, live_release_id, make_current
+from serve.release.live import discard_release, live_release_id, make_current, read_live_release, release_to_repair_from
 from serve.release.release import Release
-from serve.release.tasks import Task
+from serve.release.tasks import ServedTask
 
 
 def make(store: Store, kind: str, name: str, **config: object) -> Artifact:
@@ -39,8 +39,10 @@ def put_prompt(store: Store, name: str) -> Artifact:
 def release_of(store: Store, *prompts: str) -> Release:
     """A release with a task for each prompt, which is put if it is missing."""
     parts = [make(store, "embeddings", "enc/g0000"), *(put_prompt(store, prompt) for prompt in prompts)]
-    tasks = tuple(Task(name, name, "enc") for name in prompts)
-    return Release("bert", {}, (Task("default", None, "enc"), *tasks), {part.key: part.fingerprint for part in parts})
+    tasks = tuple(ServedTask(name, name, "enc") for name in prompts)
+    return Release(
+        "bert", {}, (ServedTask("default", None, "enc"), *tasks), {part.key: part.fingerprint for part in parts}
+    )
 
 
 def make_live(store: Store, release: Release) -> None:
@@ -54,7 +56,7 @@ def problems(store: Store) -> list[str]:
 
 def check_live(store: Store, release: Release) -> None:
     """The release is live, loads, and everything that it consists of is complete."""
-    live, _ = live_release(Store(store.url))
+    live, _ = read_live_release(Store(store.url))
     assert live == release
     for key in release.fingerprints:
         release.artifact(store, key)
@@ -63,7 +65,7 @@ def check_live(store: Store, release: Release) -> None:
 
 def check_live_but(store: Store, release: Release, missing: str) -> None:
     """The release is live; `verify` finds that an artifact of another one is missing, if anything."""
-    live, _ = live_release(Store(store.url))
+    live, _ = read_live_release(Store(store.url))
     assert live == release
     assert all(missing in problem for problem in problems(store))
 
@@ -154,7 +156,7 @@ def test_a_release_that_another_server_discards_is_complete_once_it_is_live(
     check_live(other, second)
 
 
-def release_of_parts(store: Store, prompts: tuple[str, ...]) -> tuple[tuple[Task, ...], dict[str, str]]:
+def release_of_parts(store: Store, prompts: tuple[str, ...]) -> tuple[tuple[ServedTask, ...], dict[str, str]]:
     release = release_of(store, *prompts)
     return release.tasks, release.fingerprints
 
@@ -188,9 +190,9 @@ def test_a_release_that_is_saved_again_counts_as_new(store_url: str) -> None:
     old = release_of(store, "legal.0123")
     old.save(store)
     key = f"releases/{old.id}"
-    written = store.storage.times(key)
+    written = store.storage.write_times(key)
     old.save(store)
-    again = store.storage.times(key)
+    again = store.storage.write_times(key)
     assert written.keys() == again.keys()
     assert again[f"{key}/provenance.json"] >= written[f"{key}/provenance.json"]
     assert {k: v for k, v in again.items() if "provenance" not in k} == {
@@ -265,11 +267,11 @@ def test_a_kill_at_any_write_leaves_a_live_release_and_the_next_start_goes_on(st
                 raise Killed
             writes.append(f"{method} {key}")
 
-        _, tag = live_release(store)
+        _, tag = read_live_release(store)
         try:
             assert make_current(hooked(url, before=kill), second, tag)
         except Killed:
-            live, tag = live_release(Store(url))
+            live, tag = read_live_release(Store(url))
             assert live in (first, second)
             for key in live.fingerprints:
                 live.artifact(store, key)
@@ -313,9 +315,9 @@ def test_a_damaged_current_is_one_line_and_the_next_release_repairs_it(
     before = store.keys()
     for look in (
         live_release_id,
-        live_release,
+        read_live_release,
         expired_releases,
-        lambda store: store.removable(f"releases/{first.id}"),
+        lambda store: store.files_to_remove(f"releases/{first.id}"),
     ):
         with pytest.raises(CorruptError, match=r"serving/current.json: .* renew of riptide serve-search$") as told:
             look(store)
@@ -324,7 +326,7 @@ def test_a_damaged_current_is_one_line_and_the_next_release_repairs_it(
     assert store.keys() == before
     [problem] = problems(store)
     assert problem == str(told.value)
-    release, tag = last_release(store)
+    release, tag = release_to_repair_from(store)
     assert release == first  # with its tasks over HTTP
     assert make_current(store, second, tag)
     check_live(store, second)
@@ -363,18 +365,18 @@ def test_a_live_release_that_is_missing_or_damaged_is_named_and_can_be_made_agai
     make_live(store, second)
     key = f"releases/{second.id}"
     if damage == "missing":
-        for file, _ in store.removal(key):
+        for file, _ in store.files_in_removal_order(key):
             store.storage.delete(file)
     else:
         store.storage.put(f"{key}/{damage}", b"{}")
     assert any(f"{key}/" in problem for problem in problems(store))
     if damage != "manifest.begun.json":  # a reader needs the manifest alone
         with pytest.raises(InputError, match=rf"current.json names {key} as the live release: .*riptide serve-search$"):
-            live_release(store)
-        release, tag = last_release(store)
+            read_live_release(store)
+        release, tag = release_to_repair_from(store)
         assert release == first
     else:
-        release, tag = live_release(store)
+        release, tag = read_live_release(store)
         assert release == second
     assert make_current(store, second, tag)
     check_live(store, second)

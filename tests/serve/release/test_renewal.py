@@ -12,7 +12,7 @@ from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from serve.release.release import Release
 from serve.release.renewal import describe_generations, incomplete_generations, newer_artifacts, replaced_artifacts
-from serve.release.tasks import Task
+from serve.release.tasks import ServedTask
 
 NAMES = ("embeddings/enc", "index/idx", "bm25/bm25")
 
@@ -34,7 +34,9 @@ def begin(store: Store, key: str) -> None:
 def release_of(store: Store, files: int = 1) -> Release:
     parts = [make(store, f"{whole}/g0000", files) for whole in ("corpus", *NAMES)]
     parts.append(make(store, "prompts/legal"))
-    return Release("bert", {}, (Task("default", None, "enc", "idx", "bm25"),), {p.key: p.fingerprint for p in parts})
+    return Release(
+        "bert", {}, (ServedTask("default", None, "enc", "idx", "bm25"),), {p.key: p.fingerprint for p in parts}
+    )
 
 
 def test_later_generations_of_the_artifacts_of_a_release_are_newer(store_url: str) -> None:

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from retriever.errors import InputError
-from serve.service.loops import repeat
+from serve.service.loops import repeat_forever
 
 
 def test_a_loop_goes_on_after_errors_and_logs_each_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,6 +22,6 @@ def test_a_loop_goes_on_after_errors_and_logs_each_once(caplog: pytest.LogCaptur
             raise error
 
     with caplog.at_level(logging.ERROR), pytest.raises(asyncio.CancelledError):
-        asyncio.run(repeat(step, 0.0, "a look fails"))
+        asyncio.run(repeat_forever(step, 0.0, "a look fails"))
     lines = [(record.getMessage(), record.exc_info is not None) for record in caplog.records]
     assert lines == [("a look fails: corpus is missing", False)] + [("a look fails: 'x'", True)] * 2
