@@ -65,5 +65,5 @@ bench:  ## the benchmarks there are, and what each one measures
 	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \
 	  "$$(sed -n '1s/^"""//p' "$$file" | sed 's/"""$$//')"; done; true
 
-demo: $(USER_STAMP)  ## all steps on a small set: import, encode, index, search
+demo: $(USER_STAMP)  ## all steps on a small set: import, encode, index, search, train a prompt, serve
 	@HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py

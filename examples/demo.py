@@ -1,4 +1,4 @@
-"""Shows riptide on 1,995 SQuAD passages: keywords, vectors, a kill, both together, a server. `make demo` runs it.
+"""Shows riptide on 1,995 SQuAD passages: keywords, vectors, a kill, a trained prompt, a server. `make demo` runs it.
 
     python examples/demo.py [STORE]
 
@@ -8,6 +8,9 @@ Every step is a job that you can run yourself; the demo prints its command. A se
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
+import random
 import shlex
 import subprocess
 import sys
@@ -23,7 +26,9 @@ from riptide import Client, Corpus, Queries, Store, __version__
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 QUESTION = "When did the 1973 oil crisis begin?"
+CHAT = f"Which animals live in the Amazon rainforest? {QUESTION}"
 SEARCHES = ("bm25", "dense", "hybrid")
+SQUAD = ROOT / "examples" / "squad"
 
 
 def main() -> None:
@@ -44,16 +49,24 @@ def main() -> None:
     job("build-index", *at, "--embeddings", "minilm", "--factory", "IVF32,PQ48x4fs", "--shards", "4")
 
     title("Keywords, vectors, or both")
+    squad = (*at, "--queries", "squad", "--split", "test")
     for mode in SEARCHES:
-        job("search", *at, "--mode", mode, "--split", "test", "--k", "100", "--name", mode)
-    job("evaluate", *at, "--split", "test", "--run", *SEARCHES)
+        job("search", *squad, "--mode", mode, "--k", "100", "--name", mode)
+    job("evaluate", *squad, "--run", *SEARCHES)
     show_difference(Store(store))
 
-    title("The same searches over HTTP")
+    title("Another task over the same vectors: in a chat, the last question counts")
+    train_chat(store)
+
+    title("All of this over HTTP: one backbone, two tasks, one set of vectors")
     with served(store) as url:
         for mode in SEARCHES:
             best = Client(url).search(QUESTION, mode=mode, k=1)[0]
             print(f"{mode:7} {best.score:.3f}  {best.title}: {best.text[:70]}…")
+        print(f"\n{CHAT}")
+        for task in ("default", "chat"):
+            titles = [hit.title for hit in Client(url).search(CHAT, mode="dense", task=task, k=5)]
+            print(f"task {task:7}  {', '.join(titles)}")
 
     title("Now your own files")
     print(f"""
@@ -63,6 +76,48 @@ Your CSV, JSON or Parquet:      riptide import-corpus --store data/mine --source
                                 and the same steps as above; docs/data.md has examples of columns
 
 The demo took {time.monotonic() - started:.0f} s. A second run finds its work done.""")
+
+
+def train_chat(store: str) -> None:
+    """Trains a prompt for queries of two questions, of which the second one counts; measures without it and with it."""
+    print(f"A query is two questions, the second one about something else: {CHAT}")
+    at, folder = ("--store", store), Path(f"{store}-raw") / "chat"
+    write_chat(folder)
+    job("import-queries", *at, "--source", str(folder), "--queries", "chat")
+    prompt = ("--sides", "query", "--length", "16", "--lr", "0.05", "--batch", "16", "--steps", "40")
+    job("tune-prompts", *at, "--task", "chat", "--queries", "chat", "--negatives", "none", "--backbone", MODEL, *prompt)
+    chat = (*at, "--queries", "chat", "--split", "test")
+    search = ("search", *chat, "--source", "exact:minilm", "--k", "100", "--name")
+    job(*search, "without-prompt")
+    job(*search, "with-prompt", "--task", "chat")
+    job("evaluate", *chat, "--run", "without-prompt", "with-prompt")
+
+
+def write_chat(folder: Path) -> None:
+    """Writes queries of two SQuAD questions about different articles; relevant is the passage of the second one.
+
+    The questions of `train` and of `test` are about different articles.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = random.Random(0)
+    titles = {row["_id"]: row["title"] for row in read_lines(SQUAD / "corpus.jsonl.gz")}
+    texts = {row["_id"]: row["text"] for row in read_lines(SQUAD / "queries.jsonl.gz")}
+    for split, count in (("train", 2000), ("test", 1000)):
+        lines = (SQUAD / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]
+        judged = [line.split("\t")[:2] for line in lines]
+        with open(folder / f"queries.{split}.jsonl", "w") as file:
+            for query, passage in draw.sample(judged, count):
+                first, answer = query, passage
+                while titles[answer] == titles[passage]:
+                    first, answer = draw.choice(judged)
+                row = {"query": f"{texts[first]} {texts[query]}", "query_id": query, "relevant": passage}
+                file.write(json.dumps(row) + "\n")
+
+
+def read_lines(path: Path) -> list[dict[str, str]]:
+    """Returns the rows of a compressed file of JSON lines."""
+    with gzip.open(path, "rt") as file:
+        return [json.loads(line) for line in file]
 
 
 def title(text: str) -> None:
@@ -97,7 +152,7 @@ def kill_after_first_part(store: Store, key: str, *arguments: str) -> None:
 
 def show_difference(store: Store) -> None:
     """Prints a question whose passage hybrid search finds first, while keywords and vectors rank it lower."""
-    queries, corpus = Queries.open(store), Corpus.open(store)
+    queries, corpus = Queries.open(store, "squad"), Corpus.open(store)
     judged = queries.qrels("test")
     relevant = dict(zip(judged["query_id"].to_pylist(), judged["corpus_id"].to_pylist(), strict=True))
     ranks = {name: ranks_of(relevant, store, name) for name in SEARCHES}

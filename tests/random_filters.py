@@ -121,20 +121,21 @@ def as_text(draw: random.Random, document: dict[str, Any]) -> str | None:
                 return None
             terms.append(f"not ({inner})")
         elif isinstance(condition, list):
-            terms.append(f"{name} in ({', '.join(_written(value) for value in condition)})")
+            terms.append(f"{name} in ({', '.join(_written(draw, value) for value in condition)})")
         elif not isinstance(condition, dict):
-            terms.append(f"{name}={_written(condition)}")
+            terms.append(f"{name}={_written(draw, condition)}")
         elif len(condition) > 1 and name in ("tags", "pages"):
             return None
         else:
-            terms += [f"{name} {SIGNS[sign]} {_written(bound)}" for sign, bound in condition.items()]
+            terms += [f"{name} {SIGNS[sign]} {_written(draw, bound)}" for sign, bound in condition.items()]
     return " and ".join(terms) or None
 
 
-def _written(value: Any) -> str:
+def _written(draw: random.Random, value: Any) -> str:
     if value is None or isinstance(value, bool):
         return str({None: "null", True: "true", False: "false"}[value])
     if not isinstance(value, str):
         return str(value)
     is_word = value and value != "null" and not set(value) & set(" '\"")
-    return value if is_word else "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    quote = draw.choice("'\"")
+    return value if is_word else quote + value.replace("\\", "\\\\").replace(quote, "\\" + quote) + quote

@@ -28,10 +28,11 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
         say_stages(work)
         say(f"memory   {build.memory}")
         return None
+    made = work.previous
     if not work.complete:
         runner = open_runner(store, options)
         build.prepare(runner)
-        run_work(store, work, runner, Stage)
+        made = run_work(store, work, runner, Stage)
     for line in build.report():
         say(line)
-    return store.generations(work.kind, work.name)[-1]
+    return made[-1]

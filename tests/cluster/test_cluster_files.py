@@ -46,26 +46,25 @@ def test_nodes_get_what_an_installation_needs() -> None:
     assert [path for path in sorted(local) if not (ROOT / path).exists()] == []
 
 
-PAGES = ("README.md", "docs/cluster.md")
+PAGE = ROOT / "docs/cluster.md"
 
 
-def submitted(page: str) -> list[str]:
-    """Every `python -m riptide x …` that a page submits to a cluster."""
-    text = (ROOT / page).read_text().replace("\\\n", " ")
+def submitted() -> list[str]:
+    """Every `python -m riptide x …` that the page submits to a cluster."""
+    text = PAGE.read_text().replace("\\\n", " ")
     return re.findall(r"ray job submit --working-dir \. -- +(python -m riptide [\w-]+ --[^\n`]+)", text)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_what_pages_submit_has_what_it_needs(page: str) -> None:
+def test_what_the_page_submits_has_what_it_needs() -> None:
     """A token, made before it is exported; a store that is found from another folder."""
-    text = (ROOT / page).read_text()
+    text = PAGE.read_text()
     exports = (
         "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=~/.ray/auth_token RAY_API_SERVER_ADDRESS=http://127.0.0.1:8265"
     )
     places = [text.index(words) for words in ("ray get-auth-token --generate", exports, "ray job submit")]
     assert places == sorted(places)
-    assert submitted(page)
-    for command in submitted(page):
+    assert submitted()
+    for command in submitted():
         if "--store" in command:
             assert re.search(r"--store (s3://|\$PWD/)", command), command
 

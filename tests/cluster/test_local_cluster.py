@@ -128,9 +128,10 @@ def test_the_whole_way_gives_what_one_machine_gives(
     assert figures[0]["mean"]["exact"]["R@100"] > 0.1  # by chance it would be 0.04: questions are pieces of passages
 
 
-def test_the_command_of_the_readme_runs_as_it_is_written(way: Way, cluster: LocalCluster, tmp_path: Path) -> None:
-    """Its block in a shell, but for what starts and stops a cluster; store, encoder and addresses are the test's."""
-    [block] = re.findall(r"```bash\n(ray get-auth-token .*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+def test_the_commands_of_the_page_run_as_they_are_written(way: Way, cluster: LocalCluster, tmp_path: Path) -> None:
+    """Its first two blocks in a shell, without the lines that start and stop a cluster, in the places of the test."""
+    page = (REPOSITORY / "docs/cluster.md").read_text()
+    block = "".join(re.findall(r"```bash\n(.*?)```", page, re.DOTALL)[:2])
     lines = [line for line in block.splitlines() if not re.match(r"ray (get-auth-token|start|stop)\b", line)]
     assert len(block.splitlines()) == len(lines) + 3
     script = "\n".join(lines)
@@ -138,7 +139,7 @@ def test_the_command_of_the_readme_runs_as_it_is_written(way: Way, cluster: Loca
     shutil.copytree(way.store / "corpus", store / "corpus")
     for text, own in {
         "http://127.0.0.1:8265": cluster.dashboard,
-        "$PWD/data/mine": str(store),
+        "$PWD/data/squad": str(store),
         "sentence-transformers/all-MiniLM-L6-v2": str(way.model),
         "ray job submit": f"{sys.executable} -m ray.scripts.scripts job submit",
         "-- python": f"-- {sys.executable}",

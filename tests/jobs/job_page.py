@@ -21,24 +21,16 @@ EVERY_JOB = "every job"  # the last heading of --help
 SHARED_BY = 3  # so many jobs have an option that is listed once
 CODE = (" ", "riptide ", "python ", "ray ")  # begin an indented or a commented command of a docstring
 HEADER = "| option | values | default | meaning |\n| --- | --- | --- | --- |"
-INTRODUCTION = """\
-# Jobs
-
-A test writes this page from the declarations that `riptide JOB --help` prints. [data.md](data.md) has examples of raw
-files, and [methods.md](methods.md) what is computed.
-
-A job reads options from its defaults, then from the YAML file of `--config`, where dashes are underscores, then from
-the command line. An option without a default here may be left out, unless it is required; its text says what happens
-then. A flag, such as `--plan`, needs no value, and `--no-plan` takes it back."""
 Row = tuple[str, str, str, str]  # option, values, default, help
 Heading = tuple[str, bool]  # a group of shared options, and whether all their jobs train
 
 
 def written_page() -> str:
-    """Returns the page."""
+    """Returns the page: its beginning is written by hand, the rest is generated."""
     jobs = {name: options_of(module_of(name).main) for name in command_names()}
     shared = shared_rows(jobs)
-    lines = [INTRODUCTION, "", "## Contents", "", *contents(shared), ""]
+    by_hand, contents_title, _ = PAGE.read_text().partition("## Contents\n")
+    lines = [by_hand + contents_title, *contents(shared), ""]
     for names in GROUPS.values():
         for name in names:
             lines += [f"## {name}", "", *description(name), *options_of_job(name, jobs, shared)]
@@ -85,7 +77,7 @@ def row(option: Option) -> Row:
 
 
 def values_of(option: Option) -> str:
-    """Returns what an option takes: its choices_of, or what --help writes for a value; … after a list."""
+    """Returns what an option takes: its choices, or what --help writes for a value; … after a list."""
     if option.type is bool:
         return "flag"
     names = choices_of(option.type)

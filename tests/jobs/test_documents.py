@@ -188,7 +188,7 @@ def test_runs_hold_rows_of_passages_and_trec_files_documents(built: Path, store:
     assert "#" in done("search", *at, "--query", WORDS[0], "--k", 3, "--by", "passage")
 
 
-def test_evaluation_judges_documents(store: Store, done: Done, refused, tmp_path: Path) -> None:
+def test_evaluation_judges_documents(store: Store, done: Done, refused, documented, tmp_path: Path) -> None:
     at = ("--store", store.url)
     done("search", *at, "--source", "bm25", "--k", K, "--run", tmp_path / "documents.trec", "--name", "own")
     every = Corpus.open(store).num_rows
@@ -207,12 +207,17 @@ def test_evaluation_judges_documents(store: Store, done: Done, refused, tmp_path
     for run in runs:
         assert means[run] == pytest.approx({name: values.mean() for name, values in expected.items()})
     printed = done("evaluate", *at, "--run", "shallow", *measures, "--json", tmp_path / "other.json")
-    assert "warning: shallow: it is a run of passages, and has fewer than 20 documents for" in printed
-    answer = refused(
+    [line] = [line for line in printed.splitlines() if line.startswith("warning: shallow")]
+    assert "it is a run of passages, and has fewer than 20 documents for" in line
+    documented("Evaluating", "a run of passages with too few documents for the metrics", line, 0)
+    line = refused(
         "evaluate", *at, "--run", tmp_path / "documents.trec", "--median-length", 3, "--json", tmp_path / "no.json"
     )
-    assert "it is measured on passages, and the run has ids of documents" in answer
-    assert "its documents are split" in refused("evaluate", *at, "--run", "own", "--relevance", "category")
+    assert "it is measured on passages, and the run has ids of documents" in line
+    documented("Evaluating", "--median-length of a file with ids of documents", line, 1)
+    line = refused("evaluate", *at, "--run", "own", "--relevance", "category")
+    assert "its documents are split" in line
+    documented("Evaluating", "--relevance category of a split corpus", line.replace(store.url, "…/store"), 1)
     query = ranking and next(iter(ranking))
     printed = done("store", "show", "runs/own", *at, "--query-id", query)
     assert f"  {ranking[query][0]}" in printed

@@ -309,10 +309,13 @@ def test_a_corpus_keeps_its_split(tmp_path: Path, done: Done, refused, documente
     line = refused(*whole, source, *SPLIT)
     assert "was imported otherwise (--split-words unset, now 12, --overlap unset, now 4); append to it" in line
     documented("Importing", "--split-words for a corpus that was imported without it", line, 1)
-    assert "was imported otherwise (--overlap 4, now unset, --split-words 12, now unset)" in refused(*split, source)
+    line = refused(*split, source)
+    assert "was imported otherwise (--overlap 4, now unset, --split-words 12, now unset)" in line
+    documented("Importing", "no --split-words for a corpus that was imported with it", line, 1)
     (tmp_path / "ids").write_text("d1\nd1#0\n")
     line = refused("import_corpus", "--store", tmp_path / "split", "--delete", tmp_path / "ids")
     assert "ids:2: id 'd1#0' is not in the corpus" in line
+    documented("Importing", "--delete of a passage of a split corpus", line, 1)
     assert (files_of(tmp_path / "split"), files_of(tmp_path / "whole")) == before
 
 

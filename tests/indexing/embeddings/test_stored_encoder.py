@@ -27,7 +27,7 @@ TEXTS = [f"w{number} w{number + 1}" for number in range(9)]
 
 def commit(store: Store, kind: str, name: str, folder: Path, backbone: str) -> None:
     with store.create(kind, name, config={"backbone": describe(backbone, OPTIONS)}) as draft:
-        draft.note(backbone=backbone, options=asdict(OPTIONS))
+        draft.add_notes(backbone=backbone, options=asdict(OPTIONS))
         commit_files(draft, folder)
 
 

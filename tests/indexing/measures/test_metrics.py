@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.stats import monte_carlo_test
 
 from indexing.measures import metrics
 from indexing.measures.metrics import bootstrap_interval, holm, paired_test, parse_metrics, per_query
@@ -164,6 +165,27 @@ def test_p_values_approach_those_of_all_sign_patterns(queries: int, shift: float
     other = one + draw.normal(shift, 0.5, size=queries)
     assert paired_test(one, other) == pytest.approx(exact_p_value(one, other), abs=0.007)
     assert paired_test(other, one) == pytest.approx(exact_p_value(one, other), abs=0.007)
+
+
+@pytest.mark.parametrize("queries", [3, 90, 700])
+def test_p_values_are_those_of_scipy(queries: int) -> None:
+    """With the same random signs; many differences are equal, so that many sums are equal."""
+    draw = np.random.default_rng(queries)
+    one = draw.integers(0, 3, queries) / 3
+    other = one + draw.choice([-0.1, 0.1, 0.2], queries)
+    differences = other - one
+    random_signs = np.random.default_rng(0)
+
+    def patterns(size: tuple[int, int]) -> np.ndarray:
+        packed = np.frombuffer(random_signs.bytes(size[0] * -(-size[1] // 8)), np.uint8).reshape(size[0], -1)
+        return np.unpackbits(packed, axis=1, count=size[1])
+
+    def total(signs: np.ndarray, axis: int) -> np.ndarray:
+        return differences.sum() - 2 * (signs.astype(np.float64) @ differences)
+
+    observed = np.zeros(queries, np.uint8)
+    options = {"vectorized": True, "n_resamples": metrics.RESAMPLES, "batch": metrics.BATCH_NUMBERS // queries}
+    assert paired_test(one, other) == pytest.approx(monte_carlo_test(observed, patterns, total, **options).pvalue)
 
 
 def test_p_values_have_a_seed_and_leave_out_queries_that_do_not_differ() -> None:
