@@ -8,6 +8,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,24 @@ def test_a_difference_is_found() -> None:
     assert not are_alike("hits 3 0.851 p1", "hits 3 0.89 p1")
     assert not are_alike("hits 3", "hits 4")
     assert not are_alike("hits 3", "hits 3 more")
+
+
+WITHOUT_TORCH = """
+import sys
+
+import riptide
+
+store = riptide.Store("data/small")
+store.import_corpus([{"id": "a", "text": "a white whale"}, {"id": "b", "text": "a count"}])
+store.import_queries([{"id": "q", "query": "whale", "passage_id": "a"}], name="mine", split="test")
+store.build_bm25()
+assert [hit.id for hit in store.search("bm25")("whale")] == ["a"]
+assert store.evaluate("bm25", split="test", metrics="RR@10").mean == {"bm25": {"RR@10": 1.0}}
+print([name for name in ("torch", "ray") if name in sys.modules])
+"""
+
+
+def test_nothing_but_models_needs_torch_and_nothing_here_needs_ray(folder: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_TORCH]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
