@@ -178,8 +178,8 @@ def ranks_of(relevant: dict[str, str], store: Store, run: str) -> dict[str, int]
 
 @contextlib.contextmanager
 def served(store: str) -> Iterator[str]:
-    """Serves the store while the block runs; provides the address."""
-    arguments = ["serve-search", "--store", store, "--port", "0"]
+    """Serves the store while the block runs; provides the address. `--renew` adds the task to an earlier release."""
+    arguments = ["serve-search", "--store", store, "--port", "0", "--renew"]
     show(arguments)
     command = [sys.executable, "-m", "riptide", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

@@ -20,7 +20,7 @@ from indexing.corpus.queries import Queries, complete_queries, import_queries
 from indexing.files.columns import QueryNames
 from indexing.formats.registry import FormatName
 from indexing.formats.sources import describe_columns, detect_queries
-from indexing.store.store import Store
+from indexing.store.store import Store, check_name
 from retriever.errors import InputError
 from retriever.options import option
 
@@ -74,6 +74,7 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     for line in describe_columns(source):
         say(as_options(line))
     name = options.queries or source.name
+    check_name("queries", name)
     if options.plan and (complete := complete_queries(store, source, name, limit=options.limit, hold_out=hold_out)):
         say_complete(complete.artifact.url)
         return None

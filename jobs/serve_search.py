@@ -19,7 +19,7 @@ import math
 import os
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from importlib.util import find_spec
@@ -169,7 +169,7 @@ def main(options: ServeSearch) -> None:
     store = Store(options.store).require()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
-    read_examples(store, options.examples)  # a bad file ends the job before it makes a release
+    examples = read_examples(store, options.examples)  # a bad file ends the job before it makes a release
     choice = choose_release(store, options)
     say_release(store, choice)
     if options.row_ranges:
@@ -180,7 +180,7 @@ def main(options: ServeSearch) -> None:
         end_with_stdin()
     if not options.on_ray:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(store, options, tokens, choice))
+            runner.run(serve(store, options, tokens, choice, examples))
     else:
         if choice.is_new:
             make_live(store, choice, lambda: ReleaseArtifacts(store, choice.release))
@@ -355,7 +355,7 @@ def make_live(store: Store, choice: Choice, open_release: Callable[[], object]) 
     return live_id
 
 
-async def serve(store: Store, options: ServeSearch, tokens: Tokens, choice: Choice) -> None:
+async def serve(store: Store, options: ServeSearch, tokens: Tokens, choice: Choice, examples: Sequence[str]) -> None:
     """Serves a release from this process until SIGTERM or SIGINT; a new one becomes live when all parts have opened it.
 
     Args:
@@ -363,10 +363,11 @@ async def serve(store: Store, options: ServeSearch, tokens: Tokens, choice: Choi
         options: The options of the job.
         tokens: Tokens of users and administrators.
         choice: The release.
+        examples: Queries that the page offers to try.
     """
     from serve.local import open_local, run_server
 
-    service = open_local(store, options, device="cuda" if num_gpus() else "cpu")
+    service = open_local(store, options, device="cuda" if num_gpus() else "cpu", examples=examples)
     live_id = choice.release.id
     if choice.is_new:
         live_id = make_live(store, choice, partial(service.open, live_id))

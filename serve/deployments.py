@@ -39,6 +39,7 @@ from serve.release.live import live_release_id
 from serve.release.release import Release
 from serve.remote import PREPARE_S, LeafReplica, RemotePart, as_raised, send_to_leaves
 from serve.service.changes import Changes
+from serve.service.examples import read_examples
 from serve.service.options import ServiceOptions
 from serve.service.service import LOOK_S, Service
 
@@ -83,8 +84,18 @@ class Application(ServiceOptions):
             raise InputError(f"most {self.most}: expected at least replicas, {self.replicas}, or leave it out")
 
 
-def open_front(store: Store, leaves: Sequence[Any], args: Application, device: str) -> Service:
-    """Returns a service whose leaves run in Ray Serve deployments. leaves: their handles."""
+def open_front(
+    store: Store, leaves: Sequence[Any], args: Application, device: str, examples: Sequence[str] = ()
+) -> Service:
+    """Returns a service whose leaves run in Ray Serve deployments.
+
+    Args:
+        store: Where releases and artifacts are.
+        leaves: The handles of the leaves.
+        args: The application.
+        device: Device of the models, "cpu" or "cuda".
+        examples: Queries that the page offers to try.
+    """
     names = [*(online.name for online in online_searches()), PASSAGES]
     return Service(
         store,
@@ -96,6 +107,7 @@ def open_front(store: Store, leaves: Sequence[Any], args: Application, device: s
         workers=args.workers,
         linger=LINGER_S,
         is_local=False,
+        examples=examples,
     )
 
 
@@ -126,10 +138,11 @@ class Ingress:
     Args:
         args: The application.
         leaves: Handles of the leaves; empty: this process serves the whole release.
+        examples: Queries that the page offers to try. `build` reads them, as a replica may see no such file.
     """
 
-    def __init__(self, args: Application, leaves: list[Any]):
-        self.args, self.leaves = args, leaves
+    def __init__(self, args: Application, leaves: list[Any], examples: Sequence[str]):
+        self.args, self.leaves, self.examples = args, leaves, examples
         self.changes: Changes | None = None
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -139,9 +152,9 @@ class Ingress:
         args, store, device = self.args, Store(self.args.store), reserved_device()
         args = replace(args, threads=_threads(args, args.cpus))
         if self.leaves:
-            service = open_front(store, self.leaves, args, device)
+            service = open_front(store, self.leaves, args, device, self.examples)
         else:
-            service = open_local(store, args, device=device)
+            service = open_local(store, args, device=device, examples=self.examples)
         tokens = Tokens.read(args.tokens)
         if not tokens and not args.without_tokens:
             raise InputError(
@@ -178,7 +191,7 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
         arguments: The arguments; `serve run` and `serve deploy` pass a mapping.
 
     Raises:
-        InputError: If the store has no live release.
+        InputError: If the store has no live release, or if the examples cannot be read here.
         ValidationError: Of pydantic, if an argument is unknown or its value is not valid.
     """
     args = arguments if isinstance(arguments, Application) else Application(**arguments)
@@ -197,7 +210,9 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
     else:
         bounds = {"min_replicas": args.replicas, "max_replicas": args.most}
         options["autoscaling_config"] = {**bounds, "target_ongoing_requests": args.batch}
-    return ray_serve.deployment(name="ingress", **options)(Ingress).bind(args, leaves)
+    return ray_serve.deployment(name="ingress", **options)(Ingress).bind(
+        args, leaves, read_examples(store, args.examples)
+    )
 
 
 def _leaf(args: Application, number: int) -> Any:

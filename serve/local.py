@@ -7,7 +7,7 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from indexing.store.store import Store
@@ -34,16 +34,17 @@ def favour_event_loop() -> None:
     sys.setswitchinterval(SWITCH_S)
 
 
-def open_local(store: Store, options: ServiceOptions, *, device: str) -> Service:
+def open_local(store: Store, options: ServiceOptions, *, device: str, examples: Sequence[str] = ()) -> Service:
     """Returns a service whose parts have no open release. It belongs to the event loop that this is called in.
 
     Args:
         store: Where releases and artifacts are.
         options: The options of the service.
         device: Device of models, "cpu" or "cuda".
+        examples: Queries that the page offers to try.
     """
     leaf = Leaf(store, threads=options.threads)
-    return Service(store, options, partial(ask_here, [leaf]), leaf.parts, device=device)
+    return Service(store, options, partial(ask_here, [leaf]), leaf.parts, device=device, examples=examples)
 
 
 async def run_server(

@@ -81,8 +81,8 @@ class _Parser:
 
     def condition(self) -> dict[str, Any]:
         if self.is_word("and", "or", "in"):
-            raise self.error("a field, not or (")
-        name = self.take("a field, not or (")
+            raise self.error("a field (in quotes if it has spaces), not or (")
+        name = self.take("a field (in quotes if it has spaces), not or (")
         is_negated = self.accept("not")
         if self.accept("in"):
             self.expect("(")

@@ -17,6 +17,7 @@ a passage has no value, only null holds; so {"not": {"lang": "en"}} matches pass
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -63,6 +64,8 @@ class Filter:
             _check_unicode(document)
             is_json = document.lstrip().startswith("{")
             document = _parse_json(document) if is_json else parse_filter_text(document, columns)
+        if not isinstance(document, Mapping):
+            raise InputError(f"filter: expected a text or an object, found {type(document).__name__}")
         _check_size(document)
         _Compiler(columns).test_of(document)
         return cls(canonical_json(document).decode())
@@ -131,6 +134,8 @@ def _check_size(document: Mapping[str, Any]) -> None:
             if isinstance(value, str):
                 characters += len(value)
             elif isinstance(value, Mapping):
+                if unnamed := [name for name in value if not isinstance(name, str)]:
+                    raise InputError(f"filter: expected fields by name, found {unnamed[0]!r}")
                 characters += sum(map(len, value))
                 below += value.values()
             elif isinstance(value, list):
@@ -171,7 +176,7 @@ class _Compiler:
 
     def _condition(self, name: str, condition: Any) -> Test:
         if name not in self.columns:
-            names = ", ".join(self.columns) or "none; riptide import-corpus --filters adds them"
+            names = ", ".join(map(_quoted, self.columns)) or "none; riptide import-corpus --filters adds them"
             raise InputError(f"filter: {name[:100]!r} is no filter of this corpus; there are: {names}")
         kind, column = self.columns[name], f"filter.{name}"
         if condition is None:
@@ -252,5 +257,10 @@ def _as_bools(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
     return np.asarray(values.to_numpy(zero_copy_only=False), bool)
 
 
+def _quoted(field: str) -> str:
+    """Returns a field as a filter in text names it: in quotes unless it is a word."""
+    return field if re.fullmatch(r"""[^\s"'=!<>(),]+""", field) else json.dumps(field, ensure_ascii=False)
+
+
 def _shown(value: Any) -> str:
-    return json.dumps(value)[:80]
+    return json.dumps(value, default=repr)[:80]

@@ -77,7 +77,7 @@ class ImportCorpus(WorkDefaults):
         self.previous = store.generations("corpus")
         if self.previous:
             existing = self.previous[-1 if append or delete is not None else 0]
-            options = replace(options, filters=_same_filters(existing, options.filters))
+            options = replace(options, filters=_same_filters(existing, self.previous[-1], options.filters))
         else:
             check_field_names(options.filters)
         grows = append or delete is not None
@@ -325,15 +325,19 @@ def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: M
             )
 
 
-def _same_filters(existing: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
-    """Returns the filters of an existing generation. Raises InputError for other filters."""
-    expected: Mapping[str, str] = existing.config["filters"]
-    if filters and dict(filters) != expected:
+def _same_filters(existing: Artifact, latest: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the filters of an existing generation.
+
+    Raises:
+        InputError: For filters that neither this generation nor the latest one has.
+    """
+    own: Mapping[str, str] = existing.config["filters"]
+    if filters and dict(filters) not in (own, latest.config["filters"]):
         raise InputError(
-            f"filters {dict(filters)}: {existing.url} has the filters {expected}; leave them out, or import "
-            "these filters alone first, without a source, to replace those of the corpus"
+            f"filters {dict(filters)}: {latest.url} has the filters {latest.config['filters']}; leave them out, or "
+            "first run the import with these filters and without a source, which replaces those of the corpus"
         )
-    return expected
+    return own
 
 
 def _same_split(first: Artifact, split: Split | None) -> Split | None:

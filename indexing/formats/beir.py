@@ -30,7 +30,6 @@ fields are metadata. In `qrels/SPLIT.tsv`: a header, then query id, passage id a
 tabs; or TREC's four columns, without a header.
 
 `scifact/corpus.jsonl`
-
 ```json
 {"_id": "4983", "title": "Cortex", "text": "Water diffusion in white matter.", "metadata": {"year": 2001}}
 {"_id": "5836", "title": "", "text": "Myelodysplasia in mice.", "lang": "en"}
@@ -38,7 +37,6 @@ tabs; or TREC's four columns, without a header.
 ```
 
 `scifact/queries.jsonl`
-
 ```json
 {"_id": "0", "text": "Where does water diffuse?", "metadata": {"kind": "claim"}}
 {"_id": "2", "text": "What is stable?"}
@@ -46,19 +44,16 @@ tabs; or TREC's four columns, without a header.
 ```
 
 `scifact/qrels/test.tsv`
-
 ```tsv
 query-id	corpus-id	score
 0	4983	1
 2	7912	2
 ```
-
 ```bash
 riptide import-corpus --store data/scifact --source scifact
 ```
 
 Passages:
-
 ```json
 {"id": "4983", "title": "Cortex", "text": "Water diffusion in white matter.", "metadata": {"year": 2001}}
 {"id": "5836", "title": "", "text": "Myelodysplasia in mice.", "metadata": {"lang": "en"}}
@@ -66,7 +61,6 @@ Passages:
 ```
 
 Queries:
-
 ```json
 {"id": "0", "text": "Where does water diffuse?", "metadata": {"kind": "claim"}}
 {"id": "2", "text": "What is stable?", "metadata": {}}
@@ -74,7 +68,6 @@ Queries:
 ```
 
 Judgements of `test`:
-
 ```json
 {"query": "0", "passage": "4983", "score": 1}
 {"query": "2", "passage": "7912", "score": 2}

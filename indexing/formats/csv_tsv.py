@@ -94,14 +94,12 @@ class Csv(DelimitedText):
 The first line names the columns. Here all options are given:
 
 `faq.csv`
-
 ```csv
 number,heading,answer,topic,author
 1,Returns,"Send it back
 within 30 days, ""as new"".",orders,Ann
 2,,We answer within a day.,support,
 ```
-
 ```bash
 riptide import-corpus --store data/faq --source faq.csv \
     --id number --title heading --text answer --metadata topic
@@ -114,7 +112,6 @@ columns of …/faq.csv: id = number, title = heading, text = answer, metadata = 
 ```
 
 Passages:
-
 ```json
 {"id": "1", "title": "Returns", "text": "Send it back\nwithin 30 days, \"as new\".", "metadata": {"topic": "orders"}}
 {"id": "2", "title": "", "text": "We answer within a day.", "metadata": {"topic": "support"}}
@@ -130,24 +127,20 @@ Passages:
 Queries with their judgements, a row per query:
 
 `asked.csv`
-
 ```csv
 query,relevant
 how long can I return it,1
 how fast do you answer,2
 when will it be dealt with,1 2
 ```
-
 ```bash
 riptide import-queries --store data/faq --source asked.csv --split dev
 ```
-
 ```text
 columns of …/asked.csv: id = a hash of the text, text = query, relevant = relevant, score = 1, metadata = none
 ```
 
 Queries:
-
 ```json
 {"id": "956495afa6599dde5112027cecd28a36", "text": "how long can I return it", "metadata": {}}
 {"id": "e0c6d4d970d01a04e0bb19468e80131b", "text": "how fast do you answer", "metadata": {}}
@@ -155,7 +148,6 @@ Queries:
 ```
 
 Judgements of `dev`:
-
 ```json
 {"query": "956495afa6599dde5112027cecd28a36", "passage": "1", "score": 1}
 {"query": "e0c6d4d970d01a04e0bb19468e80131b", "passage": "2", "score": 1}
@@ -166,7 +158,6 @@ Judgements of `dev`:
 A folder of both:
 
 `shop/corpus.csv`
-
 ```csv
 id,text
 p1,Blue paint
@@ -174,38 +165,16 @@ p2,Red paint
 ```
 
 `shop/queries.dev.csv`
-
 ```csv
 qid,query,relevant
 q1,something blue,p1
 q2,any paint,"[""p1"", ""p2""]"
 ```
-
 ```bash
 riptide import-corpus --store data/shop --source shop
 ```
 
-```text
-columns of …/shop/corpus.csv: id = id, title = none, text = text, metadata = none
-columns of …/shop/queries.dev.csv: id = qid, text = query, relevant = relevant, score = 1, metadata = none
-```
-
-Passages:
-
-```json
-{"id": "p1", "title": "", "text": "Blue paint", "metadata": {}}
-{"id": "p2", "title": "", "text": "Red paint", "metadata": {}}
-```
-
-Queries:
-
-```json
-{"id": "q1", "text": "something blue", "metadata": {}}
-{"id": "q2", "text": "any paint", "metadata": {}}
-```
-
 Judgements of `dev`:
-
 ```json
 {"query": "q1", "passage": "p1", "score": 1}
 {"query": "q2", "passage": "p1", "score": 1}
@@ -228,23 +197,19 @@ As CSV, with tabs, quotes included. Without options, the columns are recognised 
 names](#which-column-is-what):
 
 `passages.tsv`
-
 ```tsv
 docid	title	contents	lang
 a1	Tides	The moon pulls the sea.	en
 a2	Ebbe	Das Wasser geht zurück.	de
 ```
-
 ```bash
 riptide import-corpus --store data/tides --source passages.tsv --filters lang string
 ```
-
 ```text
 columns of …/passages.tsv: id = docid, title = title, text = contents, metadata = lang
 ```
 
 Passages:
-
 ```json
 {"id": "a1", "title": "Tides", "text": "The moon pulls the sea.", "metadata": {"lang": "en"}}
 {"id": "a2", "title": "Ebbe", "text": "Das Wasser geht zurück.", "metadata": {"lang": "de"}}
@@ -256,27 +221,17 @@ header line.
 Queries with their judgements, a row per judgement:
 
 `judged.tsv`
-
 ```tsv
 query_id	query	passage_id	score
 q1	why is there a tide	a1	2
 q1	why is there a tide	a2	0
 q2	wann ist Ebbe	a2	1
 ```
-
 ```bash
 riptide import-queries --store data/tides --source judged.tsv
 ```
 
-Queries:
-
-```json
-{"id": "q1", "text": "why is there a tide", "metadata": {}}
-{"id": "q2", "text": "wann ist Ebbe", "metadata": {}}
-```
-
 Judgements of `test`:
-
 ```json
 {"query": "q1", "passage": "a1", "score": 2}
 {"query": "q1", "passage": "a2", "score": 0}

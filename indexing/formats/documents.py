@@ -95,7 +95,6 @@ without text, with a zero byte or in another encoding than UTF-8 is refused with
 another format, or a table, needs `--format documents`.
 
 `handbook/leave.md`
-
 ```markdown
 # Leave
 
@@ -105,24 +104,20 @@ Ask *a week* before.
 ```
 
 `handbook/pay/dates.html`
-
 ```html
 <html><head><title>Pay dates</title></head>
 <body><nav>Home</nav><p>Pay comes on the <b>25th</b>.</p><p>Bonuses in May.</p></body></html>
 ```
 
 `handbook/pay/notes.txt`
-
 ```text
 Ask Ann about advances.
 ```
-
 ```bash
 riptide import-corpus --store data/handbook --source handbook
 ```
 
 Passages:
-
 ```json
 {"id": "leave.md", "title": "Leave", "text": "Ask a week before.\nForm", "metadata": {}}
 {"id": "pay/dates.html", "title": "Pay dates", "text": "Pay comes on the 25th.\nBonuses in May.", "metadata": {}}

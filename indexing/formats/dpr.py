@@ -29,38 +29,32 @@ one row per line. Queries: the query, a tab, and a Python list of answers; they 
 metadata `answers`, which `evaluate` uses for `Answer@K`.
 
 `psgs_w100.tsv`
-
 ```tsv
 id	text	title
 1	"Aaron is a ""prophet""."	Aaron
 2	He was the brother of Moses.	Aaron
 ```
-
 ```bash
 riptide import-corpus --store data/wiki --source psgs_w100.tsv
 ```
 
 Passages:
-
 ```json
 {"id": "1", "title": "Aaron", "text": "Aaron is a \"prophet\".", "metadata": {}}
 {"id": "2", "title": "Aaron", "text": "He was the brother of Moses.", "metadata": {}}
 ```
 
 `nq-dev.qa.csv`
-
 ```tsv
 who was aaron	['a prophet', "Moses' brother"]
 whose brother was he	['Moses']
 where did he live	['Egypt']
 ```
-
 ```bash
 riptide import-queries --store data/wiki --source nq-dev.qa.csv --queries nq-dev
 ```
 
 Queries:
-
 ```json
 {"id": "q0", "text": "who was aaron", "metadata": {"answers": ["a prophet", "Moses' brother"]}}
 {"id": "q1", "text": "whose brother was he", "metadata": {"answers": ["Moses"]}}

@@ -33,23 +33,19 @@ One JSON object per line (`.jsonl`, `.ndjson` or `.json`). The columns are the f
 file has no ids:
 
 `notes.jsonl`
-
 ```json
 {"body": "Ebb tide.", "year": 2020, "tags": ["x"]}
 {"body": "Flood tide.", "year": 2021, "tags": []}
 {"body": "Riptide.", "year": null, "metadata": {"coast": "east"}}
 ```
-
 ```bash
 riptide import-corpus --store data/notes --source notes.jsonl
 ```
-
 ```text
 columns of …/notes.jsonl: id = a hash of title and text, title = none, text = body, metadata = year, tags, coast
 ```
 
 Passages:
-
 ```json
 {"id": "a0a3dfb87aa05fe848afd2b9d76b217a", "title": "", "text": "Ebb tide.", "metadata": {"year": 2020, "tags": ["x"]}}
 {"id": "7c590cae8fe26139d1ae8544fb652c4e", "title": "", "text": "Flood tide.", "metadata": {"year": 2021, "tags": []}}
@@ -60,23 +56,19 @@ Fields of nested objects are named by their paths. A field whose own name has th
 named by a path have it as their name:
 
 `packages.jsonl`
-
 ```json
 {"pkg": {"name": "tides", "about": {"summary": "Tide tables."}, "version": "1.0"}, "stars": 3}
 {"pkg": {"name": "sails", "about": {"summary": "Sail plans."}}, "stars": 5}
 ```
-
 ```bash
 riptide import-corpus --store data/packages --source packages.jsonl \
     --id pkg.name --text pkg.about.summary --metadata pkg.version stars --filters pkg.version string
 ```
-
 ```text
 columns of …/packages.jsonl: id = pkg.name, title = none, text = pkg.about.summary, metadata = pkg.version, stars
 ```
 
 Passages:
-
 ```json
 {"id": "tides", "title": "", "text": "Tide tables.", "metadata": {"pkg.version": "1.0", "stars": 3}}
 {"id": "sails", "title": "", "text": "Sail plans.", "metadata": {"stars": 5}}
@@ -88,28 +80,17 @@ object `metadata` count as fields of the line. A file whose first line has `_id`
 Queries with their judgements, a row per query with a list, and other names:
 
 `asked.jsonl`
-
 ```json
 {"number": 1, "asked": "how long can I return it", "answered_by": ["1"], "topic": "orders"}
 {"number": 2, "asked": "how fast do you answer", "answered_by": 2, "topic": "support"}
 {"number": 3, "asked": "when will it be dealt with", "answered_by": ["1", "2"], "topic": null}
 ```
-
 ```bash
 riptide import-queries --store data/faq --source asked.jsonl --queries numbered \
     --id number --text asked --relevant answered_by
 ```
 
-Queries:
-
-```json
-{"id": "1", "text": "how long can I return it", "metadata": {"topic": "orders"}}
-{"id": "2", "text": "how fast do you answer", "metadata": {"topic": "support"}}
-{"id": "3", "text": "when will it be dealt with", "metadata": {}}
-```
-
 Judgements of `test`:
-
 ```json
 {"query": "1", "passage": "1", "score": 1}
 {"query": "2", "passage": "2", "score": 1}

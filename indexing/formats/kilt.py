@@ -40,19 +40,16 @@ value is the fraction of them among the first R distinct pages; for a query, it 
 can be measured too if their metadata have these two fields.
 
 `kilt_knowledgesource.json`
-
 ```json
 {"wikipedia_id": "1", "wikipedia_title": "Moon", "text": ["Moon\n", "It pulls the sea.\n"]}
 {"wikipedia_id": "2", "wikipedia_title": "Tide", "text": ["Tide\n", "Section::::Ebb\n", "It falls.\n"]}
 {"wikipedia_id": "3", "wikipedia_title": "Wave", "text": ["Wave\n", "Wind makes it.\n"]}
 ```
-
 ```bash
 riptide import-corpus --store data/kilt --source kilt_knowledgesource.json
 ```
 
 Passages:
-
 ```json
 {"id": "1-1", "title": "Moon", "text": "It pulls the sea.", "metadata": {"wikipedia_id": "1", "paragraph": 1}}
 {"id": "2-2", "title": "Tide", "text": "It falls.", "metadata": {"wikipedia_id": "2", "paragraph": 2, "section": "Ebb"}}
@@ -60,19 +57,16 @@ Passages:
 ```
 
 `fever-dev.jsonl`
-
 ```json
 {"id": "75397", "input": "Wind makes waves.", "output": [{"answer": "SUPPORTS", "provenance": [{"wikipedia_id": "3"}]}]}
 {"id": "75398", "input": "Water rises.", "output": [{"answer": "REFUTES", "provenance": [{"wikipedia_id": "2"}]}]}
 {"id": "75399", "input": "The moon is a fruit.", "output": [{"answer": "REFUTES"}]}
 ```
-
 ```bash
 riptide import-queries --store data/kilt --source fever-dev.jsonl
 ```
 
 Queries:
-
 ```json
 {"id": "75397", "text": "Wind makes waves.", "metadata": {"answers": ["SUPPORTS"], "provenance": [["3"]]}}
 {"id": "75398", "text": "Water rises.", "metadata": {"answers": ["REFUTES"], "provenance": [["2"]]}}

@@ -28,7 +28,6 @@ is ignored, passage id and score. All are separated by tabs, without header and 
 `collection.tsv`; a passage without a line has no title.
 
 `marco/collection.tsv`
-
 ```tsv
 0	The presence of communication.
 1	The Manhattan Project was "secret".
@@ -36,7 +35,6 @@ is ignored, passage id and score. All are separated by tabs, without header and 
 ```
 
 `marco/queries.dev.tsv`
-
 ```tsv
 1048585	what is paula deen's brother
 2	what was the manhattan project
@@ -44,35 +42,23 @@ is ignored, passage id and score. All are separated by tabs, without header and 
 ```
 
 `marco/qrels.dev.tsv`
-
 ```tsv
 2	0	1	1
 2	0	2	1
 3	0	2	1
 ```
-
 ```bash
 riptide import-corpus --store data/marco --source marco
 ```
 
 Passages:
-
 ```json
 {"id": "0", "title": "", "text": "The presence of communication.", "metadata": {}}
 {"id": "1", "title": "", "text": "The Manhattan Project was \"secret\".", "metadata": {}}
 {"id": "2", "title": "", "text": "Essay on the project.", "metadata": {}}
 ```
 
-Queries:
-
-```json
-{"id": "1048585", "text": "what is paula deen's brother", "metadata": {}}
-{"id": "2", "text": "what was the manhattan project", "metadata": {}}
-{"id": "3", "text": "who wrote the essay", "metadata": {}}
-```
-
 Judgements of `dev`:
-
 ```json
 {"query": "2", "passage": "1", "score": 1}
 {"query": "2", "passage": "2", "score": 1}

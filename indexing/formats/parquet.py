@@ -27,32 +27,18 @@ One file, or a folder of `*.parquet` files with the same columns (if some are ca
 Python writes the example:
 
 `manual.parquet`
-
 ```python
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-table = pa.table(
-    {
-        "page": [7, 8, 9],
-        "caption": ["Sails", None, "Ropes"],
-        "passage": ["Hoist.", "Reef.", "Coil."],
-        "part": [1, 1, 2],
-    }
-)
+titles, texts = ["Sails", None, "Ropes"], ["Hoist.", "Reef.", "Coil."]
+table = pa.table({"page": [7, 8, 9], "caption": titles, "passage": texts, "part": [1, 1, 2]})
 pq.write_table(table, "manual.parquet")
 ```
-
 ```bash
 riptide import-corpus --store data/manual --source manual.parquet --id page --title caption --filters part int64
 ```
-
-```text
-columns of …/manual.parquet: id = page, title = caption, text = passage, metadata = part
-```
-
 Passages:
-
 ```json
 {"id": "7", "title": "Sails", "text": "Hoist.", "metadata": {"part": 1}}
 {"id": "8", "title": "", "text": "Reef.", "metadata": {"part": 1}}
@@ -66,35 +52,19 @@ column is recognised as the title than `title`.
 Queries with their judgements; ids may be integers:
 
 `judged.parquet`
-
 ```python
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-table = pa.table(
-    {
-        "query_id": [1, 1, 2],
-        "query": ["how to hoist", "how to hoist", "how to coil"],
-        "passage_id": [7, 8, 9],
-        "score": [2, 1, 1],
-    }
-)
+queries = ["how to hoist", "how to hoist", "how to coil"]
+table = pa.table({"query_id": [1, 1, 2], "query": queries, "passage_id": [7, 8, 9], "score": [2, 1, 1]})
 pq.write_table(table, "judged.parquet")
 ```
-
 ```bash
 riptide import-queries --store data/manual --source judged.parquet
 ```
 
-Queries:
-
-```json
-{"id": "1", "text": "how to hoist", "metadata": {}}
-{"id": "2", "text": "how to coil", "metadata": {}}
-```
-
 Judgements of `test`:
-
 ```json
 {"query": "1", "passage": "7", "score": 2}
 {"query": "1", "passage": "8", "score": 1}

@@ -143,8 +143,8 @@ def source_of_mode(
 ) -> str:
     """Returns the source that a mode stands for.
 
-    dense is the index, or every vector if the store has none. hybrid is BM25 and dense with equal weights; if embeddings
-    are named, BM25 and every vector.
+    dense is the index, or every vector if the store has none. hybrid is BM25 and dense with equal weights; if
+    embeddings are named, BM25 and every vector.
 
     Args:
         mode: The mode.

@@ -21,6 +21,19 @@ from indexing.store.chain import RowRange
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from retriever.cuts import Cuts
+from retriever.errors import InputError
+
+
+def _check_unicode(queries: Sequence[str]) -> None:
+    """Raises InputError for a query with an unpaired surrogate; bytes of arguments that are not UTF-8 become such."""
+    for number, query in enumerate(queries):
+        try:
+            query.encode()
+        except UnicodeEncodeError as error:
+            character = query[error.start]
+            raise InputError(
+                f"query {number}: found {character!r} at character {error.start + 1}, expected text in UTF-8"
+            ) from error
 
 
 class LocalSearch:
@@ -87,7 +100,11 @@ class LocalSearch:
 
         Returns:
             Scores and rows, [q, at most k].
+
+        Raises:
+            InputError: If a query is no valid text.
         """
+        _check_unicode(queries)
         self._pair_cuts, depth = Cuts(), rerank_depth if self._rerank_task else 0
         reorder = partial(self._rerank, depth) if self._rerank_task else None
         if self.documents is not None:

@@ -7,6 +7,7 @@ import filecmp
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def whole_files(paths: Sequence[str], *, overwrite: bool = False) -> Iterator[li
     for path, target in zip(paths, targets, strict=True):
         if targets.count(target) > 1:
             raise InputError(f"{path}: two results have this file; name another file for one of them")
-    temporary = [target.with_name(f".{target.name}.{os.getpid()}") for target in targets]
+    temporary = [target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}") for target in targets]
     try:
         yield temporary
         for path, target, file in zip(paths, targets, temporary, strict=True):

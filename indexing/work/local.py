@@ -43,7 +43,6 @@ PROGRESS_S = 0.5  # seconds between two reports of progress
 REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 SPAWN_AFTER_S = 2.0  # seconds of work after which starting processes is worth the time
 
-_CHECKOUT = Path(__file__).resolve().parents[2]
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds; "max" is no number
 
 _spawning = threading.Lock()  # held by the thread that hides the program
@@ -194,7 +193,7 @@ class LocalRunner:
             try:
                 with folder, _running(pool, writer) as processes:
                     yield from _run_bounded(
-                        functools.partial(_submit, processes),
+                        functools.partial(_submit, task, processes),
                         itertools.chain(unfinished, items),
                         2 * slots,
                         ignore,
@@ -255,23 +254,23 @@ def _run_bounded(
             yield pending.pop(future), result
 
 
-def _submit(processes: Executor, number: int, item: Any) -> Future:
+def _submit(task: Task, processes: Executor, number: int, item: Any) -> Future:
     """Submits an item to spawned processes, which may start one."""
-    with _deferred_interrupts(), _without_program():
+    with _deferred_interrupts(), _without_program(task):
         return processes.submit(_call_worker, item)
 
 
 @contextlib.contextmanager
-def _without_program() -> Iterator[None]:
-    """Spawned processes do not run the file of the program again, unless it is of this checkout.
+def _without_program(task: Task) -> Iterator[None]:
+    """Within the block, processes are spawned that do not run the file of the program again.
 
-    Python would run it as a module to find what is pickled from it. Workers need nothing of it, and a program of a few
-    lines that calls jobs would do all its work once more.
+    Python would run it as a module to find what is pickled from it. A program of a few lines that calls jobs would do
+    all its work once more. Only a task whose class is in the program needs the program.
     """
     main = sys.modules["__main__"]
     with _spawning:
         file, spec = getattr(main, "__file__", None), getattr(main, "__spec__", None)
-        if file is None or Path(file).resolve().is_relative_to(_CHECKOUT):
+        if file is None or type(task).__module__ == "__main__":
             yield
             return
         del main.__file__

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from jobs.api.parameters import Parameters
+from jobs.api.parameters import METHODS, Parameters
 
 import indexing.store.store
 from indexing.store.artifact import Artifact
@@ -310,8 +310,9 @@ class Making(indexing.store.store.Store):
             yield store, options
 
 
-# Options of `riptide evaluate` that measure something else than runs, or write a file.
-NOT_EVALUATED = ("embeddings", "sample", "seed", "rate_queries", "rate_batch", "json", "overwrite")
+# Options of `riptide evaluate` that measure something else than runs, or write a file; and the runs, which are given
+# by position.
+NOT_EVALUATED = ("embeddings", "sample", "seed", "rate_queries", "rate_batch", "json", "overwrite", "run", "source")
 
 
 def _parameters(method: str) -> Parameters:
@@ -324,6 +325,12 @@ def _parameters(method: str) -> Parameters:
         return Parameters.of("evaluate", excluded=NOT_EVALUATED)
     if method == "compare":
         return Parameters.of("compare", excluded=("examples", "json", "html", "overwrite"))
+    if method not in METHODS or method == "serve_search":
+        names = [name for name in METHODS if name != "serve_search"]
+        raise InputError(
+            f"{method!r} is no method with the options of a job; the methods are "
+            f"{', '.join([*names, 'serve', 'search_queries', 'evaluate', 'compare'])}"
+        )
     return Parameters.of(method)
 
 

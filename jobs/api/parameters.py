@@ -35,8 +35,9 @@ METHODS: Mapping[str, Mapping[str, str]] = types.MappingProxyType(
     }
 )
 NO_PARAMETERS = ("store", "plan")  # options of every job: the store is the object, and its lists show what exists
+_VALUE = r" (?:[A-Z_]+|\d+)\b|(?<=--name) [\w.-]*\w"  # of an option in a command; other words may follow an option
 _COMMAND = re.compile(
-    r"\b(?:python -m )?riptide ([a-z0-9]+(?:-[a-z0-9]+)*)((?: --[a-z][a-z0-9-]*(?: (?:[A-Z_]+|\d+)\b)?)*)([^;,:()]*)"
+    rf"\b(?:python -m )?riptide ([a-z0-9]+(?:-[a-z0-9]+)*)((?: --[a-z][a-z0-9-]*(?:{_VALUE})?)*)([^;,:()]*)"
 )
 _OPTION = re.compile(r"(?<![\w-])(?:--([a-z][a-z0-9-]*)|parameter ([a-z][a-z0-9_]*))")
 
@@ -149,12 +150,12 @@ class Parameters:
         `store.build_index(shards=N)`. Commands that are no methods stay as they are.
         """
         pieces, end = [], 0
-        for match in _COMMAND.finditer(message):
+        while match := _COMMAND.search(message, end):
             method = match[1].replace("-", "_")
             pieces.append(self._with_parameters(message[end : match.start()], keywords or {}))
             if method in METHODS or method in _METHOD_OF:
-                arguments = _OPTION.sub(lambda option: f", {_parameter(option)}=", match[2]).split(",")[1:]
-                arguments = [each.strip().replace("= ", "=") + "…" * each.strip().endswith("=") for each in arguments]
+                options = re.findall(rf" --([a-z][a-z0-9-]*)({_VALUE})?", match[2])
+                arguments = [f"{option.replace('-', '_')}={_written(value.strip())}" for option, value in options]
                 pieces.append(f"store.{_METHOD_OF.get(method, method)}" + f"({', '.join(arguments)})" * bool(arguments))
                 end = match.end(2)
             else:
@@ -176,7 +177,8 @@ class Parameters:
     def _starts_with_value(self, name: str, text: str, keywords: Mapping[str, Any]) -> bool:
         """Whether a text begins with a value of a parameter: a given one, a choice, a number, or the name of values."""
         value, word = keywords.get(name), re.split(r"[\s,;:()]", text, maxsplit=1)[0]
-        if value is not None and value != "" and text.startswith((str(value), repr(value))):
+        values = value if isinstance(value, list | tuple) else [value] if name in keywords else []
+        if any(text.startswith((str(each), repr(each))) for each in values if str(each)):
             return True
         if (option := self.options.get(name)) is not None and word in (*choices_of(option.type), str(option.default)):
             return True
@@ -197,11 +199,24 @@ def named_parameters(keywords: Mapping[str, Any]) -> contextlib.AbstractContextM
     return Parameters("", lambda: None, object, {}).named(keywords)
 
 
+def check_name(name: str, value: Any) -> None:
+    """Raises InputError unless a parameter is a text or None."""
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"parameter {name} {value!r}: expected a text")
+
+
 _METHOD_OF = {
     "serve_search": "serve",
     "search": "search_queries",
     "evaluate": "evaluate",
 }  # the methods that have other names than their jobs
+
+
+def _written(value: str) -> str:
+    """Returns the value of an option in a command as a value of Python."""
+    if not value:
+        return "…"
+    return value if value.isupper() or value.isdecimal() else repr(value)
 
 
 def _parameter(match: re.Match[str]) -> str:

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -67,9 +68,12 @@ def _table(source: Any) -> pa.Table:
         if isinstance(source, pa.Table):
             return source
         if library == "pandas" and hasattr(source, "columns"):
+            _check_names([str(name) for name in source.columns])
             return pa.Table.from_pandas(source, preserve_index=False)
         if hasattr(source, "collect") and library == "polars":
             source = source.collect()
+        if hasattr(source, "to_arrow") and library == "polars":  # pyarrow casts no categories with views of texts
+            return pa.table(source.to_arrow(compat_level=sys.modules["polars"].CompatLevel.oldest()))
         if library in ("polars", "pyarrow") and hasattr(source, "__arrow_c_stream__"):
             return pa.table(source)
         if isinstance(source, pa.RecordBatch):
@@ -119,18 +123,28 @@ def _column(name: str, values: Sequence[Any], first: int) -> pa.Array:
         ) from None
 
 
+def _check_names(names: Sequence[str]) -> None:
+    """Raises InputError if two columns have the same name."""
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"{NAME}: found two columns {repeated}, expected one of each name; rename or drop one")
+
+
 def _plain(table: pa.Table) -> pa.Table:
-    """Returns a table of which all libraries make the same one: without dictionaries, and with one type of texts."""
+    """Returns the table in types that do not depend on the library: no dictionaries, and one type of texts."""
+    _check_names(table.column_names)
     columns = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_struct(column.type) and not column.type.num_fields:
-            continue  # objects without fields say nothing, and Parquet has no place for them
-        columns[name] = column.cast(_plain_type(column.type))
+            continue  # an object without fields has no value, and Parquet cannot store it
+        try:
+            columns[name] = column.cast(_plain_type(column.type))
+        except pa.ArrowException as error:
+            raise InputError(f"{NAME}: column {name}: {_one_line(error)}; expected another type of values") from None
     return pa.table(columns).combine_chunks()
 
 
 def _plain_type(kind: Any) -> Any:
-    """Returns the one type of texts, lists and dictionaries for those that libraries have for them."""
+    """Returns the type that stands for all types of texts, of lists, or of dictionaries."""
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
     if pa.types.is_string(kind) or pa.types.is_string_view(kind):

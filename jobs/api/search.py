@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, overload
 
 from jobs.api.hits import Hit, QueryHits, SearchResults
-from jobs.api.parameters import named_parameters
+from jobs.api.parameters import check_name, named_parameters
 
 import numpy as np
 
@@ -69,6 +69,9 @@ class Search:
         gpus: int = 0,
     ):
         settings = settings or SearchOptions()
+        names = {"source": source, "embeddings": embeddings, "index": index, "rerank": rerank}
+        for name, text in (names | {"encoder": settings.encoder, "task": settings.task}).items():
+            check_name(name, text)
         if by not in (None, "document", "passage"):
             raise InputError(f"parameter by {by!r}: expected document or passage")
         for name, value in (("rerank_depth", rerank_depth), ("nprobe", settings.nprobe), ("depth", settings.depth)):
@@ -112,8 +115,10 @@ class Search:
             InputError: If a query is empty, if the filter does not fit the corpus, if the search is closed, or if its
                 artifacts were removed since it was opened.
         """
-        texts = [query] if isinstance(query, str) else list(query)
         with named_parameters({"k": k}):
+            if isinstance(query, bytes | Mapping) or not isinstance(query, Iterable):
+                raise InputError(f"found {type(query).__name__}, expected the text of a query, or a list of texts")
+            texts = [query] if isinstance(query, str) else list(query)
             check_texts(texts)
             check_count("k", k)
             try:

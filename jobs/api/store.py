@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.api.making import Making
-from jobs.api.parameters import named_parameters
+from jobs.api.parameters import check_name, named_parameters
 
 from indexing.store.cache import NodeCache
 from retriever.errors import InputError, listed
@@ -64,6 +65,7 @@ class Store(Making):
         from indexing.corpus.queries import Queries
 
         with named_parameters({"name": name}):
+            check_name("name", name)
             return Queries.open(self, name)
 
     def embeddings(self, name: str | None = None) -> EmbeddingsReader:
@@ -78,6 +80,7 @@ class Store(Making):
             InputError: If they are missing, or do not cover the corpus.
         """
         with named_parameters({"name": name}):
+            check_name("name", name)
             return self._open_embeddings(self.only("embeddings", name, choice="parameter name NAME"))
 
     def search(
@@ -86,10 +89,10 @@ class Store(Making):
         *,
         embeddings: str | None = None,
         index: str | None = None,
-        rerank: str | None = None,
+        rerank: str | os.PathLike[str] | None = None,
         rerank_depth: int | None = None,
         by: By | None = None,
-        encoder: str | None = None,
+        encoder: str | os.PathLike[str] | None = None,
         task: str | None = None,
         nprobe: int | None = None,
         depth: int | None = None,
@@ -121,10 +124,12 @@ class Store(Making):
         from indexing.hit_sources.options import SearchOptions
         from indexing.store.models import find_task
 
+        rerank, encoder = (os.fspath(each) if isinstance(each, os.PathLike) else each for each in (rerank, encoder))
         settings = {"encoder": encoder, "task": task, "nprobe": nprobe, "depth": depth}
         choices = {"embeddings": embeddings, "index": index, "rerank": rerank, "rerank_depth": rerank_depth}
         with named_parameters({"source": source, "by": by, **settings, **choices}):
             self.require()
+            check_name("task", task)
             task = None if task is None else find_task(self, task)
             options = SearchOptions(encoder=encoder, task=task, nprobe=nprobe, depth=depth)
             return Search(
@@ -154,6 +159,8 @@ class Store(Making):
         """
         from jobs.api.runs import Run
 
+        if isinstance(options.get("filter"), Mapping):
+            options["filter"] = json.dumps(options["filter"], default=repr)
         return Run(self, self._run("search_queries", {"source": source, "name": name, **options}))
 
     def evaluate(self, runs: Measured | Iterable[Measured], **options: Any) -> Evaluation:
@@ -175,13 +182,13 @@ class Store(Making):
         from jobs.evaluation.evaluating import measure_runs, open_evaluation
 
         given = [runs] if isinstance(runs, str) or not isinstance(runs, Iterable) else list(runs)
-        titles = [os.fspath(each) if isinstance(each, str | os.PathLike) else each.name for each in given]
-        if not titles:
+        if not given:
             raise InputError("evaluate: expected at least one run, file or source")
-        if repeated := next((title for title in titles if titles.count(title) > 1), None):
-            raise InputError(f"evaluate: {repeated!r} is given twice; leave one of them out")
         with named_parameters({}):
             self.require()
+        titles = [self._run_name(each, "evaluate") for each in given]
+        if repeated := next((title for title in titles if titles.count(title) > 1), None):
+            raise InputError(f"evaluate: {repeated!r} is given twice; leave one of them out")
         stored = set(self.names("runs"))
         sources = [title for title in titles if title not in stored and not Path(title).is_file()]
         for title in sources:
@@ -189,8 +196,8 @@ class Store(Making):
         others = [title for title in titles if title not in sources]
         metrics = options.get("metrics")
         options |= {"metrics": [metrics] if isinstance(metrics, str) else metrics}
-        with self._job("evaluate", {"run": others, "source": sources, **options}) as (store, read):
-            work = open_evaluation(store, read)
+        with self._job("evaluate", options) as (store, read):
+            work = open_evaluation(store, replace(read, run=tuple(others), source=tuple(sources)))
             named = dict(zip([*others, *sources], work.runs, strict=True))
             work.runs = [replace(named[title], title=title) for title in titles]
             work.search()
@@ -218,11 +225,32 @@ class Store(Making):
 
         with named_parameters({}):
             self.require()
-        runs = [os.fspath(each) if isinstance(each, str | os.PathLike) else each.name for each in (first, second)]
+        runs = [self._run_name(each, "compare") for each in (first, second)]
         metrics = options.get("metrics")
         options |= {"metrics": [metrics] if isinstance(metrics, str) else metrics}
         with self._job("compare", {"first": runs[0], "second": runs[1], **options}) as (store, read):
             return compare(store, read)
+
+    def _run_name(self, run: Any, method: str) -> str:
+        """Returns the name or the file of a run.
+
+        Raises:
+            InputError: If it is no run, or if it is a `Run` that is not in this store.
+        """
+        from jobs.api.runs import Run
+
+        if isinstance(run, str | os.PathLike):
+            return str(os.fspath(run))
+        if not isinstance(run, Run):
+            raise InputError(f"{method}: found {type(run).__name__}, expected a run: a name, a TREC file or a Run")
+        with named_parameters({}):
+            stored = self.open("runs", run.name)
+        if stored.fingerprint != run.artifact.fingerprint:
+            raise InputError(
+                f"{method}: found a run of {run.artifact.url}: {stored.url} is another one; give a run of this store, "
+                "or a TREC file of the other one"
+            )
+        return run.name
 
     def _check_source(self, source: str, runs: Collection[str]) -> None:
         """Raises InputError for a name that is not in the grammar of sources, nor a run."""

@@ -9,11 +9,11 @@ from jobs.comparison.comparison import Comparison
 from jobs.comparison.svg import HEIGHT, WIDTH, Axes, element, label, picture, tooltip
 from jobs.comparison.table import shorten_name
 
-_MOST_BARS = 1_000  # bars of the chart of differences; more queries are drawn by every n-th one
+_MAX_BARS = 1_000  # bars of the chart of differences; more queries are drawn by every n-th one
 _NAME = 22  # characters of the name of a run at most
-_MOST_POINTS = 240  # points of a curve
+_MAX_POINTS = 240  # points of a curve
 _GRIDS = (200, 50)  # steps of the grid on which pairs of values are counted
-_MOST_PLACES = 1_000  # circles from which the coarse grid is used
+_MAX_CELLS = 1_000  # circles above which the coarse grid is used
 _RADII = (3.0, 20.0)  # of a point of few queries, and of the one with the most queries
 _FEW = 50  # queries of a point of the largest radius at least
 _WIDE = 90.0  # units of the part of queries with equal values from which it has a label
@@ -48,7 +48,7 @@ def draw_differences(comparison: Comparison) -> str:
     largest = max(1e-9, *map(abs, differences))
     axes = Axes((0.0, float(number)), (-largest, largest))
     content = list(axes.frame("queries, by falling difference", f"difference in {comparison.metric}"))
-    step = -(-number // _MOST_BARS)
+    step = -(-number // _MAX_BARS)
     for at in range(0, number, step):
         value, width = differences[at], min(step, number - at)
         if value:
@@ -81,9 +81,9 @@ def draw_values(comparison: Comparison) -> str:
     content = list(axes.frame(f"{metric}, {names[0]}", f"{metric}, {names[1]}"))
     ends = {"x1": axes.x(low), "y1": axes.y(low), "x2": axes.x(high), "y2": axes.y(high)}
     content.append(element("line", "", **ends, class_="zero"))
-    unit, places = _places(pairs, high - low)
-    most = max(_FEW, *places.values())
-    for (x, y), count in sorted(places.items(), key=lambda entry: -entry[1]):  # small points over large ones
+    unit, cells = _count_cells(pairs, high - low)
+    most = max(_FEW, *cells.values())
+    for (x, y), count in sorted(cells.items(), key=lambda entry: -entry[1]):  # small points over large ones
         shown = f"{comparison.first} {x * unit:.2f}, {comparison.second} {y * unit:.2f}: {count:,} queries"
         radius = _RADII[0] + (_RADII[1] - _RADII[0]) * (count / most) ** 0.5
         side = _SIDES[1 + (y > x) - (y < x)]
@@ -133,14 +133,14 @@ def draw_ranks(comparison: Comparison) -> str:
     return picture(f"Ranks of the first relevant hit in {comparison.first} and {comparison.second}", content)
 
 
-def _places(pairs: Sequence[tuple[float, float]], span: float) -> tuple[float, Counter[tuple[int, int]]]:
-    """Returns the number of pairs at each place of a grid, and its unit; the grid is coarse if it has many places."""
+def _count_cells(pairs: Sequence[tuple[float, float]], span: float) -> tuple[float, Counter[tuple[int, int]]]:
+    """Returns the unit of a grid, and the number of pairs in each of its cells; with many cells, the grid is coarse."""
     for steps in _GRIDS:
         unit = span / steps
-        places = Counter((round(x / unit), round(y / unit)) for x, y in pairs)
-        if len(places) <= _MOST_PLACES:
+        cells = Counter((round(x / unit), round(y / unit)) for x, y in pairs)
+        if len(cells) <= _MAX_CELLS:
             break
-    return unit, places
+    return unit, cells
 
 
 def _rank_groups(comparison: Comparison) -> list[str]:
@@ -161,9 +161,9 @@ def _group(rank: int | None, names: Sequence[str]) -> int:
 
 def _spread(number: int) -> list[int]:
     """Returns the depths from 1 to a number at which a curve has points; all of them if they are few."""
-    if number <= _MOST_POINTS:
+    if number <= _MAX_POINTS:
         return list(range(1, number + 1))
-    return sorted({round(number ** (step / (_MOST_POINTS - 1))) for step in range(_MOST_POINTS)})
+    return sorted({round(number ** (step / (_MAX_POINTS - 1))) for step in range(_MAX_POINTS)})
 
 
 def _legend(entries: Sequence[tuple[str, str]]) -> Iterator[str]:

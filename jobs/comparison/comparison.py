@@ -10,6 +10,7 @@ from jobs.comparison.passages import ShownPassage
 from jobs.evaluation.frames import import_pandas
 
 from indexing.store.result_files import whole_file
+from retriever.errors import InputError
 
 if TYPE_CHECKING:
     import pandas
@@ -23,7 +24,7 @@ class MetricComparison:
         metric: Name of the metric.
         first: Mean of the first run.
         second: Mean of the second run.
-        difference: Mean of the second run less that of the first one.
+        difference: Mean of the second run minus that of the first one.
         low: Lower end of the 95% bootstrap interval of the difference.
         high: Upper end of that interval.
         p_value: Two-sided p-value of a paired randomisation test.
@@ -68,7 +69,7 @@ class ComparedQuery:
     Attributes:
         id: Its id.
         text: Its text.
-        difference: Value of the second run less that of the first one, in the metric that orders the queries.
+        difference: Value of the second run minus that of the first one, in the metric that orders the queries.
         first: The result of the first run.
         second: The result of the second run.
         relevant: The passages that are judged relevant, best grade first.
@@ -116,7 +117,7 @@ class Comparison:
         return tuple(row for row in self.rows[:count] if row.difference > 0)
 
     def lost(self, count: int) -> tuple[ComparedQuery, ...]:
-        """Returns the queries with the largest differences below 0, largest first."""
+        """Returns the queries with the lowest differences below 0, lowest first."""
         return tuple(row for row in self.rows[::-1][:count] if row.difference < 0)
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -143,10 +144,13 @@ class Comparison:
             overwrite: Replace a file that has other content.
 
         Raises:
-            InputError: If no file can be written there, or if a file with other content exists.
+            InputError: If no file can be written there, if a file with other content exists, or if `examples` is
+                below 1.
         """
         from jobs.comparison.page import render_page
 
+        if isinstance(examples, bool) or not isinstance(examples, int) or examples < 1:
+            raise InputError(f"examples={examples!r}: expected an integer of at least 1")
         with whole_file(path, overwrite=overwrite) as file:
             file.write_text(render_page(self, examples), encoding="utf-8")
 

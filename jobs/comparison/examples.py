@@ -10,8 +10,8 @@ from jobs.comparison.passages import ShownPassage
 
 from indexing.search.snippets import Marks, QueryWords, snippet
 
-_MOST_RELEVANT = 3  # relevant passages of an example; the others are counted
-_MOST_CHARACTERS = 1_000  # of a passage; of a longer one, the part with the most words of the query
+_MAX_RELEVANT = 3  # relevant passages of an example; the others are counted
+_MAX_CHARACTERS = 1_000  # of a passage; of a longer one, the part with the most words of the query
 _UNMARKED = Marks("", "")
 
 
@@ -73,8 +73,8 @@ def _render_relevant(relevant: Sequence[ShownPassage], words: QueryWords) -> str
     heading = (
         "relevant passage" if number == 1 else f"{number:,} relevant passages" if number else "no relevant passage"
     )
-    passages = [_render_passage(passage, words, with_grade=True) for passage in relevant[:_MOST_RELEVANT]]
-    more = number - _MOST_RELEVANT
+    passages = [_render_passage(passage, words, with_grade=True) for passage in relevant[:_MAX_RELEVANT]]
+    more = number - _MAX_RELEVANT
     return f"<h3>{heading}</h3>{''.join(passages)}" + (f"<p class='dim'>and {more:,} more</p>" if more > 0 else "")
 
 
@@ -86,7 +86,7 @@ def _render_top(heading: str, result: RunResult, relevant: Sequence[ShownPassage
     is_relevant = result.relevant_rank == 1
     badge = "relevant" if is_relevant else "not judged" if top.grade is None else f"judged {top.grade}"
     heading = f"<h3>{heading}<span class='badge{' relevant' if is_relevant else ''}'>{badge}</span></h3>"
-    if any(top == passage for passage in relevant[:_MOST_RELEVANT]):
+    if any(top == passage for passage in relevant[:_MAX_RELEVANT]):
         where = "the relevant passage" if len(relevant) == 1 else "one of the relevant passages"
         return f"{heading}{_render_title(top)}<p class='dim'>It is {where}.</p>"
     return heading + _render_passage(top, words)
@@ -103,8 +103,8 @@ def _render_passage(passage: ShownPassage, words: QueryWords, *, with_grade: boo
     if passage.text is None:
         return f"{_render_title(passage)}{grade}<p class='dim'>The corpus lacks this passage.</p>"
     text = passage.text
-    if len(text) > _MOST_CHARACTERS:
-        text = snippet(text, words, _MOST_CHARACTERS, _UNMARKED)
+    if len(text) > _MAX_CHARACTERS:
+        text = snippet(text, words, _MAX_CHARACTERS, _UNMARKED)
     return f"{_render_title(passage)}{grade}<p dir='auto'>{_mark(text, words)}</p>"
 
 

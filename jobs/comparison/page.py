@@ -78,7 +78,7 @@ def _render_charts(comparison: Comparison, first: str, second: str) -> Iterator[
         ("Recall by depth", "Mean share of the relevant passages among the first hits.", draw_recall),
         (
             "Difference by query",
-            f"Each bar is a query: {metric} of {second} less that of {first}.",
+            f"Each bar is a query: {metric} of {second} minus that of {first}.",
             draw_differences,
         ),
         (

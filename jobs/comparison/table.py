@@ -9,6 +9,7 @@ from jobs.comparison.comparison import ComparedQuery, Comparison
 from indexing.measures.metrics import BOOTSTRAP_DRAWS, RESAMPLES
 from indexing.search.snippets import shorten
 
+MAX_ID = 24  # characters of an id that is printed: a longer one, such as a hash, would hide the text
 _WIDTH = 120  # columns of a line with a query, whose text is cut
 _NAME = 24  # columns of the name of a run
 
@@ -50,14 +51,14 @@ def describe_tests(comparison: Comparison) -> list[str]:
 
 
 def format_queries(comparison: Comparison, rows: Sequence[ComparedQuery]) -> list[str]:
-    """Returns a line per query: its values, the ranks of the first relevant hit, its id and text."""
+    """Returns a line per query: its values, ranks of the first relevant hit, id unless that is long, and text."""
     names = [shorten_name(name, _NAME) for name in (comparison.first, comparison.second)]
     table = [["difference", *names, "first relevant"]]
     for row in rows:
         values = [f"{result.values[comparison.metric]:.4f}" for result in (row.first, row.second)]
         ranks = [f"{result.relevant_rank or '-'}" for result in (row.first, row.second)]
         table.append([f"{row.difference:+.4f}", *values, " > ".join(ranks)])
-    queries = ["query", *(f"{row.id}  {row.text}" for row in rows)]
+    queries = ["query", *(f"{row.id}  {row.text}" if len(row.id) <= MAX_ID else row.text for row in rows)]
     columns = zip(_aligned(table), queries, strict=True)
     return [f"  {cells}  {shorten(query, max(20, _WIDTH - len(cells)))}" for cells, query in columns]
 

@@ -109,6 +109,12 @@ def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, s
                 f"warning: {run.label}: it is a run of passages, and has fewer than {depth:,} documents for "
                 f"{num_shallow:,} queries; search by document"
             )
+    found = depth if run.is_file else store.open("runs", run.name).config["k"]
+    if found < min(depth, corpus.num_rows):
+        say(
+            f"warning: {run.label}: it has at most {found:,} hits per query, and the metrics count {depth:,}; search "
+            f"with --k {depth}"
+        )
     where = f"{measured.queries.artifact.key} {split}"
     noun = "queries" if split == ALL else "judged queries"
     warnings = check_queries(

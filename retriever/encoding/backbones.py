@@ -12,6 +12,7 @@ from retriever.encoding.language_model import empty_masked_model, load_masked_mo
 from retriever.encoding.sparse_model import SpladePooled
 from retriever.forward.pooling import Pooled
 from retriever.model.configuration import load_config
+from retriever.model.libraries import import_transformers
 from retriever.model.modules import Dense
 from retriever.model.recipe import Recipe
 from retriever.model.weights import load_model
@@ -49,7 +50,7 @@ def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = 
         InputError: If the weights are damaged, incomplete, or hold more layers than config.json says. A pooler may be
             missing, because no vector depends on it.
     """
-    import transformers
+    transformers = import_transformers()
 
     kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
     settings = {**recipe.config_args, **config}
@@ -61,7 +62,7 @@ def load_backbone(recipe: Recipe, dtype: torch.dtype, trust_remote_code: bool = 
 
 def empty_backbone(recipe: Recipe) -> Any:
     """Returns a backbone with new weights, for looking at its layers; the recipe is as in `load_backbone`."""
-    import transformers
+    transformers = import_transformers()
 
     kind = getattr(transformers, _ENCODERS_OF_SEQ2SEQ.get(recipe.model_type, "AutoModel"))
     config = load_config(recipe.backbone, **recipe.config_args)

@@ -10,6 +10,7 @@ from torch import nn
 
 from retriever.errors import InputError
 from retriever.model.configuration import load_config
+from retriever.model.libraries import import_transformers
 from retriever.model.recipe import Recipe
 from retriever.model.weights import load_model
 
@@ -40,7 +41,7 @@ def load_masked_model(recipe: Recipe, dtype: torch.dtype, trust_remote_code: boo
     Raises:
         InputError: If the weights are damaged or incomplete, or if the backbone has no such head.
     """
-    from transformers import AutoModelForMaskedLM
+    transformers = import_transformers()
 
     prefix = backbone_prefix(_masked_config(recipe, trust_remote_code))
 
@@ -48,7 +49,7 @@ def load_masked_model(recipe: Recipe, dtype: torch.dtype, trust_remote_code: boo
         return not name.startswith(prefix)
 
     model, lacking = load_model(
-        AutoModelForMaskedLM,
+        transformers.AutoModelForMaskedLM,
         recipe.backbone,
         dtype=dtype,
         fresh=[is_head],
@@ -65,9 +66,9 @@ def load_masked_model(recipe: Recipe, dtype: torch.dtype, trust_remote_code: boo
 
 def empty_masked_model(recipe: Recipe) -> Any:
     """Returns a backbone and its head with new weights. Raises InputError if the architecture has no such head."""
-    from transformers import AutoModelForMaskedLM
+    transformers = import_transformers()
 
-    return AutoModelForMaskedLM.from_config(_masked_config(recipe))
+    return transformers.AutoModelForMaskedLM.from_config(_masked_config(recipe))
 
 
 def _masked_config(recipe: Recipe, trust_remote_code: bool = False) -> Any:

@@ -25,6 +25,7 @@ from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded
 from retriever.forward.compiling import compile_model, warm_up_batch
 from retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
 from retriever.model.files import resolve
+from retriever.model.libraries import import_transformers
 from retriever.model.recipe import fingerprint_of
 from retriever.model.weights import load_model
 from retriever.options import EncoderOptions
@@ -160,7 +161,9 @@ class PairClassifier(nn.Module):
 
 def _load_classifier(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:
     """Returns the classifier in `dtype`. Raises InputError if weights are missing, those of the head included."""
-    from transformers import AutoModelForSequenceClassification
+    transformers = import_transformers()
 
-    model, _ = load_model(AutoModelForSequenceClassification, folder, dtype=dtype, trust_remote_code=trust_remote_code)
+    model, _ = load_model(
+        transformers.AutoModelForSequenceClassification, folder, dtype=dtype, trust_remote_code=trust_remote_code
+    )
     return model

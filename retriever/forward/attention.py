@@ -19,6 +19,7 @@ from torch import nn
 from retriever.errors import InputError
 from retriever.forward.kernels import attention, attention_pays
 from retriever.forward.prompt_rows import PromptRows, PromptShape
+from retriever.model.libraries import import_transformers
 
 _NAME = "riptide"
 _LAYER = "_riptide_layer"
@@ -42,13 +43,13 @@ def enable_prompts(backbone: Any) -> PromptShape:
         InputError: If the model's attention does not go through transformers' attention interface, or if its layers
             share weights or differ in shape.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
+    transformers = import_transformers()
     from transformers.masking_utils import sdpa_mask
 
-    AttentionInterface.register(_NAME, attend)
+    transformers.AttentionInterface.register(_NAME, attend)
     # transformers would leave a mask out if it masks nothing; then the kind of computation would depend on the batch.
     whole = functools.partial(_mask, sdpa_mask)
-    AttentionMaskInterface.register(_NAME, whole)
+    transformers.AttentionMaskInterface.register(_NAME, whole)
     kind = type(backbone).__name__
     probe = _Probe()
     training = backbone.training

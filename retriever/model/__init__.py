@@ -8,5 +8,6 @@ configuration   config.json: no field that loads code, kernels or other files
 arguments       the arguments that sentence-transformers' files may pass on to transformers
 weights         weight files, and the report of what was loaded from them
 vocabulary      tokenizer files, and whether the tokenizer fits the weights
+libraries       imports transformers
 failures        the errors of transformers, tokenizers, safetensors and torch as InputError
 """

@@ -10,6 +10,7 @@ from retriever.errors import InputError
 from retriever.model.arguments import ATTENTION
 from retriever.model.documents import read_count, read_field, read_object, shown
 from retriever.model.failures import readable_errors
+from retriever.model.libraries import import_transformers
 
 # transformers loads other files, packages or kernels for these fields.
 _REFUSED = {
@@ -65,7 +66,7 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: A
         InputError: For a missing or damaged file, an unknown architecture, sizes that no model can have, and fields
             that would load code, kernels or other files.
     """
-    from transformers import CONFIG_MAPPING, AutoConfig
+    transformers = import_transformers()
 
     file = folder / "config.json"
     content = read_object(file, required=True)
@@ -73,13 +74,13 @@ def load_config(folder: Path, *, trust_remote_code: bool = False, **arguments: A
     if (folder / "adapter_config.json").exists():
         raise InputError(f"{folder / 'adapter_config.json'}: adapters are not supported: merge it into its base model")
     kind = content.get("model_type")
-    if not trust_remote_code and content.get("auto_map") and kind not in CONFIG_MAPPING:
+    if not trust_remote_code and content.get("auto_map") and kind not in transformers.CONFIG_MAPPING:
         raise InputError(
             f"{file}: auto_map: the architecture {shown(kind)} is not in transformers and needs code of the model "
             "folder; read that code, then set trust_remote_code to run it"
         )
     with readable_errors(file):
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **arguments)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **arguments)
     for name in ("hidden_size", "num_hidden_layers"):
         value = getattr(config, name, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:

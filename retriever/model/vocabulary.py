@@ -13,6 +13,7 @@ from retriever.errors import InputError
 from retriever.model.documents import read_field, read_object, shown
 from retriever.model.failures import readable_errors
 from retriever.model.files import tokenizer_files
+from retriever.model.libraries import import_transformers
 
 _TOKENIZER_CLASS = re.compile(r"(?!Auto)\w*(Tokenizer|TokenizerFast|Backend)")
 # transformers opens other files, or builds other objects, for these fields of tokenizer_config.json.
@@ -46,12 +47,12 @@ def load_tokenizer(folder: Path, *, vocabulary: int | None, trust_remote_code: b
         InputError: For missing or damaged files, for a tokenizer without a vocabulary, for one that is not fast, and if
             its ids exceed the table of embeddings.
     """
-    from transformers import AutoTokenizer
+    transformers = import_transformers()
 
     check_vocabulary(folder)
     _check_documents(folder, trust_remote_code)
     with readable_errors(folder):
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, **arguments)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code, **arguments)
     if not getattr(tokenizer, "is_fast", False):
         raise InputError(f"{folder}: {type(tokenizer).__name__} is no fast tokenizer: save one (tokenizer.json)")
     backend = tokenizer.backend_tokenizer

@@ -20,6 +20,7 @@ from retriever.forward.attention import enable_prompts
 from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, padded_batches, plan_padded
 from retriever.forward.kernels import attention_dropouts, swap_dropout
 from retriever.model.configuration import load_config
+from retriever.model.libraries import import_transformers
 from retriever.model.recipe import positions_of, vocabulary_of
 from retriever.model.vocabulary import load_tokenizer
 from retriever.model.weights import check_files, load_model
@@ -189,7 +190,7 @@ def _load(folder: Path) -> tuple[Any, dict[str, float]]:
     Raises:
         InputError: If other weights are missing.
     """
-    from transformers import AutoModelForSequenceClassification
+    transformers = import_transformers()
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     config = load_config(folder)
@@ -203,6 +204,11 @@ def _load(folder: Path) -> tuple[Any, dict[str, float]]:
     dropouts = attention_dropouts(config)
     off: dict[str, Any] = dict.fromkeys(dropouts, 0.0)
     model, _ = load_model(
-        AutoModelForSequenceClassification, folder, dtype=torch.float32, fresh=[is_head, is_pooler], num_labels=1, **off
+        transformers.AutoModelForSequenceClassification,
+        folder,
+        dtype=torch.float32,
+        fresh=[is_head, is_pooler],
+        num_labels=1,
+        **off,
     )
     return model, dropouts

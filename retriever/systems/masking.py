@@ -20,6 +20,7 @@ from retriever.forward.batching import Tokens
 from retriever.forward.kernels import attention_dropouts, vocabulary_loss
 from retriever.forward.pooling import check_first_token
 from retriever.model.configuration import load_config
+from retriever.model.libraries import import_transformers
 from retriever.model.recipe import Recipe
 from retriever.model.vocabulary import load_tokenizer
 from retriever.model.weights import load_model
@@ -301,7 +302,7 @@ def _load(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
 
     The model has a head if transformers has a class with a head for the architecture.
     """
-    from transformers import AutoModelForMaskedLM
+    transformers = import_transformers()
 
     config = load_config(recipe.backbone, **recipe.config_args)
     dropouts = attention_dropouts(config)
@@ -318,7 +319,9 @@ def _load(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
 
     def load(**more: Any) -> tuple[Any, list[str]]:
         settings = {**recipe.config_args, **off, **more}
-        return load_model(AutoModelForMaskedLM, recipe.backbone, dtype=torch.float32, fresh=[is_head], **settings)
+        return load_model(
+            transformers.AutoModelForMaskedLM, recipe.backbone, dtype=torch.float32, fresh=[is_head], **settings
+        )
 
     model, lacking = load()
     if lacking and not config.tie_word_embeddings:

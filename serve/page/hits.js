@@ -19,19 +19,25 @@ export function columnsOf(answers, state, words, isOneTask) {
   const ranks = answers.map((answer) => new Map((answer.results?.[0].hits ?? []).map((hit) => [keyOf(hit), hit.rank])));
   return answers.map((answer, place) => {
     const heading = made("h2", "", titles[place]);
-    if (answer instanceof Error) return made("section", "", heading, made("p", "wrong", answer.message));
+    const section = made("section", "", heading);
+    section.setAttribute("aria-label", titles[place]);
+    if (answer instanceof Error) {
+      section.append(made("p", "wrong", answer.message));
+      return section;
+    }
     const [{ hits }] = answer.results;
     const items = hits.map((hit) => {
       const item = hitItem(hit, words);
       item.dataset.key = keyOf(hit);
-      const others = ranks.filter((_, other) => other !== place);
+      const others = ranks.filter((_, other) => other !== place && !(answers[other] instanceof Error));
       if (others.some((known) => known.has(item.dataset.key))) item.classList.add("shared");
-      if (others.length) item.firstChild.append(changeOf(hit.rank, item.dataset.key, ranks, titles, place));
+      if (others.length && !(answers[0] instanceof Error)) {
+        item.firstChild.append(changeOf(hit.rank, item.dataset.key, ranks, titles, place));
+      }
       return item;
     });
     const list = hits.length ? made("ol", "", ...items) : emptyText(state, state.columns[place]);
-    const section = made("section", "", heading, factsOf(answer), list);
-    section.setAttribute("aria-label", titles[place]);
+    section.append(factsOf(answer), list);
     return section;
   });
 }

@@ -8,7 +8,7 @@ import { NAMES, made, one, plural, startOf, taskRows, wrongPlace } from "./view.
 const MOST = 4; // columns
 const OPPOSITE = { dense: "bm25", bm25: "dense", exact: "bm25", hybrid: "dense" }; // what + Compare adds first
 let info; // what the server says about itself
-let tasks = {}; // the tasks of the release, by name
+let tasks = new Map(); // the tasks of the release, by name
 let searches = 0;
 
 async function call(path, body) {
@@ -54,7 +54,7 @@ function clearErrors() {
 async function begin() {
   const [about, { tasks: served }] = await Promise.all([call("/v1/info"), call("/v1/tasks")]);
   info = about;
-  tasks = Object.fromEntries(served.map((task) => [task.name, task]));
+  tasks = new Map(served.map((task) => [task.name, task]));
   one("about").textContent = [plural(info.passages, "passage"), info.encoder, plural(served.length, "task")]
     .filter(Boolean)
     .join(" · ");
@@ -68,8 +68,11 @@ async function begin() {
   one("start").replaceChildren(...startOf(info, served));
 }
 
+const start = () => begin().then(follow, complain);
+
 // Shows what the address describes: a page, or a search, which it runs.
 function follow() {
+  searches += 1; // an answer to an earlier search is ignored
   clearErrors();
   if (location.hash === "#tasks") {
     begin().catch(complain);
@@ -84,7 +87,6 @@ function follow() {
   one("start").hidden = Boolean(state.q);
   if (state.q) search(formState());
   else {
-    searches += 1;
     one("columns").replaceChildren();
     one("status").textContent = "";
     one("query").focus();
@@ -114,6 +116,12 @@ function formState() {
 
 // Makes the address that of the form, which runs the search.
 function submit() {
+  if (!info) {
+    // The server did not answer when the page was opened, for example as it was starting.
+    history.replaceState(null, "", hashOf({ q: one("query").value.trim() }));
+    start();
+    return;
+  }
   const state = formState();
   if (!state.q) return;
   if (hashOf(state) === location.hash) follow();
@@ -134,9 +142,9 @@ function listChoices(columns) {
       { type: "button", className: "plain", hidden: columns.length < 2, ariaLabel: `Remove column ${place + 1}` },
       "×",
     );
-    task.append(...Object.keys(tasks).map((name) => new Option(name, name)));
-    select(task, choice.task ?? (tasks.default ? "default" : task.value));
-    task.hidden = Object.keys(tasks).length < 2 && tasks[task.value];
+    task.append(...[...tasks.keys()].map((name) => new Option(name, name)));
+    select(task, choice.task ?? (tasks.has("default") ? "default" : task.value));
+    task.hidden = tasks.size < 2 && tasks.has(task.value);
     listSources(source, task.value, choice, true);
     task.addEventListener("change", () => {
       listSources(source, task.value, choiceOf(source), /[+*]/.test(source.value));
@@ -158,14 +166,14 @@ function listChoices(columns) {
   });
   one("choices").replaceChildren(...boxes);
   // A task that has only one source lists it and its mode.
-  const isOnlyOne = Object.keys(tasks).length < 2 && document.querySelectorAll("#choices .source option").length < 3;
+  const isOnlyOne = tasks.size < 2 && document.querySelectorAll("#choices .source option").length < 3;
   one("compare").hidden = isOnlyOne || columns.length >= MOST;
 }
 
 // Lists the modes and the sources of a task. If it lacks the chosen one, its first one is chosen instead, unless the
 // chosen one is to be kept, as a fusion or one that an address names by mistake.
 function listSources(source, name, { mode, source: text }, isKept) {
-  const task = tasks[name] ?? { modes: [], sources: [] };
+  const task = tasks.get(name) ?? { modes: [], sources: [] };
   const sources = made(
     "optgroup",
     { label: "one source" },
@@ -189,12 +197,12 @@ function select(element, value, text = value) {
 function addColumn() {
   const { columns } = formState();
   const last = columns.at(-1);
-  const { modes, sources } = tasks[last.task] ?? { modes: [], sources: [] };
+  const { modes, sources } = tasks.get(last.task) ?? { modes: [], sources: [] };
   const candidates = [
     ...[OPPOSITE[last.mode], "hybrid", ...modes]
       .filter((mode) => modes.includes(mode))
       .map((mode) => ({ task: last.task, mode })),
-    ...Object.keys(tasks).map((task) => ({ ...last, task })),
+    ...[...tasks.keys()].map((task) => ({ ...last, task })),
     ...sources.map((source) => ({ task: last.task, source })),
   ];
   const same = (a, b) => a.task === b.task && a.mode === b.mode && a.source === b.source;
@@ -242,7 +250,7 @@ async function search(state) {
     return;
   }
   const words = wordsOf(state.q, new Set(info.stop_words));
-  one("columns").replaceChildren(...columnsOf(answers, state, words, Object.keys(tasks).length < 2));
+  one("columns").replaceChildren(...columnsOf(answers, state, words, tasks.size < 2));
   showMoreButtons();
   const count = found.reduce((total, answer) => total + answer.results[0].hits.length, 0);
   const [first] = found;
@@ -325,10 +333,10 @@ one("give").addEventListener("submit", (event) => {
   sessionStorage.setItem("token", one("secret").value);
   one("secret").value = "";
   clearErrors();
-  begin().then(follow, complain);
+  start();
 });
 document.addEventListener("keydown", onKey);
 window.addEventListener("hashchange", () => {
   if (info) follow();
 });
-begin().then(follow, complain);
+start();

@@ -12,7 +12,7 @@ export function stateOf(hash) {
       if (last && !last.mode && !last.source) last[name] = value;
       else state.columns.push({ [name]: value });
     } else if (name === "k" || name === "rerank") state[name] = Number(value) || DEFAULTS[name];
-    else if (name in DEFAULTS) state[name] = value;
+    else if (["q", "filter", "by"].includes(name)) state[name] = value;
   }
   return state;
 }

@@ -3,7 +3,7 @@
 import { marked } from "./marks.js";
 import { hashOf } from "./state.js";
 
-export const NAMES = { dense: "Dense", exact: "Exact", bm25: "BM25", hybrid: "Hybrid" };
+export const NAMES = { __proto__: null, dense: "Dense", exact: "Exact", bm25: "BM25", hybrid: "Hybrid" };
 const KEYS = [
   ["/", "to the query"],
   ["↑ ↓", "to the next hit"],

@@ -13,6 +13,7 @@ from retriever.errors import InputError
 
 MAX_EXAMPLES = 12  # lines of a file
 MAX_CHARACTERS = 300  # of an example
+MAX_FILE_BYTES = 64 << 10
 NUM_QUERIES = 6  # that are taken from a query set
 
 
@@ -43,7 +44,11 @@ def _of_set(store: Store, name: str) -> list[str]:
 def _of_file(file: str) -> list[str]:
     origin = f"parameter examples {file}"
     try:
-        lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
+        with Path(file).open("rb") as stream:
+            content = stream.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise InputError(f"{origin}: expected up to {MAX_FILE_BYTES:,} bytes of text")
+        lines = content.decode("utf-8-sig").splitlines()
     except FileNotFoundError:
         raise InputError(f"{origin}: no such file; give a text file, or queries/NAME of the store") from None
     except (OSError, UnicodeDecodeError):

@@ -45,7 +45,6 @@ from serve.release.artifacts import ReleaseArtifacts
 from serve.release.release import Release
 from serve.release.tasks import Search, Task, search_of, search_of_mode
 from serve.service.batching import Batcher
-from serve.service.examples import read_examples
 from serve.service.options import ServiceOptions
 from serve.service.staleness import Staleness
 from serve.service.warm_up import WarmUp
@@ -71,6 +70,7 @@ class Service:
         workers: Batches that run concurrently.
         linger: Minimum seconds that a release stays open after it was live, as other processes have requests of it.
         is_local: Whether the leaves share this process's memory.
+        examples: Queries that the page offers to try.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class Service:
         workers: int = 1,
         linger: float = 0.0,
         is_local: bool = True,
+        examples: Sequence[str] = (),
     ):
         encoder = EncoderPart(store, device=device, threads=options.threads, compile=options.compile)
         reranker = RerankPart(store, device=device, threads=options.threads)
@@ -95,7 +96,7 @@ class Service:
         self.live: ReleaseArtifacts | None = None
         self.states = PartStates()
         self.staleness = Staleness(store)
-        self.examples = read_examples(store, options.examples)
+        self.examples = list(examples)
         warm_up_engine = Engine(encoder, reranker, ask)  # a separate one, whose queries are not in the metrics
         self.warm_up = WarmUp(store, warm_up_engine, self.parts, is_local=is_local, total_s=options.warm_up_s)
         self.on_live: Callable[[], object] = lambda: None  # called once, when the first release is live
@@ -193,7 +194,8 @@ class Service:
                 continue  # a busy part has not failed
             except Exception as error:
                 live = self.live
-                if live is not None and live.release.id == release.id:  # files of others may be removed
+                # Files of other releases may be removed, and a process that ends starts no threads.
+                if live is not None and live.release.id == release.id and not self.draining:
                     self.states.mark_failed(part, reason_of(error), str(error))
             else:
                 self.states.mark_working(part)

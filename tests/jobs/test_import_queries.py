@@ -114,6 +114,7 @@ def test_bad_input_is_named_leaves_nothing_and_can_be_mended(tmp_path: Path, wor
     assert "found no queries" in refused(*command[:-1], tmp_path / "empty")
     question_folder(folder, queries, judged)
     assert "name 'a b'" in refused(*command, "--queries", "a b")
+    assert "name 'a/b': expected a name without '/', as in queries/NAME" in refused(*command, "--queries", "a/b")
     done(*command)
     assert Queries.open(Store(str(world.store)), "more").splits == ["dev"]
 

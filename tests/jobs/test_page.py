@@ -166,6 +166,37 @@ def test_an_error_is_shown_in_words(browser: Any, page_server: PageServer) -> No
     assert page.columns() == []
 
 
+@pytest.mark.parametrize("odd", ["columns=1", "__proto__=1&toString=1", "k=1e400&rerank=x", "%&=&&%E0%A4"])
+def test_odd_fields_of_an_address_are_ignored(odd: str, browser: Any, page_server: PageServer) -> None:
+    page = Page(browser, page_server.address, f"{odd}&q={page_server.query.replace(' ', '+')}")
+    page.until_status("10 hits for task default")
+
+
+def test_an_unknown_task_with_a_name_of_javascript_is_an_error(browser: Any, page_server: PageServer) -> None:
+    page = Page(browser, page_server.address, "q=bafa&task=constructor&mode=toString")
+    page.until(lambda: page.text("#error"))
+    page.choose("#choices .task", "default")
+    page.choose("#choices .source", "mode=dense")
+    page.until_titles("default · Dense")
+
+
+def test_a_query_is_searched_once_the_server_answers(browser: Any, page_server: PageServer) -> None:
+    """For example if the page was opened while the server was starting."""
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/v1/info"]})
+    try:
+        browser.get("about:blank")
+        browser.get(page_server.address)
+        page = Page.__new__(Page)
+        page.browser = browser
+        page.until(lambda: "does not answer" in page.text("#error"))
+    finally:
+        browser.execute_cdp_cmd("Network.setBlockedURLs", {"urls": []})
+    page.ask(page_server.query)
+    page.until_status("10 hits for task default")
+    assert page.text("#error") == ""
+
+
 def test_the_tasks_are_listed(browser: Any, page_server: PageServer) -> None:
     page = Page(browser, page_server.address)
     page.all("nav a[data-page=tasks]")[0].click()
@@ -245,6 +276,9 @@ def test_tokens_are_asked_for(browser: Any, page_server: PageServer, tmp_path: P
         page = Page.__new__(Page)
         page.browser = browser
         page.until(lambda: page.all("#secret")[0].is_displayed())
+        page.all("#secret")[0].send_keys("user–0123456789abcdef", "\n")  # no header can have this dash
+        assert browser.execute_script("return sessionStorage.length") == 0
+        page.all("#secret")[0].clear()
         page.all("#secret")[0].send_keys("wrong-0123456789abcdef", "\n")
         page.until(lambda: page.all("#error")[0].is_displayed() and "token" in page.text("#error"))
         assert page.all("#secret")[0].is_displayed()

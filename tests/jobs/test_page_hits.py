@@ -63,6 +63,10 @@ def test_a_column_that_fails_leaves_the_others(browser: Any, page_server: PageSe
     assert len(page.hits(0)) > 0
     assert "gone" in page.columns()[1].find_element("css selector", ".wrong").text
     assert page.text("#error") == ""
+    page = Page(browser, page_server.address, f"q={query}&task=gone&mode=bm25&mode=bm25&mode=hybrid&mode=dense")
+    page.until_titles("gone · BM25", "default · BM25", "default · Hybrid", "default · Dense")
+    assert page.all("#columns li.shared")
+    assert not page.all("#columns .change")  # nothing to compare with
 
 
 def test_a_search_without_hits_says_why(browser: Any, page_server: PageServer) -> None:

@@ -14,6 +14,7 @@ from serving import query_texts
 
 from indexing.lucene.stop_words import STOP_WORDS
 from indexing.store.store import Store
+from retriever.errors import InputError
 from serve.local import open_local
 from serve.service.examples import read_examples
 from serve.service.options import ServiceOptions
@@ -48,13 +49,25 @@ def test_what_the_page_shows_first(store: Store, served: Path, tmp_path: Path) -
     texts = list(query_texts(served).values())
     spread = [texts[number * len(texts) // 6] for number in range(6)]
     for examples, expected in ((None, []), (str(file), ["tides", "rip currents"]), ("queries/tiny", spread)):
-        service = open_local(store, ServiceOptions(threads=2, examples=examples), device="cpu")
+        texts = read_examples(store, examples)
+        service = open_local(store, ServiceOptions(threads=2), device="cpu", examples=texts)
         with serving(service) as client:
             info = client.get("/v1/info").json()
             assert info["examples"] == expected
             assert info["stop_words"] == sorted(STOP_WORDS)
     schema = client.get("/openapi.json").json()["components"]["schemas"]["InfoResponse"]["properties"]
     assert schema.keys() == info.keys()
+
+
+def test_replicas_need_no_file_of_examples(store: Store, tmp_path: Path) -> None:
+    from serve.deployments import Application, build
+
+    file = tmp_path / "examples.txt"
+    file.write_text("tides\n", encoding="utf-8")
+    application = build(Application(store=store.url, without_tokens=True, examples=str(file)))
+    assert application._bound_deployment.init_args[-1] == ["tides"]
+    with pytest.raises(InputError, match="queries/none"):
+        build({"store": store.url, "without_tokens": True, "examples": "queries/none"})
 
 
 def test_examples_come_from_a_query_set_at_equal_distances(store: Store) -> None:
@@ -70,6 +83,7 @@ def test_examples_come_from_a_query_set_at_equal_distances(store: Store) -> None
         ("an empty file", b"\n"),
         ("a file of too many queries", b"".join(b"query %d\n" % number for number in range(13))),
         ("a file with a long query", b"tides\n" + b"x" * 301),
+        ("a large file", b"tides\n" * 20_000),
     ],
 )
 def test_bad_examples_end_the_job_before_it_makes_a_release(

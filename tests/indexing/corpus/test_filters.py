@@ -239,7 +239,7 @@ def test_a_text_is_the_same_filter_as_an_object(corpus: Corpus, text: str, docum
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "at character 1: expected a field, not or (, found the end"),
+        ("", "at character 1: expected a field (in quotes if it has spaces), not or (, found the end"),
         ("year", "at character 5: expected =, !=, <, <=, >, >=, in or not in, found the end"),
         ("year >= 2000 adn lang = en", "at character 14: expected and, or, or the end, found 'adn'"),
         ("year >= ", "at character 9: expected a value, found the end"),
@@ -252,7 +252,7 @@ def test_a_text_is_the_same_filter_as_an_object(corpus: Corpus, text: str, docum
         ("(year = 1", "at character 10: expected ), found the end"),
         ("year = 1)", "at character 9: expected and, or, or the end, found ')'"),
         ("lang =\n'en", "at character 8: expected a value, found a quote that is not closed"),
-        ("or = 1", "at character 1: expected a field, not or (, found 'or'"),
+        ("or = 1", "at character 1: expected a field (in quotes if it has spaces), not or (, found 'or'"),
         ("(" * 21, "at character 22: expected up to 20 levels of parentheses and not, found the end"),
         ("not " * 21, "at character 85: expected up to 20 levels of parentheses and not, found the end"),
         ("lang = caf\udce9", "at character 11: expected text in UTF-8"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,19 @@ def test_if_one_file_is_refused_none_is_written(tmp_path: Path, existing: str) -
     write(paths, "after", overwrite=True)
     assert contents(tmp_path) == {"a": "after", "b": "after"}
     write(paths, "after")  # the same content again
+
+
+def test_threads_may_write_the_same_file(tmp_path: Path) -> None:
+    both = threading.Barrier(2)
+
+    def write_one(content: str) -> None:
+        with whole_file(str(tmp_path / "a"), overwrite=True) as file:
+            file.write_text(content)
+            both.wait()
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(write_one, ["one", "two"]))
+    assert contents(tmp_path) in ({"a": "one"}, {"a": "two"})
 
 
 def write_half(paths: list[Path]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,18 +94,51 @@ def test_a_run_is_a_data_frame_and_a_file(store: Store, tmp_path: Path) -> None:
         (["bm25"], {"metric": "R@3"}, "evaluate: unknown parameter metric; did you mean metrics"),
         (["bm25"], {"metrics": "R@0"}, "metrics=.*'R@0': cutoff 0: expected 1 to"),
         (["bm25"], {"split": "dev"}, "no split 'dev' with qrels; it has test"),
+        (["bm25"], {"run": ["exact"]}, "evaluate: unknown parameter run; "),
+        (["bm25"], {"source": "exact"}, "evaluate: unknown parameter source; "),
+        (5, {}, "evaluate: found int, expected a run: a name, a TREC file or a Run"),
+        ([None], {}, "evaluate: found NoneType, expected a run: a name, a TREC file or a Run"),
         (["bm25"], {"task": "x"}, "task=x: bm25 has no use for it, it goes with vectors"),
         (["exact"], {"task": "x"}, "task=x: .* has no such prompt and no such model"),
         (["bm25"], {"median_length": 0}, "median_length=0: expected at least 1"),
         (["exact:x"], {}, r"embeddings/x: there is no such artifact \(complete embeddings: enc\); store.encode_corpus"),
     ],
 )
-def test_a_bad_evaluation_is_refused(shared: Store, runs: list, options: dict, message: str) -> None:
+def test_a_bad_evaluation_is_refused(shared: Store, runs: Any, options: dict, message: str) -> None:
     with pytest.raises(InputError, match=message) as error:
         shared.evaluate(runs, **options)
     assert "\n" not in str(error.value)
     assert "--" not in str(error.value)
     assert shared.names("runs") == []
+
+
+def test_a_run_of_another_store_is_refused(store: Store, tmp_path: Path) -> None:
+    """Its name may be that of another run of this store, whose values would stand for it."""
+    run, filtered = (
+        store.search_queries("bm25", name="a", k=9),
+        store.search_queries("bm25", name="b", filter="year > 0"),
+    )
+    shutil.copytree(store.url, tmp_path / "other")
+    other = Store(tmp_path / "other")
+    assert other.evaluate(run).runs == other.evaluate("a").runs == ["a"]  # a copy has the same runs
+    shutil.rmtree(tmp_path / "other/runs")
+    foreign = other.search_queries("bm25", name="a", k=3)
+    message = r"found a run of .*/other/runs/a: .*/store/runs/a is another one; give a run of this store, or"
+    with pytest.raises(InputError, match=rf"^evaluate: {message}"):
+        store.evaluate([foreign])
+    with pytest.raises(InputError, match=rf"^compare: {message}"):
+        store.compare(filtered, foreign)
+    with pytest.raises(InputError, match=r"runs/b: there is no such artifact"):
+        other.compare(foreign, filtered)
+    with pytest.raises(InputError, match=r"^compare: found int, expected a run"):
+        store.compare(run, 5)
+
+
+def test_a_filter_of_a_run_may_be_a_dict(store: Store) -> None:
+    run = store.search_queries("bm25", name="dict", filter={"year": {"gt": 0}})
+    assert store.search_queries("bm25", name="dict", filter='{"year": {"gt": 0}}').artifact.key == run.artifact.key
+    with pytest.raises(InputError, match=r"^filter: 'month' is no filter of this corpus"):
+        store.search_queries("bm25", name="other", filter={"month": 3})
 
 
 def test_a_bad_search_of_queries_is_refused(shared: Store) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -142,6 +144,12 @@ def test_documents_are_the_hits_of_a_split_corpus(tmp_path: Path) -> None:
         (("bm25",), {"rerank_depth": 3}, "rerank_depth=3: it goes with rerank="),
         (("bm25",), {"rerank": "models/x"}, "models/x: there is no such artifact"),
         (("bm25",), {"by": "page"}, "by='page': expected document or passage"),
+        ((5,), {}, "source=5: expected a text"),
+        ((b"bm25",), {}, "source=b'bm25': expected a text"),
+        (("exact",), {"embeddings": ["enc"]}, r"embeddings=\['enc'\]: expected a text"),
+        (("exact",), {"task": 5}, "task=5: expected a text"),
+        (("exact",), {"encoder": 5}, "encoder=5: expected a text"),
+        (("bm25",), {"rerank": 5}, "rerank=5: expected a text"),
         (("index:idx",), {"index": "idx"}, "index=idx: the source 'index:idx' names what it searches; leave one out"),
         (("dense",), {"embeddings": "x"}, "index/idx is over embeddings/enc, not x"),
     ],
@@ -161,6 +169,16 @@ def test_a_search_that_cannot_be_opened_is_refused(
         (lambda search: search(""), "query 0: '' is empty; expected some words"),
         (lambda search: search(["bama", " "]), "query 1: ' ' is empty; expected some words"),
         (lambda search: search([1]), "query 0: expected a text, got int"),
+        (lambda search: search(5), "found int, expected the text of a query, or a list of texts"),
+        (lambda search: search(None), "found NoneType, expected the text of a query, or a list of texts"),
+        (lambda search: search(b"bama"), "found bytes, expected the text of a query, or a list of texts"),
+        (lambda search: search({"bama": 1}), "found dict, expected the text of a query, or a list of texts"),
+        (lambda search: search(["a", "x\ud800"]), "query 1: found '\\ud800' at character 2, expected text in UTF-8"),
+        (lambda search: search("bama", None), "k=None: expected an integer of at least 1"),
+        (lambda search: search("bama", filter=5), "filter: expected a text or an object, found int"),
+        (lambda search: search("bama", filter=["year"]), "filter: expected a text or an object, found list"),
+        (lambda search: search("bama", filter={5: 1}), "filter: expected fields by name, found 5"),
+        (lambda search: search("bama", filter={"year": 1j}), 'filter: year: expected values of type int64, found "1j"'),
         (lambda search: search("bama", 0), "k=0: expected an integer of at least 1"),
         (lambda search: search("bama", "ten"), "k='ten': expected an integer of at least 1"),
         (
@@ -176,6 +194,38 @@ def test_a_bad_call_is_refused_and_the_search_stays_open(shared: Store, call: Ca
             call(search)
         assert str(error.value) == message
         assert search("bama")
+
+
+def test_models_are_named_by_paths_too(shared: Store, model: str, classifier: str) -> None:
+    paths = shared.search("exact", encoder=Path(model), rerank=Path(classifier))
+    texts = shared.search("exact", encoder=model, rerank=classifier)
+    assert paths("bama", 3) == texts("bama", 3)
+
+
+THREADS = """
+import sys, threading
+import riptide
+
+found, start = [], threading.Barrier(4)
+
+def search():
+    start.wait()
+    found.append(riptide.Store(sys.argv[1]).search("exact")("bama", 3))
+
+threads = [threading.Thread(target=search) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(found) == 4
+assert all(hits == found[0] for hits in found)
+"""
+
+
+def test_the_first_searches_of_a_program_may_be_in_threads(shared: Store) -> None:
+    """All of them need transformers first, which replaces its module while it is imported."""
+    done = subprocess.run([sys.executable, "-c", THREADS, shared.url], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_closed_search_is_refused(shared: Store) -> None:

@@ -106,6 +106,13 @@ def test_values_are_those_of_a_recipe(store: Store) -> None:
         ("(riptide encode-corpus --limit N)", "(store.encode_corpus(limit=N))"),
         ("riptide import-corpus --split-words 5 --append", "store.import_corpus(split_words=5, append=…)"),
         ("riptide serve-search --renew: new", "store.serve(renew=…): new"),
+        ("run riptide build-bm25 --name v1.2 again", "run store.build_bm25(name='v1.2') again"),
+        (
+            "riptide import-corpus or riptide import-queries makes one",
+            "store.import_corpus or store.import_queries makes one",
+        ),
+        ("--name None: expected a name", "name=None: expected a name"),
+        ("--metrics 'R@0': cutoff", "metrics='R@0': cutoff"),
         (
             "remove it: riptide store remove index/a --store b; --name x",
             "remove it: riptide store remove index/a --store b; name= x",
@@ -114,5 +121,19 @@ def test_values_are_those_of_a_recipe(store: Store) -> None:
 )
 def test_messages_speak_of_parameters_and_methods(message: str, expected: str) -> None:
     parameters = Parameters.of("build_index")
-    assert parameters.in_words(message, {"factory": "IVF4,Flat"}) == expected
+    keywords = {"factory": "IVF4,Flat", "name": None, "metrics": ["AP", "R@0"]}
+    assert parameters.in_words(message, keywords) == expected
     assert parameters.in_words(expected) == expected
+
+
+@pytest.mark.parametrize("method", ["nothing", "store", "serve_search", "search", 5])
+def test_the_options_of_what_is_no_method_are_refused(method: str) -> None:
+    with pytest.raises(InputError, match=r"is no method with the options of a job; the methods are import_corpus, .*"):
+        Making.describe_options(method)
+
+
+@pytest.mark.parametrize("method", ["search_queries", "evaluate", "compare", "serve"])
+def test_methods_with_other_names_than_their_jobs_are_described(method: str) -> None:
+    described = Making.describe_options(method)
+    assert described.startswith(f"store.{method}: parameters\n")
+    assert "\nrun: values" not in described  # of an evaluation, runs and sources are given by position

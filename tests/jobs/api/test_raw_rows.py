@@ -81,6 +81,14 @@ def test_texts_of_pandas_and_categories(store: Store) -> None:
     assert passages(store.import_corpus(frame)) == [("a", "T", "x", '{"kind":"k"}'), ("b", "", "y", '{"kind":"l"}')]
 
 
+def test_categories_of_polars(store: Store) -> None:
+    """A column of categories is one of texts, inside of lists too."""
+    kinds = pl.Series(["k", None], dtype=pl.Categorical)
+    lists = pl.Series([["l"], []], dtype=pl.List(pl.Enum(["l"])))
+    corpus = store.import_corpus(pl.DataFrame({"id": ["a", "b"], "text": ["x", "y"], "kind": kinds, "of": lists}))
+    assert passages(corpus) == [("a", "", "x", '{"kind":"k","of":["l"]}'), ("b", "", "y", '{"of":[]}')]
+
+
 def test_rows_of_other_columns_each_and_their_metadata(store: Store) -> None:
     """Objects of metadata may differ in fields and types; other columns are those of all rows."""
     rows = [
@@ -146,6 +154,18 @@ BAD: list[tuple[Any, dict, str]] = [
     (7, {}, "source: found int, expected a path, an iterable of dicts, or a table of pandas, polars or pyarrow"),
     ({"text": ["x"]}, {}, "source: found dict, expected a path, "),
     (pd.DataFrame({"text": ["x", 3]}), {}, "rows of a table: "),
+    (pd.DataFrame([["x", "y"]], columns=["text", "text"]), {}, "rows of a table: found two columns text, expected one"),
+    (pd.DataFrame([["x", "y"]], columns=["1", 1]), {}, "rows of a table: found two columns 1, expected one"),
+    (
+        pa.table([pa.array(["x"]), pa.array(["y"])], names=["text", "text"]),
+        {},
+        "rows of a table: found two columns text, expected one of each name; rename or drop one",
+    ),
+    (
+        pa.table({"text": pa.array(["x"], pa.string_view()).dictionary_encode()}),
+        {},
+        "rows of a table: column text: Function 'array_take' has no kernel",
+    ),
     ([{"id": "a", "text": "x"}, {"id": "a", "text": "y"}], {}, "rows of a table"),
     ([{"id": "a", "text": "x"}, {"id": "b"}], {}, "rows of a table row 2: found no text, "),
 ]

@@ -39,6 +39,16 @@ open("runs", "a").write("x")
 """
 
 
+FROM_STDIN = """
+import riptide
+
+store = riptide.Store({store!r})
+store.import_corpus([{{"id": str(number), "text": f"passage {{number}}"}} for number in range(200)])
+assert store.build_bm25(shards=2).num_rows == 200
+open({runs!r}, "a").write("x")
+"""
+
+
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs PROGRAM in a folder, as a user does."""
     (folder / "program.py").write_text(PROGRAM)
@@ -60,3 +70,13 @@ def test_a_program_stays_as_it_is_and_nothing_is_printed(tmp_path: Path, model: 
     assert (tmp_path / "runs").read_text() == "x"
     again = run(tmp_path, model)
     assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+
+
+def test_a_program_on_stdin_runs_once_in_the_folder_of_the_project(tmp_path: Path) -> None:
+    """There, its name <stdin> looks like that of a file of the project."""
+    program = FROM_STDIN.format(store=str(tmp_path / "store"), runs=str(tmp_path / "runs"))
+    done = subprocess.run(
+        [sys.executable, "-"], input=program, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "runs").read_text() == "x"

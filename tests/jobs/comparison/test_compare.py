@@ -349,6 +349,10 @@ def test_the_page_of_python_is_that_of_the_job(small, done, tmp_path: Path) -> N
     done(*small, "--html", tmp_path / "job.html", "--examples", 1)
     comparison = Store(tmp_path / "s").compare(*small[1:3])
     comparison.write_page(str(tmp_path / "python.html"), examples=1)
+    for examples in (0, -1, "3", True):
+        with pytest.raises(InputError, match=f"^examples={examples!r}: expected an integer of at least 1$"):
+            comparison.write_page(str(tmp_path / "none.html"), examples=examples)
+    assert not (tmp_path / "none.html").exists()
     assert (tmp_path / "python.html").read_bytes() == (tmp_path / "job.html").read_bytes()
     with pytest.raises(InputError, match="compare: unknown parameter html; "):
         Store(tmp_path / "s").compare(*small[1:3], html="x.html")

@@ -1,0 +1,19 @@
+"""Imports transformers, which several threads may need first at the same time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+_importing = threading.Lock()
+
+
+def import_transformers() -> Any:
+    """Imports transformers and returns it.
+
+    transformers replaces its module while it is imported. A thread that imports it in the meantime would get the module
+    that was replaced, which has no classes.
+    """
+    with _importing:
+        import transformers
+    return transformers
