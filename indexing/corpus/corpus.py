@@ -66,6 +66,9 @@ class Corpus:
             store.open("corpus", "g0000")  # says why it is missing
         return cls(generations)
 
+    def __repr__(self) -> str:
+        return f"Corpus({len(self):,} passages)"
+
     def __len__(self) -> int:
         """Returns the number of passages that are not deleted."""
         return self.num_rows - len(self.deleted)

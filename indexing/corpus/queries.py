@@ -58,6 +58,9 @@ class Queries:
         """Opens a query set. `name` may be left out if the store has only one. Raises InputError if it is missing."""
         return cls(store.open("queries", store.only("queries", name)))
 
+    def __repr__(self) -> str:
+        return f"Queries({self.artifact.name!r}, splits={self.splits})"
+
     @property
     def table(self) -> pa.Table:
         """The queries as columns id, text, metadata (JSON text or "")."""

@@ -40,6 +40,9 @@ class Index:
         self.depth: int = generations[-1].notes["depth"]
         self.recall: dict[str, float] = generations[-1].notes["recall"]
 
+    def __repr__(self) -> str:
+        return f"Index({self.name!r}, {self.factory!r}, {self.num_rows:,} vectors)"
+
     @property
     def quantizer(self) -> tuple[Artifact, ArtifactPart]:
         """The trained, empty index that all shards were filled from."""

@@ -50,6 +50,9 @@ class EmbeddingsReader(ABC):
         self.dim: int = notes["dim"]
         self.similarity: str = notes["similarity"]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.num_rows:,} vectors of {self.dim})"
+
     @classmethod
     def open(cls, store: Store, name: str | None, corpus: Corpus) -> Self:
         """Opens embeddings/NAME.

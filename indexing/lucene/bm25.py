@@ -47,6 +47,9 @@ class Bm25:
         config = generations[0].config
         self.k1, self.b, self.language = float(config["k1"]), float(config["b"]), str(config["language"])
 
+    def __repr__(self) -> str:
+        return f"Bm25({self.name!r}, {self.num_rows:,} passages)"
+
     @classmethod
     def open(cls, store: Store, name: str | None, corpus: Corpus) -> Bm25:
         """Opens bm25/NAME; without a name, the index that is called bm25, or the only one.

@@ -67,6 +67,9 @@ class Artifact:
         self.notes: dict[str, Any] = document["notes"]
         self.parts = [ArtifactPart(**part) for part in document["parts"]]
 
+    def __repr__(self) -> str:
+        return f"Artifact({self.key!r})"
+
     @property
     def url(self) -> str:
         return f"{self._storage.url}/{self.key}"

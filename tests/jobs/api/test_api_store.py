@@ -132,3 +132,13 @@ print([name for name in ("torch", "ray", "faiss", "transformers") if name in sys
     root = Path(riptide.__file__).parent
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=root)
     assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+
+
+def test_what_a_store_returns_shows_what_it_is(shared: Store) -> None:
+    assert repr(shared.corpus()) == "Corpus(240 passages)"
+    assert repr(shared.queries()) == "Queries('mine', splits=['test'])"
+    assert repr(shared.embeddings()) == "Embeddings('enc', 240 vectors of 32)"
+    assert repr(shared.build_bm25()) == "Bm25('bm25', 240 passages)"
+    index = shared.build_index("enc", name="idx", factory="IVF4,PQ8x4fs", shards=3)
+    assert repr(index) == "Index('idx', 'IVF4,PQ8x4fs', 240 vectors)"
+    assert repr(index.generations[0]) == "Artifact('index/idx/g0000')"
