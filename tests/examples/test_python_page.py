@@ -1,9 +1,10 @@
-"""docs/python.md: its code runs in order, and prints what the page shows."""
+"""docs/python.md and examples/quickstart.ipynb: their code runs in order, and prints what they show."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 import re
@@ -14,8 +15,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "python.md"
+PAGE, NOTEBOOK = ROOT / "docs" / "python.md", ROOT / "examples" / "quickstart.ipynb"
 TOLERANCE = 0.02  # of figures with a decimal point: types and orders of sums differ by CPU
+CELL_KEYS = {
+    "code": {"id", "cell_type", "metadata", "source", "outputs", "execution_count"},
+    "markdown": {"id", "cell_type", "metadata", "source"},
+}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -63,6 +68,24 @@ def test_the_page_prints_what_it_shows(folder: Path) -> None:
 
 def test_the_page_can_be_read_at_once() -> None:
     assert len(PAGE.read_text(encoding="utf-8").splitlines()) <= 200
+
+
+def test_the_notebook_is_valid_and_its_cells_run(folder: Path) -> None:
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    cells = notebook["cells"]
+    assert len(cells) <= 25
+    assert len({cell["id"] for cell in cells}) == len(cells)
+    assert all(set(cell) == CELL_KEYS[cell["cell_type"]] for cell in cells)
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    names: dict[str, object] = {"__name__": "notebook"}
+    for cell in code:
+        exec(compile("".join(cell["source"]), f"{NOTEBOOK} {cell['id']}", "exec"), names)
+    assert names["trained"].key == "prompts/quickstart"
+    assert len(names["hits"]) == 3
+    assert sum(bool(cell["outputs"]) for cell in code) >= 8
+    assert os.listdir("data") == ["quickstart"]
 
 
 def test_a_difference_is_found() -> None:
