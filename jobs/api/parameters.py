@@ -177,7 +177,7 @@ class Parameters:
     def _starts_with_value(self, name: str, text: str, keywords: Mapping[str, Any]) -> bool:
         """Whether a text begins with a value of a parameter: a given one, a choice, a number, or the name of values."""
         value, word = keywords.get(name), re.split(r"[\s,;:()]", text, maxsplit=1)[0]
-        values = value if isinstance(value, list | tuple) else [value] if name in keywords else []
+        values = [value, *(value if isinstance(value, list | tuple) else ())] if name in keywords else []
         if any(text.startswith((str(each), repr(each))) for each in values if str(each)):
             return True
         if (option := self.options.get(name)) is not None and word in (*choices_of(option.type), str(option.default)):

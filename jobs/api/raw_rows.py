@@ -64,11 +64,12 @@ def without_path(message: str) -> str:
 def _table(source: Any) -> pa.Table:
     """Returns rows as a table of pyarrow."""
     library = type(source).__module__.partition(".")[0]
+    if library == "pandas" and hasattr(source, "columns"):
+        _check_names([str(name) for name in source.columns])
     try:
         if isinstance(source, pa.Table):
             return source
         if library == "pandas" and hasattr(source, "columns"):
-            _check_names([str(name) for name in source.columns])
             return pa.Table.from_pandas(source, preserve_index=False)
         if hasattr(source, "collect") and library == "polars":
             source = source.collect()
