@@ -102,15 +102,16 @@ def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, s
         depth: Number of hits per query that the metrics need, for a warning.
     """
     table = load(store, run.name, measured.queries, split, is_file=run.is_file)
-    if (corpus := Corpus(store.generations("corpus"))).is_split:
+    corpus, num_shallow = Corpus(store.generations("corpus")), 0
+    if corpus.is_split:
         table, num_shallow = group_by_document(table, corpus, depth)
-        if num_shallow:
-            say(
-                f"warning: {run.label}: it is a run of passages, and has fewer than {depth:,} documents for "
-                f"{num_shallow:,} queries; search by document"
-            )
     found = depth if run.is_file else store.open("runs", run.name).config["k"]
-    if found < min(depth, corpus.num_rows):
+    if num_shallow:
+        say(
+            f"warning: {run.label}: it is a run of passages, and has fewer than {depth:,} documents for "
+            f"{num_shallow:,} queries; search by document"
+        )
+    elif found < min(depth, corpus.num_rows):
         say(
             f"warning: {run.label}: it has at most {found:,} hits per query, and the metrics count {depth:,}; search "
             f"with --k {depth}"

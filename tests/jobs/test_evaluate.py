@@ -154,6 +154,15 @@ def test_limit_measures_the_first_queries_and_plan_nothing(world, done: Done, tm
     assert files_of(world.store, but=()) == before
 
 
+def test_a_run_with_fewer_hits_than_its_metrics_count_is_told(small, done, documented) -> None:
+    at = small[1:3]
+    done("build_bm25", *at)
+    done("search", *at, "--source", "bm25", "--k", 2, "--name", "short")
+    printed = done(*small, "--run", "short", "--metrics", "R@2", "R@5")
+    [line] = [line for line in printed.splitlines() if line.startswith("warning")]
+    documented("Evaluating", "a run with fewer hits per query than the metrics count", line, 0)
+
+
 def test_bad_input_is_named(small, refused, tmp_path: Path) -> None:
     run = write_run(tmp_path / "a.trec", {"q0": "d0"})
     for bad in ("nDCG@ten", "Precision!", "MRR_at_10", "os.system"):

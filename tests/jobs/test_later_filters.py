@@ -70,3 +70,16 @@ def test_filters_that_do_not_fit_an_existing_corpus_are_refused(
     line = refused("import_corpus", *at, "--filters", "yaer", "int64")
     assert "found no passage with a value in the metadata field 'yaer', expected one of the fields year" in line
     assert "corpus/g0000: 2 passages" in done("import_corpus", *at, "--source", source)  # nothing is left behind
+
+
+def test_the_import_of_a_corpus_may_be_repeated_with_its_present_filters(
+    done: Done, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    at = ("--store", tmp_path / "s")
+    source = ("--source", write_lines(tmp_path / "a.jsonl", [{"id": "a", "text": "x", "year": 1}]))
+    done("import_corpus", *at, *source, "--filters", "year", "int64")
+    done("import_corpus", *at, "--filters", "year", "float64")
+    for kind in ("int64", "float64"):
+        assert "corpus/g0001" in done("import_corpus", *at, *source, "--filters", "year", kind)
+    line = refused("import_corpus", *at, *source, "--filters", "year", "bool")
+    assert "corpus/g0001 has the filters {'year': 'float64'}; leave them out, or first run the import" in line
