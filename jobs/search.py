@@ -68,9 +68,9 @@ class Search(GpuWorkers):
     split: str | None = None
     """A split of the query set's qrels, or all; default: test."""
     mode: Mode | None = None
-    """dense: the FAISS index, whose candidates are scored again by the vectors, or all vectors if the store has no
-    index; exact: all vectors; bm25: Lucene; hybrid: bm25 and dense with equal weights. Default: the first that the
-    store has of hybrid, dense, bm25 and a SPLADE index; a line says which."""
+    """dense: the FAISS index, whose candidates are scored again by the vectors; exact: all vectors; bm25: Lucene;
+    hybrid: bm25 and dense with equal weights (exact if the store has no index). Default: the first that the store has
+    of hybrid, dense, exact, bm25 and a SPLADE index; a line says which."""
     source: str | None = option(None, help=SOURCE_HELP)
     embeddings: str | None = None
     """Dense embeddings to search (exact, hybrid), or that the index was built from (dense); may be left out if the

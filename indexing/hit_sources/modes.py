@@ -143,8 +143,8 @@ def source_of_mode(
 ) -> str:
     """Returns the source that a mode stands for.
 
-    dense is the index, or every vector if the store has none. hybrid is BM25 and dense with equal weights; if
-    embeddings are named, BM25 and every vector.
+    hybrid is BM25 and the index with equal weights; exact search takes the place of the index if the store has none, or
+    if embeddings are named.
 
     Args:
         mode: The mode.
@@ -159,10 +159,11 @@ def source_of_mode(
     if mode == "bm25":
         return "bm25"
     if mode == "hybrid":
-        dense: Mode = "exact" if index is None and embeddings is not None else "dense"
-        return hybrid_source("bm25", source_of_mode(dense, store, embeddings, index, by_name=by_name))
-    has_index = index is not None or _has_index(store, INDEX.is_index)
-    if mode == "exact" or not has_index:
+        probed = index is not None or (embeddings is None and _has_index(store, INDEX.is_index))
+        return hybrid_source(
+            "bm25", source_of_mode("dense" if probed else "exact", store, embeddings, index, by_name=by_name)
+        )
+    if mode == "exact":
         choice = EXACT.text("NAME") if by_name else None
         return EXACT.text(store.only("embeddings", embeddings, DENSE.holds, choice=choice))
     name = store.only("index", index, INDEX.is_index, choice=INDEX.text("NAME") if by_name else None)

@@ -38,8 +38,8 @@ def test_a_damaged_live_release_is_one_line_and_renew_repairs_it(
     assert "repairs   " in done("serve_search", *at, "--renew", "--plan")
     refused("serve_search", *at)
 
-    async def serve(store: Store, options: object, tokens: object, choice: serve_search.ReleaseChoice) -> None:
-        serve_search.make_live(store, choice, lambda: None)
+    async def serve(store: Store, *others: Any) -> None:
+        serve_search.make_live(store, others[2], lambda: None)
 
     monkeypatch.setattr(serve_search, "serve", serve)
     assert f"release   {first.id} (new) of {store.url}" in done("serve_search", *at, "--renew")

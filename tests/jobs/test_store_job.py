@@ -357,7 +357,7 @@ def test_an_error_of_the_operating_system_is_one_line(world, monkeypatch, refuse
     def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(world.store))
 
-    monkeypatch.setattr(Store, "incomplete", fail)
+    monkeypatch.setattr(Store, "incomplete_keys", fail)
     line = refused("verify", "--store", world.store)
     assert line == f"error: {world.store}: Too many open files: raise the limit (ulimit -n)"
 

@@ -161,7 +161,7 @@ def test_a_fusion_finds_what_its_sources_find_apart(sources: HitSources) -> None
         ("splade", "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, splade:NAME, or A+B"),
         ("colbert:x+bm25", "source 'colbert:x': expected"),
         ("exact", "embeddings: there is no such artifact (complete embeddings: none); riptide encode-corpus makes one"),
-        ("dense", "embeddings: there is no such artifact (complete embeddings: none); riptide encode-corpus makes one"),
+        ("dense", "index: there is no such artifact (complete index: none); riptide build-index makes one"),
         ("exact+bm25", "source 'exact': expected"),
         ("index:", "source 'index:': expected"),
         ("", "source '': expected"),
