@@ -188,7 +188,7 @@ def test_prompts_that_do_not_fit_are_refused(encoder: Encoder, monkeypatch: pyte
     late = replace(of_topics(encoder, 20), position_offset=True, options=replace(FLOAT32, query_length=50))
     with pytest.raises(InputError, match=r"a prompt of 20 tokens need 81 positions, and tiny-bert has 61"):
         encoder.put_task("topics", late)
-    size = encoder._tables["query"].growth(5, 3) + encoder._tables["passage"].growth(5, 3)
+    size = encoder._tables["query"].bytes_needed(5, 3) + encoder._tables["passage"].bytes_needed(5, 3)
     bytes_per_prompt = 4 * 5 * SHAPE.layers * 2 * SHAPE.heads * SHAPE.head_dim
     assert size == 2 * 4 * bytes_per_prompt  # of three topics and of the empty prompt
     monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: size - 1)
