@@ -62,9 +62,10 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
         length: Maximum number of tokens of a passage.
         query_set: Name of the query set; None: the only one of the store.
     """
-    from jobs import encode_corpus, evaluate, search
+    from jobs import encode_corpus, search
     from jobs.common.options import build_options
     from jobs.evaluation.measures import make_measure
+    from jobs.evaluation.runs import load
 
     from indexing.corpus.corpus import Corpus
     from indexing.corpus.queries import Queries
@@ -85,7 +86,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
     queries, corpus = Queries.open(store, query_set), Corpus.open(store)
     qrels, split = queries.qrels("test"), queries.split("test")
     metrics_of = make_measure(store, queries, qrels, split.ids, ["RR@10", "R@100"])
-    values_by_metric = metrics_of(evaluate.load(store, run, queries, "test"))
+    values_by_metric = metrics_of(load(store, run, queries, "test"))
     figures = {metric: float(values.mean()) for metric, values in values_by_metric.items()}
     texts = dict(zip(*split, strict=True))
     pairs = list(dict(zip(qrels["query_id"].to_pylist(), qrels["corpus_id"].to_pylist(), strict=True)).items())[:PAIRS]

@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from jobs.common.cli import run
 
-from jobs import train_retriever
 from jobs.common.steps import JobStep, make_step
 from jobs.experiments.experiment import RunExperiment, main
 from jobs.experiments.measuring import ArmControl, ControlSearchRequest
 from jobs.pipeline import run_step
 from jobs.training.opening import open_all
+from jobs.training.retriever import train
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
@@ -194,7 +194,7 @@ def train_random(step: JobStep) -> None:
     job = open_all(store, options)
     maker = RandomTopicsMaker(**{field.name: getattr(job.maker, field.name) for field in fields(job.maker)})
     target = replace(job.target, config={**job.target.config, "control": "random topics"})
-    train_retriever.train(store, options, replace(job, maker=maker, target=target))
+    train(store, options, replace(job, maker=maker, target=target))
 
 
 CONTROLS = {

@@ -26,7 +26,7 @@ from benchmarks.common.files import write_json
 from benchmarks.common.machine import cpu_name
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
-from retriever.model.files import resolve
+from retriever.model.files import find_model_folder
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = ("with_riptide", "with_sentence_transformers", "with_pyserini")
@@ -48,7 +48,7 @@ def run(name: str, folder: str) -> tuple[float, str]:
         (start / "sitecustomize.py").write_text(START_JVM)
         path.append(str(start))
     (work := Path(folder, "work")).mkdir()
-    arguments = [str(ROOT / "examples/squad"), str(work), str(resolve(MINILM)), QUESTION]
+    arguments = [str(ROOT / "examples/squad"), str(work), str(find_model_folder(MINILM)), QUESTION]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(path), "TQDM_DISABLE": "1"}
     started = time.perf_counter()
     command = [sys.executable, str(HERE / f"{name}.py"), *arguments]
