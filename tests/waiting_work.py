@@ -80,7 +80,7 @@ def patch_actors(module: Any) -> None:
 
 def patch_training(module: Any) -> None:
     """Workers of a training."""
-    module.work = waiting(module.work, lambda task, monitor: ("training", 0))
+    module.run_ray_worker = waiting(module.run_ray_worker, lambda task, monitor: ("training", 0))
 
 
 def patch_exact_search(module: Any) -> None:
