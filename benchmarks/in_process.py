@@ -66,7 +66,7 @@ def search_in_threads(search: Any, texts: list[str], threads: int, seconds: floa
 
 
 def load_server(port: int, clients: int, seconds: float, texts: list[str], mode: str) -> float:
-    """Returns the queries per second of clients of a server; runs in a process of its own."""
+    """Returns the queries per second of clients of a server; runs in a separate process."""
     return float(uvloop.run(load(port, clients, seconds, texts, mode=mode))["qps"])
 
 
@@ -74,6 +74,7 @@ def main() -> None:
     """Measures, prints and writes the figures."""
     parser = Parser(__doc__)
     parser.add("--store", None, "store with embeddings, an index, BM25 and queries", required=True)
+    parser.add("--queries", None, "query set (default: the only one)")
     parser.add("--modes", ["bm25", "dense", "hybrid"], "modes of search")
     parser.add("--threads", [1, 2, 4], "numbers of threads, and of clients")
     parser.add("--seconds", 5.0, "seconds of load per number, mode and round")
@@ -85,7 +86,7 @@ def main() -> None:
     for mode, rounds in starts.items():
         medians = [statistics.median(values) for values in zip(*rounds, strict=True)]
         print("{:8} import {:.2f} s, first query {:.2f} s, second {:.4f} s".format(mode, *medians), flush=True)
-    texts, rates = store.queries().split("test").texts[:1000], []
+    texts, rates = store.queries(options.queries).split("test").texts[:1000], []
     with store.serve() as client, multiprocessing.get_context("spawn").Pool(1) as generator:
         port = urllib.parse.urlsplit(client.url).port
         for mode, threads in itertools.product(options.modes, options.threads):
@@ -94,11 +95,14 @@ def main() -> None:
                 generator.apply(load_server, (port, threads, 1.0, texts, mode))
                 pairs = []
                 for _ in range(options.rounds):
-                    own = search_in_threads(search, texts, threads, options.seconds)
-                    pairs.append((own, generator.apply(load_server, (port, threads, options.seconds, texts, mode))))
-            own, served = (statistics.median(values) for values in zip(*pairs, strict=True))
-            ratio = statistics.median(own / served for own, served in pairs)
-            print(f"{mode:8} {threads} threads {own:7.1f}/s, clients {served:7.1f}/s, ratio {ratio:.2f}", flush=True)
+                    threaded = search_in_threads(search, texts, threads, options.seconds)
+                    served = generator.apply(load_server, (port, threads, options.seconds, texts, mode))
+                    pairs.append((threaded, served))
+            threaded, served = (statistics.median(values) for values in zip(*pairs, strict=True))
+            ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+            print(
+                f"{mode:8} {threads} threads {threaded:7.1f}/s, clients {served:7.1f}/s, ratio {ratio:.2f}", flush=True
+            )
             rates.append({"mode": mode, "threads": threads, "in_process_and_server": pairs})
     write_json(options.json, {"machine": cpu_name(), "starts": starts, "rates": rates})
 

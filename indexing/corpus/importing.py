@@ -341,13 +341,13 @@ def _require_same_filters(existing: Artifact, latest: Artifact, filters: Mapping
     Raises:
         InputError: For filters that neither this generation nor the latest one has.
     """
-    own: Mapping[str, str] = existing.config["filters"]
-    if filters and dict(filters) not in (own, latest.config["filters"]):
+    expected: Mapping[str, str] = existing.config["filters"]
+    if filters and dict(filters) not in (expected, latest.config["filters"]):
         raise InputError(
             f"filters {dict(filters)}: {latest.url} has the filters {latest.config['filters']}; leave them out, or "
             "first run the import with these filters and without a source, which replaces those of the corpus"
         )
-    return own
+    return expected
 
 
 def _require_same_split(first: Artifact, split: DocumentSplit | None) -> DocumentSplit | None:

@@ -106,13 +106,13 @@ class OpenShard:
 
 
 class OpenShards:
-    """Opens ranges of rows and shards for searches, each time anew, or keeps them open in this process. Thread-safe.
+    """Opens ranges of rows and shards for searches, again for each, or keeps them open in this process. Thread-safe.
 
     Args:
         embeddings: The vectors.
         deleted: Rows to exclude, int64, ascending.
         stays_open: Keep what was opened, which takes the memory that an index takes on a server. A copy for another
-            process opens each time anew.
+            process opens them again for each search.
     """
 
     def __init__(self, embeddings: Embeddings, deleted: np.ndarray = NONE_DELETED, *, stays_open: bool = False):

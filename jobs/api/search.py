@@ -122,7 +122,7 @@ class Search:
             check_texts(texts)
             check_count("k", k)
             try:
-                results = self._answer(self._opened(), texts, k, filter)
+                results = self._answer(self._require_open(), texts, k, filter)
             except (InputError, FileNotFoundError) as error:
                 self._check_current(error)
                 raise
@@ -141,30 +141,30 @@ class Search:
     def __repr__(self) -> str:
         return f"Search({self._store.url!r}, {self.source!r})"
 
-    def _opened(self) -> _Open:
-        opened = self._open
-        if opened is None:
+    def _require_open(self) -> _Open:
+        """Returns what the search has open. Raises InputError if it is closed."""
+        if (files := self._open) is None:
             raise InputError(f"the search of {self.source} is closed: open another one with store.search")
-        return opened
+        return files
 
-    def _answer(self, opened: _Open, texts: list[str], k: int, filter: Mapping[str, Any] | str | None) -> SearchResults:
+    def _answer(self, files: _Open, texts: list[str], k: int, filter: Mapping[str, Any] | str | None) -> SearchResults:
         """Searches texts and reads their passages."""
-        search, results = opened.search, SearchResults()
+        search, results = files.search, SearchResults()
         allowed = search.matching_rows(filter)
         if not texts:
             return results
         hits = self._find(search, texts, k, allowed)
         rows = hits.rows[hits.rows >= 0]
-        passages = opened.read_passages(rows)
+        passages = files.read_passages(rows)
         by_document = search.documents is not None
         names = search.corpus.documents(rows).tolist() if by_document else [passage.id for passage in passages]
-        found = iter(zip(names, passages, strict=True))
+        named_passages = iter(zip(names, passages, strict=True))
         for text, scores, of_query in zip(texts, hits.scores, hits.rows, strict=True):
-            some = QueryHits(text)
+            query_hits = QueryHits(text)
             for rank, score in enumerate(scores[of_query >= 0].tolist(), 1):
-                name, passage = next(found)
-                some.append(Hit(rank, score, name, passage.row, passage.title, passage.text, passage.metadata))
-            results.append(some)
+                name, passage = next(named_passages)
+                query_hits.append(Hit(rank, score, name, passage.row, passage.title, passage.text, passage.metadata))
+            results.append(query_hits)
         return results
 
     def _find(self, search: LocalSearch, texts: list[str], k: int, allowed: np.ndarray | None) -> Hits:
@@ -180,9 +180,9 @@ class Search:
         """Raises InputError if the store no longer has the corpus that is searched."""
         if self._open is None:
             return
-        opened = [made.fingerprint for made in self._open.search.corpus.generations]
-        now = [made.fingerprint for made in self._store.generations("corpus")]
-        if now[: len(opened)] != opened:
+        searched = [generation.fingerprint for generation in self._open.search.corpus.generations]
+        stored = [generation.fingerprint for generation in self._store.generations("corpus")]
+        if stored[: len(searched)] != searched:
             raise InputError(
                 f"{self._store.url}: the corpus was removed or replaced after this search was opened: open another one "
                 "with store.search"

@@ -181,12 +181,12 @@ class Store(Making):
         """
         from jobs.evaluation.evaluating import measure_runs, open_evaluation
 
-        given = [runs] if isinstance(runs, str) or not isinstance(runs, Iterable) else list(runs)
-        if not given:
+        measured = [runs] if isinstance(runs, str) or not isinstance(runs, Iterable) else list(runs)
+        if not measured:
             raise InputError("evaluate: expected at least one run, file or source")
         with named_parameters({}):
             self.require()
-        titles = [self._run_name(each, "evaluate") for each in given]
+        titles = [self._run_name(each, "evaluate") for each in measured]
         if repeated := next((title for title in titles if titles.count(title) > 1), None):
             raise InputError(f"evaluate: {repeated!r} is given twice; leave one of them out")
         stored = set(self.names("runs"))

@@ -28,11 +28,11 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
         say_stages(work)
         say(f"memory   {build.memory}")
         return None
-    made = work.previous
+    generations = work.previous
     if not work.complete:
         runner = open_runner(store, options)
         build.prepare(runner)
-        made = run_work(store, work, runner, StageProgress)
+        generations = run_work(store, work, runner, StageProgress)
     for line in build.report():
         say(line)
-    return made[-1]
+    return generations[-1]

@@ -42,8 +42,8 @@ class Judgements:
     def relevant(self, query: str) -> list[str]:
         """Returns the relevant passages of a query, those with the best grade first, then by id."""
         grades = self.grades[query]
-        found = [id for id, grade in grades.items() if grade >= self.level]
-        return sorted(found, key=lambda id: (-grades[id], id))
+        ids = [id for id, grade in grades.items() if grade >= self.level]
+        return sorted(ids, key=lambda id: (-grades[id], id))
 
 
 @dataclass(frozen=True)

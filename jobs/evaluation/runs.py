@@ -105,16 +105,16 @@ def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, s
     corpus, num_shallow = Corpus(store.generations("corpus")), 0
     if corpus.is_split:
         table, num_shallow = group_by_document(table, corpus, depth)
-    found = depth if run.is_file else store.open("runs", run.name).config["k"]
+    max_hits = depth if run.is_file else store.open("runs", run.name).config["k"]
     if num_shallow:
         say(
             f"warning: {run.label}: it is a run of passages, and has fewer than {depth:,} documents for "
             f"{num_shallow:,} queries; search by document"
         )
-    elif found < min(depth, corpus.num_rows):
+    elif max_hits < min(depth, corpus.num_rows):
         say(
-            f"warning: {run.label}: it has at most {found:,} hits per query, and the metrics count {depth:,}; search "
-            f"with --k {depth}"
+            f"warning: {run.label}: it has at most {max_hits:,} hits per query, and the metrics count {depth:,}; "
+            f"search with --k {depth}"
         )
     where = f"{measured.queries.artifact.key} {split}"
     noun = "queries" if split == ALL else "judged queries"
