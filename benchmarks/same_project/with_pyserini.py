@@ -53,7 +53,7 @@ runs = {
     "hybrid": hybrid.batch_search(texts, ids, k0=100, k=100, threads=2, alpha=1.0, normalization=True),
 }
 for name, hits in runs.items():
-    run = [ir_measures.ScoredDoc(query, hit.docid, hit.score) for query in ids for hit in hits[query]]
+    run = [ir_measures.ScoredDoc(query, hit.docid, float(hit.score)) for query in ids for hit in hits[query]]
     print(name, ir_measures.calc_aggregate([nDCG @ 10, R @ 100], qrels, run))
 
 for hit in hybrid.search(question, k0=100, k=3, alpha=1.0, normalization=True):

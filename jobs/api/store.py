@@ -66,7 +66,7 @@ class Store(Making):
 
         with named_parameters({"name": name}):
             check_name("name", name)
-            return Queries.open(self, name)
+            return Queries.open(self, self.only("queries", name, choice="parameter name NAME"))
 
     def embeddings(self, name: str | None = None) -> EmbeddingsReader:
         """Opens embeddings, whose `encoder()` encodes further texts as they were encoded.

@@ -118,6 +118,9 @@ def test_several_artifacts_of_a_kind_need_a_name(store: Store) -> None:
     store.encode_corpus(store.embeddings().encoder_name, name="other", dtype="float32", compile="never")
     with pytest.raises(InputError, match="has several embeddings: enc, other; say which with name="):
         store.embeddings()
+    store.import_queries([{"id": "1", "text": "w1", "relevant": "p1"}], name="more")
+    with pytest.raises(InputError, match="has several queries: .*; say which with name="):
+        store.queries()
 
 
 def test_a_store_of_the_api_loads_neither_torch_nor_ray(shared: Store) -> None:
