@@ -64,7 +64,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
     """
     from jobs import encode_corpus, search
     from jobs.common.options import build_options
-    from jobs.evaluation.measures import make_measure
+    from jobs.evaluation.measures import make_run_measure
     from jobs.evaluation.runs import load
 
     from indexing.corpus.corpus import Corpus
@@ -85,7 +85,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
     store = Store(store_url)
     queries, corpus = Queries.open(store, query_set), Corpus.open(store)
     qrels, split = queries.qrels("test"), queries.split("test")
-    metrics_of = make_measure(store, queries, qrels, split.ids, ["RR@10", "R@100"])
+    metrics_of = make_run_measure(store, queries, qrels, split.ids, ["RR@10", "R@100"])
     values_by_metric = metrics_of(load(store, run, queries, "test"))
     figures = {metric: float(values.mean()) for metric, values in values_by_metric.items()}
     texts = dict(zip(*split, strict=True))

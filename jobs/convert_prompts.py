@@ -28,7 +28,7 @@ from retriever.model.files import find_model_folder
 from retriever.options import DEFAULT_OPTIONS, EncoderOptions, TextOptions, option
 
 if TYPE_CHECKING:  # --help imports no torch
-    from retriever.interchange.prompts import ReadPrompt
+    from retriever.interchange.prompts import ImportedPrompt
     from retriever.prompts.prompts import TaskPrompt
 
 _TOOLS = {"dptdr": "DPTDR's authors", "peft": "PEFT"}
@@ -95,7 +95,7 @@ _SOURCE_OPTIONS = set(options_by_name(ConvertPrompts)) - {"to", "limit"}
 def convert(store: Store, options: ConvertPrompts) -> None:
     """Makes prompts/TASK from a prompt of another tool."""
     from retriever.interchange.backbone import open_backbone
-    from retriever.interchange.prompts import read_prompt, task_prompt
+    from retriever.interchange.prompts import make_task_prompt, read_prompt
     from retriever.model.recipe import read_recipe
     from retriever.prompts.prompts import SETTINGS, WEIGHTS
 
@@ -106,8 +106,10 @@ def convert(store: Store, options: ConvertPrompts) -> None:
     described = spec.describe("query")
     recipe = read_recipe(find_model_folder(spec.folder), encoder)
     backbone = open_backbone(options.backbone, recipe)
-    read = read_prompt(Path(options.source).expanduser(), backbone)
-    prompt = task_prompt(read, backbone, recipe, encoder, side=options.side, position_offset=options.position_offset)
+    imported = read_prompt(Path(options.source).expanduser(), backbone)
+    prompt = make_task_prompt(
+        imported, backbone, recipe, encoder, side=options.side, position_offset=options.position_offset
+    )
     with tempfile.TemporaryDirectory(prefix="riptide-prompt-") as folder:
         prompt.save(Path(folder))
         files = [Path(folder, name) for name in (SETTINGS, WEIGHTS)]
@@ -120,15 +122,15 @@ def convert(store: Store, options: ConvertPrompts) -> None:
         target = ArtifactTarget("prompts", options.task, spec.inputs(), config)
         if options.plan and (complete := complete_target(store, target)):
             return say_complete(complete.url)
-        say(f"prompt    {describe_prompt(prompt)}, of {_TOOLS[read.format]}")
-        say(f"backbone  {describe_comparison(read, options.backbone)}")
+        say(f"prompt    {describe_prompt(prompt)}, of {_TOOLS[imported.format]}")
+        say(f"backbone  {describe_backbone_check(imported, options.backbone)}")
         size = format_bytes(sum(file.stat().st_size for file in files))
         if options.plan:
             say(f"writes    prompts/{options.task}, {size}")
             return None
         with store.create(target.kind, target.name, inputs=target.inputs, config=config) as draft:
             if not draft.complete:
-                draft.add_notes(backbone=options.backbone, options=encoder.stored(), format=read.format)
+                draft.add_notes(backbone=options.backbone, options=encoder.stored(), format=imported.format)
                 commit_files(draft, Path(folder))
     say(f"{store.open('prompts', options.task).url}: {size}")
     return None
@@ -143,10 +145,10 @@ def describe_prompt(prompt: TaskPrompt) -> str:
     return f"{f'{sides[0]} and passages' if tied else ', '.join(sides)}; texts start {start} it"
 
 
-def describe_comparison(read: ReadPrompt, backbone: str) -> str:
-    """Returns in words how much is known about whether the prompt is for the backbone."""
-    if read.compared:
-        return f"{backbone}, equal to the one in the files in all {read.compared:,} tensors"
+def describe_backbone_check(imported: ImportedPrompt, backbone: str) -> str:
+    """Returns in words whether the backbone in the prompt's files, if they hold one, is the one that was named."""
+    if imported.equal_tensors:
+        return f"{backbone}, equal to the one in the files in all {imported.equal_tensors:,} tensors"
     return f"{backbone}; the files hold no weights to compare it with, only the shape"
 
 

@@ -28,7 +28,7 @@ from indexing.exact import Hits
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
-from indexing.work.growth import GrowingWork, count_shards
+from indexing.work.growth import NextGenerationWork, count_shards
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, Report, Runner, WorkerResources
 from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_options, shard_units
 
@@ -50,7 +50,7 @@ class SearchSetting:
     reached: bool
 
 
-class BuildIndex(GrowingWork):
+class BuildIndex(NextGenerationWork):
     """The work that makes index/NAME, or its next generation: train a quantizer, fill shards, measure recall.
 
     Attributes:

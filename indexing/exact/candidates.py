@@ -58,9 +58,9 @@ def rescore_pieces(
     scores = np.full(rows.shape, -np.inf, np.float32)
     score = _pair_scorer(queries, threads or available_threads(), use_kernel)
     for number, (first, vectors) in enumerate(pieces):
-        for query_ids, low, high in _group_by_candidates(columns[:, number, 0], columns[:, number, 1]):
-            here = low[:, None] + np.arange((high - low).max())
-            inside = here < high[:, None]
+        for query_ids, starts, ends in _group_by_num_candidates(columns[:, number, 0], columns[:, number, 1]):
+            here = starts[:, None] + np.arange((ends - starts).max())
+            inside = here < ends[:, None]
             here = np.minimum(here, rows.shape[1] - 1)
             group_scores = score(query_ids, np.where(inside, rows[query_ids[:, None], here] - first, -1), vectors)
             scores[np.broadcast_to(query_ids[:, None], here.shape)[inside], here[inside]] = group_scores[inside]
@@ -70,20 +70,24 @@ def rescore_pieces(
     return pad_hits(Hits(np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)), k)
 
 
-def _group_by_candidates(low: np.ndarray, high: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields groups of queries with similar numbers of candidates, as (query ids, low, high).
+def _group_by_num_candidates(
+    starts: np.ndarray, ends: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields groups of queries with similar numbers of candidates, as (query ids, starts, ends).
 
-    The numbers high - low of a group are between two powers of two, so a padded array has less than twice as many cells
-    as candidates. Queries without candidates are left out, and large
-    groups are cut.
+    The numbers ends - starts of a group are between two powers of two, so a padded array has less than twice as many
+    cells as candidates. Queries without candidates are left out, and large groups are cut.
+
+    Args:
+        starts, ends: The columns at which the candidates of each query begin and end, int64 [q].
     """
-    _, size = np.frexp(high - low)
+    _, size = np.frexp(ends - starts)
     for exponent in np.unique(size[size > 0]):
         same = np.flatnonzero(size == exponent)
         step = max(1, CANDIDATES >> int(exponent))
         for i in range(0, len(same), step):
             query_ids = same[i : i + step]
-            yield query_ids, low[query_ids], high[query_ids]
+            yield query_ids, starts[query_ids], ends[query_ids]
 
 
 def _pair_scorer(

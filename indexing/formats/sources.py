@@ -98,7 +98,7 @@ def detect_source(
             and not chosen.has_columns
             and (is_named or not chosen.matches_start(FileStart(corpus[0])))
         ):
-            chosen = _detect_corpus(corpus[0], has_columns=True)
+            chosen = _detect_corpus(corpus[0], only_with_columns=True)
         titles = _title_file(chosen, [f"{path}/{name}" for name in listing])
         source = ImportSource(chosen, _import_name(path), corpus, (), {}, titles=titles)
         if chosen.has_columns or chosen.is_folder:
@@ -108,7 +108,7 @@ def detect_source(
             source = replace(source, queries=queries, qrels=qrels)
     if earlier is not None:
         if requested is None and not chosen.has_columns and _has_columns(source.corpus[0], earlier):
-            source = replace(source, format=_detect_corpus(source.corpus[0], has_columns=True))
+            source = replace(source, format=_detect_corpus(source.corpus[0], only_with_columns=True))
         if isinstance(source.format, TableFormat):
             table = source.format.read_table(source.corpus[0])
             names, line = names.with_earlier_names(source.corpus[0], table, earlier)
@@ -202,27 +202,27 @@ def _refuse_column_names(format: CorpusFormat, names: PassageNames | QueryNames)
         )
 
 
-def _detect_corpus(path: str, has_columns: bool) -> CorpusFormat:
-    """Returns the format of a corpus file; with `has_columns`, among the formats with columns only."""
-    start, candidates = FileStart(path), _corpus_formats(has_columns)
+def _detect_corpus(path: str, only_with_columns: bool) -> CorpusFormat:
+    """Returns the format of a corpus file; with `only_with_columns`, among the formats with columns."""
+    start, candidates = FileStart(path), _file_formats(only_with_columns=only_with_columns)
     for format in reversed(candidates):
         if format.detects_corpus(start):
             return format
     raise _unknown_ending_error(start, candidates)
 
 
-def _detect_queries(path: str, has_columns: bool) -> CorpusFormat:
-    """Returns the format of a query file; with `has_columns`, among the formats with columns only."""
-    start, candidates = FileStart(path), _corpus_formats(has_columns)
+def _detect_queries(path: str, only_with_columns: bool) -> CorpusFormat:
+    """Returns the format of a query file; with `only_with_columns`, among the formats with columns."""
+    start, candidates = FileStart(path), _file_formats(only_with_columns=only_with_columns)
     for format in reversed(candidates):
         if format.detects_queries(start):
             return format
     raise _unknown_ending_error(start, candidates)
 
 
-def _corpus_formats(has_columns: bool) -> list[CorpusFormat]:
+def _file_formats(*, only_with_columns: bool = False) -> list[CorpusFormat]:
     """Returns the formats whose corpus is a file: all, or only those with columns."""
-    return [format for format in FORMATS if not format.is_folder and (format.has_columns or not has_columns)]
+    return [format for format in FORMATS if not format.is_folder and (format.has_columns or not only_with_columns)]
 
 
 def _unknown_ending_error(start: FileStart, candidates: Sequence[CorpusFormat]) -> InputError:
@@ -239,7 +239,7 @@ def _find_corpus_files(
     """Returns the format of a folder's corpus and its files; the folder itself if the format is one of folders."""
     if requested is not None and requested.is_folder:
         return requested, (path,)
-    candidates = [requested] if requested else _corpus_formats(has_columns=False)
+    candidates = [requested] if requested else _file_formats()
     matches = [(each, names) for each in candidates if (names := each.find_corpus(listing))]
     if requested is None:
         matches = [(each, names) for each, names in matches if not each.is_generic] or matches
@@ -270,7 +270,7 @@ def _possible_files(listing: list[str]) -> list[str]:
     """Returns the files of a folder that have the ending of a corpus but not its name, without queries."""
     queries = {name for each in FORMATS for name in each.find_queries(listing)}
     files = [name for name in listing if "/" not in name and name not in queries]
-    return [name for name in files if any(each.has_ending(FileStart(name)) for each in _corpus_formats(False))]
+    return [name for name in files if any(each.has_ending(FileStart(name)) for each in _file_formats())]
 
 
 def _no_corpus_error(path: str, listing: list[str], requested: CorpusFormat | None) -> InputError:

@@ -25,7 +25,7 @@ from indexing.lucene.segments import (
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart, open_chain
 from indexing.store.store import Store
-from indexing.work.growth import GrowingWork
+from indexing.work.growth import NextGenerationWork
 from indexing.work.tasks import ALL_CORES, JVM_CORE, Allocation, Report, Runner, WorkerResources
 from indexing.work.work import TaskStage, WorkUnit, check_same_options, shard_units
 from retriever.errors import InputError
@@ -100,7 +100,7 @@ def _open_searcher(files: SegmentFiles, k1: float, b: float, language: str, firs
     return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, searched=slice(first, end))
 
 
-class BuildBm25(GrowingWork):
+class BuildBm25(NextGenerationWork):
     """The work that makes bm25/NAME, or its next generation: Lucene shards, each filled by one worker.
 
     Attributes:

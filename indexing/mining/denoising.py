@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from indexing.mining.candidates import PoolCandidates
 from indexing.mining.copies import read_copies
 from indexing.mining.sampling import NegativeOptions, sample_negatives
-from indexing.mining.scoring import ScoreCandidates, known_probabilities, positive_scores
+from indexing.mining.scoring import ScoreCandidates, known_positive_scores, known_probabilities
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.store import Store
 from indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerResources
@@ -108,7 +108,7 @@ class SampleTask:
     def _sample(self, unit: WorkUnit, report: Report) -> None:
         [name], queries = unit.names, unit.payload
         table = pq.read_table(self.candidates.local(name))
-        of_positives = positive_scores(queries, name, self.scores)
+        of_positives = known_positive_scores(queries, name, self.scores)
         lowest = [scores.min() if len(scores) else np.nan for scores in of_positives]
         samples = sample_negatives(
             table,

@@ -289,10 +289,10 @@ class ScoreTask:
         )
         return len(scored)
 
-    def _unscored_positives(self, queries: MiningQueries, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def _unscored_positives(self, queries: MiningQueries, part_name: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns the pairs of a query and its positive without a score: numbers of queries and rows, int64 [n]."""
         keys = list_keys(queries.positives)
-        is_unknown = np.isnan(_known_scores(keys, name, self.previous))
+        is_unknown = np.isnan(_known_scores(keys, part_name, self.previous))
         numbers = np.repeat(np.arange(len(queries.ids)), [len(rows) for rows in queries.positives])
         return numbers[is_unknown], np.concatenate([*queries.positives, np.empty(0, np.int64)])[is_unknown]
 
@@ -317,22 +317,22 @@ def has_needed_pairs(scored_for: Mapping[str, Any], options: NegativeOptions) ->
     )
 
 
-def known_probabilities(table: pa.Table, name: str, generations: Sequence[Artifact]) -> np.ndarray:
+def known_probabilities(table: pa.Table, part_name: str, generations: Sequence[Artifact]) -> np.ndarray:
     """Returns the known probabilities of a part's pairs, in the order of its table: float32 [pairs], NaN if unknown."""
-    return _known_scores(_table_keys(table), name, generations)
+    return _known_scores(_table_keys(table), part_name, generations)
 
 
-def positive_scores(queries: MiningQueries, name: str, generations: Sequence[Artifact]) -> list[np.ndarray]:
-    """Returns the re-ranker's scores of the positives of each query of a part: float32 [any], NaN if unknown."""
+def known_positive_scores(queries: MiningQueries, part_name: str, generations: Sequence[Artifact]) -> list[np.ndarray]:
+    """Returns the known scores of the positives of each query of a part: float32 [positives] each, NaN if unknown."""
     ends = np.cumsum([len(rows) for rows in queries.positives])
-    return np.split(_known_scores(list_keys(queries.positives), name, generations), ends[:-1]) if len(ends) else []
+    return np.split(_known_scores(list_keys(queries.positives), part_name, generations), ends[:-1]) if len(ends) else []
 
 
-def _known_scores(keys: np.ndarray, name: str, generations: Sequence[Artifact]) -> np.ndarray:
+def _known_scores(keys: np.ndarray, part_name: str, generations: Sequence[Artifact]) -> np.ndarray:
     """Returns the scores of pairs (`pair_keys`, int64 [n]) of a part: float32 [n], NaN if no generation has them."""
     scores = np.full(len(keys), np.nan, np.float32)
     for artifact in generations:
-        table = pq.read_table(artifact.local(name))
+        table = pq.read_table(artifact.local(part_name))
         scored_keys = _table_keys(table)
         order = np.argsort(scored_keys)
         places = np.searchsorted(scored_keys[order], keys)

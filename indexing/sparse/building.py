@@ -15,12 +15,12 @@ from indexing.sparse.impacts import SCALE, document_texts, quantise
 from indexing.sparse.lucene_search import write_impacts
 from indexing.store.artifact import Draft
 from indexing.store.store import Store
-from indexing.work.growth import GrowingWork, count_shards
+from indexing.work.growth import NextGenerationWork, count_shards
 from indexing.work.tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
 from indexing.work.work import TaskStage, WorkUnit, check_same_options, shard_units
 
 
-class BuildImpacts(GrowingWork):
+class BuildImpacts(NextGenerationWork):
     """The work that makes index/NAME of sparse embeddings, or its next generation.
 
     Attributes:

@@ -9,10 +9,10 @@ from retriever.errors import InputError
 
 Method = Literal["hlda", "lda"]
 
-# tomotopy computes in float32, and other values end the process. With a large gamma every passage adds a node to each
-# level, so memory grows with the depth.
+# With a large gamma every passage adds a node to each level, so memory grows with the depth.
 MAX_DEPTH = 10
 MAX_SEED = 2**63 - 1
+# tomotopy computes in float32: priors outside of this range make it end the process.
 PRIORS = (1e-6, 1e6)
 
 

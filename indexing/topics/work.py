@@ -17,7 +17,7 @@ from indexing.topics.files import SUFFIX, read_topics, write_topics
 from indexing.topics.fitting import MIN_DOCUMENTS, fit_tree, tomotopy_version
 from indexing.topics.options import FitOptions
 from indexing.topics.tree import build_topics
-from indexing.work.growth import GrowingWork
+from indexing.work.growth import NextGenerationWork
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
 from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_options
 from retriever.errors import InputError
@@ -29,7 +29,7 @@ MODEL, FITTED = "model", "fitted"  # parts of the generation that was fitted: th
 _REPORT_EVERY = 500  # passages
 
 
-class FitTopics(GrowingWork):
+class FitTopics(NextGenerationWork):
     """The work that makes topics/NAME, or its next generation.
 
     The first generation is fitted and has the model. A later one has only the topics of the new passages, which are

@@ -14,8 +14,8 @@ from indexing.work.tasks import Runner, ignore_progress
 from indexing.work.work import ArtifactTarget, DriverStage, SpreadStage, WorkDefaults
 
 
-class GrowingWork(WorkDefaults, ABC):
-    """Base of works that make KIND/NAME, or its next generation.
+class NextGenerationWork(WorkDefaults, ABC):
+    """Base of works that make the next generation of KIND/NAME, for the rows that its source has gained.
 
     A subclass sets the last row, and the settings that shape the content.
 
@@ -74,7 +74,7 @@ class IndexBuild:
         prepare: Called with the runner before the work.
     """
 
-    work: GrowingWork
+    work: NextGenerationWork
     plan: Sequence[str]
     memory: str
     report: Callable[[], Sequence[str]]

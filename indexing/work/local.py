@@ -95,7 +95,7 @@ class LocalRunner:
 
     def allocate(self, resources: WorkerResources) -> Allocation:
         """Returns what a worker with these resources gets."""
-        resources = self.request.fill(resources)
+        resources = self.request.complete_resources(resources)
         wants_gpu = resources.gpus is None or resources.gpus > 0
         cores = self.cores if resources.cores is None else min(resources.cores, self.cores)
         return Allocation(cores, "cuda" if wants_gpu and self.gpus else "cpu")

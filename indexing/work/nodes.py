@@ -124,8 +124,8 @@ def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait
         time.sleep(POLL_S)
 
 
-def require_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
-    """Waits for room for so many workers, as long as the user requests. Raises the InputError of `check_room`."""
+def wait_for_required_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
+    """Waits for room for so many workers; raises the InputError of `check_room` if there is none in the time of the request."""
     wait_s = seconds_to_wait(request.wait_s)
     wait_for_room(nodes, cores, gpus, workers, wait_s)
     check_room(nodes, cores, gpus, workers, wait_s, f"min_workers {request.min_workers}")
@@ -196,7 +196,7 @@ def wait_for_nodes(
         actors_of(WaitForNodes, nodes, cores, gpus, count),
         say_waiting(say, lambda: nodes, cores, gpus, lambda: count),
     ):
-        require_room(nodes, cores, gpus, needed, request)
+        wait_for_required_room(nodes, cores, gpus, needed, request)
 
 
 class WaitForNodes:

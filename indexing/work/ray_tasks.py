@@ -15,9 +15,9 @@ from indexing.work.nodes import (
     Say,
     actors_of,
     open_worker,
-    require_room,
     say_waiting,
     wait_for_nodes,
+    wait_for_required_room,
 )
 from indexing.work.ray_progress import open_reporter, progress_board
 from indexing.work.tasks import (
@@ -66,7 +66,7 @@ class RayTasks:
         All cores are those of the smallest node of the kind that the work needs. If there is no such node, waits for
         one.
         """
-        resources = self.request.fill(resources)
+        resources = self.request.complete_resources(resources)
         if resources.gpus is None and resources.cores is None:
             self._wait_for_node(0)
         gpus = self._gpus if resources.gpus is None else resources.gpus
@@ -92,7 +92,7 @@ class RayTasks:
         """Waits until nodes have room for `min_workers`, once for each number of workers that the job can use."""
         workers = min(workers, self.request.min_workers)
         if self._room.get(allocation, 0) < workers:
-            require_room(self.nodes, allocation.cores, allocation.gpus, workers, self.request)
+            wait_for_required_room(self.nodes, allocation.cores, allocation.gpus, workers, self.request)
             self._room[allocation] = workers
 
     def _exclude(self, failure: NodeFailure, allocation: Allocation) -> None:

@@ -85,8 +85,8 @@ class WorkerRequest:
         if self.wait_s is not None and self.wait_s < 0:
             raise InputError(f"parameter wait {self.wait_s:g}: expected seconds, at least 0")
 
-    def fill(self, resources: WorkerResources) -> WorkerResources:
-        """Returns the resources with the requested sizes where they leave a choice."""
+    def complete_resources(self, resources: WorkerResources) -> WorkerResources:
+        """Returns the resources, with the requested cores and GPUs where the resources leave them open."""
         cores = self.cpus if resources.cores is None else resources.cores
         return replace(resources, cores=cores, gpus=self.gpus if resources.gpus is None else resources.gpus)
 

@@ -61,8 +61,8 @@ class JobStep:
         return f"{command_of(self.job)} {shlex.join(self.arguments)}"
 
     @property
-    def record_key(self) -> str:
-        """The key of its time in the file of an experiment, the same in whichever form the job was started."""
+    def step_key(self) -> str:
+        """The command by which an experiment's file names the step, the same in whichever form the job was started."""
         return shlex.join(["python", f"jobs/{self.job}.py", *self.arguments])
 
     def after(self, steps: Sequence[JobStep]) -> int:

@@ -9,7 +9,7 @@ from jobs.comparison.comparison import Comparison, MetricComparison
 from jobs.comparison.options import Compare
 from jobs.comparison.rows import Judgements, MeasuredRun, make_rows
 from jobs.evaluation.evaluating import DEEPEST, EvaluationWork, open_evaluation
-from jobs.evaluation.measures import make_measure, needs_judgements
+from jobs.evaluation.measures import make_run_measure, needs_judgements
 from jobs.evaluation.options import Evaluate
 from jobs.evaluation.runs import load_checked
 from jobs.evaluation.searches import needed_depth
@@ -84,7 +84,7 @@ def compare_runs(work: EvaluationWork) -> Comparison:
     """Returns the comparison of two opened runs, after warnings about queries and passages that are missing."""
     measured, metrics, split = work.queries, work.metrics, work.options.split
     judgements = Judgements.of(measured.qrels, relevant_level(metrics[0]))
-    measure = make_measure(work.store, measured.queries, measured.qrels, measured.ids, metrics)
+    measure = make_run_measure(work.store, measured.queries, measured.qrels, measured.ids, metrics)
     depth = needed_depth(metrics, None, DEEPEST)
     tables = [load_checked(work.store, run, measured, split, depth) for run in work.runs]
     first, second = (MeasuredRun.of(table, measure(table), judgements) for table in tables)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jobs.evaluation.categories import CategoryMeasure, make_category_measure
 from jobs.evaluation.documents import with_passage_ids
 from jobs.evaluation.evaluation import Evaluation
-from jobs.evaluation.measures import Measure, check_metrics, make_measure
+from jobs.evaluation.measures import RunMeasure, check_metrics, make_run_measure
 from jobs.evaluation.options import Evaluate
 from jobs.evaluation.runs import EvaluationQueries, RunReference, check_passages, load_checked, measured_queries
 from jobs.evaluation.searches import make_run, needed_depth, open_searches
@@ -149,7 +149,7 @@ def measure_runs(work: EvaluationWork) -> Evaluation:
         InputError: If a run is missing or of other queries, or lacks what a metric needs.
     """
     options, measured, metrics = work.options, work.queries, work.metrics
-    measure: Measure = work.category or make_measure(
+    measure: RunMeasure = work.category or make_run_measure(
         work.store, measured.queries, measured.qrels, measured.ids, metrics
     )
     depth = needed_depth(metrics, None, DEEPEST)

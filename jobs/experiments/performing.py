@@ -18,9 +18,9 @@ class Performer:
 
     Attributes:
         plan: Whether steps are printed and not performed.
-        seconds: The time of each step by `record_key`, from an earlier experiment too: the longest, since a step whose
+        seconds: The time of each step by `step_key`, from an earlier experiment too: the longest, since a step whose
             artifact is complete takes no time.
-        planned: The steps that were printed, by the key of their time.
+        planned: The steps that were printed, by `step_key`.
     """
 
     plan: bool
@@ -30,14 +30,14 @@ class Performer:
     def perform(self, step: JobStep) -> None:
         """Performs a step, or prints it once. Raises InputError with the place of the step."""
         if self.plan:
-            if step.record_key not in self.planned:
+            if step.step_key not in self.planned:
                 say(f"$ {step.command}")
-            self.planned[step.record_key] = step
+            self.planned[step.step_key] = step
             return
         started = time.perf_counter()
         run_step(step)
         seconds = time.perf_counter() - started
-        self.seconds[step.record_key] = round(max(seconds, self.seconds.get(step.record_key, 0.0)), 1)
+        self.seconds[step.step_key] = round(max(seconds, self.seconds.get(step.step_key, 0.0)), 1)
 
     def estimate(self) -> str:
         """Returns how many steps of each job are planned and not recorded, and about how long these take."""

@@ -24,24 +24,24 @@ _WITHOUT_PREFIX_TUNING = ("t5", "mt5", "umt5")
 
 
 @dataclass(frozen=True)
-class ReadPrompt:
+class ImportedPrompt:
     """A prompt that was read from the files of another tool.
 
     Attributes:
         format: The kind of the files.
         query: [layers, 2, heads, l, head_dim]; None if the files have no prompt for queries.
         passage: The same for passages; the same tensor if the sides are tied.
-        compared: The number of tensors of the backbone in the files, all equal to those of the backbone; 0: the files
-            hold none, so only the shape shows whether the prompt is for the backbone.
+        equal_tensors: The number of tensors of a backbone in the files, all equal to those of the backbone; 0: the
+            files hold none, so only the shape shows whether the prompt is for the backbone.
     """
 
     format: PromptFormat
     query: torch.Tensor | None
     passage: torch.Tensor | None
-    compared: int
+    equal_tensors: int
 
 
-def read_prompt(path: Path, backbone: Backbone) -> ReadPrompt:
+def read_prompt(path: Path, backbone: Backbone) -> ImportedPrompt:
     """Reads a prompt of DPTDR's authors or of PEFT.
 
     Args:
@@ -60,21 +60,21 @@ def read_prompt(path: Path, backbone: Backbone) -> ReadPrompt:
     kind: PromptFormat = "peft" if adapters else "dptdr"
     if adapters:
         read = {folder: read_prefix_tuning(folder, backbone) for folder in adapters.values()}
-        rows, compared = {side: read[folder] for side, folder in adapters.items()}, 0
+        rows, equal_tensors = {side: read[folder] for side, folder in adapters.items()}, 0
     else:
         if path.is_dir() and not weight_files(path) and not any((path / name).is_dir() for name in FOLDERS.values()):
             raise InputError(
                 f"{path}: no {CONFIG}, as PEFT writes it, and no pytorch_model.bin, model.safetensors or query_model, "
                 "as DPTDR's trainer writes them: give the folder of a prompt"
             )
-        rows, compared = read_dptdr(path, backbone)
+        rows, equal_tensors = read_dptdr(path, backbone)
     matrices = {id(tensor): prompt_from_rows(tensor, backbone.shape) for tensor in rows.values()}
     query, passage = (matrices[id(rows[side])] if side in rows else None for side in SIDES)
-    return ReadPrompt(kind, query, passage, compared)
+    return ImportedPrompt(kind, query, passage, equal_tensors)
 
 
-def task_prompt(
-    read: ReadPrompt,
+def make_task_prompt(
+    imported: ImportedPrompt,
     backbone: Backbone,
     recipe: Recipe,
     options: EncoderOptions,
@@ -82,10 +82,10 @@ def task_prompt(
     side: Literal["query", "both"] = "both",
     position_offset: bool,
 ) -> TaskPrompt:
-    """Returns a prompt for an encoder.
+    """Returns the prompt as a TaskPrompt, for an encoder.
 
     Args:
-        read: The prompt.
+        imported: The prompt from the files of another tool.
         backbone: The backbone that it was read for.
         recipe: The recipe of the backbone with the options.
         options: How the texts become vectors.
@@ -97,7 +97,7 @@ def task_prompt(
         InputError: If the files have no prompt for a side, if the sides differ in dtype, or if the backbone has too few
             positions.
     """
-    query, passage = read.query, None if side == "query" else read.passage
+    query, passage = imported.query, None if side == "query" else imported.passage
     if query is None or (side == "both" and passage is None):
         lacking, remedy = ("queries", "") if query is None else ("passages", ", or give parameter side query")
         raise InputError(f"the files hold no prompt for {lacking}: expected one for each side{remedy}")

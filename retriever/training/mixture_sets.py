@@ -105,9 +105,13 @@ def join_training_sets(sets: Sequence[TrainingSet], batches: Batches = "mixed") 
 
 
 def draw_queries(data: TrainingData, size: int | None) -> TrainingData:
-    """Returns at most `size` queries of a training set, drawn at random, in their order; None: all queries.
+    """Returns a training set with at most `size` of its queries, drawn at random, in their order.
 
     The same queries are drawn in every run, regardless of its seed, so that runs of several seeds train on one set.
+
+    Args:
+        data: The training set.
+        size: Maximum number of queries; None: all queries stay.
 
     Raises:
         InputError: If `size` is not positive.

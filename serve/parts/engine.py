@@ -31,7 +31,7 @@ from retriever.errors import InputError
 from retriever.options import Side
 from serve.errors import ExpiredError, LostError, StoreError
 from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, wait_for_reply
-from serve.parts.models import TOGETHER, EncodedTexts, EncoderPart, RerankPart, are_finite, unusable_error
+from serve.parts.models import TOGETHER, EncodedTexts, EncoderPart, RerankPart, are_finite, unusable_text_error
 from serve.parts.part import UsableQueries
 from serve.parts.queries import AnswerHit, PairsRequest, PendingQuery, QueryAnswer, QueryGroup, QueryState, TextsRequest
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
@@ -94,7 +94,7 @@ class Engine:
             vectors = encoded.vectors[start:end]
             if len(bad := np.flatnonzero(~are_finite(vectors))):
                 first = int(bad[0])
-                results.append(unusable_error(request.task, encoded.refused.get(start + first), first))
+                results.append(unusable_text_error(request.task, encoded.refused.get(start + first), first))
             else:
                 results.append((vectors, Cuts.from_lengths(encoded.lengths[start:end], encoded.num_cut[start:end])))
         return results
@@ -205,7 +205,7 @@ class Engine:
         for number, query in queries.items():
             key = query.task.name, query.text
             if not are_finite(vectors[key]):
-                states[number].refused = unusable_error(query.task.name, refused.get(key))
+                states[number].refused = unusable_text_error(query.task.name, refused.get(key))
         return vectors
 
     def _search_leaves(

@@ -281,12 +281,12 @@ def are_finite(vectors: np.ndarray) -> np.ndarray:
     return result
 
 
-def unusable_error(task: str, reason: str | None, number: int | None = None) -> InputError:
-    """Returns the error for a text without a finite vector.
+def unusable_text_error(task: str, reason: str | None, number: int | None = None) -> InputError:
+    """Returns the error for a text that lacks what its prompt needs, or whose vector is not finite.
 
     Args:
         task: The name of its task.
-        reason: What it lacks for its prompt; None: nothing, its vector overflows.
+        reason: What it lacks for its prompt; None: nothing, its vector is not finite.
         number: Number of the text in the request, if it has several.
     """
     if reason is not None:

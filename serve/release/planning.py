@@ -27,7 +27,8 @@ from serve.release.release import Release, fingerprints_of
 from serve.release.tasks import ServedTask
 
 TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-OWN_KINDS = {"bm25": "bm25", "exact": "embeddings", "index": "index"}  # kinds in fields of a task, and the fields
+# The kinds of sources that every task has anyway, and the parameter that names each of them.
+TASK_PARAMETERS = {"bm25": "bm25", "exact": "embeddings", "index": "index"}
 BASE = "default"  # the task of the backbone without a prompt
 NO_EMBEDDINGS = "none"  # in place of the name of embeddings: a release without dense search
 _NO_DENSE = "a prompt is one of an encoder of dense vectors, and the release has no dense embeddings"
@@ -293,8 +294,10 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
         kind = expression.terms[0].kind
         if len(expression.terms) > 1:
             raise InputError(f"source {source!r}: expected one source; requests may fuse the sources of a task")
-        if kind.name in OWN_KINDS:
-            raise InputError(f"source {source!r}: name it by parameter {OWN_KINDS[kind.name]}, as the tasks have one")
+        if kind.name in TASK_PARAMETERS:
+            raise InputError(
+                f"source {source!r}: name it by parameter {TASK_PARAMETERS[kind.name]}, as the tasks have one"
+            )
         hit_source = open_source(kind, SearchContext(store, corpus), expression.terms[0].name)
         if hit_source.source not in names:
             names[hit_source.source] = None

@@ -18,9 +18,9 @@ from indexing.work.nodes import (
     check_room,
     describe_workers,
     parse_labels,
-    require_room,
     say_waiting,
     seconds_to_wait,
+    wait_for_required_room,
 )
 from indexing.work.ray_tasks import RayTasks
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, WorkerRequest, WorkerResources
@@ -215,7 +215,7 @@ def test_nodes_are_waited_for_if_they_may_come(monkeypatch: pytest.MonkeyPatch) 
     nodes_of(monkeypatch, {HEAD: 1.0, "CPU": 2.0})
     assert (seconds_to_wait(None), seconds_to_wait(5)) == (0, 5)
     with pytest.raises(InputError, match="room for 2 of 3 workers of 1 CPU; parameter wait"):
-        require_room(ClusterNodes(), 1, 0, 3, WorkerRequest(min_workers=3))
+        wait_for_required_room(ClusterNodes(), 1, 0, 3, WorkerRequest(min_workers=3))
     nodes_of(monkeypatch, {HEAD: 1.0})
     assert (seconds_to_wait(None), seconds_to_wait(0)) == (GROWTH_S, 0)
     looks: list[float] = []
@@ -225,7 +225,7 @@ def test_nodes_are_waited_for_if_they_may_come(monkeypatch: pytest.MonkeyPatch) 
         nodes_of(monkeypatch, {HEAD: 1.0}, {"CPU": float(len(looks))})
 
     monkeypatch.setattr(nodes.time, "sleep", add_node)
-    require_room(ClusterNodes(), 1, 0, 3, WorkerRequest(min_workers=3))
+    wait_for_required_room(ClusterNodes(), 1, 0, 3, WorkerRequest(min_workers=3))
     assert len(looks) == 3
 
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModel
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.interchange.backbone import open_backbone
-from retriever.interchange.prompts import read_prompt, task_prompt, write_prompt
+from retriever.interchange.prompts import make_task_prompt, read_prompt, write_prompt
 from retriever.model.recipe import read_recipe
 from retriever.options import EncoderOptions, Side
 from retriever.prompts.prompts import TaskPrompt, load_prompt
@@ -37,7 +37,7 @@ def backbone(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def converted(backbone: Path, source: Path, options: EncoderOptions = OPTIONS, **how: Any) -> TaskPrompt:
     recipe = read_recipe(backbone, options)
     model = open_backbone("backbone", recipe)
-    return task_prompt(read_prompt(source, model), model, recipe, options, **{"position_offset": True, **how})
+    return make_task_prompt(read_prompt(source, model), model, recipe, options, **{"position_offset": True, **how})
 
 
 def check_vectors(backbone: Path, prompt: TaskPrompt, rows: dict[Side, torch.Tensor]) -> None:
