@@ -35,13 +35,13 @@ SHARES = (10, 100)  # percent of the training queries
 
 def write_passage_pairs(corpus: Path, folder: Path) -> None:
     """Writes pairs of sentences of each passage of a corpus.jsonl.gz as a BEIR folder, unless it is written."""
-    from retriever.systems.rip import RipOptions, draw_pair, is_eligible
+    from retriever.systems.rip import RipOptions, are_eligible, draw_pair
 
     if (folder / "qrels" / "train.tsv").exists():  # written last
         return
     rip = RipOptions(steps=1, unit="sentence", max_length=LENGTH, seed=0, pooling="mean")
     texts = [document["text"] for document in read_documents(corpus)]
-    rows = np.flatnonzero(is_eligible(texts, rip))
+    rows = np.flatnonzero(are_eligible(texts, rip))
     pairs = {f"{row}-{draw}": draw_pair(texts[row], rip, draw, int(row)) for draw in range(DRAWS) for row in rows}
     passages = ({"_id": f"p{name}", "title": "", "text": pair[1]} for name, pair in pairs.items())
     write_documents(folder / "corpus.jsonl", passages)

@@ -40,13 +40,13 @@ def tokens_per_passage(store: str, backbone: str, objective: str, length: int) -
     from indexing.corpus.corpus import Corpus
     from indexing.store.store import Store
     from retriever.options.pretraining import RipOptions
-    from retriever.systems.rip import RipData, RipSystem, is_eligible
+    from retriever.systems.rip import RipData, RipSystem, are_eligible
 
     corpus = Corpus.open(Store(store))
     options = RipOptions(steps=1, batch=512, objective=objective, max_length=length, pooling="mean")  # type: ignore[arg-type]
     rows = np.random.default_rng(0).choice(corpus.num_rows, 600, replace=False)
     texts = {row: passage.text for row, passage in zip(sorted(rows), corpus.passages(np.sort(rows)), strict=True)}
-    rows = np.array([row for row in sorted(rows) if is_eligible([texts[row]], options)[0]])
+    rows = np.array([row for row in sorted(rows) if are_eligible([texts[row]], options)[0]])
     data = RipData(corpus.num_rows, lambda numbers: [texts[row] for row in numbers], rows)
     batch = RipSystem(Path(backbone), options, data, device=torch.device("cpu")).batch(0, 0, 1)
     return sum(int(chunk.inputs[1].sum()) for chunk in batch.chunks) / options.batch

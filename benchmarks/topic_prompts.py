@@ -176,13 +176,15 @@ class RandomTopicsMaker(TuneMaker):
     def make(self, **place: Any) -> Any:
         """Makes the system of a worker; see Maker."""
         system, evaluate, refresh = super().make(**place)
-        topics = system.numbers
+        topics = system.assignment
         assert topics is not None
         num_topics, seed = topics.model.num_topics, self.tuning.seed
-        system.kind.numbers = replace(
+        system.kind.assignment = replace(
             topics,
-            passages=random_topics(len(topics.passages), num_topics, seed),
-            queries=None if topics.queries is None else random_topics(len(topics.queries), num_topics, seed + 1_000),
+            of_passages=random_topics(len(topics.of_passages), num_topics, seed),
+            query_topics=None
+            if topics.query_topics is None
+            else random_topics(len(topics.query_topics), num_topics, seed + 1_000),
         )
         return system, evaluate, refresh
 

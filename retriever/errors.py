@@ -57,5 +57,5 @@ class TextsError(InputError):
         return str(self.args[0])
 
 
-class Diverged(InputError):
+class DivergedError(InputError):
     """A training run whose loss, gradient or weights are no longer finite, for example by too high a learning rate."""

@@ -28,7 +28,7 @@ from indexing.training.messages import (
 from indexing.training.monitor import Listener, start_monitor
 from indexing.training.worker import TrainingTask, train_on_worker
 from indexing.training.workers import announce_waiting
-from retriever.errors import Diverged, InputError
+from retriever.errors import DivergedError, InputError
 from retriever.training.hooks import Stopped, StopRequests, no_stop_requests
 
 MAX_LOSSES = 100  # worker losses that one run tolerates, regardless of its progress between them
@@ -114,7 +114,7 @@ def _run(
     if listener.error is not None:
         raise listener.error
     if state.error:
-        raise Diverged(state.error) if state.diverged else InputError(state.error)
+        raise DivergedError(state.error) if state.diverged else InputError(state.error)
     if state.result is None and must_stop():
         raise Stopped
     if failure is not None:
@@ -230,7 +230,7 @@ def run_worker(
     except Stopped:
         return
     except InputError as error:
-        send(InvalidInput(str(error), diverged=isinstance(error, Diverged)))
+        send(InvalidInput(str(error), diverged=isinstance(error, DivergedError)))
         if dist.is_initialized():
             dist.destroy_process_group()  # so that the other workers no longer wait for this one
     except Exception as error:

@@ -46,7 +46,7 @@ def open_dev_set(
     *,
     vectors: Vectors | None = None,
     categories_field: str | None = None,
-    numbers: np.ndarray | None = None,
+    prompt_numbers: np.ndarray | None = None,
 ) -> DevSet:
     """Returns the queries and passages that measure quality; the same on every worker.
 
@@ -62,7 +62,7 @@ def open_dev_set(
         vectors: Reads the vectors of passages, which the system then does not encode; None: it encodes them.
         categories_field: Passages that share a category of this metadata field with a judged passage of a query are
             relevant too; None: the judged ones alone are.
-        numbers: Which of several prompts each passage of the corpus has, int64 [rows]; None: there are not several.
+        prompt_numbers: Which of several prompts each passage of the corpus has, int64 [rows]; None: there is one.
 
     Raises:
         InputError: If no query has a relevant passage in the corpus, or if categories are needed and one of these
@@ -91,8 +91,8 @@ def open_dev_set(
         return DevSet(pairs.texts, positives, [], read_blocks(vectors, pool, dim), documents=documents)
     in_pool = corpus.passages(pool)
     composed = compose([passage.title for passage in in_pool], [passage.text for passage in in_pool])
-    numbers = None if numbers is None else numbers[pool]
-    return DevSet(pairs.texts, positives, composed, numbers=numbers, documents=documents)
+    prompt_numbers = None if prompt_numbers is None else prompt_numbers[pool]
+    return DevSet(pairs.texts, positives, composed, prompt_numbers=prompt_numbers, documents=documents)
 
 
 def queries_with_negatives(data: TrainingData, split: str) -> list[int]:

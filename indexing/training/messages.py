@@ -98,7 +98,7 @@ class InvalidInput:
 
     Attributes:
         problem: The error.
-        diverged: Whether the run has diverged (`retriever.errors.Diverged`).
+        diverged: Whether the run has diverged (`retriever.errors.DivergedError`).
     """
 
     problem: str

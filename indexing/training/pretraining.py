@@ -19,7 +19,7 @@ from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerR
 from retriever.errors import InputError
 from retriever.options.pretraining import RipOptions
 from retriever.systems.condenser import describe_head
-from retriever.systems.rip import RipData, RipSystem, is_eligible
+from retriever.systems.rip import RipData, RipSystem, are_eligible
 from retriever.training.system import Evaluate
 
 PLAN_SAMPLE = 50_000  # passages of a corpus that a plan examines; splitting them into sentences takes some seconds
@@ -98,7 +98,7 @@ class FindRows:
 
         def find(part: RowPart, report: Report) -> np.ndarray:
             texts = open_table(part).column("text").to_pylist()
-            return part.first_row + np.flatnonzero(is_eligible(texts, self.options))
+            return part.first_row + np.flatnonzero(are_eligible(texts, self.options))
 
         return find
 

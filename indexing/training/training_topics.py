@@ -54,5 +54,5 @@ def topic_agreement(topics: TrainingTopics, data: TrainingData) -> float:
     A query without a known word does not agree.
     """
     inferred = topics.model.infer(data.queries)
-    judged = topics.passages[[rows[0] for rows in data.positives]]
+    judged = topics.of_passages[[rows[0] for rows in data.positives]]
     return float((inferred == judged).mean())

@@ -121,7 +121,7 @@ class TuneMaker:
             vectors=join_vector_readers(readers, [each.corpus.num_rows for each in training.corpora])
             if readers
             else None,
-            numbers=self._open_topics(training.data),
+            assignment=self._open_topics(training.data),
         )
         refresh = RefreshedNegatives(system, self.refresh_depth, rank, world) if self.refresh_depth else None
         if self.dev_split is None:
@@ -157,11 +157,11 @@ class TuneMaker:
                     compose,
                     vectors=readers[place] if readers else None,
                     categories_field=categories_field_of(self.tuning),
-                    numbers=None if system.numbers is None else system.numbers.passages,
+                    prompt_numbers=None if system.assignment is None else system.assignment.of_passages,
                 )
                 system.check_queries(dev.queries)
-                if system.numbers is not None:
-                    system.numbers.infer(dev.queries, "query")  # names a query without a known word before any step
+                if system.assignment is not None:
+                    system.assignment.infer(dev.queries, "query")  # names a query without a known word before any step
                 dev_sets.append(dev)
         return dev_sets
 
@@ -213,15 +213,15 @@ class RefreshedNegatives:
         """Returns rows, nearest first, padded with -1: int64 [queries, depth], on the CPU."""
         system, data = self.system, self.system.data
         assert data is not None
-        numbers = None
-        if system.numbers is not None:  # those of training, since inference may refuse a query
+        prompt_numbers = None
+        if system.assignment is not None:  # those of training, since inference may refuse a query
             positives = np.array([rows[0] for rows in data.positives])
-            numbers = system.numbers.of_queries(np.arange(len(positives)), positives)
-        queries = system.encode(data.queries, "query", self.rank, self.world, numbers)
+            prompt_numbers = system.assignment.of_queries(np.arange(len(positives)), positives)
+        queries = system.encode(data.queries, "query", self.rank, self.world, prompt_numbers)
         mined = torch.full((len(queries), self.depth), -1, dtype=torch.int64)
         by_corpus: dict[tuple[int, int], list[int]] = {}
         for query in range(len(queries)):
-            by_corpus.setdefault(data.corpus_of(query), []).append(query)
+            by_corpus.setdefault(data.corpus_range_of(query), []).append(query)
         for (begin, end), of_corpus in by_corpus.items():
             share = of_corpus[self.rank :: self.world]
             max_relevant = max(len(data.relevant(query)) for query in of_corpus)

@@ -125,7 +125,7 @@ def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait
 
 
 def wait_for_required_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
-    """Waits for room for so many workers; raises the InputError of `check_room` if there is none in the time of the request."""
+    """Waits for room for so many workers, as long as the request says, then checks it; see `check_room`."""
     wait_s = seconds_to_wait(request.wait_s)
     wait_for_room(nodes, cores, gpus, workers, wait_s)
     check_room(nodes, cores, gpus, workers, wait_s, f"min_workers {request.min_workers}")

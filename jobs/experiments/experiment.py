@@ -28,7 +28,7 @@ import numpy as np
 from indexing.store.result_files import atomic_file
 from indexing.store.store import Store
 from indexing.work.work import resumable
-from retriever.errors import Diverged, InputError
+from retriever.errors import DivergedError, InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ class ExperimentRun:
             try:
                 trial = self.train(arm, seed, data, choosing=True)
             except InputError as error:
-                if not isinstance(error.__cause__, Diverged):
+                if not isinstance(error.__cause__, DivergedError):
                     raise
                 say(f"{arm} {self.chosen[arm]}: {error}")  # a result: these values are not chosen
                 return None

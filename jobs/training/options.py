@@ -20,7 +20,7 @@ from retriever.options.lora import LoraOptions
 from retriever.options.losses import LossOptions
 from retriever.options.pretraining import PretrainingOptions
 from retriever.options.reranking import PairOptions
-from retriever.options.synthesis import BasicPromptOptions, DivergenceTerms
+from retriever.options.synthesis import BasicPromptOptions, DivergenceWeights
 from retriever.options.topics import TopicLossOptions
 from retriever.options.tuning import BatchOptions, NetworkPrompt, PromptOptions, WeightOptions
 
@@ -43,7 +43,7 @@ class MethodOptions(Common):
     """With --prompt synthesised: size of the hidden layer over the words of a query. Default: 400 (HYPER). With
     --prompt topics: size of the hidden layer over the words of a topic. Default: 512 (our choice)."""
     basic_prompts: BasicPromptOptions = field(default_factory=BasicPromptOptions)
-    divergence: DivergenceTerms = field(default_factory=DivergenceTerms)
+    divergence: DivergenceWeights = field(default_factory=DivergenceWeights)
     sweep: tuple[str, ...] = option((), group="sweep")
     """Train with every combination of the values of some options, and choose one by --dev-split: lr=1e-2,3e-2
     seed=0,1,2 makes six runs, prompts/TASK-lr0.01-seed0 and so on, and sweeps/TASK, which names the chosen one:

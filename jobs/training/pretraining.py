@@ -29,12 +29,12 @@ from indexing.work.work import ArtifactTarget
 from retriever.errors import InputError
 from retriever.model.configuration import load_config
 from retriever.model.files import describe_backbone, find_model_folder, weight_files
-from retriever.model.recipe import positions_of
+from retriever.model.recipe import max_positions_of
 from retriever.options import EncoderOptions
 from retriever.options.loop import LoopOptions
 from retriever.options.pretraining import RipOptions
 from retriever.systems.condenser import describe_head
-from retriever.systems.cross import check_length
+from retriever.systems.cross import open_pair_tokenizer
 from retriever.systems.rip import encoder_options, limit_batch
 
 
@@ -79,7 +79,7 @@ def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
         store,
         setup.target,
         prepare=partial(find_eligible, store, options, setup),
-        longest=positions_of(load_config(setup.folder)),
+        longest=max_positions_of(load_config(setup.folder)),
     )
     notes = artifact.notes
     say(
@@ -105,7 +105,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     corpus = Corpus.open(store)
     folder = find_model_folder(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
-    check_length(folder, options.pretraining.max_length)
+    open_pair_tokenizer(folder, options.pretraining.max_length)
     # The number of eligible passages is not known yet; `find_eligible` counts the steps again.
     steps = options.count_steps(num_passages(options, corpus), options.pretraining.batch)
     loop = options.loop_options(steps, lr=1e-4)

@@ -21,10 +21,10 @@ from indexing.work.work import ArtifactTarget
 from retriever.errors import InputError
 from retriever.model.configuration import load_config
 from retriever.model.files import describe_backbone, find_model_folder, weight_files
-from retriever.model.recipe import positions_of
+from retriever.model.recipe import max_positions_of
 from retriever.options.loop import LoopOptions
 from retriever.options.reranking import CrossOptions
-from retriever.systems.cross import check_length
+from retriever.systems.cross import open_pair_tokenizer
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     loop = options.loop_options(steps, lr=2e-5)
     folder = find_model_folder(resolve_model(store, options.backbone))
     described = describe_backbone(folder)
-    check_length(folder, cross.max_length)
+    open_pair_tokenizer(folder, cross.max_length)
     inputs: dict[str, Artifact] = {
         "corpus": corpus.generations[-1],
         "queries": queries.artifact,
@@ -152,7 +152,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
         config["dev"] = options.dev_config()
     num_queries = len(queries.split(options.split, options.limit).ids)
     weights = sum(file.stat().st_size for file in weight_files(folder))
-    longest = positions_of(load_config(folder))
+    longest = max_positions_of(load_config(folder))
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
     check_name("models", name)
     target = ArtifactTarget("models", name, inputs, config)

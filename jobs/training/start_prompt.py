@@ -89,7 +89,7 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
             "computes; give --prompt matrix"
         )
     for side in SIDES if options.weights.sides == "untied" else SIDES[:1]:
-        matrix = prompt.fixed(side)
+        matrix = prompt.fixed_matrix(side)
         if matrix is None:
             raise InputError(
                 f"{init} --sides {options.weights.sides}: it has no prompt for the {side} side, which training "

@@ -14,7 +14,7 @@ from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import ArtifactReference
 from indexing.work.tasks import Runner
 from indexing.work.work import ArtifactTarget, Committed, Progress, ProgressCounter, StageDefaults, WorkUnit
-from retriever.errors import Diverged, InputError
+from retriever.errors import DivergedError, InputError
 
 SEED = "seed"  # the option over whose values settings are averaged
 
@@ -117,7 +117,7 @@ class SweepStage(StageDefaults):
             artifact = self.train(run)
             notes = artifact.notes
             outcome = SweepOutcome(str(artifact.key), run.settings, notes["best"], notes["best_step"])
-        except Diverged as error:  # a learning rate that is too high is an answer, and not a failure of the sweep
+        except DivergedError as error:  # a learning rate that is too high is an answer, and not a failure of the sweep
             outcome = SweepOutcome("", run.settings, None, problem=str(error))
         text = json.dumps(vars(outcome)) + "\n"  # in the order of --sweep, in which a table shows the settings
         draft.commit(unit.names[0], ".jsonl", lambda path: path.write_text(text, encoding="utf-8"), rows=1)

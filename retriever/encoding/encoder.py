@@ -56,7 +56,7 @@ _COMPUTED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
 _WEIGHT_BLOCK = 256  # texts whose word embeddings are in memory at once, for the weights of basic prompts
 
 
-class _Served(NamedTuple):
+class _TaskSnapshot(NamedTuple):
     """A snapshot of the tasks, of the prompts of both sides, and of how the topics of texts are inferred."""
 
     names: frozenset[str]
@@ -68,13 +68,13 @@ class _TextPrompts(NamedTuple):
     """The prompts of some texts.
 
     Attributes:
-        served: All prompts of a side; None: no text has one.
+        snapshot: All prompts of a side; None: no text has one.
         slots: The slot of each text, int64 [texts].
         wordless: bool [texts], texts without the words by which their prompts are found; their vectors become NaN.
         topicless: bool [texts], those of them that lack the words by which their topic is inferred.
     """
 
-    served: PromptSnapshot | None
+    snapshot: PromptSnapshot | None
     slots: np.ndarray
     wordless: np.ndarray
     topicless: np.ndarray
@@ -156,7 +156,7 @@ class Encoder:
         self._trust_remote_code = trust_remote_code
         self._lock = threading.Lock()
         self._shape: PromptShape | None = None
-        self._served: _Served | None = None
+        self._snapshot: _TaskSnapshot | None = None
         is_eager = backbone_loader(recipe).is_eager
         is_packed = will_pack(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
         if is_packed and backbone.config.is_decoder:
@@ -168,7 +168,7 @@ class Encoder:
         if tasks is not None:
             self._shape = enable_prompts(backbone)
             self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in SIDES}
-            self._serve(frozenset(), {})
+            self._take_snapshot(frozenset(), {})
         compiling = time.perf_counter()
         mode: Mode = "packed"
         if is_packed:
@@ -189,11 +189,11 @@ class Encoder:
     @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the current tasks, sorted."""
-        return tuple(sorted(self._served.names)) if self._served else ()
+        return tuple(sorted(self._snapshot.names)) if self._snapshot else ()
 
     def text_topics(self, task: str) -> TextTopics | None:
         """Returns how the topics of a task's texts are inferred; None if it has no prompts of topics."""
-        return self._served.topics.get(task) if self._served else None
+        return self._snapshot.topics.get(task) if self._snapshot else None
 
     def put_task(self, name: str, prompt: TaskPrompt) -> None:
         """Adds a task's prompt, or replaces it; forward passes in progress keep the previous one.
@@ -203,7 +203,7 @@ class Encoder:
                 few positions for texts that start after the prompt, if memory is short, or if the encoder was opened
                 without tasks.
         """
-        if self._served is None:
+        if self._snapshot is None:
             raise InputError(f"task {name!r}: the encoder was opened without tasks; open it with tasks={{}}")
         self._check(name, prompt)
         with self._lock:
@@ -216,8 +216,10 @@ class Encoder:
                     table.put_synthesiser(name, self._open_synthesiser(prompt.synthesis))
                 else:
                     table.drop(name)
-            topics = {other: own for other, own in self._served.topics.items() if other != name}
-            self._serve(self._served.names | {name}, topics | ({name: prompt.topics.texts} if prompt.topics else {}))
+            topics = {other: own for other, own in self._snapshot.topics.items() if other != name}
+            self._take_snapshot(
+                self._snapshot.names | {name}, topics | ({name: prompt.topics.text_topics} if prompt.topics else {})
+            )
 
     def _open_synthesiser(self, synthesis: SavedSynthesis) -> KeptSynthesiser:
         assert self._shape is not None
@@ -251,12 +253,12 @@ class Encoder:
     def drop_task(self, name: str) -> None:
         """Removes a task; forward passes in progress keep its prompt. Raises InputError for an unknown task."""
         with self._lock:
-            if self._served is None or name not in self._served.names:
+            if self._snapshot is None or name not in self._snapshot.names:
                 raise _unknown_task_error(name, self.tasks)
             for table in self._tables.values():
                 table.drop(name)
-            topics = {other: own for other, own in self._served.topics.items() if other != name}
-            self._serve(self._served.names - {name}, topics)
+            topics = {other: own for other, own in self._snapshot.topics.items() if other != name}
+            self._take_snapshot(self._snapshot.names - {name}, topics)
 
     def encode(
         self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
@@ -297,9 +299,9 @@ class Encoder:
         Returns:
             int64 [n]; -1 for a query without a word that the topics know, and for texts of other tasks.
         """
-        if task is None or self._served is None:
+        if task is None or self._snapshot is None:
             return None
-        tasks, by_task = self._tasks_of(task, len(texts)), self._served.topics
+        tasks, by_task = self._tasks_of(task, len(texts)), self._snapshot.topics
         names = by_task.keys() & ({task} if isinstance(task, str) else set(tasks))
         topics = np.full(len(texts), NO_TOPIC, np.int64) if names else None
         for name in names:
@@ -366,9 +368,9 @@ class Encoder:
         Raises:
             InputError: If the task is unknown, or if its prompt is the same for all queries.
         """
-        if self._served is None or task not in self._served.names:
+        if self._snapshot is None or task not in self._snapshot.names:
             raise _unknown_task_error(task, self.tasks)
-        synthesiser = self._served.sides["query"].synthesisers.get(task)
+        synthesiser = self._snapshot.sides["query"].synthesisers.get(task)
         if synthesiser is None:
             raise InputError(
                 f"task {task!r}: all its queries have the same prompt: expected one whose prompts are computed from "
@@ -376,10 +378,10 @@ class Encoder:
             )
         tokens = self.tokenize(texts, side="query")
         weights = np.full((len(tokens), synthesiser.options.prompts), np.nan, np.float32)
-        with_words = np.flatnonzero(self._words.counts(tokens))
+        with_words = np.flatnonzero(self._word_pooling.count_words(tokens))
         for start in range(0, len(with_words), _WEIGHT_BLOCK):
             rows = with_words[start : start + _WEIGHT_BLOCK]
-            weights[rows] = synthesiser.weights(self._words.largest(tokens, rows)).cpu().numpy()
+            weights[rows] = synthesiser.weights(self._word_pooling.max_embeddings(tokens, rows)).cpu().numpy()
         return weights
 
     def forward(
@@ -402,11 +404,11 @@ class Encoder:
         prompts = self._prompts_of(task, side, tokens, topics)
         if check and (reasons := prompts.reasons()):
             raise unusable_texts_error(reasons, len(tokens))
-        done = _Done(report)
+        counter = _TextCounter(report)
         vectors = (
-            self._padded(tokens, prompts, side, done)
+            self._encode_padded(tokens, prompts, side, counter)
             if self._team is None
-            else self._packed(tokens, prompts, self._team, done)
+            else self._encode_packed(tokens, prompts, self._team, counter)
         )
         if check and len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
             raise InputError(
@@ -415,7 +417,9 @@ class Encoder:
             )
         return vectors
 
-    def _packed(self, tokens: Tokens, prompts: _TextPrompts, team: ThreadTeam, done: _Done) -> np.ndarray:
+    def _encode_packed(
+        self, tokens: Tokens, prompts: _TextPrompts, team: ThreadTeam, counter: _TextCounter
+    ) -> np.ndarray:
         """Encodes without padding (packed); one thread per batch."""
         vectors = np.empty((len(tokens), self.dim), np.float32)
 
@@ -425,19 +429,19 @@ class Encoder:
                 if prompt := self._prompt_rows(tokens, prompts, rows):
                     inputs = (*inputs, prompt)
                 vectors[rows] = self._head(self._run(*inputs)).numpy()
-            done.add(len(rows))
+            counter.add(len(rows))
 
         batches = plan_packed(tokens.lengths, min_tokens=_MIN_PACKED_TOKENS[self.dtype])
-        team.run(fill, [some for rows in batches for some in self._cut(rows, prompts)])
+        team.run(fill, [some for rows in batches for some in self._split_batch(rows, prompts)])
         vectors[prompts.wordless] = np.nan
         return vectors
 
-    def _padded(self, tokens: Tokens, prompts: _TextPrompts, side: Side, done: _Done) -> np.ndarray:
+    def _encode_padded(self, tokens: Tokens, prompts: _TextPrompts, side: Side, counter: _TextCounter) -> np.ndarray:
         """Encodes padded batches, one after another."""
         pooled = torch.empty(len(tokens), self._recipe.pooled_dim, dtype=torch.float32, device=self.device)
         for rows, outputs in self._batches(tokens, prompts, side):
             pooled[torch.from_numpy(rows).to(self.device)] = outputs
-            done.add(len(rows))
+            counter.add(len(rows))
         with torch.no_grad():
             vectors: np.ndarray = self._head(pooled).cpu().numpy()
         return vectors
@@ -462,7 +466,7 @@ class Encoder:
         recipe = self._recipe
         terms = recipe.query_terms if side == "query" else recipe.passage_terms
         planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, recipe.positions)
-        batches = [(some, width) for rows, width in planned for some in self._cut(rows, prompts)]
+        batches = [(some, width) for rows, width in planned for some in self._split_batch(rows, prompts)]
         for rows, ids, lengths in padded_batches(
             tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id
         ):
@@ -476,21 +480,23 @@ class Encoder:
                 outputs[torch.from_numpy(prompts.wordless[rows]).to(self.device)] = torch.nan
             yield rows, outputs
 
-    def _cut(self, texts: np.ndarray, prompts: _TextPrompts) -> list[np.ndarray]:
-        """Returns the texts of a batch in several ones if their prompts would take too much memory."""
-        if prompts.served is None or not (size := prompts.served.computed_prompt_bytes(prompts.slots[texts])):
+    def _split_batch(self, texts: np.ndarray, prompts: _TextPrompts) -> list[np.ndarray]:
+        """Splits the texts of a batch into several batches if their prompts would take too much memory."""
+        if prompts.snapshot is None or not (size := prompts.snapshot.computed_prompt_bytes(prompts.slots[texts])):
             return [texts]
         most = max(1, _COMPUTED_BYTES[self.device.type] // size)
         return [texts[start : start + most] for start in range(0, len(texts), most)]
 
     def _prompt_rows(self, tokens: Tokens, prompts: _TextPrompts, texts: np.ndarray) -> PromptRows | None:
         """Returns the prompts of the batch that consists of the texts with these numbers; None without prompts."""
-        if prompts.served is None:
+        if prompts.snapshot is None:
             return None
-        return prompts.served.rows(prompts.slots[texts], lambda rows: self._words.largest(tokens, texts[rows]))
+        return prompts.snapshot.rows(
+            prompts.slots[texts], lambda rows: self._word_pooling.max_embeddings(tokens, texts[rows])
+        )
 
     @functools.cached_property
-    def _words(self) -> WordPooling:
+    def _word_pooling(self) -> WordPooling:
         return WordPooling(self._word_embeddings(), self._tokenizer.are_words)
 
     def _word_embeddings(self) -> torch.Tensor:
@@ -501,8 +507,8 @@ class Encoder:
     def _compile(self, eager: PooledBackbone) -> tuple[Callable[..., torch.Tensor], Mode]:
         """Compiles the model, if the options and the machine require it, for every kind of batch that can occur."""
         plain: tuple[object, ...] = warm_up_batch(self._tokenizer.pad_id, self.device)
-        warm_ups = [plain, *self._warm_ups(computed=False, offsets=False)]
-        run, compiled = compile_model(eager, self.options.compile, self.device, self.dtype, warm_ups)
+        warm_up_batches = [plain, *self._warm_up_batches(computed=False, offsets=False)]
+        run, compiled = compile_model(eager, self.options.compile, self.device, self.dtype, warm_up_batches)
         return run, "compiled" if compiled else "eager"
 
     def _compile_for(self, prompt: TaskPrompt) -> None:
@@ -512,10 +518,10 @@ class Encoder:
         computed = {False, prompt.synthesis is not None, *(computed for computed, _ in self._compiled)}
         offsets = {False, prompt.position_offset, *(offsets for _, offsets in self._compiled)}
         for kind in sorted({*itertools.product(computed, offsets)} - self._compiled):
-            warm_up(self._run, self._warm_ups(computed=kind[0], offsets=kind[1]), self.device)
+            warm_up(self._run, self._warm_up_batches(computed=kind[0], offsets=kind[1]), self.device)
             self._compiled.add(kind)
 
-    def _warm_ups(self, *, computed: bool, offsets: bool) -> list[tuple[object, ...]]:
+    def _warm_up_batches(self, *, computed: bool, offsets: bool) -> list[tuple[object, ...]]:
         """Returns batches with prompts to compile the model with."""
         if self._shape is None:
             return []
@@ -523,8 +529,8 @@ class Encoder:
         rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device, computed=computed, offsets=offsets)
         return [(ids, lengths, prompt) for prompt in rows]
 
-    def _serve(self, names: frozenset[str], topics: Mapping[str, TextTopics]) -> None:
-        self._served = _Served(names, {side: table.snapshot() for side, table in self._tables.items()}, topics)
+    def _take_snapshot(self, names: frozenset[str], topics: Mapping[str, TextTopics]) -> None:
+        self._snapshot = _TaskSnapshot(names, {side: table.snapshot() for side, table in self._tables.items()}, topics)
 
     def _check(self, name: str, prompt: TaskPrompt) -> None:
         """Raises InputError if the prompt is for another backbone, or for other settings that shape vectors."""
@@ -549,22 +555,22 @@ class Encoder:
         wordless, topicless = np.zeros((2, num_texts), bool)
         if task is None:
             return _TextPrompts(None, np.zeros(num_texts, np.int64), wordless, topicless)
-        if self._served is None:
+        if self._snapshot is None:
             raise InputError(
                 f"task={task!r}: this encoder was opened without tasks; open it with tasks, or leave out task"
             )
-        served = self._served
+        snapshot = self._snapshot
         tasks = self._tasks_of(task, num_texts)
         names = {task} if isinstance(task, str) else {name for name in tasks if name is not None}
         for name in names:
-            if name not in served.names:
-                raise _unknown_task_error(name, served.names)
-        if by_topic := names & served.topics.keys():
-            topicless = _check_topics({name: served.topics[name] for name in by_topic}, tasks, topics)
-        prompts = served.sides[side]
+            if name not in snapshot.names:
+                raise _unknown_task_error(name, snapshot.names)
+        if by_topic := names & snapshot.topics.keys():
+            topicless = _check_topics({name: snapshot.topics[name] for name in by_topic}, tasks, topics)
+        prompts = snapshot.sides[side]
         slots = prompts.slots_of(tasks, topics if by_topic else None)
         if (slots < 0).any():
-            wordless = (slots < 0) & (self._words.counts(tokens) == 0)
+            wordless = (slots < 0) & (self._word_pooling.count_words(tokens) == 0)
         wordless = wordless | topicless
         slots[wordless] = 0
         return _TextPrompts(prompts, slots, wordless, topicless)
@@ -597,7 +603,7 @@ def _check_topics(
     return (counts > 0) & (topics == NO_TOPIC)
 
 
-class _Done:
+class _TextCounter:
     """Counts the texts that are done, and reports the count."""
 
     def __init__(self, report: Callable[[int], object] | None):

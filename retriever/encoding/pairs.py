@@ -17,7 +17,7 @@ from retriever.model.arguments import check_model_arguments, config_arguments, t
 from retriever.model.configuration import load_config
 from retriever.model.documents import read_count, read_document, read_object
 from retriever.model.files import sha256_of, tokenizer_files, weight_files
-from retriever.model.recipe import positions_of, vocabulary_of
+from retriever.model.recipe import max_positions_of, vocabulary_size_of
 from retriever.model.vocabulary import check_ids, load_tokenizer
 from retriever.model.weights import check_files
 from retriever.options import RerankerOptions, TitlePolicy
@@ -66,7 +66,7 @@ class PairTokenizer:
         rows: list[tuple[list[int], list[int], int]] = []
         try:
             for start in range(0, len(pairs), _PAIRS_PER_CALL):  # an encoding object takes about 20 kB
-                rows += map(self._row, self._base.encode_batch_fast(pairs[start : start + _PAIRS_PER_CALL]))
+                rows += map(self._cut_pair, self._base.encode_batch_fast(pairs[start : start + _PAIRS_PER_CALL]))
         except (TypeError, UnicodeEncodeError) as error:
             for position, pair in enumerate(zip(queries, passages, strict=True)):
                 try:
@@ -76,13 +76,13 @@ class PairTokenizer:
                     raise InputError(f"pair {position} of {len(queries)} is no two valid strings: {fault}") from error
             raise
         lengths = np.fromiter((len(ids) for ids, _, _ in rows), np.int64, len(rows))
-        uncut = np.fromiter((length for _, _, length in rows), np.int64, len(rows))
+        full_lengths = np.fromiter((length for _, _, length in rows), np.int64, len(rows))
         ids = np.fromiter(chain.from_iterable(ids for ids, _, _ in rows), np.int32)
         types = np.fromiter(chain.from_iterable(types for _, types, _ in rows), np.int32)
         check_ids(ids, lengths, self._vocabulary)
-        return Tokens(ids, lengths, uncut, self._limit), Tokens(types, lengths)
+        return Tokens(ids, lengths, full_lengths, self._limit), Tokens(types, lengths)
 
-    def _row(self, encoding: Encoding) -> tuple[list[int], list[int], int]:
+    def _cut_pair(self, encoding: Encoding) -> tuple[list[int], list[int], int]:
         """Returns the token ids and types of a pair, cut to the limit, and how many there were."""
         ids, types = encoding.ids, encoding.type_ids
         if not ids:  # a tokenizer without special tokens gives no token for two empty texts
@@ -152,7 +152,7 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
     if labels > 2 and label is None:
         names = ", ".join(f"{number} {name}" for number, name in sorted(config.id2label.items()))
         raise InputError(f"{folder}: {labels} labels ({names}): say with positive_label which one means relevant")
-    positions = positions_of(config)
+    positions = max_positions_of(config)
     if options.max_length is not None and positions is not None and options.max_length > positions:
         raise InputError(
             f"parameter max_length {options.max_length}: more than the {positions} positions of {folder.name}"
@@ -168,7 +168,7 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
         positive_label=None if labels == 1 else 1 if label is None else label,
         max_length=options.max_length or limit,
         positions=positions,
-        vocabulary=vocabulary_of(config),
+        vocabulary=vocabulary_size_of(config),
     )
 
 

@@ -89,8 +89,8 @@ class Reranker:
         scored = PairClassifier(model, self._tokenizer.types).eval().requires_grad_(False)
         compiling = time.perf_counter()
         ids, lengths = warm_up_batch(self._tokenizer.pad_id, self.device)
-        warm_ups = [(ids, torch.zeros_like(ids), lengths)]
-        self._run, compiled = compile_model(scored, options.compile, self.device, self.dtype, warm_ups)
+        warm_up_batches = [(ids, torch.zeros_like(ids), lengths)]
+        self._run, compiled = compile_model(scored, options.compile, self.device, self.dtype, warm_up_batches)
         self.numerics = describe_numerics(self.device, self.dtype, "compiled" if compiled else "eager")
         self.startup = {"seconds": time.perf_counter() - started, "compile_seconds": time.perf_counter() - compiling}
         log.info("%s ready in %.1f s (compiling %.1f s): %s", name_or_path, *self.startup.values(), self.numerics)

@@ -36,7 +36,7 @@ class SpladePooled(PooledBackbone):
         self.vocabulary = recipe.dim
 
     @property
-    def saved(self) -> Any:
+    def model_to_save(self) -> Any:
         """The model to save: the backbone with its head."""
         return self._whole
 

@@ -33,13 +33,13 @@ class Tokens:
     Attributes:
         ids: int32 [total].
         lengths: Tokens of each text, int64 [texts].
-        uncut: Tokens of each text before it was cut to a length limit, int64 [texts]; None: no text was cut.
+        full_lengths: Tokens of each text before it was cut to a length limit, int64 [texts]; None: no text was cut.
         limit: The length limit; 0: there was none.
     """
 
     ids: np.ndarray
     lengths: np.ndarray
-    uncut: np.ndarray | None = None
+    full_lengths: np.ndarray | None = None
     limit: int = 0
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class Tokens:
     @property
     def num_cut(self) -> np.ndarray:
         """The number of tokens that were cut off each text: int64 [texts]."""
-        return np.zeros_like(self.lengths) if self.uncut is None else self.uncut - self.lengths
+        return np.zeros_like(self.lengths) if self.full_lengths is None else self.full_lengths - self.lengths
 
     def count_cuts(self, texts: np.ndarray | slice = slice(None)) -> Cuts:
         """Returns the counts of the texts that were cut; texts: numbers of the texts to count, by default all."""
@@ -64,11 +64,11 @@ class Tokens:
         """Returns the tokens of the texts of several objects, at least one and all of one limit, in order."""
         if len(pieces) == 1:
             return pieces[0]
-        uncut = [piece.lengths if piece.uncut is None else piece.uncut for piece in pieces]
+        full_lengths = [piece.lengths if piece.full_lengths is None else piece.full_lengths for piece in pieces]
         return cls(
             np.concatenate([piece.ids for piece in pieces]),
             np.concatenate([piece.lengths for piece in pieces]),
-            np.concatenate(uncut),
+            np.concatenate(full_lengths),
             pieces[0].limit,
         )
 
@@ -175,8 +175,8 @@ class TextTokenizer:
             InputError: For a text that is no valid string, or that has a token without an embedding; names it.
         """
         texts, limit = self._prepare(texts, side, prefix)
-        with _named_text(texts):
-            rows = [_row(encoding, limit) for encoding in self._tokenizer.encode_batch_fast(texts)]
+        with _name_invalid_text(texts):
+            rows = [_cut_ids(encoding, limit) for encoding in self._tokenizer.encode_batch_fast(texts)]
         return self._join(rows, limit)
 
     def with_words(self, texts: Sequence[str], *, side: Side) -> tuple[Tokens, np.ndarray]:
@@ -185,9 +185,9 @@ class TextTokenizer:
         Words are numbered from 0 in each text: int64 [total], -1 for special tokens.
         """
         texts, limit = self._prepare(texts, side)
-        with _named_text(texts):
+        with _name_invalid_text(texts):
             encodings = self._tokenizer.encode_batch(texts)
-        tokens = self._join([_row(encoding, limit) for encoding in encodings], limit)
+        tokens = self._join([_cut_ids(encoding, limit) for encoding in encodings], limit)
         words = np.full(len(tokens.ids), -1, np.int64)
         for start, encoding in zip(tokens.starts, encodings, strict=True):
             numbers = [-1 if word is None else word for word in encoding.word_ids]
@@ -202,18 +202,18 @@ class TextTokenizer:
         prefix = side_prefix if prefix is None else prefix
         return [prefix + text for text in texts] if prefix else list(texts), limit
 
-    def _join(self, cut: Sequence[tuple[list[int], int]], limit: int) -> Tokens:
-        """Returns the checked token ids of texts; cut: the results of `_row`."""
-        rows = [row or [self.pad_id] for row, _ in cut]  # an empty text without special tokens has no token
+    def _join(self, encoded: Sequence[tuple[list[int], int]], limit: int) -> Tokens:
+        """Returns the checked token ids of texts; encoded: the results of `_cut_ids`."""
+        rows = [row or [self.pad_id] for row, _ in encoded]  # an empty text without special tokens has no token
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        uncut = np.maximum(lengths, np.fromiter((length for _, length in cut), np.int64, len(rows)))
+        full_lengths = np.maximum(lengths, np.fromiter((length for _, length in encoded), np.int64, len(rows)))
         ids = np.empty(int(lengths.sum()), np.int32)
         start = 0
         for row in rows:
             ids[start : start + len(row)] = row
             start += len(row)
         check_ids(ids, lengths, self._vocabulary)
-        return Tokens(ids, lengths, uncut, limit)
+        return Tokens(ids, lengths, full_lengths, limit)
 
     def count_unknown(self, tokens: Tokens) -> tuple[int, int]:
         """Returns how many tokens are unknown to the vocabulary, and how many there are, special tokens excluded."""
@@ -242,7 +242,7 @@ def with_titles(titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy
     return [title + between + text if title else text for title, text in zip(titles, texts, strict=True)]
 
 
-def _row(encoding: Encoding, limit: int) -> tuple[list[int], int]:
+def _cut_ids(encoding: Encoding, limit: int) -> tuple[list[int], int]:
     """Returns the token ids of a text, cut to a limit, and how many there were."""
     ids = encoding.ids
     for tail in tokens_to_cut(encoding, limit):
@@ -251,7 +251,7 @@ def _row(encoding: Encoding, limit: int) -> tuple[list[int], int]:
 
 
 @contextlib.contextmanager
-def _named_text(texts: Sequence[str]) -> Iterator[None]:
+def _name_invalid_text(texts: Sequence[str]) -> Iterator[None]:
     """Turns the tokenizer's error about a text that is no valid string into an InputError that names the text."""
     try:
         yield

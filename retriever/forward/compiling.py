@@ -29,7 +29,7 @@ def compile_model(
     choice: str,
     device: torch.device,
     dtype: torch.dtype,
-    warm_ups: Sequence[tuple[object, ...]],
+    warm_up_batches: Sequence[tuple[object, ...]],
 ) -> tuple[Callable[..., torch.Tensor], bool]:
     """Compiles a model if that is useful.
 
@@ -39,7 +39,7 @@ def compile_model(
             "always" raises if the compiler fails.
         device: The device of the model.
         dtype: The dtype of its weights.
-        warm_ups: Arguments for each kind of batch that can occur. The result needs no compilation for these kinds.
+        warm_up_batches: Arguments for each kind of batch that can occur; the result needs no compilation for them.
 
     Returns:
         The function to call in place of the model, and whether it is compiled.
@@ -49,7 +49,7 @@ def compile_model(
         return model, False
     compiled: Callable[..., torch.Tensor] = torch.compile(model, dynamic=True, fullgraph=True)
     try:
-        warm_up(compiled, warm_ups, device)
+        warm_up(compiled, warm_up_batches, device)
     except Exception as error:  # the compiler may raise anything; the model works without it
         if choice == "always":
             raise

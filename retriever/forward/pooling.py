@@ -60,7 +60,7 @@ class PooledBackbone(nn.Module):
         return cls(backbone, recipe.pooling, recipe.padding_side, takes_positions(backbone), recipe.first_position)
 
     @property
-    def saved(self) -> Any:
+    def model_to_save(self) -> Any:
         """The model to save."""
         return self.backbone
 

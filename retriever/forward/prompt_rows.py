@@ -89,11 +89,11 @@ class PromptProvider(Protocol):
         """Returns the prompts of a batch, with gradients to the provider's parameters."""
 
 
-class PromptNumbers(Protocol):
+class PromptAssignment(Protocol):
     """Says which of several prompts a text has, for example that of its topic."""
 
     @property
-    def passages(self) -> np.ndarray:
+    def of_passages(self) -> np.ndarray:
         """The number of the prompt of each passage of the corpus, int64 [rows]."""
 
     def of_queries(self, queries: np.ndarray, positives: np.ndarray) -> np.ndarray:

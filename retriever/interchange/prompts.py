@@ -151,6 +151,6 @@ def write_prompt(folder: Path, prompt: TaskPrompt, base_model: str | None) -> No
         write_prefix_tuning(folder, prompt.query, base_model)
         return
     for side in SIDES:
-        matrix = prompt.fixed(side)
+        matrix = prompt.fixed_matrix(side)
         if matrix is not None:
             write_prefix_tuning(folder / side, matrix, base_model)

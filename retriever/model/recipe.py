@@ -119,7 +119,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     config = load_config(backbone, trust_remote_code=trust_remote_code, **config_args)
     check_files(backbone, config)
     check_vocabulary(backbone)
-    hidden, vocabulary = int(config.hidden_size), vocabulary_of(config)
+    hidden, vocabulary = int(config.hidden_size), vocabulary_size_of(config)
     if modules.splade_file is not None:
         check_splade(modules.splade_file, vocabulary)
     pooling = options.pooling or modules.pooling
@@ -152,7 +152,7 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         padding_side=options.padding_side or padding_side,
         hidden=hidden,
         dim=dim,
-        positions=positions_of(config),
+        positions=max_positions_of(config),
         first_position=first_position_of(config),
         vocabulary=vocabulary,
         tokenizer_args=tokenizer_args,
@@ -304,7 +304,7 @@ def _length_limits(
     """Returns the maximum tokens of a query and of a passage, and the side on which the tokenizer pads."""
     tokenizer_file = backbone / "tokenizer_config.json"
     tokenizer = read_object(tokenizer_file) | tokenizer_args
-    positions = positions_of(config)
+    positions = max_positions_of(config)
     limit = (
         read_count(settings, "max_seq_length", file) or read_count(tokenizer, "model_max_length", tokenizer_file) or 512
     )
@@ -334,7 +334,7 @@ def _adds_eos(backbone: Path, tokenizer_args: dict[str, Any]) -> bool:
     return read_field(read_object(file) | tokenizer_args, "add_eos_token", bool, file, False)
 
 
-def positions_of(config: Any) -> int | None:
+def max_positions_of(config: Any) -> int | None:
     """Returns the number of tokens that a backbone has positions for; None if its positions are relative (T5)."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or (isinstance(positions, int) and positions < 0):
@@ -359,7 +359,7 @@ def first_position_of(config: Any) -> int:
     return config.pad_token_id + 1
 
 
-def vocabulary_of(config: Any) -> int | None:
+def vocabulary_size_of(config: Any) -> int | None:
     """Returns the number of a backbone's token embeddings; None if its configuration does not say."""
     size = getattr(config, "vocab_size", None)
     return size if isinstance(size, int) else None

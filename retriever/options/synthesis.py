@@ -67,7 +67,7 @@ class SynthesisOptions(BasicPromptOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DivergenceTerms(OptionGroup):
+class DivergenceWeights(OptionGroup):
     """The regulariser of the weights of basic prompts (HYPER, Eq. 4). None: the default depends on the tasks."""
 
     GROUP: ClassVar = "synthesised prompts"
@@ -95,7 +95,7 @@ class DivergenceTerms(OptionGroup):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DivergenceOptions(DivergenceTerms):
+class DivergenceOptions(DivergenceWeights):
     """Options of the regulariser of a training run."""
 
     weight: float = 1.0

@@ -34,7 +34,7 @@ class DeepPrompt(nn.Module):
             raise InputError(f"prompt length {length}, dropout {dropout}: expected 1 or more, and 0 to less than 1")
         self.shape, self.length, self.dropout, self.position_offset = shape, length, dropout, position_offset
 
-    def numbers(self) -> torch.Tensor:
+    def keys_and_values(self) -> torch.Tensor:
         """Returns the keys and values of all layers, [l, layers * 2 * heads * head_dim]."""
         raise NotImplementedError
 
@@ -59,7 +59,7 @@ class DeepPrompt(nn.Module):
 
     def _matrix(self) -> torch.Tensor:
         layers, heads, head_dim = self.shape
-        return self.numbers().view(self.length, layers, 2, heads, head_dim).permute(1, 2, 3, 0, 4)
+        return self.keys_and_values().view(self.length, layers, 2, heads, head_dim).permute(1, 2, 3, 0, 4)
 
 
 class MatrixPrompt(DeepPrompt):
@@ -69,7 +69,7 @@ class MatrixPrompt(DeepPrompt):
         super().__init__(shape, length, dropout, position_offset=position_offset)
         self.embedding = nn.Parameter(INIT * torch.randn(length, 2 * shape.layers * shape.heads * shape.head_dim))
 
-    def numbers(self) -> torch.Tensor:
+    def keys_and_values(self) -> torch.Tensor:
         return self.embedding
 
     def start(self, matrix: torch.Tensor | None) -> None:
@@ -94,9 +94,9 @@ class MlpPrompt(DeepPrompt):
             nn.Linear(hidden, BOTTLENECK), nn.Tanh(), nn.Linear(BOTTLENECK, 2 * shape.layers * hidden)
         )
 
-    def numbers(self) -> torch.Tensor:
-        numbers: torch.Tensor = self.mlp(self.embedding)
-        return numbers
+    def keys_and_values(self) -> torch.Tensor:
+        keys_and_values: torch.Tensor = self.mlp(self.embedding)
+        return keys_and_values
 
     def start(self, matrix: torch.Tensor | None) -> None:
         """Raises InputError: the parameters of the network cannot be found from the matrix that it computes."""

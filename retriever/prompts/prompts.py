@@ -28,7 +28,7 @@ from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS, sha256_of
 from retriever.model.recipe import Recipe
 from retriever.model.weights import read_tensors
 from retriever.options import LATER_OPTIONS, SIDES, EncoderOptions, Side
-from retriever.prompts.saved_synthesis import PREFIX, SavedSynthesis, read_options, saved_synthesis
+from retriever.prompts.saved_synthesis import PREFIX, SavedSynthesis, parse_synthesis, read_options
 from retriever.topics.saved import PREFIX as TOPICS_PREFIX
 from retriever.topics.saved import SavedTopics, parse_topics
 
@@ -74,7 +74,7 @@ class TaskPrompt:
     synthesis: SavedSynthesis | None = None
     topics: SavedTopics | None = None
 
-    def fixed(self, side: Side) -> torch.Tensor | None:
+    def fixed_matrix(self, side: Side) -> torch.Tensor | None:
         """Returns the prompt of a side that is the same for all its texts; None if there is no such prompt."""
         return self.query if side == "query" else self.passage
 
@@ -85,7 +85,7 @@ class TaskPrompt:
         """
         if self.topics is not None:
             return tuple(self.topics.prompts)
-        matrix = self.fixed(side)
+        matrix = self.fixed_matrix(side)
         return () if matrix is None else (matrix,)
 
     def offset(self, side: Side) -> int:
@@ -105,10 +105,10 @@ class TaskPrompt:
         }
         extra: dict[str, Any] = {"position_offset": True} if self.position_offset else {}
         if self.synthesis is not None:
-            tensors |= self.synthesis.named()
+            tensors |= self.synthesis.named_tensors()
             extra["synthesis"] = self.synthesis.settings()
         if self.topics is not None:
-            tensors |= self.topics.tensors()
+            tensors |= self.topics.named_tensors()
             extra["topics"] = self.topics.settings()
         save_file(tensors, folder / WEIGHTS)
         settings = {
@@ -158,7 +158,7 @@ def load_prompt(folder: Path) -> TaskPrompt:
     if synthesis_options is not None:
         names_of_weights = [name for name in tensors if name.startswith(PREFIX)]
         network = {name.removeprefix(PREFIX): tensors.pop(name) for name in names_of_weights}
-        synthesis = saved_synthesis(synthesis_options, network, weights)
+        synthesis = parse_synthesis(synthesis_options, network, weights)
     topics = None
     if "topics" in settings:
         names_of_topics = [name for name in tensors if name.startswith(TOPICS_PREFIX)]
@@ -293,7 +293,7 @@ def check_initial_prompt(prompt: TaskPrompt, config: Mapping[str, Any], shape: P
             )
     if shape and prompt.synthesis is not None and not prompt.synthesis.fits(shape):
         raise InputError(
-            f"the prompt of a query has {prompt.synthesis.numbers} numbers per token, the backbone has "
+            f"the prompt of a query has {prompt.synthesis.numbers_per_token} numbers per token, the backbone has "
             f"{shape.layers} layers, {shape.heads} heads of {shape.head_dim}"
         )
 

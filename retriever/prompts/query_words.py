@@ -25,11 +25,11 @@ class WordPooling:
     def __init__(self, table: torch.Tensor, are_words: Callable[[np.ndarray], np.ndarray]):
         self._table, self._are_words = table, are_words
 
-    def counts(self, tokens: Tokens) -> np.ndarray:
+    def count_words(self, tokens: Tokens) -> np.ndarray:
         """Returns the number of words of each text, int64 [texts]."""
         return words_per_text(tokens, self._are_words)
 
-    def largest(self, tokens: Tokens, texts: np.ndarray) -> torch.Tensor:
+    def max_embeddings(self, tokens: Tokens, texts: np.ndarray) -> torch.Tensor:
         """Returns the maximum of the word embeddings of texts, number by number: float32 [n, d].
 
         Args:
@@ -62,12 +62,14 @@ NO_WORDS = (
 )
 
 
-def unusable_texts_error(reasons: Mapping[int, str], of: int) -> TextsError:
+def unusable_texts_error(reasons: Mapping[int, str], num_texts: int) -> TextsError:
     """Returns the error for texts whose prompts cannot be found.
 
     Args:
         reasons: What each of them lacks, by the number of the text; at least one.
-        of: The number of all texts.
+        num_texts: The number of all texts.
     """
     first, reason = next(iter(sorted(reasons.items())))
-    return TextsError(f"text {first} of {of} {reason}", {text: f"the text {why}" for text, why in reasons.items()})
+    return TextsError(
+        f"text {first} of {num_texts} {reason}", {text: f"the text {why}" for text, why in reasons.items()}
+    )

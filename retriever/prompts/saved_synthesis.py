@@ -45,18 +45,20 @@ class SavedSynthesis:
         return self.tensors["basic"].shape[2]
 
     @property
-    def numbers(self) -> int:
-        """Numbers of a token of a prompt: layers * 2 * heads * head_dim."""
+    def numbers_per_token(self) -> int:
+        """Numbers of one token of a prompt: layers * 2 * heads * head_dim."""
         return self.tensors["up.weight"].shape[0]
 
     def count_kept_numbers(self) -> int:
         """Returns how many numbers `KeptSynthesiser` keeps."""
         options = self.options
-        tokens, prefix_encoder = options.prompts * options.length, options.bottleneck * self.numbers
-        banks = tokens * self.numbers if options.mix == "after" else tokens * options.bottleneck + prefix_encoder
+        tokens, prefix_encoder = options.prompts * options.length, options.bottleneck * self.numbers_per_token
+        banks = (
+            tokens * self.numbers_per_token if options.mix == "after" else tokens * options.bottleneck + prefix_encoder
+        )
         return banks + self.width * (options.prompts + 2 * options.hidden + 2)
 
-    def named(self) -> dict[str, torch.Tensor]:
+    def named_tensors(self) -> dict[str, torch.Tensor]:
         """Returns the tensors by the names that they have in a task's file."""
         return {PREFIX + name: tensor.contiguous() for name, tensor in self.tensors.items()}
 
@@ -74,7 +76,7 @@ class SavedSynthesis:
 
     def fits(self, shape: PromptShape) -> bool:
         """Whether its prompts have as many numbers as a backbone's keys and values."""
-        return self.numbers == 2 * shape.layers * shape.heads * shape.head_dim
+        return self.numbers_per_token == 2 * shape.layers * shape.heads * shape.head_dim
 
     def open(self, shape: PromptShape) -> Synthesiser:
         """Returns the module with these weights."""
@@ -101,7 +103,7 @@ def read_options(content: Any, file: Path) -> SynthesisOptions:
         raise InputError(f"{file}: synthesis: {str(error).removeprefix('parameter ')}") from error
 
 
-def saved_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tensor], file: Path) -> SavedSynthesis:
+def parse_synthesis(options: SynthesisOptions, tensors: Mapping[str, torch.Tensor], file: Path) -> SavedSynthesis:
     """Returns the saved form from the tensors of a task's file.
 
     Args:

@@ -13,7 +13,7 @@ from retriever.forward.prompt_rows import PromptInputs, PromptRows, PromptShape
 from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.synthesiser import Synthesised, Synthesiser, max_embedding
+from retriever.prompts.synthesiser import Synthesiser, SynthesisResult, max_embedding
 
 
 class SynthesisedPrompt(nn.Module):
@@ -58,7 +58,7 @@ class SynthesisedPrompt(nn.Module):
         """Returns the prompts of queries; see PromptProvider."""
         return self.synthesise(inputs).rows
 
-    def synthesise(self, inputs: PromptInputs) -> Synthesised:
+    def synthesise(self, inputs: PromptInputs) -> SynthesisResult:
         """Returns the prompts of queries and the weights of the basic prompts. Each query has a word."""
         ids, lengths, _ = inputs
         [table] = self._table
@@ -95,6 +95,6 @@ class SynthesisedPrompt(nn.Module):
             )
         self.synthesiser.load_state_dict(dict(saved.tensors))
 
-    def saved(self) -> SavedSynthesis:
-        """Returns the saved form."""
+    def saved_form(self) -> SavedSynthesis:
+        """Returns the synthesiser in the form in which it is saved."""
         return SavedSynthesis.from_module(self.synthesiser)

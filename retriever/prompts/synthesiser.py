@@ -17,7 +17,7 @@ from retriever.options.synthesis import SynthesisOptions
 _CACHE = 1 << 20
 
 
-class Synthesised(NamedTuple):
+class SynthesisResult(NamedTuple):
     """The prompts of some queries.
 
     Attributes:
@@ -55,7 +55,7 @@ class Synthesiser(nn.Module):
         self.down = nn.Linear(width, options.bottleneck, bias=False)
         self.up = nn.Linear(options.bottleneck, 2 * shape.layers * shape.heads * shape.head_dim, bias=False)
 
-    def forward(self, words: torch.Tensor) -> Synthesised:
+    def forward(self, words: torch.Tensor) -> SynthesisResult:
         """Returns the prompts of queries and the weights of the basic prompts.
 
         Args:
@@ -63,16 +63,16 @@ class Synthesiser(nn.Module):
         """
         weights = mixture_weights(words, self.keys(), (self.adapter, self.norm), self.options)
         if self.options.mix == "before":
-            numbers = self.up(self.down(_mixed(weights, self.basic)).tanh())
+            numbers = self.up(self.down(_mix(weights, self.basic)).tanh())
         else:
-            numbers = _mixed(weights, self.encoded())
-        return Synthesised(separate_prompt_rows(numbers, self.shape), weights)
+            numbers = _mix(weights, self.encode_basic_prompts())
+        return SynthesisResult(separate_prompt_rows(numbers, self.shape), weights)
 
     def keys(self) -> torch.Tensor:
         """Returns the maximum of each basic prompt over its tokens, [N, d], with which queries are compared."""
         return self.basic.amax(1)
 
-    def encoded(self) -> torch.Tensor:
+    def encode_basic_prompts(self) -> torch.Tensor:
         """Returns the outputs of the prefix encoder for each basic prompt, [N, m, layers * 2 * heads * head_dim]."""
         numbers: torch.Tensor = self.up(self.down(self.basic).tanh())
         return numbers
@@ -96,7 +96,12 @@ class KeptSynthesiser:
         with torch.no_grad():
             self._keys = trained.keys().to(device)
             if self.options.mix == "after":  # [N, layers * 2 * heads * m * head_dim], in the order of attention
-                self._bank = attention_order(trained.encoded(), self.shape).to(device, dtype).flatten(1).contiguous()
+                self._bank = (
+                    attention_order(trained.encode_basic_prompts(), self.shape)
+                    .to(device, dtype)
+                    .flatten(1)
+                    .contiguous()
+                )
                 self._up = None
             else:
                 self._bank = trained.down(trained.basic).to(device, dtype)
@@ -124,7 +129,7 @@ class KeptSynthesiser:
         with torch.no_grad():
             rounded = weights.to(self._bank.dtype)
             if self._up is not None:
-                hidden = _mixed(rounded, self._bank).tanh()
+                hidden = _mix(rounded, self._bank).tanh()
                 size = out[0].numel() * out.element_size()
                 step = max(1, _CACHE // size) if out.device.type == "cpu" else len(out)
                 for some in map(slice, range(0, len(out), step), range(step, len(out) + step, step)):
@@ -135,13 +140,13 @@ class KeptSynthesiser:
                 out.copy_((rounded @ self._bank).view(out.shape))
         return weights
 
-    def __call__(self, words: torch.Tensor) -> Synthesised:
+    def __call__(self, words: torch.Tensor) -> SynthesisResult:
         """Returns the prompts of queries; arguments as in `Synthesiser.forward`."""
         layers, heads, head_dim = self.shape
         numbers = self._bank.new_empty((len(words), layers, 2, heads, self.options.length, head_dim))
         weights = self.fill(words, numbers)
         rows = PromptRows(numbers.permute(1, 2, 0, 3, 4, 5), torch.arange(len(words), device=numbers.device))
-        return Synthesised(rows, weights)
+        return SynthesisResult(rows, weights)
 
 
 def mixture_weights(
@@ -172,6 +177,6 @@ def max_embedding(embeddings: torch.Tensor, counts: torch.Tensor) -> torch.Tenso
     return embeddings.detach().float().masked_fill(~counts[..., None], float("-inf")).amax(1)
 
 
-def _mixed(weights: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
+def _mix(weights: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
     """Returns the weighted sums of prompts: [b, N] and [N, m, width] -> [b, m, width]."""
     return (weights @ prompts.flatten(1)).unflatten(1, prompts.shape[1:])

@@ -82,16 +82,16 @@ class PromptSnapshot:
             return None
         if min(present) < 0:
             assert words is not None
-            return self._computed(slots, words)
-        used = [slot for slot in self._fixed() if slot.number in present]
+            return self._compute_rows(slots, words)
+        used = [slot for slot in self._fixed_slots() if slot.number in present]
         longest = max(slot.length for slot in used)
         rows = torch.from_numpy(slots).to(self.numbers.device)
         offsets = self.offsets.index_select(0, rows) if any(slot.offset for slot in used) else None
         if len(present) == 1 and longest >= _MIN_SIZE:
             [number] = present
-            table = _in_order(self.numbers[:longest, :, :, number : number + 1]).contiguous()
+            table = _in_attention_order(self.numbers[:longest, :, :, number : number + 1]).contiguous()
             return PromptRows(table, offsets=offsets)
-        table = _in_order(self.numbers[: max(longest, _MIN_SIZE)])
+        table = _in_attention_order(self.numbers[: max(longest, _MIN_SIZE)])
         columns = torch.arange(table.shape[4], device=table.device)
         return PromptRows(table, rows, columns < self.lengths[:, None], offsets)
 
@@ -101,17 +101,17 @@ class PromptSnapshot:
             return 0
         return max(self._lengths_of(slots)) * self.numbers[0, :, :, 0].numel() * self.numbers.element_size()
 
-    def _fixed(self) -> Iterator[_Slot]:
+    def _fixed_slots(self) -> Iterator[_Slot]:
         """Yields the slots of all prompts that are not computed."""
         return itertools.chain.from_iterable(self.slots.values())
 
     def _lengths_of(self, slots: np.ndarray) -> list[int]:
         """Returns the tokens of the prompts of slots."""
-        lengths = {slot.number: slot.length for slot in self._fixed()}
+        lengths = {slot.number: slot.length for slot in self._fixed_slots()}
         computed = [synthesiser.options.length for synthesiser in self.synthesisers.values()]
         return [computed[-slot - 1] if slot < 0 else lengths.get(slot, 0) for slot in slots.tolist()]
 
-    def _computed(self, slots: np.ndarray, words: Callable[[np.ndarray], torch.Tensor]) -> PromptRows:
+    def _compute_rows(self, slots: np.ndarray, words: Callable[[np.ndarray], torch.Tensor]) -> PromptRows:
         """Returns the prompts of a batch in which those of some rows are computed; arguments as in `rows`.
 
         A fixed prompt is copied once, and each computed prompt is written at its place: both lie in the order in which
@@ -142,7 +142,7 @@ class PromptSnapshot:
         numbers[end:] = 0
         inside = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
         offsets = None
-        if any(slot.offset for slot in self._fixed() if slot.number in set(fixed.tolist())):
+        if any(slot.offset for slot in self._fixed_slots() if slot.number in set(fixed.tolist())):
             offsets = self.offsets.index_select(0, torch.from_numpy(np.maximum(slots, 0)).to(device))
         on_device = torch.from_numpy(rows).to(device)
         return PromptRows(numbers.permute(1, 2, 0, 3, 4, 5), on_device, inside, offsets)
@@ -165,17 +165,17 @@ class PromptTable:
         layers, heads, head_dim = shape
         numbers = torch.zeros((_MIN_SIZE, layers, 2, 2, heads, head_dim), dtype=dtype, device=device)
         empty = torch.zeros(2, dtype=torch.int64, device=device)
-        self._now = PromptSnapshot({}, numbers, empty, empty, {})
+        self._current = PromptSnapshot({}, numbers, empty, empty, {})
 
     def snapshot(self) -> PromptSnapshot:
         """Returns a snapshot of the prompts."""
-        return self._now
+        return self._current
 
     def bytes_needed(self, length: int, count: int = 1) -> int:
         """Returns the bytes of the larger tensor that `count` prompts of `length` tokens need; 0 if they fit into this
         one."""
         with self._lock:
-            shape, numbers = self._shape_for(length, count), self._now.numbers
+            shape, numbers = self._shape_for(length, count), self._current.numbers
         return 0 if shape == numbers.shape else math.prod(shape) * numbers.element_size()
 
     def put(self, task: str, matrices: Sequence[torch.Tensor], offset: int = 0) -> None:
@@ -188,7 +188,7 @@ class PromptTable:
         """
         with self._lock, torch.no_grad():
             length = matrices[0].shape[3]
-            numbers = self._with_room(length, len(matrices))
+            numbers = self._make_room(length, len(matrices))
             slots = []
             for matrix in matrices:
                 slot = _Slot(self._free.pop(), length, offset)
@@ -196,20 +196,20 @@ class PromptTable:
                 numbers[:, :, :, slot.number] = 0
                 numbers[:length, :, :, slot.number] = matrix.detach().permute(3, 0, 1, 2, 4).to(numbers)
                 slots.append(slot)
-            without = _without(self._now.synthesisers, task)
-            self._replace_contents({**self._now.slots, task: tuple(slots)}, numbers, without)
+            without = _without(self._current.synthesisers, task)
+            self._replace_contents({**self._current.slots, task: tuple(slots)}, numbers, without)
 
     def put_synthesiser(self, task: str, synthesiser: KeptSynthesiser) -> None:
         """Adds or replaces the prompts of a task, which are computed from its texts."""
         with self._lock:
-            synthesisers = {**self._now.synthesisers, task: synthesiser}
-            self._replace_contents(_without(self._now.slots, task), self._now.numbers, synthesisers)
+            synthesisers = {**self._current.synthesisers, task: synthesiser}
+            self._replace_contents(_without(self._current.slots, task), self._current.numbers, synthesisers)
 
     def drop(self, task: str) -> None:
         """Removes the prompt of a task, if it has one."""
         with self._lock:
-            slots, synthesisers = _without(self._now.slots, task), _without(self._now.synthesisers, task)
-            self._replace_contents(slots, self._now.numbers, synthesisers)
+            slots, synthesisers = _without(self._current.slots, task), _without(self._current.synthesisers, task)
+            self._replace_contents(slots, self._current.numbers, synthesisers)
 
     def _replace_contents(
         self,
@@ -222,26 +222,26 @@ class PromptTable:
             lengths[slot.number], offsets[slot.number] = slot.length, slot.offset
         device = numbers.device
         on_device = (torch.from_numpy(lengths).to(device), torch.from_numpy(offsets).to(device))
-        self._now = PromptSnapshot(slots, numbers, *on_device, synthesisers)
+        self._current = PromptSnapshot(slots, numbers, *on_device, synthesisers)
 
     def _shape_for(self, length: int, count: int = 1) -> torch.Size:
         """Returns the shape of a tensor with free slots for `count` prompts of `length`."""
-        columns, layers, two, capacity, heads, head_dim = self._now.numbers.shape
+        columns, layers, two, capacity, heads, head_dim = self._current.numbers.shape
         wanted = capacity
         while len(self._free) + wanted - capacity < count:
             wanted *= 2
         return torch.Size((max(columns, length), layers, two, wanted, heads, head_dim))
 
-    def _with_room(self, length: int, count: int) -> torch.Tensor:
+    def _make_room(self, length: int, count: int) -> torch.Tensor:
         """Returns the current tensor, or a larger copy of it, with free slots for `count` prompts of `length`."""
-        old = self._now.numbers
+        old = self._current.numbers
         shape = self._shape_for(length, count)
         if shape == old.shape:
             return old
         columns, capacity, wanted = old.shape[0], old.shape[3], shape[3]
         numbers = old.new_zeros(shape)
         numbers[:columns, :, :, :capacity] = old
-        self._replace_contents(self._now.slots, numbers, self._now.synthesisers)
+        self._replace_contents(self._current.slots, numbers, self._current.synthesisers)
         # Descending: `put` takes the last one, the lowest number.
         self._free[:0] = range(wanted - 1, capacity - 1, -1)
         return numbers
@@ -276,11 +276,11 @@ def warm_up_rows(
     lengths = torch.arange(prompts, device=device)
     inside = torch.arange(length, device=device) < lengths[:, None]
     later = torch.ones_like(rows) if offsets else None
-    mixed = PromptRows(_in_order(numbers), rows, inside, later)
+    mixed = PromptRows(_in_attention_order(numbers), rows, inside, later)
     if computed:
         of_batch = numbers.permute(3, 1, 2, 4, 0, 5).contiguous()
         return [mixed, PromptRows(of_batch.permute(1, 2, 0, 3, 4, 5), rows, inside, later)]
-    return [PromptRows(_in_order(numbers[:, :, :, :1]).contiguous(), offsets=later), mixed]
+    return [PromptRows(_in_attention_order(numbers[:, :, :, :1]).contiguous(), offsets=later), mixed]
 
 
 def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def task_config(config: Mapping[str, Any], prompt: TaskPrompt | None, side: Side
     """
     if prompt is not None and prompt.synthesis is not None and side == "query":
         return {**config, "prompt": prompt.synthesis.digest()}
-    matrix = None if prompt is None else prompt.fixed(side)
+    matrix = None if prompt is None else prompt.fixed_matrix(side)
     if prompt is None or (matrix is None and prompt.topics is None):
         return dict(config)
     offset = {"position_offset": prompt.offset(side)} if prompt.position_offset else {}
@@ -309,6 +309,6 @@ def _without(mapping: Mapping[str, _Item], task: str) -> dict[str, _Item]:
     return {name: item for name, item in mapping.items() if name != task}
 
 
-def _in_order(numbers: torch.Tensor) -> torch.Tensor:
+def _in_attention_order(numbers: torch.Tensor) -> torch.Tensor:
     """[l, layers, 2, prompts, heads, head_dim] in the order of attention: [layers, 2, prompts, heads, l, head_dim]."""
     return numbers.permute(1, 2, 3, 4, 0, 5)

@@ -37,7 +37,7 @@ class TaskPrompts(nn.Module):
 
     def forward(self, inputs: PromptInputs) -> PromptRows:
         """Returns the prompts of queries; see PromptProvider."""
-        prompts = self.synthesiser.encoded()
+        prompts = self.synthesiser.encode_basic_prompts()
         if inputs.tasks is None:
             prompts = prompts.mean(0, keepdim=True)
         rows = separate_prompt_rows(prompts, self.synthesiser.shape)
@@ -46,7 +46,7 @@ class TaskPrompts(nn.Module):
     @torch.no_grad()
     def matrices(self) -> dict[str, torch.Tensor]:
         """Returns the saved form of the prompt of each task: [layers, 2, heads, l, head_dim], float32."""
-        table = separate_prompt_rows(self.synthesiser.encoded(), self.synthesiser.shape).table.float()
+        table = separate_prompt_rows(self.synthesiser.encode_basic_prompts(), self.synthesiser.shape).table.float()
         return {task: table[:, :, number].contiguous() for number, task in enumerate(self.tasks)}
 
     def matrix(self) -> torch.Tensor:

@@ -85,7 +85,7 @@ class CondenserHead(nn.Module):
         self.layers.load_state_dict(load_tensors(folder / FOLDER, expected, ""))
 
 
-def saved_shape(folder: Path) -> HeadShape | None:
+def saved_head_shape(folder: Path) -> HeadShape | None:
     """Returns the shape of the head that is saved with a backbone; None if there is no head.
 
     Raises:
@@ -111,7 +111,7 @@ def describe_head(folder: Path) -> dict[str, str] | None:
     return {name: sha256_of(folder / FOLDER / name) for name in (_SHAPE, _WEIGHTS)}
 
 
-def choose_shape(folder: Path, num_layers: int, layers: int | None, skip_from: int | None) -> HeadShape:
+def choose_head_shape(folder: Path, num_layers: int, layers: int | None, skip_from: int | None) -> HeadShape:
     """Returns the shape of the head to train: that of the saved head, or of a new one.
 
     Args:
@@ -123,7 +123,7 @@ def choose_shape(folder: Path, num_layers: int, layers: int | None, skip_from: i
     Raises:
         InputError: If the saved head has another shape than the given one.
     """
-    saved = saved_shape(folder)
+    saved = saved_head_shape(folder)
     if saved is None:
         return HeadShape(2 if layers is None else layers, num_layers // 2 if skip_from is None else skip_from)
     wanted = HeadShape(saved.layers if layers is None else layers, saved.skip_from if skip_from is None else skip_from)

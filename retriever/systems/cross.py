@@ -21,7 +21,7 @@ from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, padded_batches
 from retriever.forward.kernels import attention_dropouts, swap_dropout
 from retriever.model.configuration import load_config
 from retriever.model.libraries import import_transformers
-from retriever.model.recipe import positions_of, vocabulary_of
+from retriever.model.recipe import max_positions_of, vocabulary_size_of
 from retriever.model.vocabulary import load_tokenizer
 from retriever.model.weights import check_files, load_model
 from retriever.options.reranking import CrossOptions, PairLoss
@@ -62,7 +62,7 @@ class CrossSystem:
     ):
         torch.manual_seed(options.seed)
         self.folder, self.options, self.data, self.device, self.dtype = folder, options, data, device, dtype
-        self.tokenizer = check_length(folder, options.max_length)
+        self.tokenizer = open_pair_tokenizer(folder, options.max_length)
         loaded, self._dropouts = _load(folder)
         self.module = self.model = loaded.to(device)
         swap_dropout(self.model)
@@ -114,7 +114,7 @@ class CrossSystem:
         tokens, types = self.tokenizer(list(queries), list(passages))
         longest = tokens.lengths.reshape(-1, width).max(axis=1)
         groups = plan_padded(
-            longest, BATCH_TOKENS[self.device.type] // width, COLUMN_STEP, positions_of(self.model.config)
+            longest, BATCH_TOKENS[self.device.type] // width, COLUMN_STEP, max_positions_of(self.model.config)
         )
         batches = [((group[:, None] * width + np.arange(width)).ravel(), columns) for group, columns in groups]
         pairs = padded_batches(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
@@ -138,7 +138,7 @@ class CrossSystem:
     def forward(self, chunk: BatchChunk) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """Returns no outputs, and the chunk's part of the mean loss over the batch's queries."""
         logits = self._logits(chunk)
-        part = loss_of(logits.view(-1, 1 + self.options.negatives_per_query), self.options.loss)
+        part = pair_loss(logits.view(-1, 1 + self.options.negatives_per_query), self.options.loss)
         return {}, part / self.options.batch
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
@@ -149,12 +149,12 @@ class CrossSystem:
         """Saves a folder that transformers, sentence-transformers' CrossEncoder and Reranker open."""
         with with_original_values(self.model.config, self._dropouts):
             self.model.save_pretrained(folder)
-        tokenizer = load_tokenizer(self.folder, vocabulary=vocabulary_of(self.model.config))
+        tokenizer = load_tokenizer(self.folder, vocabulary=vocabulary_size_of(self.model.config))
         tokenizer.model_max_length = self.options.max_length
         tokenizer.save_pretrained(folder)
 
 
-def loss_of(logits: torch.Tensor, loss: PairLoss) -> torch.Tensor:
+def pair_loss(logits: torch.Tensor, loss: PairLoss) -> torch.Tensor:
     """Returns the loss summed over queries, a scalar; logits: float32 [queries, 1 + negatives], the positive first.
 
     bce: the mean over a query's pairs of -log sigmoid(s) for the positive, -log(1 - sigmoid(s)) for a negative.
@@ -168,7 +168,7 @@ def loss_of(logits: torch.Tensor, loss: PairLoss) -> torch.Tensor:
     return every.mean(dim=1).sum()
 
 
-def check_length(folder: Path, max_length: int) -> PairTokenizer:
+def open_pair_tokenizer(folder: Path, max_length: int) -> PairTokenizer:
     """Returns the backbone's tokenizer for pairs of at most `max_length` tokens.
 
     Raises:
@@ -176,10 +176,10 @@ def check_length(folder: Path, max_length: int) -> PairTokenizer:
     """
     config = load_config(folder)
     check_files(folder, config)
-    positions = positions_of(config)
+    positions = max_positions_of(config)
     if positions is not None and max_length > positions:
         raise InputError(f"parameter max_length {max_length}: more than the {positions} positions of {folder}")
-    return PairTokenizer(folder, max_length, vocabulary=vocabulary_of(config))
+    return PairTokenizer(folder, max_length, vocabulary=vocabulary_size_of(config))
 
 
 def _load(folder: Path) -> tuple[Any, dict[str, float]]:

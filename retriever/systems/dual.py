@@ -12,7 +12,7 @@ from torch import nn
 
 from retriever.errors import InputError
 from retriever.forward.batching import TextTokenizer
-from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptProvider
+from retriever.forward.prompt_rows import PromptAssignment, PromptInputs, PromptProvider
 from retriever.losses import LearnedTemperature
 from retriever.model.recipe import read_recipe, settings_of
 from retriever.options import SIDES, EncoderOptions, Side
@@ -52,11 +52,11 @@ class DualSystem:
         start: Initial prompts.
         vectors: Returns the stored vectors of passages, int64 [n] -> float16 [n, dim]; passages are then never encoded.
             None: the model encodes them. Needed for training with sides "query".
-        numbers: Which of several prompts a text has: needed for such prompts, also without training data.
+        assignment: Says which of several prompts a text has: needed for such prompts, also without training data.
 
     Raises:
-        InputError: If the backbone or the initial prompt cannot be used, if stored vectors or numbers are missing, or
-            if a training query has no word from which its prompt could be computed.
+        InputError: If the backbone or the initial prompt cannot be used, if stored vectors or the assignment are
+            missing, or if a training query has no word from which its prompt could be computed.
     """
 
     module: nn.Module
@@ -73,7 +73,7 @@ class DualSystem:
         checkpointing: bool = False,
         start: TaskPrompt | None = None,
         vectors: Callable[[np.ndarray], np.ndarray] | None = None,
-        numbers: PromptNumbers | None = None,
+        assignment: PromptAssignment | None = None,
     ):
         if tuning.sides == "query" and data is not None and vectors is None:
             raise InputError("sides='query': expected stored vectors of the passages (vectors), which are not trained")
@@ -84,7 +84,7 @@ class DualSystem:
         for term in TERMS:
             term.check(recipe, tuning)
         self.tokenizer = TextTokenizer(recipe, encoder)
-        self.kind = open_kind(tuning, self.tokenizer, recipe.padding_side, numbers, data)
+        self.kind = open_kind(tuning, self.tokenizer, recipe.padding_side, assignment, data)
         self._chunks = TextChunks(recipe, self.tokenizer, self.kind, device)
         if data is not None:
             self.check_queries(data.queries)
@@ -128,7 +128,7 @@ class DualSystem:
         )
         passages, places = np.unique(rows, return_inverse=True)
         draft = StepBatch(step, queries, rows, passages, places.reshape(rows.shape), rank, world)
-        of_queries, of_passages = self.kind.numbers_of(data, queries, passages[draft.positives], passages)
+        of_queries, of_passages = self.kind.prompt_numbers_of(data, queries, passages[draft.positives], passages)
         texts = [data.queries[query] for query in queries[rank::world]]
         places_of_queries = np.arange(rank, len(queries), world)
         places_of_passages = len(queries) + np.arange(rank, len(passages), world)
@@ -152,10 +152,12 @@ class DualSystem:
         assert self.data is not None
         return self.tokenizer.compose(*self.data.passages(rows), self.encoder.title)
 
-    def _passage_chunks(self, passages: np.ndarray, rows: np.ndarray, numbers: np.ndarray | None) -> list[BatchChunk]:
+    def _passage_chunks(
+        self, passages: np.ndarray, rows: np.ndarray, prompt_numbers: np.ndarray | None
+    ) -> list[BatchChunk]:
         """Cuts passages into chunks; `rows` are their positions in the batch. One chunk holds all stored vectors."""
         if self.vectors is None:
-            return self.chunks(self.compose(passages), "passage", rows, numbers)
+            return self.chunks(self.compose(passages), "passage", rows, prompt_numbers)
         if not len(passages):
             return []
         return [BatchChunk({BATCH_VECTORS: rows}, torch.from_numpy(self.vectors(passages).astype(np.float32)))]
@@ -165,12 +167,12 @@ class DualSystem:
         texts: Sequence[str],
         side: Side,
         rows: np.ndarray,
-        numbers: np.ndarray | None = None,
+        prompt_numbers: np.ndarray | None = None,
         output: str = BATCH_VECTORS,
     ) -> list[BatchChunk]:
         """Cuts texts into chunks; see TextChunks. Texts of other outputs are not counted as cut: others count them."""
         names = [output, *(name for term in self.terms for name in term.row_outputs(side))]
-        return self._chunks.make(texts, side, rows, names, numbers, self._prompt(side), output == BATCH_VECTORS)
+        return self._chunks.make(texts, side, rows, names, prompt_numbers, self._prompt(side), output == BATCH_VECTORS)
 
     def check_queries(self, texts: Sequence[str]) -> None:
         """Raises InputError for a query without a word, from which its prompt would be computed; names it."""
@@ -208,9 +210,9 @@ class DualSystem:
         return sum(others, first)
 
     @property
-    def numbers(self) -> PromptNumbers | None:
+    def assignment(self) -> PromptAssignment | None:
         """Which of several prompts a text has; None if all texts of a side have the same one."""
-        return self.kind.numbers
+        return self.kind.assignment
 
     @property
     def similarity_temperature(self) -> float:
@@ -228,17 +230,19 @@ class DualSystem:
         return self.recipe.dim
 
     def encode(
-        self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1, numbers: np.ndarray | None = None
+        self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1, prompt_numbers: np.ndarray | None = None
     ) -> np.ndarray:
         """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result.
 
-        `numbers`, int64 [n], say which of several prompts a text has; None: they are inferred, if there are several.
+        `prompt_numbers`, int64 [n], say which of several prompts a text has; None: they are inferred.
         """
-        if self.numbers is not None and numbers is None:
-            numbers = self.numbers.infer(texts, side)
+        if self.assignment is not None and prompt_numbers is None:
+            prompt_numbers = self.assignment.infer(texts, side)
 
         def make_chunks(rows: np.ndarray) -> list[BatchChunk]:
-            return self.chunks([texts[row] for row in rows], side, rows, None if numbers is None else numbers[rows])
+            return self.chunks(
+                [texts[row] for row in rows], side, rows, None if prompt_numbers is None else prompt_numbers[rows]
+            )
 
         return share_items(
             self.module,
@@ -254,8 +258,8 @@ class DualSystem:
         """Returns the vectors of passages by row, float32 [n, dim]: the stored ones, or those of the current model."""
         if self.vectors is not None:
             return self.vectors(passages).astype(np.float32)
-        numbers = None if self.numbers is None else self.numbers.passages[passages]
-        return self.encode(self.compose(passages), "passage", rank, world, numbers)
+        prompt_numbers = None if self.assignment is None else self.assignment.of_passages[passages]
+        return self.encode(self.compose(passages), "passage", rank, world, prompt_numbers)
 
     def save(self, folder: Path) -> None:
         """Saves a task's prompt, or models for sentence-transformers: one, or untied ones in `query/`, `passage/`.
@@ -283,17 +287,17 @@ class DualSystem:
         recipe = self.recipe if backbone_folder is None else read_recipe(backbone_folder, self.encoder)
         backbone = backbone_of(settings_of(recipe, self.encoder))
         task = TaskPrompt(backbone, replace(self.encoder, compile="auto"), None, None)
-        return self.kind.saved(dict(self.prompts.items()), task)
+        return self.kind.to_task_prompt(dict(self.prompts.items()), task)
 
     def task_prompts(self) -> dict[str, TaskPrompt]:
         """Returns the prompts of the tasks by name; empty unless each task has one. `prompt` is their mean."""
-        return self.kind.tasks_of(dict(self.prompts.items()), self.prompt())
+        return self.kind.prompts_by_task(dict(self.prompts.items()), self.prompt())
 
     def _prompt(self, side: Side) -> PromptProvider | None:
         prompts: dict[str, PromptProvider] = dict(self.prompts.items())
         return prompts.get("both", prompts.get(side))
 
 
-def _share(numbers: np.ndarray | None, rank: int, world: int) -> np.ndarray | None:
-    """Returns a worker's share of numbers."""
-    return None if numbers is None else numbers[rank::world]
+def _share(prompt_numbers: np.ndarray | None, rank: int, world: int) -> np.ndarray | None:
+    """Returns a worker's share of the numbers of prompts."""
+    return None if prompt_numbers is None else prompt_numbers[rank::world]

@@ -75,10 +75,10 @@ class Encoders:
                 save_adapter(place / ADAPTER_FOLDER, model.backbone)
                 merged = open_pooled(self.recipe, torch.float32)
                 merge_adapter(merged.backbone, place / ADAPTER_FOLDER)
-                save_encoder(place, self.recipe, merged.saved)
+                save_encoder(place, self.recipe, merged.model_to_save)
                 continue
-            with with_original_values(model.saved.config, self._dropouts):
-                save_encoder(place, self.recipe, model.saved, head)
+            with with_original_values(model.model_to_save.config, self._dropouts):
+                save_encoder(place, self.recipe, model.model_to_save, head)
 
     def _open(self) -> tuple[PooledBackbone, VectorHead]:
         """Returns an encoder with the backbone's weights."""

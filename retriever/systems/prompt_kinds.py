@@ -14,7 +14,7 @@ from retriever.errors import InputError
 from retriever.forward.attention import enable_prompts
 from retriever.forward.batching import TextTokenizer, Tokens
 from retriever.forward.pooling import PooledBackbone
-from retriever.forward.prompt_rows import PromptInputs, PromptNumbers, PromptRows, PromptShape
+from retriever.forward.prompt_rows import PromptAssignment, PromptInputs, PromptRows, PromptShape
 from retriever.model.recipe import Recipe, settings_of
 from retriever.options import EncoderOptions, Side
 from retriever.options.tuning import Parametrisation, TuneOptions, offsets_of
@@ -41,7 +41,7 @@ class PromptKind:
         tuning: Options of the training run.
         tokenizer: The tokenizer of the backbone.
         padding_side: The side on which batches are padded.
-        numbers: Which of several prompts a text has; None: this depends on nothing, or on the task of a query.
+        assignment: Which of several prompts a text has; None: this depends on nothing, or on the task of a query.
         tasks: The names of the tasks of the training data.
     """
 
@@ -52,11 +52,11 @@ class PromptKind:
         tuning: TuneOptions,
         tokenizer: TextTokenizer,
         padding_side: str,
-        numbers: PromptNumbers | None,
+        assignment: PromptAssignment | None,
         tasks: Sequence[str],
     ):
         self.tuning, self.tokenizer, self.padding_side = tuning, tokenizer, padding_side
-        self.numbers, self.tasks = numbers, tasks
+        self.assignment, self.tasks = assignment, tasks
 
     def prompted_sides(self) -> tuple[str, ...]:
         """Returns the sides that have a prompt: "query", "passage", or "both" if they share it."""
@@ -78,7 +78,7 @@ class PromptKind:
                 )
             if start.topics is not None:
                 raise InputError("the prompt to begin from is one of several of topics: begin from another prompt")
-            prompt.start(start.fixed(side))
+            prompt.start(start.fixed_matrix(side))
         return prompt
 
     def check_queries(self, texts: Sequence[str], tokens: Tokens) -> None:
@@ -97,7 +97,7 @@ class PromptKind:
         """Returns the prompts of a chunk, and the weights of each text's basic prompts, float32 [n, N], or None."""
         return provider(inputs), None
 
-    def numbers_of(
+    def prompt_numbers_of(
         self, data: TrainingData, queries: np.ndarray, positives: np.ndarray, passages: np.ndarray
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
         """Returns which of several prompts the texts of a batch have.
@@ -111,17 +111,17 @@ class PromptKind:
         Returns:
             Numbers of prompts, int64 [m] and int64 [p]; None: all texts of the side have the same prompt.
         """
-        if self.numbers is None:
+        if self.assignment is None:
             return None, None
-        return self.numbers.of_queries(queries, positives), self.numbers.passages[passages]
+        return self.assignment.of_queries(queries, positives), self.assignment.of_passages[passages]
 
-    def saved(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
+    def to_task_prompt(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
         """Returns a task with the current prompts by side, in the form in which they are saved."""
         matrices = {name: prompt.matrix().cpu() for name, prompt in prompts.items()}
         query, passage = matrices.get("query", matrices.get("both")), matrices.get("passage", matrices.get("both"))
         return replace(task, query=query, passage=passage, position_offset=self.tuning.position_offset)
 
-    def tasks_of(self, prompts: Mapping[str, Any], task: TaskPrompt) -> dict[str, TaskPrompt]:
+    def prompts_by_task(self, prompts: Mapping[str, Any], task: TaskPrompt) -> dict[str, TaskPrompt]:
         """Returns the prompts of the tasks by name; empty unless each task has one. `task` is their mean."""
         return {}
 
@@ -171,9 +171,9 @@ class SynthesisedKind(PromptKind):
         prompts = provider.synthesise(inputs)
         return prompts.rows, prompts.weights
 
-    def saved(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
+    def to_task_prompt(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
         """See PromptKind."""
-        return replace(task, synthesis=prompts["query"].saved())
+        return replace(task, synthesis=prompts["query"].saved_form())
 
 
 class TaskKind(PromptKind):
@@ -196,13 +196,13 @@ class TaskKind(PromptKind):
             )
         return TaskPrompts(shape, width, self.tasks, options, self.tuning.prompt_dropout)
 
-    def numbers_of(
+    def prompt_numbers_of(
         self, data: TrainingData, queries: np.ndarray, positives: np.ndarray, passages: np.ndarray
     ) -> tuple[np.ndarray | None, np.ndarray | None]:
         """See PromptKind."""
-        return data.tasks_of(queries), None
+        return data.task_numbers_of(queries), None
 
-    def tasks_of(self, prompts: Mapping[str, Any], task: TaskPrompt) -> dict[str, TaskPrompt]:
+    def prompts_by_task(self, prompts: Mapping[str, Any], task: TaskPrompt) -> dict[str, TaskPrompt]:
         """See PromptKind."""
         matrices = prompts["query"].matrices()
         return {name: replace(task, query=matrix.cpu()) for name, matrix in matrices.items()}
@@ -218,8 +218,8 @@ class TopicKind(PromptKind):
     @property
     def topics(self) -> TrainingTopics:
         """The topics of the training data."""
-        assert isinstance(self.numbers, TrainingTopics)
-        return self.numbers
+        assert isinstance(self.assignment, TrainingTopics)
+        return self.assignment
 
     def open(self, shape: PromptShape, backbone: Any, side: Side, start: TaskPrompt | None) -> nn.Module:
         """See PromptKind."""
@@ -236,7 +236,7 @@ class TopicKind(PromptKind):
             position_offset=tuning.position_offset,
         )
 
-    def saved(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
+    def to_task_prompt(self, prompts: Mapping[str, Any], task: TaskPrompt) -> TaskPrompt:
         """See PromptKind."""
         saved = SavedTopics(self.topics.model, prompts["both"].matrices().cpu(), self.topics.wordless)
         return replace(task, position_offset=self.tuning.position_offset, topics=saved)
@@ -255,7 +255,7 @@ def open_kind(
     tuning: TuneOptions,
     tokenizer: TextTokenizer,
     padding_side: str,
-    numbers: PromptNumbers | None,
+    assignment: PromptAssignment | None,
     data: TrainingData | None,
 ) -> PromptKind:
     """Returns the kind of the prompts of a training run.
@@ -263,13 +263,13 @@ def open_kind(
     Raises:
         InputError: If the topics of texts are missing, or given for another kind.
     """
-    if (numbers is None) != (tuning.parametrisation != "topics"):
+    if (assignment is None) != (tuning.parametrisation != "topics"):
         raise InputError(
             "parametrisation topics: expected the topics of queries and passages (topics), and for "
             "other parametrisations none"
         )
     tasks = () if data is None else data.task_names()
-    return KINDS[tuning.parametrisation](tuning, tokenizer, padding_side, numbers, tasks)
+    return KINDS[tuning.parametrisation](tuning, tokenizer, padding_side, assignment, tasks)
 
 
 def open_prompts(

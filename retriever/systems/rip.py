@@ -31,7 +31,7 @@ from retriever.options import EncoderOptions, Side
 from retriever.options.pretraining import RipOptions
 from retriever.prompts.deep_prompt import MatrixPrompt
 from retriever.prompts.prompts import TaskPrompt, backbone_of
-from retriever.systems.condenser import CondenserHead, choose_shape, saved_shape
+from retriever.systems.condenser import CondenserHead, choose_head_shape, saved_head_shape
 from retriever.systems.masking import MaskedLanguageModel, Masking
 from retriever.systems.sentences import count_words, split_into_spans, split_sentences
 from retriever.training.dev_workers import ITEMS, share_items
@@ -49,7 +49,7 @@ class RipData:
     Attributes:
         num_passages: The corpus has rows 0 to num_passages - 1.
         texts: Maps rows, int64 [n], to the texts of n passages.
-        rows: Rows that can be drawn (`is_eligible`), int64 [any].
+        rows: Rows that can be drawn (`are_eligible`), int64 [any].
     """
 
     num_passages: int
@@ -98,7 +98,7 @@ def rip_loss(
     return functional.cross_entropy(scores, partners)
 
 
-def is_eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
+def are_eligible(texts: Sequence[str], options: RipOptions) -> np.ndarray:
     """Returns which passages can be drawn, bool [texts].
 
     These are passages with two different sentences of at least `min_words` words, or with two spans of as many. If
@@ -219,9 +219,11 @@ class RipSystem:
     def _open_head(self, config: Any) -> CondenserHead:
         """Returns the head that is saved with the backbone, or a new one."""
         folder = self.recipe.backbone
-        shape = choose_shape(folder, int(config.num_hidden_layers), self.options.head_layers, self.options.skip_from)
+        shape = choose_head_shape(
+            folder, int(config.num_hidden_layers), self.options.head_layers, self.options.skip_from
+        )
         head = CondenserHead(config, shape)
-        if saved_shape(folder) is not None:
+        if saved_head_shape(folder) is not None:
             head.load(folder)
         return head
 

@@ -36,7 +36,7 @@ class TextChunks:
         side: Side,
         rows: np.ndarray,
         outputs: Sequence[str],
-        numbers: np.ndarray | None = None,
+        prompt_numbers: np.ndarray | None = None,
         provider: Any = None,
         is_counted: bool = True,
     ) -> list[BatchChunk]:
@@ -47,7 +47,7 @@ class TextChunks:
             side: Their side.
             rows: Their positions in the outputs, int64 [n].
             outputs: The outputs of the batch in which each text has a row.
-            numbers: Which of several prompts each has, int64 [n]; None: they have the same one.
+            prompt_numbers: Which of several prompts each has, int64 [n]; None: they have the same one.
             provider: The provider of their prompts, whose memory bounds the texts of a chunk; None: they have none.
             is_counted: Count the texts that are cut to the length limit.
 
@@ -67,7 +67,9 @@ class TextChunks:
             tokens, batches, side=self.recipe.padding_side, pad_id=self.tokenizer.pad_id
         ):
             # A single text is repeated.
-            of_ids = () if numbers is None else (torch.from_numpy(np.resize(numbers[text_rows], len(ids))),)
+            of_ids = (
+                () if prompt_numbers is None else (torch.from_numpy(np.resize(prompt_numbers[text_rows], len(ids))),)
+            )
             cuts = {PLURALS[side]: tokens.count_cuts(text_rows)} if is_counted else {}
             inputs = (side, ids, lengths, *of_ids)
             chunks.append(BatchChunk(dict.fromkeys(outputs, rows[text_rows]), inputs, ids.numel(), cuts))

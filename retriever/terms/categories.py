@@ -8,7 +8,7 @@ import torch
 
 from retriever.losses import category_loss, category_overlap
 from retriever.options.tuning import TuneOptions
-from retriever.terms.term import LossTerm, StepBatch, sides_of
+from retriever.terms.term import LossTerm, StepBatch, query_and_passage_vectors
 from retriever.training.system import Batch
 
 
@@ -30,7 +30,7 @@ class CategoryTerm(LossTerm):
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """See LossTerm."""
-        options, both = self.system.tuning.categories, sides_of(outputs, batch)
+        options, both = self.system.tuning.categories, query_and_passage_vectors(outputs, batch)
         assert options is not None
         rho, positives, ignored = (batch.arguments[name].to(both[0].device) for name in ("rho", "positives", "ignored"))
         return category_loss(*both, rho, self.system.similarity_temperature, options.weight, positives, ignored)

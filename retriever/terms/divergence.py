@@ -29,7 +29,7 @@ class DivergenceTerm(LossTerm):
         assert options is not None
         assert data is not None
         step.outputs[WEIGHTS] = BatchOutput(options.prompts, len(step.queries))
-        step.arguments["tasks"] = torch.from_numpy(data.tasks_of(step.queries))
+        step.arguments["tasks"] = torch.from_numpy(data.task_numbers_of(step.queries))
 
     def row_outputs(self, side: Side) -> tuple[str, ...]:
         """See LossTerm."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import torch
 
-from retriever.errors import Diverged, InputError
+from retriever.errors import DivergedError, InputError
 from retriever.losses.flops import MIN_WORDS, flops_loss, mean_words
 from retriever.model.recipe import Recipe
 from retriever.options import SIDES, Side
 from retriever.options.tuning import TuneOptions
-from retriever.terms.term import BATCH_VECTORS, EncodedChunk, LossTerm, StepBatch, sides_of
+from retriever.terms.term import BATCH_VECTORS, EncodedChunk, LossTerm, StepBatch, query_and_passage_vectors
 from retriever.training.system import Batch, BatchChunk, BatchOutput
 
 # The output of a batch that is the sum of the sparse vectors of a side.
@@ -50,16 +50,16 @@ class FlopsTerm(LossTerm):
         """Returns the weighted FLOPS of the encoded sides, a scalar.
 
         Raises:
-            Diverged: If the vectors of one side have less than one word on average: then they find nothing.
+            DivergedError: If the vectors of one side have less than one word on average: then they find nothing.
         """
         options, step = self.system.tuning.flops, batch.arguments["step"]
         assert options is not None
-        parts = zip(SIDES, sides_of(outputs, batch), strict=True)
+        parts = zip(SIDES, query_and_passage_vectors(outputs, batch), strict=True)
         sides = {side: part.detach() for side, part in parts if side in self.system.encoded_sides}
         for side, vectors in sides.items():
             if (words := mean_words(vectors)) < MIN_WORDS:
                 name = "flops_queries" if side == "query" else "flops_passages"
-                raise Diverged(
+                raise DivergedError(
                     f"step {step + 1}: the sparse vectors of the {side} side have {words:.2f} non-zero words on "
                     f"average, expected at least {MIN_WORDS:g}: give a smaller parameter {name} than "
                     f"{getattr(options, name.removeprefix('flops_')):g}, or a smaller lr, under another name"

@@ -9,7 +9,7 @@ import torch
 
 from retriever.losses import BatchLabels, batch_loss, teacher_logits
 from retriever.options.tuning import TuneOptions
-from retriever.terms.term import LossTerm, StepBatch, sides_of
+from retriever.terms.term import LossTerm, StepBatch, query_and_passage_vectors
 from retriever.training.system import Batch
 
 
@@ -33,7 +33,7 @@ class PairTerm(LossTerm):
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:
         """See LossTerm."""
-        options, (queries, passages) = self.system.tuning, sides_of(outputs, batch)
+        options, (queries, passages) = self.system.tuning, query_and_passage_vectors(outputs, batch)
         labels = BatchLabels(**{name: batch.arguments[name] for name in BatchLabels._fields if name in batch.arguments})
         return batch_loss(
             options.loss,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from retriever.forward.prompt_rows import PromptNumbers
+from retriever.forward.prompt_rows import PromptAssignment
 from retriever.model.recipe import Recipe
 from retriever.options import Side
 from retriever.options.tuning import TuneOptions
@@ -74,7 +74,7 @@ class TrainedSystem(Protocol):
     data: TrainingData | None
 
     @property
-    def numbers(self) -> PromptNumbers | None:
+    def assignment(self) -> PromptAssignment | None:
         """Which of several prompts a text has; None if all texts of a side have the same one."""
 
     @property
@@ -97,7 +97,7 @@ class TrainedSystem(Protocol):
         texts: Sequence[str],
         side: Side,
         rows: np.ndarray,
-        numbers: np.ndarray | None = None,
+        prompt_numbers: np.ndarray | None = None,
         output: str = BATCH_VECTORS,
     ) -> list[BatchChunk]:
         """Cuts texts into chunks."""
@@ -138,7 +138,7 @@ class LossTerm:
         raise NotImplementedError(f"{type(self).__name__}: expected a method loss(outputs, batch)")
 
 
-def sides_of(outputs: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def query_and_passage_vectors(outputs: Mapping[str, torch.Tensor], batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the vectors of the queries and of the passages of a batch, float32 [m, dim] and [p, dim]."""
     vectors, queries = outputs[BATCH_VECTORS], batch.arguments["queries"]
     return vectors[:queries], vectors[queries:]

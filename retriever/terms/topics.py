@@ -26,12 +26,12 @@ class TopicTerm(LossTerm):
 
     def add_to(self, step: StepBatch) -> None:
         """Adds chunks of the passages under each sampled topic; row k N + i is passage i of N under topic k."""
-        system, options, numbers = self.system, self.system.tuning, self.system.numbers
-        assert isinstance(numbers, TrainingTopics)
+        system, options, topics_of_texts = self.system, self.system.tuning, self.system.assignment
+        assert isinstance(topics_of_texts, TrainingTopics)
         assert options.topics is not None
-        if not options.topics_of_loss(numbers.model.num_topics):
+        if not options.topics_of_loss(topics_of_texts.model.num_topics):
             return
-        topics = numbers.sample(options.topics, options.seed, step.number)
+        topics = topics_of_texts.sample(options.topics, options.seed, step.number)
         texts, passages = system.compose(step.passages), len(step.passages)
         rows = np.arange(step.rank, len(topics) * passages, step.world)
         step.outputs[TOPICS] = BatchOutput(system.dim, len(topics) * passages)

@@ -58,29 +58,34 @@ class TopicPrompts(nn.Module):
         """Tokens of each prompt."""
         return self._embeddings.shape[1]
 
-    def numbers(self, topics: torch.Tensor | None = None) -> torch.Tensor:
+    def keys_and_values(self, topics: torch.Tensor | None = None) -> torch.Tensor:
         """Returns the keys and values of topics, [n, l, layers * 2 * heads * head_dim].
 
         Args:
             topics: The topics, int64 [n]; None: all.
         """
         words = self._embeddings if topics is None else self._embeddings[topics]
-        numbers: torch.Tensor = self.out(words + self.residual(words))
-        return numbers
+        keys_and_values: torch.Tensor = self.out(words + self.residual(words))
+        return keys_and_values
 
     def forward(self, inputs: PromptInputs) -> PromptRows:
         """Returns the prompts of texts, whose topics are `inputs.tasks`; see PromptProvider."""
         if inputs.tasks is None:
             raise ValueError("tasks: expected the topic of each text")
         present, rows = torch.unique(inputs.tasks, return_inverse=True)
-        prompts = separate_prompt_rows(self.numbers(present), self.shape)
+        prompts = separate_prompt_rows(self.keys_and_values(present), self.shape)
         offsets = inputs.lengths.new_full((len(rows),), self.length) if self.position_offset else None
         return prompts._replace(rows=rows, offsets=offsets, dropout=self.dropout if self.training else 0.0)
 
     @torch.no_grad()
     def matrices(self) -> torch.Tensor:
         """Returns the saved form: float32 [K, layers, 2, heads, l, head_dim]."""
-        return separate_prompt_rows(self.numbers(), self.shape).table.float().permute(2, 0, 1, 3, 4, 5).contiguous()
+        return (
+            separate_prompt_rows(self.keys_and_values(), self.shape)
+            .table.float()
+            .permute(2, 0, 1, 3, 4, 5)
+            .contiguous()
+        )
 
     @property
     def _embeddings(self) -> torch.Tensor:

@@ -75,11 +75,11 @@ class SavedTopics:
         return self.prompts.shape[4]
 
     @property
-    def texts(self) -> TextTopics:
+    def text_topics(self) -> TextTopics:
         """How the topics of texts are inferred, without the prompts."""
         return TextTopics(self.model, self.wordless)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def named_tensors(self) -> dict[str, torch.Tensor]:
         """Returns the tensors by the names that they have in a task's file."""
         prompts = {f"{PREFIX}{topic}": matrix.contiguous() for topic, matrix in enumerate(self.prompts)}
         arrays = self.model.arrays_by_name().items()

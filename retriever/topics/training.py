@@ -24,20 +24,20 @@ class TrainingTopics:
 
     Attributes:
         model: The topics, also for texts outside of the training data.
-        passages: The topic of each passage of the corpus, int64 [rows].
-        queries: The topic of each training query, int64 [queries]; None: a query has the topic of the passage that is
-            its positive in a batch.
+        of_passages: The topic of each passage of the corpus, int64 [rows].
+        query_topics: The topic of each training query, int64 [queries]; None: a query has the topic of the passage that
+            is its positive in a batch.
         wordless: As of TopicOptions, for queries outside of the training data.
     """
 
     model: TopicModel
-    passages: np.ndarray
-    queries: np.ndarray | None
+    of_passages: np.ndarray
+    query_topics: np.ndarray | None
     wordless: Wordless = "refuse"
 
     def __post_init__(self) -> None:
         """Raises InputError for numbers that are no topics."""
-        for name, topics in (("passages", self.passages), ("queries", self.queries)):
+        for name, topics in (("passages", self.of_passages), ("queries", self.query_topics)):
             if topics is not None and len(topics) and not 0 <= topics.min() <= topics.max() < self.model.num_topics:
                 raise InputError(
                     f"topics of {name}: {topics.min()} to {topics.max()}, expected 0 to {self.model.num_topics - 1}"
@@ -45,7 +45,7 @@ class TrainingTopics:
 
     def of_queries(self, queries: np.ndarray, positives: np.ndarray) -> np.ndarray:
         """Returns the topics of the queries of a batch, int64 [m]. positives: the row of each one's positive."""
-        return self.passages[positives] if self.queries is None else self.queries[queries]
+        return self.of_passages[positives] if self.query_topics is None else self.query_topics[queries]
 
     def infer(self, texts: Sequence[str], side: Side) -> np.ndarray:
         """Returns the topics of texts outside of the training data, int64 [n].

@@ -32,9 +32,9 @@ class NumberedSystem(TextSystem, Protocol):
     """A TextSystem in which a text has one of several prompts."""
 
     def encode(
-        self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1, numbers: np.ndarray | None = None
+        self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1, prompt_numbers: np.ndarray | None = None
     ) -> np.ndarray:
-        """Returns vectors as TextSystem. numbers: Which prompt each text has, int64 [n]; None: it infers them."""
+        """Returns vectors as TextSystem. prompt_numbers: the prompt of each text, int64 [n]; None: it infers them."""
 
 
 class PairSystem(Protocol):
@@ -53,8 +53,8 @@ class DevSet:
         positives: For each query, positions among the passages, or among the documents, int64 [any].
         texts: Texts of the passages; not used if there are vectors.
         vectors: Their stored vectors, float32 [n, dim], or blocks of them; None: the system encodes the texts.
-        numbers: The numbers of the prompts of the passages, int64 [n], for a NumberedSystem; None: it infers them, if
-            it has several prompts.
+        prompt_numbers: The numbers of the prompts of the passages, int64 [n], for a NumberedSystem; None: it infers
+            them, if it has several prompts.
         documents: Positions of the first passage of each document, int64, ascending: a document ranks by its best
             passage. None: the passages are ranked.
     """
@@ -63,14 +63,14 @@ class DevSet:
     positives: Sequence[np.ndarray]
     texts: Sequence[str]
     vectors: np.ndarray | Sequence[np.ndarray | SparseVectors] | None = None
-    numbers: np.ndarray | None = None
+    prompt_numbers: np.ndarray | None = None
     documents: np.ndarray | None = None
 
     def mrr(self, system: TextSystem, rank: int = 0, world: int = 1, depth: int = DEPTH) -> float:
         """Returns MRR@depth. A positive ranks last among passages with equal scores. NaN if vectors are not finite."""
         passages: Sequence[np.ndarray | SparseVectors]
         if self.vectors is None:
-            blocks = _encode_blocks(system, self.texts, "passage", rank, world, self.numbers)
+            blocks = _encode_blocks(system, self.texts, "passage", rank, world, self.prompt_numbers)
             passages = [_compact(vectors) for vectors in blocks]
         else:
             passages = [self.vectors] if isinstance(self.vectors, np.ndarray) else self.vectors
@@ -96,16 +96,21 @@ class DevSets:
 
 
 def _encode_blocks(
-    system: TextSystem, texts: Sequence[str], side: Side, rank: int, world: int, numbers: np.ndarray | None = None
+    system: TextSystem,
+    texts: Sequence[str],
+    side: Side,
+    rank: int,
+    world: int,
+    prompt_numbers: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers; `numbers` as in DevSet."""
+    """Yields the vectors of texts, in order, in blocks of at most _BLOCK numbers; `prompt_numbers` as in DevSet."""
     step = max(1, _BLOCK // system.dim)
     for first in range(0, len(texts), step):
         block = texts[first : first + step]
-        if numbers is None:
+        if prompt_numbers is None:
             yield system.encode(block, side, rank, world)
         else:
-            yield cast(NumberedSystem, system).encode(block, side, rank, world, numbers[first : first + step])
+            yield cast(NumberedSystem, system).encode(block, side, rank, world, prompt_numbers[first : first + step])
 
 
 def read_blocks(

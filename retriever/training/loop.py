@@ -30,7 +30,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from retriever.cuts import NOUNS, Cuts
-from retriever.errors import Diverged, InputError
+from retriever.errors import DivergedError, InputError
 from retriever.forward.numerics import describe_numerics
 from retriever.options.loop import LoopOptions, check_sharding
 from retriever.training.hooks import SaveCheckpoint, Stopped, TrainingProgress, WorkerHooks, no_stop_requests
@@ -405,8 +405,8 @@ class Trainer:
         terms = [output.sum() for output in outputs.values()]
         return functools.reduce(torch.add, terms if chunk_loss is None else [*terms, chunk_loss])
 
-    def _not_finite(self, number: int, what: str) -> Diverged:
-        return Diverged(
+    def _not_finite(self, number: int, what: str) -> DivergedError:
+        return DivergedError(
             f"step {number + 1}: {what}; the last checkpoint is from before it: give a smaller lr than "
             f"{self.options.lr}, or --dtype float32, under another name"
         )

@@ -71,7 +71,7 @@ class TrainingData:
     corpora: np.ndarray | None = None
     categories: CategoryTable | None = None
 
-    def corpus_of(self, query: int) -> tuple[int, int]:
+    def corpus_range_of(self, query: int) -> tuple[int, int]:
         """Returns the first row of the corpus of a query, and the row after its last."""
         if self.corpora is None or self.mixture is None:
             return 0, self.num_passages
@@ -85,7 +85,7 @@ class TrainingData:
         """
         return () if self.mixture is None else tuple(sorted(set(self.mixture.tasks)))
 
-    def tasks_of(self, queries: np.ndarray) -> np.ndarray:
+    def task_numbers_of(self, queries: np.ndarray) -> np.ndarray:
         """Returns the number of the task of each query: int64 [n] both."""
         if self.mixture is None:
             return np.zeros(len(queries), np.int64)
@@ -190,7 +190,7 @@ def _group(
     else:
         mined = draw.choice(negatives, count, replace=False)
     chosen, relevant = [positive, *mined], data.relevant(query)
-    first, end = data.corpus_of(query)
+    first, end = data.corpus_range_of(query)
     while len(chosen) <= wanted:
         row = first + draw.integers(end - first)
         place = np.searchsorted(data.deleted, row)

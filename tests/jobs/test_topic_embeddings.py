@@ -63,7 +63,7 @@ def test_passages_have_the_prompt_of_their_stored_topic(
     expected = expected_vectors(world, prompt, texts, known)
     np.testing.assert_allclose(embeddings.take(np.arange(240)), expected, atol=2e-3)
     assert prompt.topics is not None
-    inferred = prompt.topics.texts.topics_of(texts, "passage")
+    inferred = prompt.topics.text_topics.topics_of(texts, "passage")
     assert (inferred != known).sum() > 50
     assert np.abs(expected - expected_vectors(world, prompt, texts, inferred)).max() > 0.01
 
@@ -77,7 +77,7 @@ def test_passages_have_the_prompt_of_their_stored_topic(
     all_topics = grown.topics()
     assert all_topics is not None
     assert all_topics[:240].tolist() == known.tolist()
-    assert all_topics[240:].tolist() == prompt.topics.texts.topics_of(texts_of(more), "passage").tolist()
+    assert all_topics[240:].tolist() == prompt.topics.text_topics.topics_of(texts_of(more), "passage").tolist()
 
 
 def test_topics_are_inferred_without_stored_ones_and_queries_have_their_own(world: Any, done: Done) -> None:
@@ -89,7 +89,7 @@ def test_topics_are_inferred_without_stored_ones_and_queries_have_their_own(worl
     assert prompt.topics is not None
     topics = embeddings.topics()
     assert topics is not None
-    assert topics.tolist() == prompt.topics.texts.topics_of(texts_of(world.passages), "passage").tolist()
+    assert topics.tolist() == prompt.topics.text_topics.topics_of(texts_of(world.passages), "passage").tolist()
     assert Embeddings.open(store, "enc", Corpus.open(store)).topics() is None
     search = ("search", "--store", world.store, "--mode", "exact", "--embeddings", "t", "--k", 5)
     done(*search, "--name", "run")

@@ -97,7 +97,7 @@ def dual_system(
         if options.flops is not None:
             stored = np.where(draw.random(size) < 0.05, np.abs(stored), 0.0).astype(np.float32)
         vectors = stored.__getitem__
-    system = DualSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors, numbers=given)
+    system = DualSystem(bert, encoder, options, data, device=CPU, dtype=dtype, vectors=vectors, assignment=given)
     for module in system.module.modules():
         if isinstance(module, torch.nn.Dropout) and dropout is not None:
             module.p = dropout

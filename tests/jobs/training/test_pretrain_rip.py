@@ -19,7 +19,7 @@ from indexing.training.pretraining import EligibleCount, count_eligible, trainin
 from indexing.work.local import LocalRunner
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.options.pretraining import RipOptions
-from retriever.systems.condenser import HeadShape, choose_shape
+from retriever.systems.condenser import HeadShape, choose_head_shape
 
 Done = Callable[..., str]
 SMALL = ("--batch", 12, "--steps", 4, "--max-length", 32, "--cpus", 1, "--dtype", "float32", "--lr", "1e-3")
@@ -55,7 +55,7 @@ def test_cocondenser_starts_from_the_head_of_condenser(world, done: Done, refuse
     assert "head      new" not in out
     store = Store(str(world.store))
     assert [store.open("models", name).notes["head"] for name in ("first", "second")] == ["new", "the backbone's"]
-    assert choose_shape(model_folder(store.open("models", "second")), 2, None, None) == HeadShape(1, 1)
+    assert choose_head_shape(model_folder(store.open("models", "second")), 2, None, None) == HeadShape(1, 1)
     plan = command(world, *second, "--name", "third", "--plan")
     assert f"head      new: {world.model} has none; --objective condenser trains a backbone" in done(*plan)
     line = refused(*command(world, *second, "--backbone", "models/first", "--name", "x", "--head-layers", 2))

@@ -117,7 +117,7 @@ def test_ours_open_in_sentence_transformers(tiny: Tiny, texts: list[str], tmp_pa
         passage_terms=most,
     )
     recipe = read_recipe(folder, options)
-    save_encoder(tmp_path / "ours", recipe, open_pooled(recipe, torch.float32).saved)
+    save_encoder(tmp_path / "ours", recipe, open_pooled(recipe, torch.float32).model_to_save)
     peer = Peer(str(tmp_path / "ours"), device="cpu", local_files_only=True)
     ours, before = SparseEncoder(str(tmp_path / "ours"), EXACT), SparseEncoder(str(folder), options)
     assert ours.config["query_terms"] == before.config["query_terms"] == most

@@ -42,7 +42,7 @@ def test_the_largest_logit_of_the_unpadded_tokens_counts(
     with torch.no_grad():
         actual = pooled(ids, lengths)
         states, inside, _ = pooled.states(ids, lengths, None)
-        head = copy.deepcopy(pooled.saved).double().cls
+        head = copy.deepcopy(pooled.model_to_save).double().cls
         scores = head(states.double()).tolist()
     assert actual.dtype == torch.float32
     zeros = 0

@@ -170,14 +170,14 @@ def test_a_prompt_is_trained_over_a_frozen_gtr(tmp_path: Path) -> None:
     system = DualSystem(folder, FLOAT32, options, make_data(20), device=CPU, dtype=torch.float32)
     trainer = Trainer(system, LoopOptions(steps=5, lr=1e-2), device=CPU, dtype=torch.float32)
     before = {name: value.clone() for name, value in system.pooled.state_dict().items()}
-    start = system.prompt().fixed("query")
+    start = system.prompt().fixed_matrix("query")
     for step in range(3):
         system.module.train()
         trainer.step(step)
     system.module.eval()
     torch.testing.assert_close(system.pooled.state_dict(), before, atol=0, rtol=0)
     prompt = system.prompt()
-    matrices = prompt.fixed("query"), start
+    matrices = prompt.fixed_matrix("query"), start
     assert matrices[0] is not None
     assert matrices[1] is not None
     changed = (matrices[0] - matrices[1]).abs().amax(dim=(1, 2, 3, 4))

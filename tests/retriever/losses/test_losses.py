@@ -11,7 +11,7 @@ from loss_checks import assert_gradient, assert_gradients, gradient_of, log_sum_
 
 from retriever.losses import BatchLabels, batch_loss, contrastive_loss, own_passages_loss, symmetric_loss
 from retriever.options.reranking import PairLoss
-from retriever.systems.cross import loss_of
+from retriever.systems.cross import pair_loss
 from retriever.systems.rip import rip_loss
 
 
@@ -260,23 +260,23 @@ def expected_cross(logits: np.ndarray, loss: PairLoss) -> float:
 def test_the_losses_of_a_reranker_equal_a_loop(shape: tuple[int, int], loss: PairLoss) -> None:
     logits = 3 * random(*shape)
     expected = expected_cross(logits.numpy(), loss)
-    assert loss_of(logits, loss).item() == pytest.approx(expected, rel=1e-12, abs=1e-14)
-    assert loss_of(logits.float(), loss).item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert pair_loss(logits, loss).item() == pytest.approx(expected, rel=1e-12, abs=1e-14)
+    assert pair_loss(logits.float(), loss).item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
     if loss == "bce" or shape[1] > 1:
-        assert_gradient(lambda values: loss_of(values, loss), logits)
+        assert_gradient(lambda values: pair_loss(values, loss), logits)
 
 
 @pytest.mark.parametrize(("loss", "expected"), [("bce", 2 * math.log(2)), ("listwise", 2 * math.log(4))])
 def test_the_losses_of_a_reranker_with_equal_scores(loss: PairLoss, expected: float) -> None:
-    assert loss_of(torch.zeros(2, 4), loss).item() == pytest.approx(expected, rel=1e-6)
+    assert pair_loss(torch.zeros(2, 4), loss).item() == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(("loss", "expected"), [("bce", (1000 + math.log(2)) / 2), ("listwise", 1000.0)])
 def test_the_losses_of_a_reranker_do_not_overflow(loss: PairLoss, expected: float) -> None:
     """The positive's score is 1000 below the negative's."""
     logits = torch.tensor([[-1000.0, 0.0]])
-    assert loss_of(logits, loss).item() == pytest.approx(expected, rel=1e-6)
-    assert torch.isfinite(gradient_of(lambda values: loss_of(values, loss), logits)).all()
+    assert pair_loss(logits, loss).item() == pytest.approx(expected, rel=1e-6)
+    assert torch.isfinite(gradient_of(lambda values: pair_loss(values, loss), logits)).all()
 
 
 GROUPS = torch.tensor([[3, 5, 0, 6], [0, 1, 2, 2], [8, 7, 4, 1], [3, 0, 5, 7], [1, 3, 6, 8]])  # one has 2 twice

@@ -60,7 +60,7 @@ def test_a_query_trains_the_prompt_of_its_task(bert: Path) -> None:
     trained = set()
     for step in range(4):
         queries, _ = batch_at(single.data, single.tuning, step)
-        [task] = set(single.data.tasks_of(queries).tolist())
+        [task] = set(single.data.task_numbers_of(queries).tolist())
         by_name = gradients(single, step)
         gradient = by_name["prompts.query.synthesiser.basic"]
         assert bool(gradient[task].abs().max() > 0)

@@ -39,7 +39,7 @@ from retriever.prompts.prompts import load_prompt
 from retriever.systems import rip
 from retriever.systems.condenser import HeadShape, describe_head
 from retriever.systems.masking import MaskedLanguageModel, Masking, TiedHead
-from retriever.systems.rip import RipSystem, draw_pair, is_eligible, passages_at, rip_loss
+from retriever.systems.rip import RipSystem, are_eligible, draw_pair, passages_at, rip_loss
 from retriever.training.hooks import WorkerHooks
 from retriever.training.loop import Trainer
 from retriever.training.stepping import trained_parameters
@@ -148,7 +148,7 @@ def test_units_have_eight_words(unit: str) -> None:
     defaults = options(min_words=8, unit=unit)
     seven, eight = " ".join("abcdefg"), " ".join("hijklmno")
     texts = [f"{seven}. {eight}.", f"{eight}. {seven}. {eight} p.", f"{seven}. {seven} q.", f"{eight} - {seven} !"]
-    assert is_eligible(texts, defaults).tolist() == [False, True, False, False]
+    assert are_eligible(texts, defaults).tolist() == [False, True, False, False]
     for epoch in range(50):
         pair = draw_pair(texts[1], defaults, epoch, 0)
         assert min(len(text.split()) for text in pair) >= 8
@@ -214,9 +214,9 @@ def test_sentences_and_whole_passages_that_are_cut_are_counted(
 
 def test_passages_with_too_few_units_are_not_drawn() -> None:
     texts = ["a b c. d e f.", "a b.", "", "same words. same words.", "x. y. z."]
-    assert is_eligible(texts, options()).tolist() == [True, False, False, False, True]
-    assert is_eligible(texts, options(unit="span")).tolist() == [True, True, False, True, True]
-    assert is_eligible(texts, options(objective="mlm")).tolist() == [True, True, False, True, True]
+    assert are_eligible(texts, options()).tolist() == [True, False, False, False, True]
+    assert are_eligible(texts, options(unit="span")).tolist() == [True, True, False, True, True]
+    assert are_eligible(texts, options(objective="mlm")).tolist() == [True, True, False, True, True]
 
 
 def test_epochs_are_permutations_and_pairs_differ() -> None:

@@ -16,7 +16,7 @@ from training_cases import CPU, ENCODER, dual_system, gradients
 from two_workers import TwoWorkers
 
 from retriever.encoding.sparse_encoder import SparseEncoder
-from retriever.errors import Diverged, InputError
+from retriever.errors import DivergedError, InputError
 from retriever.losses.flops import mean_words
 from retriever.options import EncoderOptions
 from retriever.options.flops import FlopsOptions
@@ -113,7 +113,7 @@ def test_the_regularisers_gradient_equals_finite_differences(bert: Path, loss: s
     def compute(shift: float) -> dict[str, Any]:
         system = dual_system(bert, dropout=0.0, method="finetune", loss=loss, flops=FLOPS)
         with torch.no_grad():
-            system.pooled.saved.cls.predictions.bias[40:60] += shift
+            system.pooled.model_to_save.cls.predictions.bias[40:60] += shift
         return gradients(system, 5)
 
     name = next(name for name in compute(0.0) if name.endswith("predictions.bias"))
@@ -175,8 +175,8 @@ def test_the_regulariser_leaves_fewer_words(bert: Path) -> None:
 def test_vectors_without_words_end_the_run(bert: Path) -> None:
     system = dual_system(bert, method="finetune", flops=FLOPS)
     with torch.no_grad():
-        system.pooled.saved.cls.predictions.bias -= 100
-    with pytest.raises(Diverged) as raised:
+        system.pooled.model_to_save.cls.predictions.bias -= 100
+    with pytest.raises(DivergedError) as raised:
         Trainer(system, LoopOptions(steps=9, lr=1e-3), device=CPU, dtype=torch.float32).step(4)
     assert str(raised.value) == (
         "step 5: the sparse vectors of the query side have 0.00 non-zero words on average, expected at least 1: give a "

@@ -15,7 +15,7 @@ from retriever.options.loop import LoopOptions
 from retriever.options.tuning import TuneOptions
 from retriever.systems import dual
 from retriever.terms.registry import TERMS
-from retriever.terms.term import EncodedChunk, LossTerm, StepBatch, sides_of
+from retriever.terms.term import EncodedChunk, LossTerm, StepBatch, query_and_passage_vectors
 from retriever.training.loop import Trainer
 from retriever.training.system import Batch, BatchChunk, BatchOutput
 
@@ -66,7 +66,7 @@ def test_a_term_is_added_to_the_loss_and_trains(bert: Path, monkeypatch: pytest.
     vectors = torch.zeros(batch.outputs["dense"].rows or 0, system.dim)
     for chunk, of_chunk in chunks:
         vectors[torch.from_numpy(chunk.rows["dense"])] = of_chunk.detach()
-    queries, _ = sides_of({"dense": vectors}, batch)
+    queries, _ = query_and_passage_vectors({"dense": vectors}, batch)
     monkeypatch.setattr(dual, "TERMS", [*TERMS, LengthTerm])
     losses = first_losses(bert)
     assert losses[0] - without[0] == pytest.approx(WEIGHT * float(queries.square().sum(1).mean()), rel=1e-4)

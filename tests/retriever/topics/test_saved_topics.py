@@ -47,7 +47,7 @@ def test_it_is_saved_and_opened(prompt: TaskPrompt, tmp_path: Path) -> None:
     assert loaded.topics.digest() == prompt.topics.digest()
     assert (loaded.query, loaded.passage, loaded.synthesis) == (None, None, None)
     texts = ["the river flows", "a bank of money", "answer : query"]
-    assert loaded.topics.texts.topics_of(texts, "query").tolist() == [0, 1, 2]
+    assert loaded.topics.text_topics.topics_of(texts, "query").tolist() == [0, 1, 2]
     tensors = load_file(tmp_path / "one" / "prompt.safetensors")
     assert torch.equal(tensors["topics.1"], prompt.topics.prompts[1])  # in the ordinary format
 
@@ -67,8 +67,8 @@ def test_the_configuration_names_the_prompts_and_the_topics(prompt: TaskPrompt) 
 def test_a_passage_without_a_known_word_has_the_most_probable_topic(prompt: TaskPrompt) -> None:
     assert prompt.topics is not None
     texts = ["the river", "beta", ""]
-    assert prompt.topics.texts.topics_of(texts, "query").tolist() == [0, -1, -1]
-    assert prompt.topics.texts.topics_of(texts, "passage").tolist() == [0, 2, 2]
+    assert prompt.topics.text_topics.topics_of(texts, "query").tolist() == [0, -1, -1]
+    assert prompt.topics.text_topics.topics_of(texts, "passage").tolist() == [0, 2, 2]
     known = replace(prompt.topics, wordless="prior")
     assert known.texts.topics_of(texts, "query").tolist() == [0, 2, 2]
     assert known.digest() != prompt.topics.digest()

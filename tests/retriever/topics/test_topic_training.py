@@ -53,10 +53,10 @@ def test_the_loss_of_a_step_has_the_loss_of_topics(bert: Path, sample: int | Non
     system, without = topic_system(bert, topics=options), topic_system(bert, topics=replace(options, loss=False))
     data = system.data
     assert data is not None
-    assert isinstance(system.numbers, TrainingTopics)
+    assert isinstance(system.assignment, TrainingTopics)
     passages = np.unique(batch_at(data, system.tuning, 3)[1])
     batch = system.batch(3, 0, 1)
-    topics = system.numbers.sample(options, system.tuning.seed, 3).tolist()
+    topics = system.assignment.sample(options, system.tuning.seed, 3).tolist()
     assert batch.arguments["topics"] == len(topics) == (sample or 3)
     assert batch.outputs["topics"].rows == len(topics) * len(passages)
     assert "topics" not in without.batch(3, 0, 1).outputs
@@ -92,7 +92,7 @@ def test_topics_are_drawn_anew_in_each_step() -> None:
 @pytest.mark.parametrize("judged", [False, True])
 def test_each_text_of_a_batch_has_its_topic(bert: Path, judged: bool) -> None:
     system = topic_system(bert, chunk=60, judged=judged)
-    data, given = system.data, system.numbers
+    data, given = system.data, system.assignment
     assert data is not None
     assert given is not None
     numbers, rows = batch_at(data, system.tuning, 2)
@@ -104,8 +104,8 @@ def test_each_text_of_a_batch_has_its_topic(bert: Path, judged: bool) -> None:
         [(name, places)] = chunk.rows.items()
         topics = chunk.inputs[3].tolist()
         (dense if name == "dense" else under).update(zip(places.tolist(), topics, strict=False))
-    of_queries = given.passages[rows[:, 0]] if judged else given.queries[numbers]  # type: ignore[index]
-    assert [dense[place] for place in range(len(dense))] == [*of_queries, *given.passages[passages]]
+    of_queries = given.of_passages[rows[:, 0]] if judged else given.query_topics[numbers]  # type: ignore[index]
+    assert [dense[place] for place in range(len(dense))] == [*of_queries, *given.of_passages[passages]]
     assert [under[place] for place in range(len(under))] == [topic for topic in range(3) for _ in passages]
 
 
@@ -163,7 +163,7 @@ def test_a_run_that_was_killed_ends_with_the_same_prompts_and_they_are_served(be
     assert whole.data is not None
     texts, topics = whole.data.queries[:9], np.arange(9) % 3
     served = encoder.forward(encoder.tokenize(texts, side="query"), task="task", topics=topics)
-    np.testing.assert_allclose(served, whole.encode(texts, "query", numbers=topics), atol=1e-5)
+    np.testing.assert_allclose(served, whole.encode(texts, "query", prompt_numbers=topics), atol=1e-5)
     assert prompt.topics is not None
     assert prompt.topics.model.fingerprint() == small_topics(WORDS).fingerprint()
 
@@ -192,7 +192,7 @@ def test_other_options_train(bert: Path, tmp_path: Path, name: str) -> None:
     encoder = Encoder(backbone, prompt.options, tasks={"task": prompt})
     texts, topics = ["w1 w2", "w7 w9 w3"], np.array([1, 2])
     served = encoder.forward(encoder.tokenize(texts, side="passage"), side="passage", task="task", topics=topics)
-    np.testing.assert_allclose(served, system.encode(texts, "passage", numbers=topics), atol=1e-4)
+    np.testing.assert_allclose(served, system.encode(texts, "passage", prompt_numbers=topics), atol=1e-4)
 
 
 def test_texts_outside_of_the_training_data_have_inferred_topics() -> None:

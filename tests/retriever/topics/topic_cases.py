@@ -74,6 +74,6 @@ def four_steps_of_topics(rank: int, patch: pytest.MonkeyPatch, bert: Path, world
 def unit_vectors(system: DualSystem, passages: np.ndarray, topic: int) -> np.ndarray:
     """Returns the vectors of passages under the prompt of a topic, scaled to length 1: float64 [n, dim]."""
     texts = system.compose(passages)
-    vectors = system.encode(texts, "passage", numbers=np.full(len(texts), topic)).astype(np.float64)
+    vectors = system.encode(texts, "passage", prompt_numbers=np.full(len(texts), topic)).astype(np.float64)
     scaled: np.ndarray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return scaled

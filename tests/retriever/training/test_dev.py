@@ -126,7 +126,7 @@ def test_passages_have_the_topics_of_a_dev_set(monkeypatch: pytest.MonkeyPatch) 
     given: list[tuple[str, int]] = []
     monkeypatch.setattr(evaluation, "_BLOCK", 2 * WordWeights.dim)
     texts = [str(number) for number in range(5)]
-    dev = DevSet(texts[:2], [np.array([0])] * 2, texts, numbers=np.array([4, 3, 2, 1, 0]))
+    dev = DevSet(texts[:2], [np.array([0])] * 2, texts, prompt_numbers=np.array([4, 3, 2, 1, 0]))
     assert 0 <= dev.mrr(TopicWords()) <= 1
     assert given == [("0", 4), ("1", 3), ("2", 2), ("3", 1), ("4", 0)]  # those of queries are inferred
 

@@ -63,7 +63,7 @@ def test_queries_of_two_corpora_draw_passages_of_their_own() -> None:
     drawn: set[int] = set()
     for step in range(60):
         for query, rows in zip(*batch_at(data, OPTIONS, step), strict=True):
-            first, end = data.corpus_of(query)
+            first, end = data.corpus_range_of(query)
             assert (first, end) == ((60, 100) if data.mixture.sets_of([query])[0] == 1 else (0, 60))
             assert ((rows >= first) & (rows < end)).all()
             drawn |= set(rows[1:].tolist())

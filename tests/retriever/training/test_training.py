@@ -587,5 +587,5 @@ def test_a_saved_prompt_loads_unchanged(bert: Path, tmp_path: Path) -> None:
     loaded = load_prompt(tmp_path)
     for side in ("query", "passage"):
         prompt = system.prompts[side]
-        assert torch.equal(loaded.fixed(side), prompt.matrix())  # type: ignore[arg-type,operator,union-attr]
+        assert torch.equal(loaded.fixed_matrix(side), prompt.matrix())  # type: ignore[arg-type,operator,union-attr]
     assert loaded.options == replace(ENCODER, compile="auto")
