@@ -224,25 +224,25 @@ class RefreshedNegatives:
             by_corpus.setdefault(data.corpus_range_of(query), []).append(query)
         for (begin, end), of_corpus in by_corpus.items():
             share = of_corpus[self.rank :: self.world]
-            max_relevant = max(len(data.relevant(query)) for query in of_corpus)
+            max_relevant = max(len(data.relevant_rows(query)) for query in of_corpus)
             search = ExactSearch(queries[share], min(self.depth + max_relevant, end - begin))
             for first in range(begin, end, _BLOCK):
                 rows = np.arange(first, min(first + _BLOCK, end))
                 vectors = system.encode_passages(rows, self.rank, self.world)
                 search.add(vectors.astype(np.float16), first, data.deleted)
             for query, hits in zip(share, search.result().rows, strict=True):
-                negatives = hits[(hits >= 0) & ~np.isin(hits, data.relevant(query))][: self.depth]
+                negatives = hits[(hits >= 0) & ~np.isin(hits, data.relevant_rows(query))][: self.depth]
                 mined[query, : len(negatives)] = torch.from_numpy(negatives)
         mined = mined.to(system.device)
         if self.world > 1:
             dist.all_reduce(mined, dist.ReduceOp.MAX)
         return mined.cpu()
 
-    def take(self, mined: torch.Tensor) -> None:
+    def train_on(self, mined_rows: torch.Tensor) -> None:
         """Trains on mined rows from the next batch on."""
         data = self.system.data
         assert data is not None
-        self.system.data = replace(data, negatives=[rows[rows >= 0] for rows in mined.numpy()])
+        self.system.data = replace(data, negatives=[rows[rows >= 0] for rows in mined_rows.numpy()])
 
 
 def categories_field_of(tuning: TuneOptions) -> str | None:

@@ -63,7 +63,7 @@ class CrossSystem:
         torch.manual_seed(options.seed)
         self.folder, self.options, self.data, self.device, self.dtype = folder, options, data, device, dtype
         self.tokenizer = open_pair_tokenizer(folder, options.max_length)
-        loaded, self._dropouts = _load(folder)
+        loaded, self._dropouts = _load_classifier(folder)
         self.module = self.model = loaded.to(device)
         swap_dropout(self.model)
         with contextlib.suppress(InputError):  # other architectures train with torch's own attention
@@ -182,7 +182,7 @@ def open_pair_tokenizer(folder: Path, max_length: int) -> PairTokenizer:
     return PairTokenizer(folder, max_length, vocabulary=vocabulary_size_of(config))
 
 
-def _load(folder: Path) -> tuple[Any, dict[str, float]]:
+def _load_classifier(folder: Path) -> tuple[Any, dict[str, float]]:
     """Returns the backbone with one label, in float32, without attention dropout, and the original dropouts.
 
     Checkpoints of masked language models lack a classification head and a pooler; both then start from random weights.

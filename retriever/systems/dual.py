@@ -138,7 +138,7 @@ class DualSystem:
         draft.outputs[BATCH_VECTORS] = BatchOutput(self.dim, len(queries) + len(passages))
         ignored = np.zeros((len(queries), len(passages)), bool)
         for place, query in enumerate(queries):
-            ignored[place] = np.isin(passages, data.relevant(query))
+            ignored[place] = np.isin(passages, data.relevant_rows(query))
             ignored[place, draft.positives[place]] = False
         draft.arguments["queries"] = len(queries)
         draft.arguments["positives"] = torch.from_numpy(draft.positives)

@@ -68,19 +68,19 @@ class Masking:
         ids, labels = tokens.ids.copy(), np.full_like(tokens.ids, -100)
         for start, length, key in zip(tokens.starts, tokens.lengths, keys, strict=True):
             text = slice(start, start + length)
-            places = start + np.flatnonzero(self.ordinary[tokens.ids[text]])
-            if not len(places):
+            positions = start + np.flatnonzero(self.ordinary[tokens.ids[text]])
+            if not len(positions):
                 continue
-            draw = np.random.default_rng(key)
-            count = min(len(places), max(1, round(self.probability * len(places))))
+            rng = np.random.default_rng(key)
+            count = min(len(positions), max(1, round(self.probability * len(positions))))
             chosen = np.empty(0, np.int64)
             if words is not None:
-                numbers = self._word_numbers(tokens.ids[text], words[text])
-                chosen = _choose_words(places, numbers[places - start], count, draw)
+                word_numbers = self._word_numbers(tokens.ids[text], words[text])
+                chosen = _choose_words(positions, word_numbers[positions - start], count, rng)
             if not len(chosen):
-                chosen = draw.choice(places, count, replace=False)
-            fate = draw.random(len(chosen))
-            random = draw.choice(self.replacements, len(chosen))
+                chosen = rng.choice(positions, count, replace=False)
+            fate = rng.random(len(chosen))
+            random = rng.choice(self.replacements, len(chosen))
             labels[chosen] = tokens.ids[chosen]
             ids[chosen] = np.where(fate < 0.8, self.mask_id, np.where(fate < 0.9, random, tokens.ids[chosen]))
         return Tokens(ids, tokens.lengths), Tokens(labels, tokens.lengths)
@@ -94,24 +94,24 @@ class Masking:
         return np.cumsum(begins) - 1
 
 
-def _choose_words(places: np.ndarray, numbers: np.ndarray, count: int, draw: np.random.Generator) -> np.ndarray:
+def _choose_words(positions: np.ndarray, word_numbers: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
     """Returns the positions of the words to mask, int64 [at most count], rising; none if no word fits.
 
     Args:
-        places: Positions of the tokens that can be masked, int64 [n].
-        numbers: The word of each of them, int64 [n], not falling.
+        positions: Positions of the tokens that can be masked, int64 [n].
+        word_numbers: The word of each of them, int64 [n], not falling.
         count: Maximum number of tokens to mask.
-        draw: The random generator.
+        rng: The random generator.
     """
-    firsts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]])
-    sizes = np.diff(np.r_[firsts, len(numbers)])
+    firsts = np.flatnonzero(np.r_[True, word_numbers[1:] != word_numbers[:-1]])
+    sizes = np.diff(np.r_[firsts, len(word_numbers)])
     chosen: list[np.ndarray] = []
     room = count
-    for word in draw.permutation(len(firsts)):
+    for word in rng.permutation(len(firsts)):
         if not room:
             break
         if sizes[word] <= room:
-            chosen.append(places[firsts[word] : firsts[word] + sizes[word]])
+            chosen.append(positions[firsts[word] : firsts[word] + sizes[word]])
             room -= int(sizes[word])
     return np.sort(np.concatenate([np.empty(0, np.int64), *chosen]))
 
@@ -147,7 +147,7 @@ class MaskedLanguageModel(nn.Module):
     ):
         super().__init__()
         self.pooling, self.late_loss, self.saves_head = pooling, late_loss, True
-        whole, self.fresh_head, self._dropouts = _load(recipe)
+        whole, self.fresh_head, self._dropouts = _load_masked_model(recipe)
         object.__setattr__(self, "whole", whole)  # saved as a whole; its parts are registered below
         check_first_token(whole, pooling)
         has_class = has_head(whole.config)
@@ -170,14 +170,14 @@ class MaskedLanguageModel(nn.Module):
         output = self._run(ids, inside, prompt, **({} if self.condenser is None else {"output_hidden_states": True}))
         last = output.last_hidden_state
         vectors = self._pool(last, inside)
-        at = torch.nonzero(labels.flatten() != -100)[:, 0]
-        targets = labels.flatten()[at]
+        masked = torch.nonzero(labels.flatten() != -100)[:, 0]
+        targets = labels.flatten()[masked]
         if self.condenser is None:
-            return vectors, self._masked_loss(last, at, targets)
+            return vectors, self._masked_loss(last, masked, targets)
         early = self.condenser.shape.skip_from
-        loss = self._masked_loss(self.condenser(last, output.hidden_states[early], inside), at, targets)
+        loss = self._masked_loss(self.condenser(last, output.hidden_states[early], inside), masked, targets)
         if self.late_loss:
-            loss = self._masked_loss(last, at, targets) + loss
+            loss = self._masked_loss(last, masked, targets) + loss
         return vectors, loss
 
     def encode(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: Any = None) -> torch.Tensor:
@@ -185,9 +185,9 @@ class MaskedLanguageModel(nn.Module):
         inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
         return self._pool(self._run(ids, inside, prompt).last_hidden_state, inside)
 
-    def _run(self, ids: torch.Tensor, inside: torch.Tensor, prompt: Any, **more: Any) -> Any:
+    def _run(self, ids: torch.Tensor, inside: torch.Tensor, prompt: Any, **settings: Any) -> Any:
         """Runs the backbone; inside: bool [n, width], False at padding."""
-        extra: dict[str, Any] = more if prompt is None else {"prompt": prompt, **more}
+        extra: dict[str, Any] = settings if prompt is None else {"prompt": prompt, **settings}
         return self.backbone(input_ids=ids, attention_mask=inside.long(), **extra)
 
     def _pool(self, last: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
@@ -196,9 +196,9 @@ class MaskedLanguageModel(nn.Module):
             return (last.float() * inside[..., None]).sum(1) / inside.sum(1, keepdim=True)
         return last[:, 0].float()
 
-    def _masked_loss(self, hidden: torch.Tensor, at: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _masked_loss(self, hidden: torch.Tensor, masked: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns the summed loss at masked positions, float32 []; logits are computed for these positions only."""
-        loss: torch.Tensor = self.head(hidden.flatten(0, 1)[at], targets)
+        loss: torch.Tensor = self.head(hidden.flatten(0, 1)[masked], targets)
         return loss
 
     def save_pretrained(self, folder: Path) -> None:
@@ -297,7 +297,7 @@ def _computes_same(whole: Any, cut: Any, table: nn.Linear) -> bool:
             part.training = training
 
 
-def _load(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
+def _load_masked_model(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
     """Returns the model, whether its head is new, and the attention dropouts before they were set to 0.
 
     The model has a head if transformers has a class with a head for the architecture.
@@ -317,8 +317,8 @@ def _load(recipe: Recipe) -> tuple[Any, bool, dict[str, float]]:
     def is_head(name: str) -> bool:
         return not name.startswith(prefix)
 
-    def load(**more: Any) -> tuple[Any, list[str]]:
-        settings = {**recipe.config_args, **off, **more}
+    def load(**config: Any) -> tuple[Any, list[str]]:
+        settings = {**recipe.config_args, **off, **config}
         return load_model(
             transformers.AutoModelForMaskedLM, recipe.backbone, dtype=torch.float32, fresh=[is_head], **settings
         )

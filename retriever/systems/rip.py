@@ -145,11 +145,11 @@ def draw_pair(text: str, options: RipOptions, epoch: int, passage: int) -> tuple
     Raises:
         InputError: If the passage has only one.
     """
-    draw = np.random.default_rng([options.seed, _PAIR, epoch, passage])
-    units = _passage_units(text, options, draw)
+    rng = np.random.default_rng([options.seed, _PAIR, epoch, passage])
+    units = _passage_units(text, options, rng)
     if len(units) < 2:
         raise InputError(f"passage {passage}: has {len(units)} {options.unit}(s), two are needed: find the rows again")
-    first, second = draw.choice(len(units), 2, replace=False)
+    first, second = rng.choice(len(units), 2, replace=False)
     return units[first], units[second]
 
 
@@ -348,12 +348,12 @@ class RipSystem:
         save_encoder(folder, replace(recipe, head=self.recipe.head), self.model)
 
 
-def _passage_units(text: str, options: RipOptions, draw: np.random.Generator) -> list[str]:
+def _passage_units(text: str, options: RipOptions, rng: np.random.Generator) -> list[str]:
     """Returns the units from which a pair is drawn. Duplicate sentences are left out."""
     if options.unit == "sentence":
         sentences = dict.fromkeys(split_sentences(text, options.language))
         return [sentence for sentence in sentences if count_words(sentence) >= options.min_words]
-    return split_into_spans(text, options.max_length, draw, options.min_words)
+    return split_into_spans(text, options.max_length, rng, options.min_words)
 
 
 def _digests(tokens: Tokens) -> np.ndarray:

@@ -25,13 +25,13 @@ def split_sentences(text: str, language: str = "en") -> list[str]:
         text: Any text.
         language: A code of sentencex, which knows some 300; it falls back on the rules of English for others.
     """
-    found: list[str] = []
-    for piece in _segment(language, text):
-        if found and (_is_scrap(piece) or _is_scrap(found[-1])):
-            found[-1] += piece
+    sentences: list[str] = []
+    for piece in _segment_sentences(language, text):
+        if sentences and (_has_few_letters(piece) or _has_few_letters(sentences[-1])):
+            sentences[-1] += piece
         else:
-            found.append(piece)
-    return [stripped for sentence in found if (stripped := sentence.strip())]
+            sentences.append(piece)
+    return [stripped for sentence in sentences if (stripped := sentence.strip())]
 
 
 def count_words(text: str) -> int:
@@ -42,35 +42,35 @@ def count_words(text: str) -> int:
     return len(_word_starts(text))
 
 
-def split_into_spans(text: str, longest: int, draw: np.random.Generator, shortest: int = 1) -> list[str]:
+def split_into_spans(text: str, max_words: int, rng: np.random.Generator, min_words: int = 1) -> list[str]:
     """Returns a text in contiguous spans of whole words: every word is in exactly one span.
 
-    The size of a span is drawn uniformly from `shortest` to `longest`, or to half of the text's words if that is less.
-    A size that would leave fewer than `shortest` words for the last span is changed. Words are those of `count_words`:
+    A span has a random number of words from `min_words` to `max_words`, or to half of the text's words if that is less.
+    A size that would leave fewer than `min_words` words for the last span is changed. Words are those of `count_words`:
     the same for every backbone.
 
     Args:
         text: Any text.
-        longest: Maximum number of words of a span; the last span may have 2 * shortest - 1 words if that is more.
-        draw: The random generator.
-        shortest: Minimum number of words of a span; takes precedence over `longest`.
+        max_words: Maximum number of words of a span; the last span may have 2 * min_words - 1 words if that is more.
+        rng: The random generator.
+        min_words: Minimum number of words of a span; takes precedence over `max_words`.
 
     Returns:
-        The spans; at least two if the text has 2 * shortest words, otherwise the text as it is, if it has a word.
+        The spans; at least two if the text has 2 * min_words words, otherwise the text as it is, if it has a word.
     """
     starts = _word_starts(text)
-    most = max(shortest, min(longest, len(starts) // 2))
-    found, first = [], 0
+    largest = max(min_words, min(max_words, len(starts) // 2))
+    spans, first = [], 0
     while first < len(starts):
         remaining = len(starts) - first
-        size = int(draw.integers(shortest, most + 1)) if remaining >= shortest else remaining
-        if remaining - size < shortest:
-            size = remaining if remaining <= max(most, 2 * shortest - 1) else remaining - shortest
+        size = int(rng.integers(min_words, largest + 1)) if remaining >= min_words else remaining
+        if remaining - size < min_words:
+            size = remaining if remaining <= max(largest, 2 * min_words - 1) else remaining - min_words
         stop = first + size
         begin = starts[first] if first else 0
-        found.append(text[begin : starts[stop] if stop < len(starts) else len(text)].strip())
+        spans.append(text[begin : starts[stop] if stop < len(starts) else len(text)].strip())
         first = stop
-    return found
+    return spans
 
 
 def word_runs(text: str) -> Iterator[Any]:
@@ -86,7 +86,7 @@ def _word_starts(text: str) -> list[int]:
 # sentencex and regex are imported at their first use: what encodes and trains prompts runs without them.
 
 
-def _segment(language: str, text: str) -> Iterable[str]:
+def _segment_sentences(language: str, text: str) -> Iterable[str]:
     from sentencex import segment
 
     pieces: Iterable[str] = segment(language, text)
@@ -100,6 +100,6 @@ def _pattern(expression: str) -> Any:
     return regex.compile(expression)
 
 
-def _is_scrap(piece: str) -> bool:
+def _has_few_letters(piece: str) -> bool:
     letters = _pattern(_LETTER).finditer(piece)
     return sum(1 for _ in zip(range(_MIN_LETTERS), letters, strict=False)) < _MIN_LETTERS

@@ -66,8 +66,8 @@ class TrainingTopics:
         number = self.model.num_topics
         if options.sample is None or options.sample >= number:
             return np.arange(number)
-        draw = np.random.default_rng([seed, _DRAW, step])
-        return np.sort(draw.choice(number, options.sample, replace=False))
+        rng = np.random.default_rng([seed, _DRAW, step])
+        return np.sort(rng.choice(number, options.sample, replace=False))
 
 
 def topics_of_queries(model: TopicModel, texts: Sequence[str], wordless: Wordless) -> np.ndarray:

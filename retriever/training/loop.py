@@ -114,7 +114,7 @@ class Trainer:
         options, self.refresh = self.options, refresh
         self._check_equal(
             json.dumps(self.conditions),
-            f"workers compute differently, this one by {_in_words(self.conditions)}: give the run nodes of one kind",
+            f"workers compute differently, this one by {_describe_conditions(self.conditions)}: give the run nodes of one kind",
         )
         progress = self.restore(hooks.load())
         self._check_equal(
@@ -152,10 +152,10 @@ class Trainer:
         while progress.steps < options.steps:
             if evaluate and options.patience and progress.since >= options.patience:
                 break
-            number = progress.steps
+            step = progress.steps
             self.system.module.train()
-            loss, lr = self.step(number), options.learning_rate(number)
-            progress.steps = number + 1
+            loss, lr = self.step(step), options.learning_rate(step)
+            progress.steps = step + 1
             last = progress.steps == options.steps
             quality = None
             if evaluate and options.evaluate_every and (last or progress.steps % options.evaluate_every == 0):
@@ -177,7 +177,7 @@ class Trainer:
                 )
             if self.refresh and options.refresh_every and not last and progress.steps % options.refresh_every == 0:
                 self._mined = self.refresh.mine()
-                self.refresh.take(self._mined)
+                self.refresh.train_on(self._mined)
             # Last, so that the checkpoint holds what the step has measured and mined: a resumed run repeats neither.
             is_old = 0 < 60 * options.checkpoint_minutes <= time.monotonic() - saved_s
             is_old, stops = self._from_rank_0(is_old, must_stop())
@@ -196,21 +196,21 @@ class Trainer:
         is_old, stops = values.tolist()
         return is_old, stops
 
-    def step(self, number: int) -> float:
-        """Makes a step over the batch at `number`, and returns the loss over the whole batch."""
-        batch = self.system.batch(number, self.rank, self.world)
+    def step(self, step: int) -> float:
+        """Makes a step over the batch of a step, counted from 0, and returns the loss over the whole batch."""
+        batch = self.system.batch(step, self.rank, self.world)
         for chunk in batch.chunks:
             for noun, cuts in chunk.cuts.items():
                 self._cuts[noun] = self._cuts.get(noun, Cuts()) + cuts
-        total = self._step_of_outputs(number, batch) if batch.outputs else self._step_of_chunks(number, batch)
+        total = self._add_batch_gradients(step, batch) if batch.outputs else self._add_chunk_gradients(step, batch)
         if not math.isfinite(total):
-            raise self._not_finite(number, f"the loss is {total}")
-        norm = self.stepper.step(self.options.learning_rate(number))
+            raise self._diverged_error(step, f"the loss is {total}")
+        norm = self.stepper.step(self.options.learning_rate(step))
         if not math.isfinite(norm):
-            raise self._not_finite(number, f"the gradient's norm is {norm}")
+            raise self._diverged_error(step, f"the gradient's norm is {norm}")
         return total
 
-    def _step_of_outputs(self, number: int, batch: Batch) -> float:
+    def _add_batch_gradients(self, step: int, batch: Batch) -> float:
         """Adds the gradients of a loss over the outputs of the whole batch, and returns the loss."""
         chunks, runs_twice = self._chunks_to_run(batch)
         num_chunks = len(batch.chunks)  # the others are repeated, so that all workers run equally many
@@ -220,10 +220,10 @@ class Trainer:
         }
         chunk_losses = torch.zeros((), device=self.device)
         graphs: list[_Forwarded] = []
-        for place, chunk in enumerate(chunks):
+        for chunk_number, chunk in enumerate(chunks):
             with torch.set_grad_enabled(not runs_twice):
-                outputs, chunk_loss = self._forward(number, place, chunk)
-            if place < num_chunks:
+                outputs, chunk_loss = self._forward(step, chunk_number, chunk)
+            if chunk_number < num_chunks:
                 check_outputs(outputs, chunk, batch)
                 for name, output in outputs.items():
                     self._fill_rows(totals[name], output.detach(), chunk.rows.get(name))
@@ -243,13 +243,13 @@ class Trainer:
             name: torch.zeros_like(total) if total.grad is None else total.grad for name, total in totals.items()
         }
         surrogates = []
-        for place, chunk in enumerate(chunks):
-            forwarded = self._forward(number, place, chunk) if runs_twice else graphs[place]
+        for chunk_number, chunk in enumerate(chunks):
+            forwarded = self._forward(step, chunk_number, chunk) if runs_twice else graphs[chunk_number]
             if not runs_twice:
-                graphs[place] = ({}, None)  # frees its graph after this turn
+                graphs[chunk_number] = ({}, None)  # frees its graph after this turn
             surrogate = self._surrogate(forwarded, chunk, gradients)
-            surrogate = surrogate if place < num_chunks else 0 * surrogate
-            if runs_twice and (surrogate.requires_grad or self.stepper.equal):
+            surrogate = surrogate if chunk_number < num_chunks else 0 * surrogate
+            if runs_twice and (surrogate.requires_grad or self.stepper.needs_equal_calls):
                 self.stepper.backward(surrogate)
             elif surrogate.requires_grad:
                 surrogates.append(surrogate)
@@ -257,12 +257,12 @@ class Trainer:
             self.stepper.backward(torch.stack(surrogates).sum())
         return float(loss.detach() + chunk_losses)
 
-    def _fill_rows(self, whole: torch.Tensor, output: torch.Tensor, rows: np.ndarray | None) -> None:
+    def _fill_rows(self, whole_output: torch.Tensor, output: torch.Tensor, rows: np.ndarray | None) -> None:
         """Writes a chunk's output into its rows of the whole output, or adds it to a summed output."""
         if rows is None:
-            whole += output.sum(0, keepdim=True, dtype=whole.dtype)
+            whole_output += output.sum(0, keepdim=True, dtype=whole_output.dtype)
         else:
-            whole[torch.from_numpy(rows).to(self.device)] = output.to(whole.dtype)
+            whole_output[torch.from_numpy(rows).to(self.device)] = output.to(whole_output.dtype)
 
     def _surrogate(
         self, forwarded: _Forwarded, chunk: BatchChunk, gradients: Mapping[str, torch.Tensor]
@@ -278,13 +278,13 @@ class Trainer:
             terms.append(chunk_loss)
         return functools.reduce(torch.add, terms)
 
-    def _step_of_chunks(self, number: int, batch: Batch) -> float:
+    def _add_chunk_gradients(self, step: int, batch: Batch) -> float:
         """Adds the gradients of the chunks' losses, one graph at a time, and returns the sum of these losses."""
         total = torch.zeros((), device=self.device)
-        for place, chunk in enumerate(self._chunks_to_run(batch)[0]):
-            _, chunk_loss = self._forward(number, place, chunk)
+        for chunk_number, chunk in enumerate(self._chunks_to_run(batch)[0]):
+            _, chunk_loss = self._forward(step, chunk_number, chunk)
             assert chunk_loss is not None
-            chunk_loss = chunk_loss if place < len(batch.chunks) else 0 * chunk_loss
+            chunk_loss = chunk_loss if chunk_number < len(batch.chunks) else 0 * chunk_loss
             self.stepper.backward(chunk_loss)
             total += chunk_loss.detach()
         if self.world > 1:
@@ -299,16 +299,16 @@ class Trainer:
         """
         chunks = list(batch.chunks)
         most = torch.tensor([len(chunks), sum(chunk.tokens for chunk in chunks)], device=self.device)
-        if self.stepper.equal:
+        if self.stepper.needs_equal_calls:
             dist.all_reduce(most, dist.ReduceOp.MAX)
         count, tokens = most.tolist()
         chunks += [chunks[-1]] * (count - len(chunks))
         choice = self.options.grad_cache
         return chunks, choice == "on" or (choice == "auto" and tokens > GRAPH_TOKENS[self.device.type])
 
-    def _forward(self, number: int, place: int, chunk: BatchChunk) -> _Forwarded:
+    def _forward(self, step: int, chunk_number: int, chunk: BatchChunk) -> _Forwarded:
         """Runs a chunk through the model. Dropout depends on (seed, step, worker, chunk) alone, so it is repeatable."""
-        seeds = np.random.SeedSequence([self.options.seed, 2, number, self.rank, place]).generate_state(1)
+        seeds = np.random.SeedSequence([self.options.seed, 2, step, self.rank, chunk_number]).generate_state(1)
         torch.manual_seed(int(seeds[0]))
         forwarded: _Forwarded = self.stepper.forward(chunk)
         return forwarded
@@ -316,7 +316,7 @@ class Trainer:
     def _evaluate(self, evaluate: Evaluate, progress: TrainingProgress, hooks: WorkerHooks) -> float:
         quality = self._measure(evaluate)
         if not math.isfinite(quality):
-            raise self._not_finite(progress.steps - 1, "the vectors or scores of the dev split are not finite")
+            raise self._diverged_error(progress.steps - 1, "the vectors or scores of the dev split are not finite")
         if progress.best is None or quality > progress.best:
             progress.best, progress.best_step, progress.since = quality, progress.steps, 0
             self._save_checkpoint(hooks.save_best, progress)
@@ -351,13 +351,13 @@ class Trainer:
         self._add_cuts(progress)
         state = self.stepper.state()
         if not all(bool(torch.isfinite(value).all()) for value in state.values()):
-            raise self._not_finite(progress.steps - 1, "its weights are not finite")
+            raise self._diverged_error(progress.steps - 1, "its weights are not finite")
         if self._mined is not None:
             state[_MINED] = self._mined
         if self.rank == 0:
             # AdamW is not named, so that its checkpoints have the same bytes as those before there was another one.
-            named = {} if self.optimizer == "adamw" else {"optimizer": self.optimizer}
-            metadata = {"progress": json.dumps(vars(progress)), **self.conditions, **named}
+            other_optimizer = {} if self.optimizer == "adamw" else {"optimizer": self.optimizer}
+            metadata = {"progress": json.dumps(vars(progress)), **self.conditions, **other_optimizer}
             save(progress.steps, lambda path: save_file(state, path, metadata=metadata))
 
     def restore(self, path: Path | None) -> TrainingProgress:
@@ -379,13 +379,13 @@ class Trainer:
                     )
                 if conditions != self.conditions:
                     raise InputError(
-                        f"the run was begun with {_in_words(conditions)}, now {_in_words(self.conditions)}: resume "
+                        f"the run was begun with {_describe_conditions(conditions)}, now {_describe_conditions(self.conditions)}: resume "
                         "on such a machine, or give another name"
                     )
-                self.stepper.load(file.get_tensor, progress.steps, self._some_output)
+                self.stepper.load(file.get_tensor, progress.steps, self._output_sum)
                 if self.refresh and _MINED in file.keys():  # noqa: SIM118
                     self._mined = file.get_tensor(_MINED)
-                    self.refresh.take(self._mined)
+                    self.refresh.train_on(self._mined)
         finally:
             path.unlink()
         return progress
@@ -400,17 +400,17 @@ class Trainer:
         if int(ends[0]) != -int(ends[1]):
             raise InputError(problem)
 
-    def _some_output(self) -> torch.Tensor:
+    def _output_sum(self) -> torch.Tensor:
         outputs, chunk_loss = self.stepper.forward(self.system.batch(0, self.rank, self.world).chunks[0])
         terms = [output.sum() for output in outputs.values()]
         return functools.reduce(torch.add, terms if chunk_loss is None else [*terms, chunk_loss])
 
-    def _not_finite(self, number: int, what: str) -> DivergedError:
+    def _diverged_error(self, step: int, what: str) -> DivergedError:
         return DivergedError(
-            f"step {number + 1}: {what}; the last checkpoint is from before it: give a smaller lr than "
+            f"step {step + 1}: {what}; the last checkpoint is from before it: give a smaller lr than "
             f"{self.options.lr}, or --dtype float32, under another name"
         )
 
 
-def _in_words(conditions: dict[str, str]) -> str:
+def _describe_conditions(conditions: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in conditions.items())

@@ -93,7 +93,7 @@ class TrainingData:
         numbers = np.array([names.index(task) for task in self.mixture.tasks], np.int64)
         return numbers[self.mixture.sets_of(queries)]
 
-    def relevant(self, query: int) -> np.ndarray:
+    def relevant_rows(self, query: int) -> np.ndarray:
         """Returns the rows that are no negatives of a query: its positives and their copies."""
         if self.copies is None:
             return self.positives[query]
@@ -154,7 +154,7 @@ def batch_at(
         orders = {epoch: _permutation(options.seed, epoch, len(data.queries)) for epoch in np.unique(epochs)}
         queries = np.array([orders[epoch][place] for epoch, place in zip(epochs, places, strict=True)], np.int64)
     rows = [
-        _group(data, options, int(epoch), int(query), draw_positive, draw_negatives)
+        _draw_passages(data, options, int(epoch), int(query), draw_positive, draw_negatives)
         for epoch, query in zip(epochs, queries, strict=True)
     ]
     return queries, np.stack(rows)
@@ -164,7 +164,7 @@ def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
     return np.random.default_rng([seed, 0, int(epoch)]).permutation(size)
 
 
-def _group(
+def _draw_passages(
     data: TrainingData,
     options: BatchSettings,
     epoch: int,
@@ -172,8 +172,8 @@ def _group(
     draw_positive: PositiveDraw,
     draw_negatives: NegativeDraw,
 ) -> np.ndarray:
-    """Returns a positive and the negatives of a query: int64 [1 + negatives]."""
-    draw = np.random.default_rng([options.seed, 1, epoch, query])
+    """Draws a positive and the negatives of a query: int64 [1 + negatives]."""
+    rng = np.random.default_rng([options.seed, 1, epoch, query])
     positives, negatives = data.positives[query], data.negatives[query]
     wanted = options.negatives_per_query
     count = min(wanted, len(negatives))
@@ -181,18 +181,18 @@ def _group(
         positive = positives[0]
     elif draw_positive == "weighted":
         assert data.weights is not None, "positives are drawn by weights that the data lacks"
-        positive = draw.choice(positives, p=data.weights[query] / data.weights[query].sum())
+        positive = rng.choice(positives, p=data.weights[query] / data.weights[query].sum())
     else:
-        positive = draw.choice(positives)
+        positive = rng.choice(positives)
     if draw_negatives == "windows" and count:
         order = np.random.default_rng([options.seed, 2, query]).permutation(negatives)
         mined = order[(epoch * wanted + np.arange(count)) % len(order)]
     else:
-        mined = draw.choice(negatives, count, replace=False)
-    chosen, relevant = [positive, *mined], data.relevant(query)
+        mined = rng.choice(negatives, count, replace=False)
+    chosen, relevant = [positive, *mined], data.relevant_rows(query)
     first, end = data.corpus_range_of(query)
     while len(chosen) <= wanted:
-        row = first + draw.integers(end - first)
+        row = first + rng.integers(end - first)
         place = np.searchsorted(data.deleted, row)
         deleted = place < len(data.deleted) and data.deleted[place] == row
         if row not in relevant and not deleted:

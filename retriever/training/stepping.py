@@ -24,10 +24,10 @@ class Stepper(Protocol):
     """Runs the model forward and backward, and steps its optimizer.
 
     Attributes:
-        equal: Whether all workers must call `forward` and `backward` equally often.
+        needs_equal_calls: Whether all workers must call `forward` and `backward` equally often.
     """
 
-    equal: bool
+    needs_equal_calls: bool
 
     def forward(self, *inputs: Any) -> Any:
         """Runs the model."""
@@ -44,13 +44,15 @@ class Stepper(Protocol):
         They are weight.X, and MOMENT.X for each moment of the optimizer, for example exp_avg.X of AdamW.
         """
 
-    def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
+    def load(
+        self, read_tensor: Callable[[str], torch.Tensor], steps: int, output_sum: Callable[[], torch.Tensor]
+    ) -> None:
         """Loads the tensors of `state` after a number of steps. Every worker calls it.
 
         Args:
-            get: Returns a tensor by its name.
+            read_tensor: Returns a tensor by its name.
             steps: The number of steps.
-            touch: Returns a scalar that depends on the outputs of the model.
+            output_sum: Returns a scalar that depends on the outputs of the model.
         """
 
     def gathered_weights(self) -> AbstractContextManager[object]:
@@ -60,7 +62,7 @@ class Stepper(Protocol):
 class PlainStepper:
     """A Stepper whose workers each hold the complete model and optimizer state."""
 
-    equal = False
+    needs_equal_calls = False
 
     def __init__(
         self,
@@ -109,11 +111,13 @@ class PlainStepper:
                 tensors[f"{kind}.{name}"] = value.cpu().contiguous()
         return tensors
 
-    def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
+    def load(
+        self, read_tensor: Callable[[str], torch.Tensor], steps: int, output_sum: Callable[[], torch.Tensor]
+    ) -> None:
         for name, parameter in self.parameters.items():
             with torch.no_grad():
-                parameter.copy_(get(f"weight.{name}"))
-            moments = {kind: get(f"{kind}.{name}").to(parameter.device) for kind in self.moments[name]}
+                parameter.copy_(read_tensor(f"weight.{name}"))
+            moments = {kind: read_tensor(f"{kind}.{name}").to(parameter.device) for kind in self.moments[name]}
             # AdamW's fused kernel counts steps on the device, Adafactor in Python.
             count = torch.tensor(float(steps), device=parameter.device) if "exp_avg" in moments else steps
             self.optimizer.state[parameter] = {"step": count, **moments}
@@ -151,9 +155,9 @@ class DeepSpeedStepper:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
         self.stage, self.world = stage, world
-        self.equal = stage >= 2 and world > 1
-        self.named = trained_parameters(module)
-        self.moments = moments_of(self.named, groups)
+        self.needs_equal_calls = stage >= 2 and world > 1
+        self.parameters = trained_parameters(module)
+        self.moments = moments_of(self.parameters, groups)
         adamw = DeepSpeedCPUAdam if offload else torch.optim.AdamW
         optimizer = make_optimizer(groups, parameter_scale=parameter_scale, adamw=adamw)
         if stage == 0:  # DeepSpeed would clip without returning the norm
@@ -173,7 +177,7 @@ class DeepSpeedStepper:
             "zero_optimization": zero,
         }
         self.engine, *_ = deepspeed.initialize(
-            model=_Running(module, run),
+            model=_EngineModule(module, run),
             optimizer=optimizer,
             config=config,
             dist_init_required=not dist.is_initialized(),
@@ -191,14 +195,14 @@ class DeepSpeedStepper:
         return float(self.engine.get_global_grad_norm() if self.stage else self._norm)
 
     def _clip(self, *_: object) -> None:
-        self._norm = torch.nn.utils.clip_grad_norm_(self.named.values(), self.clip)
+        self._norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.clip)
 
     def state(self) -> dict[str, torch.Tensor]:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         self._link()
         tensors = {}
-        for name, parameter in self.named.items():
+        for name, parameter in self.parameters.items():
             moments = self.moments[name]
             if self.stage == 0:
                 values = [parameter.detach(), *(self.engine.optimizer.state[parameter][kind] for kind in moments)]
@@ -209,24 +213,26 @@ class DeepSpeedStepper:
                 tensors[f"{kind}.{name}"] = value.detach().float().cpu().contiguous().clone()
         return tensors
 
-    def load(self, get: Callable[[str], torch.Tensor], steps: int, touch: Callable[[], torch.Tensor]) -> None:
+    def load(
+        self, read_tensor: Callable[[str], torch.Tensor], steps: int, output_sum: Callable[[], torch.Tensor]
+    ) -> None:
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
-        for name, parameter in self.named.items():
-            value = get(f"weight.{name}").to(parameter.device)
+        for name, parameter in self.parameters.items():
+            value = read_tensor(f"weight.{name}").to(parameter.device)
             if self.stage == 0:
                 with torch.no_grad():
                     parameter.copy_(value)
             else:
                 safe_set_full_fp32_param(parameter, value)
         # A step with zero gradients copies the optimizer's weights to the model, and creates the optimizer state.
-        self.backward(touch().float().sum() * 0)
+        self.backward(output_sum().float().sum() * 0)
         self.step(0.0)
         self._link()
         optimizer = self.engine.optimizer
-        for name, parameter in self.named.items():
+        for name, parameter in self.parameters.items():
             for kind in self.moments[name]:
-                value = get(f"{kind}.{name}").to(parameter.device)
+                value = read_tensor(f"{kind}.{name}").to(parameter.device)
                 if self.stage == 0:
                     optimizer.state[parameter][kind].copy_(value)
                 else:
@@ -252,7 +258,7 @@ class DeepSpeedStepper:
             link()
 
 
-class _Running(nn.Module):
+class _EngineModule(nn.Module):
     """The module that DeepSpeed runs: its parameters are those of `module`, and its forward pass is `run`."""
 
     def __init__(self, module: nn.Module, run: Callable[..., Any]):

@@ -126,7 +126,7 @@ class NegativesRefresh(Protocol):
     def mine(self) -> torch.Tensor:
         """Returns the mined rows, an integer tensor that is equal on every worker; all call it at the same step."""
 
-    def take(self, mined: torch.Tensor) -> None:
+    def train_on(self, mined_rows: torch.Tensor) -> None:
         """Trains on the mined rows from the next batch on."""
 
 

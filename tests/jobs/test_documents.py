@@ -421,7 +421,7 @@ def test_no_passage_of_a_positive_document_is_a_negative(built: Path, done: Done
                 rows = own[pairs.ids[query]]
                 assert group[0] in pairs.rows[query]
                 assert not rows & {*group[1:].tolist()}
-                assert rows <= {*data.relevant(query).tolist()}  # the mask of the other passages of a batch
+                assert rows <= {*data.relevant_rows(query).tolist()}  # the mask of the other passages of a batch
 
 
 class Lengths:

@@ -440,7 +440,7 @@ def test_a_passage_with_the_text_of_the_positive_is_no_negative(doubled: str, do
     store = Store(doubled)
     negatives = store.open("negatives", "twice-train-bm25")
     data = read_training_data(Corpus.open(store), Queries.open(store), "train", negatives, None)
-    assert [data.relevant(number).tolist() for number in range(20)] == [[n, n + 20] for n in range(20)]
+    assert [data.relevant_rows(number).tolist() for number in range(20)] == [[n, n + 20] for n in range(20)]
 
 
 def test_margins_by_the_scores_of_the_source(

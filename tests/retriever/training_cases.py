@@ -251,7 +251,7 @@ def resumed_steps(
     # As a new process resumes.
     state = trainer.stepper.state()
     losses.append(trainer.step(3))
-    trainer.stepper.load(state.__getitem__, 3, trainer._some_output)
+    trainer.stepper.load(state.__getitem__, 3, trainer._output_sum)
     assert trainer.step(3) == losses[-1]
     return {"loss": losses[-1], "norm": torch.tensor(norms[-1]), **trainer.stepper.state()}
 

@@ -50,7 +50,7 @@ def test_they_are_the_nearest_but_for_positives_and_deleted(tmp_path: Path, monk
         alive = np.setdiff1d(np.arange(50), [*positives[query], *deleted])
         expected = alive[np.argsort(-scores[query, alive], kind="stable")][:7]
         assert found.tolist() == expected.tolist()
-    refresh.take(mined)
+    refresh.train_on(mined)
     assert system.data is not None
     assert system.data.negatives[0].tolist() == mined[0].tolist()
     everything = RefreshedNegatives(system, 60)

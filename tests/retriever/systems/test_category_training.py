@@ -61,7 +61,7 @@ def expected_loss(system: DualSystem, step: int, alpha: float, temperature: floa
     queries = encode([data.queries[number] for number in numbers], "query").astype(np.float64)
     vectors = encode(data.passages(passages)[1], "passage").astype(np.float64)
     own_sets, passage_sets = sets_of(rows[:, 0]), sets_of(passages)
-    relevant = [set(data.relevant(number).tolist()) for number in numbers.tolist()]
+    relevant = [set(data.relevant_rows(number).tolist()) for number in numbers.tolist()]
     totals = [0.0, 0.0]
     for which, (others, of_others, other_rows) in enumerate(
         [(vectors, passage_sets, passages), (queries, own_sets, rows[:, 0])]

@@ -136,7 +136,7 @@ def test_the_batch_of_a_t5_has_one_hard_negative_for_each_pair(tmp_path: Path, s
     assert vectors.shape == (B + len(np.unique(rows)), 48)
     drawn = rows.T.ravel()  # the positives, then the hard negatives
     encoded = system.encode(system.compose(drawn), "passage")
-    relevant = np.array([[row in data.relevant(query) for row in drawn] for query in queries])
+    relevant = np.array([[row in data.relevant_rows(query) for row in drawn] for query in queries])
     relevant |= np.array([row in drawn[:place] for place, row in enumerate(drawn)])  # the passage has a column already
     expected = expected_loss(
         system.encode([data.queries[query] for query in queries], "query"), encoded[:B], encoded[B:], relevant

@@ -54,7 +54,7 @@ def slow_loss(system: DualSystem, step: int) -> float:
         others = [
             score
             for row, score in zip(passages, scores, strict=True)
-            if row == positive or row not in data.relevant(query)
+            if row == positive or row not in data.relevant_rows(query)
         ]
         loss += (np.logaddexp.reduce(others) - scores[passages.tolist().index(positive)]) / len(queries)
     options = system.tuning.flops

@@ -34,15 +34,15 @@ def test_queries_of_a_batch_keep_their_passages() -> None:
     )
     data = join_training_sets([TrainingSet("one", one), TrainingSet("other", other, weight=12.0)])
     assert (len(data.queries), data.mixture.tasks) == (130, ("one", "other"))
-    assert data.relevant(125).tolist() == [*other.positives[5], 7]
-    assert data.relevant(3).tolist() == one.positives[3].tolist()
+    assert data.relevant_rows(125).tolist() == [*other.positives[5], 7]
+    assert data.relevant_rows(3).tolist() == one.positives[3].tolist()
     counts: Counter[int] = Counter()
     for step in range(20):
         queries, rows = batch_at(data, OPTIONS, step)
         counts.update(data.mixture.sets_of(queries).tolist())
         for query, line in zip(queries, rows, strict=True):
             assert line[0] in data.positives[query]
-            assert not {*line[1:].tolist()} & {*data.relevant(query).tolist()}
+            assert not {*line[1:].tolist()} & {*data.relevant_rows(query).tolist()}
     assert counts == {0: 60, 1: 60}
 
 

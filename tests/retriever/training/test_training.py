@@ -287,10 +287,10 @@ class Shuffled:
         seed = int(matrix.abs().sum() * 1e6) % 2**31
         return torch.from_numpy(np.random.default_rng(seed).integers(60, size=(120, 3)))
 
-    def take(self, mined: torch.Tensor) -> None:
+    def train_on(self, mined_rows: torch.Tensor) -> None:
         assert self.system.data is not None
         self.taken += 1
-        negatives = [np.setdiff1d(rows, own) for rows, own in zip(mined, self.system.data.positives, strict=True)]
+        negatives = [np.setdiff1d(rows, own) for rows, own in zip(mined_rows, self.system.data.positives, strict=True)]
         self.system.data = replace(self.system.data, negatives=negatives)
 
 
