@@ -465,7 +465,7 @@ class Encoder:
             torch.set_num_threads(self._threads)
         recipe = self._recipe
         terms = recipe.query_terms if side == "query" else recipe.passage_terms
-        planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, recipe.positions)
+        planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, recipe.max_positions)
         batches = [(some, width) for rows, width in planned for some in self._split_batch(rows, prompts)]
         for rows, ids, lengths in padded_batches(
             tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id

@@ -35,7 +35,7 @@ class PairTokenizer:
     Args:
         folder: The folder of the model.
         max_length: Maximum number of tokens of a pair.
-        vocabulary: Rows of the model's table of token embeddings; None: unknown.
+        vocabulary_size: Rows of the model's table of token embeddings; None: unknown.
         trust_remote_code: Whether code in the folder may run.
 
     Raises:
@@ -43,10 +43,10 @@ class PairTokenizer:
     """
 
     def __init__(
-        self, folder: Path, max_length: int, *, vocabulary: int | None = None, trust_remote_code: bool = False
+        self, folder: Path, max_length: int, *, vocabulary_size: int | None = None, trust_remote_code: bool = False
     ):
-        slow = load_tokenizer(folder, vocabulary=vocabulary, trust_remote_code=trust_remote_code)
-        self._vocabulary = vocabulary
+        slow = load_tokenizer(folder, vocabulary_size=vocabulary_size, trust_remote_code=trust_remote_code)
+        self._vocabulary_size = vocabulary_size
         self.separator: str | None = slow.sep_token or slow.eos_token
         self.pad_id = int(slow.pad_token_id if slow.pad_token_id is not None else slow.eos_token_id or 0)
         self.types = "token_type_ids" in slow.model_input_names
@@ -79,7 +79,7 @@ class PairTokenizer:
         full_lengths = np.fromiter((length for _, _, length in rows), np.int64, len(rows))
         ids = np.fromiter(chain.from_iterable(ids for ids, _, _ in rows), np.int32)
         types = np.fromiter(chain.from_iterable(types for _, types, _ in rows), np.int32)
-        check_ids(ids, lengths, self._vocabulary)
+        check_ids(ids, lengths, self._vocabulary_size)
         return Tokens(ids, lengths, full_lengths, self._limit), Tokens(types, lengths)
 
     def _cut_pair(self, encoding: Encoding) -> tuple[list[int], list[int], int]:
@@ -106,8 +106,8 @@ class PairRecipe:
         labels: Number of labels.
         positive_label: The label that means "relevant"; None for a model with one label.
         max_length: Maximum number of tokens of a pair.
-        positions: Number of tokens for which the model has positions; None: any.
-        vocabulary: Rows of the table of token embeddings; None: unknown.
+        max_positions: Number of tokens for which the model has positions; None: any.
+        vocabulary_size: Rows of the table of token embeddings; None: unknown.
     """
 
     folder: Path
@@ -115,8 +115,8 @@ class PairRecipe:
     labels: int
     positive_label: int | None
     max_length: int
-    positions: int | None
-    vocabulary: int | None
+    max_positions: int | None
+    vocabulary_size: int | None
 
 
 def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_code: bool = False) -> PairRecipe:
@@ -167,8 +167,8 @@ def read_pair_recipe(folder: Path, options: RerankerOptions, *, trust_remote_cod
         labels=labels,
         positive_label=None if labels == 1 else 1 if label is None else label,
         max_length=options.max_length or limit,
-        positions=positions,
-        vocabulary=vocabulary_size_of(config),
+        max_positions=positions,
+        vocabulary_size=vocabulary_size_of(config),
     )
 
 

@@ -81,7 +81,10 @@ class Reranker:
         self.config = pair_settings(self._recipe, options)
         self.fingerprint = fingerprint_of(self.config)
         self._tokenizer = PairTokenizer(
-            folder, self._recipe.max_length, vocabulary=self._recipe.vocabulary, trust_remote_code=trust_remote_code
+            folder,
+            self._recipe.max_length,
+            vocabulary_size=self._recipe.vocabulary_size,
+            trust_remote_code=trust_remote_code,
         )
         model = _load_classifier(folder, self.dtype, trust_remote_code).to(self.device)
         if model.config.pad_token_id is None:  # decoders read the last token before the padding
@@ -118,7 +121,7 @@ class Reranker:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         logits = torch.empty(len(tokens), self._recipe.labels, dtype=torch.float32)
-        batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self._recipe.positions)
+        batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self._recipe.max_positions)
         pairs = padded_batches(tokens, batches, side="right", pad_id=self._tokenizer.pad_id)
         kinds = padded_batches(types, batches, side="right", pad_id=0)
         with torch.no_grad():

@@ -30,7 +30,7 @@ def save_encoder(folder: Path, recipe: Recipe, backbone: Any, head: VectorHead |
         head: The trained head, if the recipe's head has weights; needed if a layer of it is new.
     """
     backbone.save_pretrained(folder)
-    tokenizer = load_tokenizer(recipe.backbone, vocabulary=recipe.vocabulary, **recipe.tokenizer_args)
+    tokenizer = load_tokenizer(recipe.backbone, vocabulary_size=recipe.vocabulary_size, **recipe.tokenizer_args)
     if recipe.append_eos:
         append_eos_token(tokenizer, recipe.backbone, "append_eos")
     tokenizer.save_pretrained(folder)

@@ -33,7 +33,7 @@ class SpladePooled(PooledBackbone):
         )
         object.__setattr__(self, "_whole", whole)  # saved as a whole; its parts are registered in this module
         self.head = head_over_states(whole)
-        self.vocabulary = recipe.dim
+        self.vocabulary_size = recipe.dim
 
     @property
     def model_to_save(self) -> Any:
@@ -42,7 +42,7 @@ class SpladePooled(PooledBackbone):
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
         states, inside, _ = self.states(ids, lengths, prompt)
-        block = max(1, _LOGITS[states.device.type] // (states.shape[1] * self.vocabulary))
+        block = max(1, _LOGITS[states.device.type] // (states.shape[1] * self.vocabulary_size))
         largest = [
             self._largest(states[at : at + block], inside[at : at + block]) for at in range(0, len(states), block)
         ]

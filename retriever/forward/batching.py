@@ -135,11 +135,11 @@ class TextTokenizer:
     def __init__(self, recipe: Recipe, options: EncoderOptions, *, trust_remote_code: bool = False):
         slow = load_tokenizer(
             recipe.backbone,
-            vocabulary=recipe.vocabulary,
+            vocabulary_size=recipe.vocabulary_size,
             trust_remote_code=trust_remote_code,
             **recipe.tokenizer_args,
         )
-        self._vocabulary = recipe.vocabulary
+        self._vocabulary_size = recipe.vocabulary_size
         # Byte-level tokenizers know all text, and some name the token that ends or begins a text for unknown ones.
         ends = (slow.bos_token_id, slow.eos_token_id)
         self._unknown: int | None = None if slow.unk_token_id in ends else slow.unk_token_id
@@ -212,7 +212,7 @@ class TextTokenizer:
         for row in rows:
             ids[start : start + len(row)] = row
             start += len(row)
-        check_ids(ids, lengths, self._vocabulary)
+        check_ids(ids, lengths, self._vocabulary_size)
         return Tokens(ids, lengths, full_lengths, limit)
 
     def count_unknown(self, tokens: Tokens) -> tuple[int, int]:

@@ -136,7 +136,7 @@ def _is_splade(folder: Path, kinds: Sequence[str]) -> bool:
     return True
 
 
-def check_splade(file: Path, vocabulary: int | None) -> None:
+def check_splade(file: Path, vocabulary_size: int | None) -> None:
     """Raises InputError unless the settings of SpladePooling are those of SPLADE v2."""
     config = read_object(file, required=True)
     for name, expected in (("pooling_strategy", "max"), ("activation_function", "relu")):
@@ -144,8 +144,10 @@ def check_splade(file: Path, vocabulary: int | None) -> None:
             raise InputError(f"{file}: {name}={value} is not supported ({expected} is)")
     for name in ("embedding_dimension", "word_embedding_dimension"):
         size = read_count(config, name, file)
-        if size is not None and size != vocabulary:
-            raise InputError(f"{file}: {name} is {size}, and the model has {vocabulary} words: copy the folder again")
+        if size is not None and size != vocabulary_size:
+            raise InputError(
+                f"{file}: {name} is {size}, and the model has {vocabulary_size} words: copy the folder again"
+            )
 
 
 def _transformer_settings(

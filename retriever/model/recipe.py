@@ -56,9 +56,9 @@ class Recipe:
         padding_side: The side on which batches are padded.
         hidden: Numbers of a token vector.
         dim: Numbers of a vector.
-        positions: Number of tokens for which the backbone has positions; None if its positions are relative.
+        max_positions: Number of tokens for which the backbone has positions; None if its positions are relative.
         first_position: The usual position of the first token of a text.
-        vocabulary: Rows of the table of token embeddings; None: unknown.
+        vocabulary_size: Rows of the table of token embeddings; None: unknown.
         tokenizer_args: Arguments of the tokenizer, from the files of sentence-transformers.
         config_args: Arguments of the configuration, from the same files.
         query_terms: Maximum number of words of a sparse vector of a query; None: all.
@@ -80,9 +80,9 @@ class Recipe:
     padding_side: str
     hidden: int
     dim: int
-    positions: int | None
+    max_positions: int | None
     first_position: int
-    vocabulary: int | None
+    vocabulary_size: int | None
     tokenizer_args: dict[str, Any]
     config_args: dict[str, Any]
     query_terms: int | None = None
@@ -119,18 +119,18 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
     config = load_config(backbone, trust_remote_code=trust_remote_code, **config_args)
     check_files(backbone, config)
     check_vocabulary(backbone)
-    hidden, vocabulary = int(config.hidden_size), vocabulary_size_of(config)
+    hidden, vocabulary_size = int(config.hidden_size), vocabulary_size_of(config)
     if modules.splade_file is not None:
-        check_splade(modules.splade_file, vocabulary)
+        check_splade(modules.splade_file, vocabulary_size)
     pooling = options.pooling or modules.pooling
     head = _resolve_head(modules.head, pooling, options)
     dim = _dense_dim(folder, head, hidden, options)
     max_terms = read_count(read_object(folder / ENCODER_CONFIG), "max_active_dims", folder / ENCODER_CONFIG)
     query_terms = passage_terms = None
     if pooling == SPLADE:
-        if vocabulary is None:
+        if vocabulary_size is None:
             raise InputError(f"{backbone / 'config.json'}: vocab_size: expected an integer, whose words get weights")
-        dim = vocabulary
+        dim = vocabulary_size
         query_terms, passage_terms = options.query_terms or max_terms, options.passage_terms or max_terms
     query_length, passage_length, padding_side = _length_limits(
         backbone, config, file, settings, tokenizer_args, options
@@ -152,9 +152,9 @@ def read_recipe(folder: Path, options: EncoderOptions, *, trust_remote_code: boo
         padding_side=options.padding_side or padding_side,
         hidden=hidden,
         dim=dim,
-        positions=max_positions_of(config),
+        max_positions=max_positions_of(config),
         first_position=first_position_of(config),
-        vocabulary=vocabulary,
+        vocabulary_size=vocabulary_size,
         tokenizer_args=tokenizer_args,
         config_args=config_args,
         query_terms=query_terms,

@@ -34,12 +34,14 @@ _VOCABULARY_FILES = (
 _PROBE = "The Bank, of a caf\u00e9 1998 \u0378 \U0010fffd"  # letters of all kinds, some in hardly any vocabulary
 
 
-def load_tokenizer(folder: Path, *, vocabulary: int | None, trust_remote_code: bool = False, **arguments: Any) -> Any:
+def load_tokenizer(
+    folder: Path, *, vocabulary_size: int | None, trust_remote_code: bool = False, **arguments: Any
+) -> Any:
     """Returns transformers' fast tokenizer of a model folder.
 
     Args:
         folder: The folder with the tokenizer's files.
-        vocabulary: Rows of the model's table of embeddings; None if unknown.
+        vocabulary_size: Rows of the model's table of embeddings; None if unknown.
         trust_remote_code: Whether code in the folder may run.
         arguments: Values that override those of tokenizer_config.json.
 
@@ -68,9 +70,9 @@ def load_tokenizer(folder: Path, *, vocabulary: int | None, trust_remote_code: b
             "tokenizer.json again"
         )
     largest = max(ids.union(inserted))
-    if vocabulary is not None and largest >= vocabulary:
+    if vocabulary_size is not None and largest >= vocabulary_size:
         raise InputError(
-            f"{folder}: the tokenizer's ids reach {largest}, and the model has {vocabulary} token "
+            f"{folder}: the tokenizer's ids reach {largest}, and the model has {vocabulary_size} token "
             "embeddings: the tokenizer is another model's; copy both again"
         )
     return tokenizer
@@ -139,21 +141,21 @@ def check_vocabulary(folder: Path) -> None:
         raise InputError(f"{folder}: no tokenizer.json and no other tokenizer vocabulary; copy the model folder again")
 
 
-def check_ids(ids: np.ndarray, lengths: np.ndarray, vocabulary: int | None) -> None:
+def check_ids(ids: np.ndarray, lengths: np.ndarray, vocabulary_size: int | None) -> None:
     """Raises InputError, naming the text, if a token id has no embedding: tokens that were added to a tokenizer later.
 
     Args:
         ids: Token ids of some texts, concatenated, int32 [total].
         lengths: Tokens of each text, int64 [texts].
-        vocabulary: Rows of the model's table of embeddings; None if unknown.
+        vocabulary_size: Rows of the model's table of embeddings; None if unknown.
     """
-    if vocabulary is None or not len(ids) or int(ids.max()) < vocabulary:
+    if vocabulary_size is None or not len(ids) or int(ids.max()) < vocabulary_size:
         return
-    place = int(np.flatnonzero(ids >= vocabulary)[0])
+    place = int(np.flatnonzero(ids >= vocabulary_size)[0])
     text = int(np.searchsorted(np.cumsum(lengths), place, side="right"))
     raise InputError(
         f"text {text} of {len(lengths)}: token id {int(ids[place])} has no embedding (the model has "
-        f"{vocabulary}): the tokenizer has tokens that the model was not trained with"
+        f"{vocabulary_size}): the tokenizer has tokens that the model was not trained with"
     )
 
 

@@ -312,14 +312,14 @@ def check_prompt_positions(recipe: Recipe, offsets: Mapping[Side, int]) -> None:
     """
     lengths = {"query": recipe.query_length, "passage": recipe.passage_length}
     for side, offset in offsets.items():
-        if offset and recipe.positions is None:
+        if offset and recipe.max_positions is None:
             raise InputError(
                 f"position_offset: a backbone of type {recipe.model_type} has no positions to start from: "
                 "train the prompt without it"
             )
-        if offset and recipe.positions is not None and lengths[side] + offset > recipe.positions:
+        if offset and recipe.max_positions is not None and lengths[side] + offset > recipe.max_positions:
             raise InputError(
                 f"position_offset: {side}_length={lengths[side]} and a prompt of {offset} tokens need "
-                f"{lengths[side] + offset} positions, and {recipe.backbone.name} has {recipe.positions}: use "
-                f"{side}_length={max(1, recipe.positions - offset)} or less, or a shorter prompt"
+                f"{lengths[side] + offset} positions, and {recipe.backbone.name} has {recipe.max_positions}: use "
+                f"{side}_length={max(1, recipe.max_positions - offset)} or less, or a shorter prompt"
             )

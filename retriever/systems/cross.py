@@ -149,7 +149,7 @@ class CrossSystem:
         """Saves a folder that transformers, sentence-transformers' CrossEncoder and Reranker open."""
         with with_original_values(self.model.config, self._dropouts):
             self.model.save_pretrained(folder)
-        tokenizer = load_tokenizer(self.folder, vocabulary=vocabulary_size_of(self.model.config))
+        tokenizer = load_tokenizer(self.folder, vocabulary_size=vocabulary_size_of(self.model.config))
         tokenizer.model_max_length = self.options.max_length
         tokenizer.save_pretrained(folder)
 
@@ -179,7 +179,7 @@ def open_pair_tokenizer(folder: Path, max_length: int) -> PairTokenizer:
     positions = max_positions_of(config)
     if positions is not None and max_length > positions:
         raise InputError(f"parameter max_length {max_length}: more than the {positions} positions of {folder}")
-    return PairTokenizer(folder, max_length, vocabulary=vocabulary_size_of(config))
+    return PairTokenizer(folder, max_length, vocabulary_size=vocabulary_size_of(config))
 
 
 def _load_classifier(folder: Path) -> tuple[Any, dict[str, float]]:

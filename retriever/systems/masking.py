@@ -35,16 +35,16 @@ class Masking:
     A tokenizer without a mask token masks with its unknown token. Raises InputError if it has neither.
     """
 
-    def __init__(self, recipe: Recipe, vocabulary: int, probability: float):
-        slow = load_tokenizer(recipe.backbone, vocabulary=vocabulary, **recipe.tokenizer_args)
+    def __init__(self, recipe: Recipe, vocabulary_size: int, probability: float):
+        slow = load_tokenizer(recipe.backbone, vocabulary_size=vocabulary_size, **recipe.tokenizer_args)
         mask = slow.mask_token_id if slow.mask_token_id is not None else slow.unk_token_id
         if mask is None:
             raise InputError(f"{recipe.backbone}: its tokenizer has no mask token, and no unknown one to mask with")
         self.mask_id, self.probability = int(mask), probability
         special = set(slow.all_special_ids)
         # Excludes the unused rows of a padded table, and the padding token, by which RoBERTa counts positions.
-        ids = [number for number in range(min(len(slow), vocabulary)) if number not in special]
-        self.ordinary = np.zeros(max(vocabulary, len(slow)), bool)
+        ids = [number for number in range(min(len(slow), vocabulary_size)) if number not in special]
+        self.ordinary = np.zeros(max(vocabulary_size, len(slow)), bool)
         self.ordinary[ids] = True
         self.replacements = np.array(ids, np.int32)
         self.opens_word = np.zeros(len(self.ordinary), bool)

@@ -266,7 +266,7 @@ class RipSystem:
         if world > 1:
             dist.all_reduce(shared)
         total = max(1, int(shared[0]))
-        batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
+        batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.max_positions)
         noun = options.whole_texts
         inputs = padded_batches(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
         targets = padded_batches(labels, batches, side="right", pad_id=-100)
@@ -310,7 +310,9 @@ class RipSystem:
             if not len(rows):
                 return []
             tokens = self.tokenizer([texts[row] for row in rows], side=side)
-            batches = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
+            batches = plan_padded(
+                tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.max_positions
+            )
             filled = padded_batches(tokens, batches, side="right", pad_id=self.tokenizer.pad_id)
             return [
                 BatchChunk({ITEMS: rows[text_rows]}, (ids, lengths), ids.numel()) for text_rows, ids, lengths in filled

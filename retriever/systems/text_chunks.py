@@ -59,7 +59,7 @@ class TextChunks:
         tokens: Tokens = self.tokenizer(texts, side=side)
         if side == "query":
             self.kind.check_queries(texts, tokens)
-        planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.positions)
+        planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.max_positions)
         max_texts = None if provider is None else self.kind.max_texts(provider)
         batches = [(some, width) for text_rows, width in planned for some in _cut(text_rows, max_texts)]
         chunks = []

@@ -114,7 +114,8 @@ class Trainer:
         options, self.refresh = self.options, refresh
         self._check_equal(
             json.dumps(self.conditions),
-            f"workers compute differently, this one by {_describe_conditions(self.conditions)}: give the run nodes of one kind",
+            f"workers compute differently, this one by {_describe_conditions(self.conditions)}: give the run nodes of "
+            "one kind",
         )
         progress = self.restore(hooks.load())
         self._check_equal(
@@ -379,8 +380,8 @@ class Trainer:
                     )
                 if conditions != self.conditions:
                     raise InputError(
-                        f"the run was begun with {_describe_conditions(conditions)}, now {_describe_conditions(self.conditions)}: resume "
-                        "on such a machine, or give another name"
+                        f"the run was begun with {_describe_conditions(conditions)}, now "
+                        f"{_describe_conditions(self.conditions)}: resume on such a machine, or give another name"
                     )
                 self.stepper.load(file.get_tensor, progress.steps, self._output_sum)
                 if self.refresh and _MINED in file.keys():  # noqa: SIM118
