@@ -130,7 +130,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
             return None
         with store.create(target.kind, target.name, inputs=target.inputs, config=config) as draft:
             if not draft.complete:
-                draft.add_notes(backbone=options.backbone, options=encoder.stored(), format=imported.format)
+                draft.add_notes(backbone=options.backbone, options=encoder.to_dict(), format=imported.format)
                 commit_files(draft, Path(folder))
     say(f"{store.open('prompts', options.task).url}: {size}")
     return None
@@ -175,7 +175,7 @@ def export(store: Store, options: ConvertPrompts, to: str) -> None:
 
 def export_warnings(prompt: TaskPrompt) -> list[str]:
     """Returns in which ways PEFT would compute other vectors than the encoder."""
-    shaping = {name: value for name, value in prompt.options.stored().items() if name not in ("dtype", "compile")}
+    shaping = {name: value for name, value in prompt.options.to_dict().items() if name not in ("dtype", "compile")}
     options = {name: value for name, value in shaping.items() if value != getattr(DEFAULT_OPTIONS, name)}
     warnings = []
     if not prompt.position_offset:

@@ -60,8 +60,8 @@ class Cuts:
         """Whether more than MAX_CUT_SHARE of the texts, or of their tokens, were cut."""
         return self.cut_texts > MAX_CUT_SHARE * self.texts or self.cut_tokens > MAX_CUT_SHARE * self.tokens
 
-    def stored(self) -> dict[str, int]:
-        """Returns the counts for a record, JSON-able; `Cuts(**stored)` restores them."""
+    def to_dict(self) -> dict[str, int]:
+        """Returns the counts for a record, JSON-able; `Cuts(**cuts.to_dict())` restores them."""
         counts = asdict(self)
         del counts["uncounted"]
         return counts

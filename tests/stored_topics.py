@@ -60,6 +60,6 @@ def store_topic_task(
         tempfile.TemporaryDirectory() as folder,
     ):
         prompt.save(Path(folder))
-        draft.add_notes(backbone=backbone, options=options.stored())
+        draft.add_notes(backbone=backbone, options=options.to_dict())
         commit_files(draft, Path(folder))
     return prompt

@@ -52,5 +52,5 @@ def _commit(store: Store, name: str, prompt: TaskPrompt) -> None:
         tempfile.TemporaryDirectory() as to,
     ):
         prompt.save(Path(to))
-        draft.add_notes(backbone=BACKBONE, options=prompt.options.stored())
+        draft.add_notes(backbone=BACKBONE, options=prompt.options.to_dict())
         commit_files(draft, Path(to))

@@ -138,7 +138,7 @@ class EncodeCorpus:
         for draft in drafts:
             draft.add_notes(
                 encoder=spec.name,
-                options=spec.options.stored(),
+                options=spec.options.to_dict(),
                 task=spec.task,
                 dim=self.described["dim"],
                 similarity=similarity_of(self.described),
@@ -214,7 +214,7 @@ class EncodeWorker:
             functools.partial(task.kind.write, texts),
             rows=unit.rows,
             corpus_sha256=part.part.sha256,
-            cuts=tokens.count_cuts().stored(),
+            cuts=tokens.count_cuts().to_dict(),
         )
         return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
 

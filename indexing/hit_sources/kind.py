@@ -87,7 +87,7 @@ class SearchContext:
         Args:
             queries: The numbers of the queries to count; by default all.
         """
-        counts = {name: encoder.count_cuts(queries).stored() for name, encoder in self._encoders.items()}
+        counts = {name: encoder.count_cuts(queries).to_dict() for name, encoder in self._encoders.items()}
         return {"query_cuts": counts} if counts else {}
 
     def query_length_limit(self, embeddings: str) -> int | None:

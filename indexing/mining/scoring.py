@@ -285,7 +285,7 @@ class ScoreTask:
             lambda path: pq.write_table(scored, path, compression="zstd"),
             rows=len(scored),
             scored_for=self.options.scoring_settings,
-            cuts=cuts.stored(),
+            cuts=cuts.to_dict(),
         )
         return len(scored)
 

@@ -236,7 +236,7 @@ class SearchStage(StageDefaults):
             **search.sources.count_cuts(),
         }
         if rerank_task:
-            facts["pair_cuts"] = pair_cuts.stored()
+            facts["pair_cuts"] = pair_cuts.to_dict()
         write = functools.partial(write_parquet, table)
         part = draft.commit(unit.names[0], ".parquet", write, rows=len(table), **facts)
         check_numerics(draft, part, numerics)  # it may be another writer's

@@ -79,7 +79,7 @@ def open_dev_set(
     pool = np.sort(np.concatenate([needed, sample])).astype(np.int64)
     positives = [np.searchsorted(pool, np.sort(rows)) for rows in relevant]
     if categories_field is not None:
-        members = categories_of_rows(corpus, categories_field, pool).members(pool)
+        members = categories_of_rows(corpus, categories_field, pool).multi_hot(pool)
         positives = [np.flatnonzero(members[:, members[own].any(axis=0)].any(axis=1)) for own in positives]
     documents = None
     if corpus.is_split:

@@ -208,7 +208,7 @@ def artifact_config(options: TrainRetriever, maker: TuneMaker, loop: LoopOptions
     """Returns the configuration of the artifact: what shapes the trained weights, besides the inputs."""
     config: dict[str, Any] = {
         "backbone": maker.described,
-        "tuning": maker.tuning.stored(),
+        "tuning": maker.tuning.to_dict(),
         "loop": loop.fingerprint_options(),
         "split": options.split,
         "limit": options.limit,

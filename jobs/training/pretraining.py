@@ -189,7 +189,7 @@ def find_eligible(
         "backbone": options.backbone,
         "passages": len(rows),
         "batch": fitted.batch,
-        "options": encoder.stored(),
+        "options": encoder.to_dict(),
     }
     if rip.has_head:
         facts["head"] = "new" if head is None else "the backbone's"

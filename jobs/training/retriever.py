@@ -168,7 +168,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
     check_derived_names(store, options, setup)
     notes: dict[str, Any] = {
         "backbone": options.backbone,
-        "options": setup.spec.options.stored(),
+        "options": setup.spec.options.to_dict(),
         "queries": setup.queries,
     }
     if setup.topic_agreement is not None:

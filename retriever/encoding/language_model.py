@@ -82,12 +82,12 @@ def _masked_config(recipe: Recipe, trust_remote_code: bool = False) -> Any:
     return config
 
 
-def head_over_states(whole: Any) -> nn.Module:
+def head_over_states(model: Any) -> nn.Module:
     """Returns a language model's head alone: `head(inputs_embeds=states).logits` are the logits of the last states.
 
     It is the model itself, with any structure, over a stand-in for its backbone, and shares all parameters with it.
     """
-    head: nn.Module = replace_submodule(whole, whole.base_model, _PassThrough())
+    head: nn.Module = replace_submodule(model, model.base_model, _PassThrough())
     return head
 
 

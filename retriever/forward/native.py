@@ -16,12 +16,12 @@ from pathlib import Path
 FLAGS = ("-O3", "-march=native", "-std=c++20", "-shared", "-fPIC", "-pthread")
 
 
-def load_library(source: Path, needed: Collection[str] = ()) -> ctypes.CDLL:
+def load_library(source: Path, required_flags: Collection[str] = ()) -> ctypes.CDLL:
     """Returns the shared library of a source, compiled unless the cache has it for this compiler and CPU.
 
     Args:
         source: The C++ file.
-        needed: Flags that the CPU must have, as in /proc/cpuinfo.
+        required_flags: Flags that the CPU must have, as in /proc/cpuinfo.
 
     Raises:
         OSError: If the library cannot be compiled or loaded, or if this is not Linux on x86-64.
@@ -29,7 +29,7 @@ def load_library(source: Path, needed: Collection[str] = ()) -> ctypes.CDLL:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise OSError(f"no kernel for {platform.system()} on {platform.machine()}")
     flags, model = cpu_info()
-    if missing := set(needed) - flags:
+    if missing := set(required_flags) - flags:
         raise OSError(f"the CPU lacks {' '.join(sorted(missing))}")
     compiler = shutil.which("g++") or shutil.which("c++")
     if compiler is None:

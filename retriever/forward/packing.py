@@ -116,12 +116,12 @@ class PackedBackbone(nn.Module):
         ends = lengths.cumsum(0)
         starts = ends - lengths
         offsets = None if prompt is None else prompt.offsets
-        hidden = self._embedded(ids, self._positions(ids, lengths, starts, offsets))
+        hidden = self._embed(ids, self._positions(ids, lengths, starts, offsets))
         total = len(hidden)
         hidden = functional.pad(hidden, (0, 0, 0, round_rows(total) - total))
-        seen = _Prompts.from_rows(prompt, len(lengths))
+        seen = _KernelPrompts.from_rows(prompt, len(lengths))
         for number, layer in enumerate(self.layers):
-            hidden = layer(hidden, lengths, total, seen.at(number))
+            hidden = layer(hidden, lengths, total, seen.layer_arguments(number))
         hidden = hidden[:total]
         if self.pooling == "mean":
             return torch.segment_reduce(hidden.float(), "mean", lengths=lengths)
@@ -144,14 +144,14 @@ class PackedBackbone(nn.Module):
             before = before - offsets
         return (numbers - before.repeat_interleave(lengths)) * counted + self.first - 1
 
-    def _embedded(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _embed(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         tables = self.embeddings
         hidden = tables.word_embeddings(ids) + tables.token_type_embeddings.weight[0]
         hidden = tables.LayerNorm(hidden + tables.position_embeddings(positions))
         return hidden if self.project is None else self.project(hidden)
 
 
-class _Prompts(NamedTuple):
+class _KernelPrompts(NamedTuple):
     """The prompts of a batch, as the kernel takes them.
 
     table: as in PromptRows; None: there are no prompts. rows: the prompt of each row, int64 [b]. lengths: int64
@@ -163,7 +163,7 @@ class _Prompts(NamedTuple):
     lengths: torch.Tensor
 
     @classmethod
-    def from_rows(cls, prompt: PromptRows | None, batch: int) -> _Prompts:
+    def from_rows(cls, prompt: PromptRows | None, batch: int) -> _KernelPrompts:
         nothing = torch.zeros(batch, dtype=torch.int64)
         if prompt is None:
             return cls(None, nothing, nothing)
@@ -175,7 +175,7 @@ class _Prompts(NamedTuple):
         )
         return cls(table, nothing if prompt.rows is None else prompt.rows.contiguous(), lengths)
 
-    def at(self, layer: int) -> tuple[int | None, ...]:
+    def layer_arguments(self, layer: int) -> tuple[int | None, ...]:
         """Returns the arguments of a layer: the addresses of its numbers, rows and lengths, and four strides."""
         if self.table is None:
             return None, 0, 0, 0, 0, None, None
@@ -210,7 +210,7 @@ class _Layer:
             hidden: [t, hidden]; the rows from `total` on are filler.
             lengths: Tokens of each text, int64 [b].
             total: Tokens of all texts.
-            prompts: The arguments of `_Prompts.at`.
+            prompts: The arguments of `_KernelPrompts.layer_arguments`.
         """
         inward = self.inward(hidden)
         seen = torch.empty_like(hidden)

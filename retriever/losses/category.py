@@ -120,17 +120,21 @@ def topic_loss(vectors: torch.Tensor, margin: float) -> torch.Tensor:
         The loss, a scalar.
     """
     num_prompts, num_passages, _ = vectors.shape
-    units = torch.nn.functional.normalize(vectors, dim=-1)
+    unit_vectors = torch.nn.functional.normalize(vectors, dim=-1)
     total = 0.0 * vectors.sum()
     for number in range(num_prompts):
         # Without activation checkpointing, the graph would keep K (K - 1) N^2 numbers.
-        total = total + checkpoint(_sum_of_prompt, units, number, margin, use_reentrant=False, preserve_rng_state=False)
+        total = total + checkpoint(
+            _prompt_loss, unit_vectors, number, margin, use_reentrant=False, preserve_rng_state=False
+        )
     return total / (num_prompts * max(num_prompts - 1, 1) * num_passages**2)
 
 
-def _sum_of_prompt(units: torch.Tensor, number: int, margin: float) -> torch.Tensor:
-    """Returns the sum of the terms of one prompt k of Eq. 5, a scalar. units: vectors of length 1, [K, N, d]."""
-    of_prompt = units[number]
+def _prompt_loss(unit_vectors: torch.Tensor, number: int, margin: float) -> torch.Tensor:
+    """Returns the sum of the terms of one prompt k of Eq. 5, a scalar. unit_vectors: [K, N, d]."""
+    of_prompt = unit_vectors[number]
     within = of_prompt @ of_prompt.T
-    between = of_prompt @ torch.cat([units[:number], units[number + 1 :]]).transpose(1, 2)  # [K - 1, N, N]
+    between = of_prompt @ torch.cat([unit_vectors[:number], unit_vectors[number + 1 :]]).transpose(
+        1, 2
+    )  # [K - 1, N, N]
     return (margin - within + between).relu().sum()

@@ -71,12 +71,12 @@ _MODEL = {"add_pooling_layer": bool, "attn_implementation": str, "dtype": str, "
 
 def config_arguments(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Returns the arguments for AutoConfig in sentence-transformers' settings. Raises InputError for an unknown one."""
-    return _checked(settings, ("config_args", "config_kwargs"), _CONFIG, file)
+    return _read_arguments(settings, ("config_args", "config_kwargs"), _CONFIG, file)
 
 
 def tokenizer_arguments(settings: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Returns the arguments for AutoTokenizer in sentence-transformers' settings. Raises InputError as above."""
-    return _checked(settings, ("tokenizer_args", "processor_kwargs"), _TOKENIZER, file)
+    return _read_arguments(settings, ("tokenizer_args", "processor_kwargs"), _TOKENIZER, file)
 
 
 def check_model_arguments(settings: Mapping[str, Any], file: Path, *, trust_remote_code: bool = False) -> None:
@@ -91,7 +91,7 @@ def check_model_arguments(settings: Mapping[str, Any], file: Path, *, trust_remo
         InputError: For an unknown one, and for attention that transformers does not know by a plain name.
     """
     known = {**_MODEL, "trust_remote_code": bool} if trust_remote_code else _MODEL
-    arguments = _checked(settings, ("model_args", "model_kwargs"), known, file)
+    arguments = _read_arguments(settings, ("model_args", "model_kwargs"), known, file)
     attention = arguments.get("attn_implementation")
     if attention not in (None, *_PLAIN_ATTENTION):
         raise InputError(
@@ -100,7 +100,7 @@ def check_model_arguments(settings: Mapping[str, Any], file: Path, *, trust_remo
         )
 
 
-def _checked(
+def _read_arguments(
     settings: Mapping[str, Any], names: tuple[str, ...], known: Mapping[str, type[Any] | None], file: Path
 ) -> dict[str, Any]:
     """Returns the first of `names` that the settings have, with known keys and types only."""

@@ -240,7 +240,7 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
             else {
                 "activation": step.activation,
                 "size": step.size,
-                "weights": [sha256_of(f) for f in _weights_of(recipe, step)],
+                "weights": [sha256_of(f) for f in _dense_weight_files(recipe, step)],
             }
             for step in recipe.head
         ],
@@ -258,7 +258,7 @@ def settings_of(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
     }
 
 
-def _weights_of(recipe: Recipe, step: DenseLayer) -> list[Path]:
+def _dense_weight_files(recipe: Recipe, step: DenseLayer) -> list[Path]:
     """Returns the files with the weights of a dense layer; empty for a new layer."""
     assert step.folder is not None
     return weight_files(recipe.folder / step.folder)

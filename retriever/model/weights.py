@@ -167,12 +167,14 @@ def surplus_layers(model: Any, unexpected: Iterable[str]) -> list[str]:
     prefix = f"{model.base_model_prefix}."
     known: dict[str, set[str]] = {}  # for each list of layers, by the path to it, the numbers that the model has
     for name in model.state_dict():
-        for path, number in _numbered(name.removeprefix(prefix)):
+        for path, number in _layer_numbers(name.removeprefix(prefix)):
             known.setdefault(path, set()).add(number)
     return sorted(
         name
         for name in unexpected
-        if any(path in known and number not in known[path] for path, number in _numbered(name.removeprefix(prefix)))
+        if any(
+            path in known and number not in known[path] for path, number in _layer_numbers(name.removeprefix(prefix))
+        )
     )
 
 
@@ -202,7 +204,9 @@ def load_tensors(folder: Path, expected: Mapping[str, tuple[int, ...]], prefix: 
     tensors = {str(name).removeprefix(prefix): value for name, value in stored.items()}
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     if shapes != dict(expected) or len(tensors) != len(stored):
-        raise InputError(f"{file}: expected tensors {_table(expected)}, got {_table(shapes)}; {_REMEDY}")
+        raise InputError(
+            f"{file}: expected tensors {_describe_shapes(expected)}, got {_describe_shapes(shapes)}; {_REMEDY}"
+        )
     if wrong := sorted(name for name, value in tensors.items() if not value.is_floating_point()):
         raise InputError(f"{file}: {wrong[0]} is {tensors[wrong[0]].dtype}, expected floating-point numbers")
     return {name: value.float() for name, value in tensors.items()}
@@ -253,11 +257,11 @@ def _has_decoder(folder: Path) -> bool:
     return False
 
 
-def _numbered(name: str) -> list[tuple[str, str]]:
+def _layer_numbers(name: str) -> list[tuple[str, str]]:
     """Returns (path, number) of each number in a tensor's name: `encoder.layer.3.x` gives (encoder.layer, 3)."""
     pieces = name.split(".")
     return [(".".join(pieces[:place]), piece) for place, piece in enumerate(pieces) if piece.isdigit()]
 
 
-def _table(shapes: Mapping[str, tuple[int, ...]]) -> str:
+def _describe_shapes(shapes: Mapping[str, tuple[int, ...]]) -> str:
     return list_first(sorted(f"{name} {list(shape)}" for name, shape in shapes.items())) or "none"

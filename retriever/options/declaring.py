@@ -73,7 +73,9 @@ def stored_options(options: Any) -> dict[str, Any]:
 
     So artifacts that were made before an option existed keep their fingerprints.
     """
-    later = {each.name: each.default for each in fields(options) if _settings(type(options), each.name).get("later")}
+    later = {
+        each.name: each.default for each in fields(options) if _field_settings(type(options), each.name).get("later")
+    }
     return {name: value for name, value in asdict(options).items() if name not in later or value != later[name]}
 
 
@@ -112,7 +114,7 @@ def check_values(options: object) -> None:
         if "minimum" in bounds:
             _check_minimum(value, bounds["minimum"], option)
         if "positive" in bounds and not 0 < value < math.inf:
-            raise InputError(f"parameter {option} {value}: expected more than 0{_finite(value)}")
+            raise InputError(f"parameter {option} {value}: expected more than 0{_finite_hint(value)}")
         if "share" in bounds and not 0 <= value < 1:
             raise InputError(f"parameter {option} {value}: expected a share, 0 to less than 1")
 
@@ -126,7 +128,7 @@ def check_minimums(options: object, **minimums: float) -> None:
 
 def _check_minimum(value: float, minimum: float, option: str) -> None:
     if not minimum <= value < math.inf:
-        raise InputError(f"parameter {option} {value}: expected at least {minimum}{_finite(value)}")
+        raise InputError(f"parameter {option} {value}: expected at least {minimum}{_finite_hint(value)}")
 
 
 @functools.cache
@@ -136,7 +138,7 @@ def _rules(options: Any) -> Mapping[str, _Rule]:
     for name in (each.name for each in fields(options)):
         members = (hints[name],) if get_origin(hints[name]) is Literal else get_args(hints[name])
         literals = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
-        settings = _settings(options, name)
+        settings = _field_settings(options, name)
         bounds: dict[str, Any] = {each: settings[each] for each in ("minimum", "positive", "share") if each in settings}
         choices = settings.get("choices", literals or None)
         if bounds or choices is not None:
@@ -144,7 +146,7 @@ def _rules(options: Any) -> Mapping[str, _Rule]:
     return rules
 
 
-def _settings(options: type, name: str) -> dict[str, Any]:
+def _field_settings(options: type, name: str) -> dict[str, Any]:
     """Returns the settings of a field: those of its class, then those of base classes that declare it too."""
     settings: dict[str, Any] = {}
     for each in reversed(options.__mro__):
@@ -155,9 +157,9 @@ def _settings(options: type, name: str) -> dict[str, Any]:
 
 def option_name(options: type, name: str) -> str:
     """Returns the name of the option that a field declares, in its class or in a base class."""
-    return str(_settings(options, name).get("flag", name)).replace("-", "_")
+    return str(_field_settings(options, name).get("flag", name)).replace("-", "_")
 
 
-def _finite(value: float) -> str:
+def _finite_hint(value: float) -> str:
     """Returns the end of a message about a number: a request for a finite one if it is not finite."""
     return "" if math.isfinite(value) else ", and a finite number"

@@ -73,7 +73,7 @@ class EncoderOptions(TextOptions):
     passage_terms: int | None = option(None, minimum=1, later=True)
     """With sparse vectors: keep this many words of a passage. Default: as for queries."""
 
-    def stored(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the options for a record, JSON-able; see `stored_options`."""
         return stored_options(self)
 

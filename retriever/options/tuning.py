@@ -119,7 +119,7 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
     categories: CategoryOptions | None = option(None, later=True)
     topics: TopicOptions | None = option(None, later=True)
 
-    def stored(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the options for a configuration, JSON-able; see `stored_options`."""
         config = stored_options(self)
         if self.lora is not None and self.lora.targets is not None:

@@ -114,7 +114,7 @@ class TaskPrompt:
         settings = {
             "format": FORMAT,
             "backbone": self.backbone,
-            "options": self.options.stored(),
+            "options": self.options.to_dict(),
             "sides": places,
             "sha256": sha256_of(folder / WEIGHTS),
             **extra,
@@ -139,7 +139,7 @@ def load_prompt(folder: Path) -> TaskPrompt:
     synthesis_options = read_options(settings["synthesis"], file) if "synthesis" in settings else None
     check_object(settings["backbone"], _BACKBONE, "backbone.", file)
     options = _read_options(settings["options"], file)
-    places = _read_places(settings["sides"], file)
+    places = _read_tensor_names(settings["sides"], file)
     if synthesis_options is not None and places.get("query"):
         raise InputError(
             f"{file}: sides.query: expected null, since by the field synthesis the prompt of each query is computed"
@@ -175,7 +175,7 @@ def load_prompt(folder: Path) -> TaskPrompt:
     return TaskPrompt(settings["backbone"], options, query, passage, offset, synthesis, topics)
 
 
-def _read_places(sides: Any, file: Path) -> dict[str, tuple[str, int]]:
+def _read_tensor_names(sides: Any, file: Path) -> dict[str, tuple[str, int]]:
     """Returns the name and the length of the tensor of each side that has one. Raises InputError for a bad field."""
     check_object(sides, dict.fromkeys(SIDES), "sides.", file)
     places: dict[str, tuple[str, int]] = {}

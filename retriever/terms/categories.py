@@ -25,7 +25,7 @@ class CategoryTerm(LossTerm):
         data = self.system.data
         assert data is not None
         assert data.categories is not None, "positives by category need the categories of passages"
-        rho = category_overlap(torch.from_numpy(data.categories.members(step.passages)))
+        rho = category_overlap(torch.from_numpy(data.categories.multi_hot(step.passages)))
         step.arguments["rho"] = rho[torch.from_numpy(step.positives)]
 
     def loss(self, outputs: Mapping[str, torch.Tensor], batch: Batch) -> torch.Tensor:

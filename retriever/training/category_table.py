@@ -30,7 +30,7 @@ class CategoryTable:
         """Returns the categories of a row, int32 [any]."""
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
-    def members(self, rows: np.ndarray) -> np.ndarray:
+    def multi_hot(self, rows: np.ndarray) -> np.ndarray:
         """Returns which categories each of some rows has: bool [n, c].
 
         The columns are the c categories that at least one of these rows has, in the order of their numbers.

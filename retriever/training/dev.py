@@ -74,7 +74,9 @@ class DevSet:
             passages = [_compact(vectors) for vectors in blocks]
         else:
             passages = [self.vectors] if isinstance(self.vectors, np.ndarray) else self.vectors
-        scores = [_products(block, passages) for block in _encode_blocks(system, self.queries, "query", rank, world)]
+        scores = [
+            _inner_products(block, passages) for block in _encode_blocks(system, self.queries, "query", rank, world)
+        ]
         if self.documents is not None:
             scores = [np.maximum.reduceat(block, self.documents, axis=1) for block in scores]
         return mean_reciprocal_rank(itertools.chain.from_iterable(scores), self.positives, depth)
@@ -132,7 +134,7 @@ def _compact(vectors: np.ndarray) -> np.ndarray | SparseVectors:
     return from_dense(vectors) if 2 * np.count_nonzero(vectors) < vectors.size else vectors
 
 
-def _products(queries: np.ndarray, passages: Sequence[np.ndarray | SparseVectors]) -> np.ndarray:
+def _inner_products(queries: np.ndarray, passages: Sequence[np.ndarray | SparseVectors]) -> np.ndarray:
     """Returns the inner products of queries with the passages of all blocks, float32 [queries, passages]."""
     blocks = (block.dense() if isinstance(block, SparseVectors) else block for block in passages)
     return np.concatenate([queries @ block.T for block in blocks], axis=1)

@@ -26,7 +26,9 @@ class TrainingProgress:
     best_step: int = 0
     since: int = 0  # evaluations since the best
     start: float | None = None  # the quality before the first step; None: not measured
-    cuts: dict[str, dict[str, int]] = field(default_factory=dict)  # of all workers' texts, by their kind: `Cuts.stored`
+    cuts: dict[str, dict[str, int]] = field(
+        default_factory=dict
+    )  # of all workers' texts, by their kind: `Cuts.to_dict`
 
 
 class Stopped(Exception):

@@ -334,7 +334,7 @@ class Trainer:
         for noun, cuts, counts in zip(NOUNS, counted, sums.tolist(), strict=True):
             if counts[0]:
                 added = Cuts(**progress.cuts.get(noun, {})) + replace(Cuts(*counts), limit=cuts.limit)
-                progress.cuts = {**progress.cuts, noun: added.stored()}
+                progress.cuts = {**progress.cuts, noun: added.to_dict()}
         self._cuts = {}
 
     def _measure(self, evaluate: Evaluate) -> float:

@@ -57,7 +57,7 @@ class GroupedSystem(Protocol):
 
 
 def split_parameters(
-    named: Mapping[str, nn.Parameter],
+    parameters: Mapping[str, nn.Parameter],
     declared: Sequence[ParameterGroup] = (),
     *,
     optimizer: OptimizerName,
@@ -67,7 +67,7 @@ def split_parameters(
     """Returns the groups of an optimizer in torch's form. Parameters of no declared group come first, then the others.
 
     Args:
-        named: The trained parameters by name.
+        parameters: The trained parameters by name.
         declared: Groups with their own settings.
         optimizer: The optimizer of all others.
         lr: Their peak learning rate.
@@ -79,8 +79,8 @@ def split_parameters(
     Raises:
         InputError: If a parameter is in two groups, or in none of the model.
     """
-    names = {parameter: name for name, parameter in named.items()}
-    pending = dict.fromkeys(named.values())  # a set that keeps its order
+    names = {parameter: name for name, parameter in parameters.items()}
+    pending = dict.fromkeys(parameters.values())  # a set that keeps its order
     groups = []
     for group in declared:
         own = [parameter for parameter in dict.fromkeys(group.parameters) if parameter.requires_grad]
@@ -91,11 +91,11 @@ def split_parameters(
             del pending[parameter]
         decay = weight_decay if group.weight_decay is None else group.weight_decay
         scale = group.lr_factor if group.lr is None else group.lr_factor * group.lr / lr
-        groups += _by_dimension(own, decay, group.optimizer or optimizer, scale)
-    return [*_by_dimension(list(pending), weight_decay, optimizer, 1.0), *groups]
+        groups += _groups_by_dimension(own, decay, group.optimizer or optimizer, scale)
+    return [*_groups_by_dimension(list(pending), weight_decay, optimizer, 1.0), *groups]
 
 
-def _by_dimension(
+def _groups_by_dimension(
     parameters: Sequence[nn.Parameter], weight_decay: float, optimizer: OptimizerName, lr_scale: float
 ) -> list[dict[str, Any]]:
     shared = {"optimizer": optimizer, "lr_scale": lr_scale}
@@ -116,12 +116,14 @@ def describe_optimizers(groups: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{name} ({count} parameters)" for name, count in sorted(counts.items()))
 
 
-def moments_of(named: Mapping[str, nn.Parameter], groups: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+def moments_of(
+    parameters: Mapping[str, nn.Parameter], groups: Sequence[Mapping[str, Any]]
+) -> dict[str, tuple[str, ...]]:
     """Returns the names of the moments that the optimizer keeps of each parameter, by the parameter's name."""
     optimizers = {parameter: group["optimizer"] for group in groups for parameter in group["params"]}
     return {
         name: ADAMW_MOMENTS if optimizers[parameter] == "adamw" else tuple(moment_shapes(parameter.shape))
-        for name, parameter in named.items()
+        for name, parameter in parameters.items()
     }
 
 

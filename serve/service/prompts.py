@@ -246,7 +246,7 @@ def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: Encode
     prompt = checked.prompt
     with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
         if not draft.complete:
-            draft.add_notes(backbone=spec.name, options=prompt.options.stored())
+            draft.add_notes(backbone=spec.name, options=prompt.options.to_dict())
             if prompt.synthesis is not None:
                 draft.add_notes(synthesis=prompt.synthesis.settings())
             if prompt.topics is not None:

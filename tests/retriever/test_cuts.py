@@ -170,7 +170,7 @@ def test_counts_add_up_and_keep_the_larger_limit() -> None:
     one, other = Cuts(3, 30, 1, 5, 12), Cuts(2, 40, 2, 20, 16, 7)
     assert one + other == Cuts(5, 70, 3, 25, 16, 7)
     assert Cuts() + one == one
-    assert Cuts(**one.stored()) == one
+    assert Cuts(**one.to_dict()) == one
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def test_more_passages_than_are_read_at_once(tmp_path: Path) -> None:
 
 def test_members_have_the_columns_that_some_row_has(tmp_path: Path) -> None:
     table = categories_of_rows(corpus_of(tmp_path, with_categories(*FIRST)))
-    assert table.members(np.array([2, 1, 2])).tolist() == [[1, 1, 0], [0, 0, 1], [1, 1, 0]]
-    assert table.members(np.empty(0, np.int64)).shape == (0, 0)
+    assert table.multi_hot(np.array([2, 1, 2])).tolist() == [[1, 1, 0], [0, 0, 1], [1, 1, 0]]
+    assert table.multi_hot(np.empty(0, np.int64)).shape == (0, 0)
 
 
 def test_deleted_passages_and_passages_that_are_not_needed_may_lack_categories(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_whole_prompt_is_opened(prompt: Path) -> None:
     assert [matrix.shape[3] for matrix in (found.query, found.passage) if matrix is not None] == [3, 5]
 
 
-OPTIONS = EncoderOptions().stored()
+OPTIONS = EncoderOptions().to_dict()
 REQUIRED = [
     "format",
     "backbone",

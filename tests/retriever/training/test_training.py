@@ -305,7 +305,7 @@ def cuts_of_batches(steps: int) -> dict[str, dict[str, int]]:
     counts = {}
     for noun, limit in (("queries", 6), ("passages", 20)):
         over = [length - limit for length in lengths[noun] if length > limit]
-        counts[noun] = Cuts(len(lengths[noun]), sum(lengths[noun]), len(over), sum(over), limit).stored()
+        counts[noun] = Cuts(len(lengths[noun]), sum(lengths[noun]), len(over), sum(over), limit).to_dict()
     return counts
 
 
