@@ -42,7 +42,7 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     from indexing.corpus.corpus import Corpus, save_array
     from indexing.store.store import Store, generation
     from retriever.options import EncoderOptions
-    from serve.release.live import make_current
+    from serve.release.live import save_as_live
     from serve.release.release import Release, fingerprints_of
     from serve.release.tasks import ServedTask
 
@@ -70,7 +70,7 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     task = ServedTask("default", None, "random", "random", "bm25")
     release = Release("none", EncoderOptions().__dict__, (task,), fingerprints_of(parts))
     release.save(store)
-    make_current(store, release, None)
+    save_as_live(store, release, None)
 
 
 class Batch(NamedTuple):
@@ -144,8 +144,8 @@ def open_and_query(store_url: str, number: int, leaves: int, batches: list[Batch
     if leaves:
         leaf = Leaf(store, number, leaves, threads=1)
         for part in leaf.parts.values():
-            part.prepare(release.id)
-        served = release.tasks[0].served()
+            part.open_release(release.id)
+        served = release.tasks[0].served_sources()
         lexical = next(source for source in served if source.kind.queries == "texts")
         for batch in batches:
             queries = {served[0]: batch.vectors, lexical: batch.texts}

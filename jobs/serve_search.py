@@ -42,7 +42,7 @@ from retriever.options.declaring import check_minimums
 from serve.http.guard import Tokens, check_binding
 from serve.http.limits import HttpLimits
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from serve.release.live import discard_release, live_release_id, make_current, read_live_release, release_to_repair_from
+from serve.release.live import discard_release, live_release_id, read_live_release, release_to_repair_from, save_as_live
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.renewal import (
@@ -256,7 +256,7 @@ def new_release(store: Store, options: ServeSearch, before: Release | None) -> R
         bm25=options.bm25,
         tasks=options.tasks and [resolve_task(store, task) for task in options.tasks],
         reranker=None if reranker == NO_RERANKER else reranker,
-        before=before,
+        live=before,
         sources=options.sources,
     )
     for reason in excluded.values():
@@ -339,7 +339,7 @@ def make_live(store: Store, choice: ReleaseChoice, open_release: Callable[[], ob
             reason = f"release {release.id} cannot be served: {error}"
             say(as_options(f"warning: release {fallback.id} is served as it is, as {reason}"))
             return fallback.id
-        if make_current(store, release, choice.tag):
+        if save_as_live(store, release, choice.tag):
             live_id = release.id
         elif live := live_release_id(store):  # it has the same id if another server has made the same release
             live_id = live[0]
@@ -372,11 +372,11 @@ async def serve(
     service = open_local(store, options, device="cuda" if num_gpus() else "cpu", examples=examples)
     live_id = choice.release.id
     if choice.is_new:
-        live_id = make_live(store, choice, partial(service.open, live_id))
+        live_id = make_live(store, choice, partial(service.open_release, live_id))
         if live_id != choice.release.id:
             service.close_release(choice.release.id)
-    service.open(live_id)
-    await run_server(service, tokens, options.host, options.port, announce, options)
+    service.open_release(live_id)
+    await run_server(service, tokens, options.host, options.port, say_address, options)
 
 
 def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
@@ -400,7 +400,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
         leaf_cpus=0,  # one machine: the threads share its cores
         gpus=GPU_SHARE if ClusterNodes().num_gpus() else 0.0,
     )
-    run_application(application, options.host, options.port, announce, math.ceil(options.idle_timeout_s))
+    run_application(application, options.host, options.port, say_address, math.ceil(options.idle_timeout_s))
 
 
 def haproxy_variables() -> dict[str, str]:
@@ -430,7 +430,7 @@ def unshared_ports() -> dict[str, str]:
         return {f"RAY_SERVE_{name}_PORT": str(free.getsockname()[1]) for name, free in zip(names, sockets, strict=True)}
 
 
-def announce(address: str) -> None:
+def say_address(address: str) -> None:
     say(f"serving   {address} (Ctrl-C ends it)")
 
 

@@ -25,7 +25,14 @@ from serve.http.connections import Connections
 from serve.http.errors import add_errors
 from serve.http.guard import Guard, Tokens
 from serve.http.page import page_routes
-from serve.http.routes import JsonRoute, UploadRoute, as_json_list, cancelled_on_disconnect, json_response, remaining_s
+from serve.http.routes import (
+    JsonRoute,
+    UploadRoute,
+    cancel_on_disconnect,
+    json_list_response,
+    json_response,
+    remaining_s,
+)
 from serve.metrics import SAMPLE_S, Exporter, Metrics, PrometheusExporter
 from serve.parts.queries import QueryAnswer
 from serve.protocol import (
@@ -143,22 +150,22 @@ def search_routes(service: Service, metrics: Metrics) -> APIRouter:
         Modes are dense (with the index), exact (every vector), bm25, and hybrid.
         """
         start = time.perf_counter()
-        async with cancelled_on_disconnect(http):
+        async with cancel_on_disconnect(http):
             live, search, answers = await service.search(request, remaining_s(http, request.timeout_ms))
         metrics.count_search(answers)
         for answer, _ in answers:
             if answer.error is not None:
                 raise answer.error
-        took = _stage_ms(answers)
+        stage_ms = _stage_ms(answers)
         document = {
             "request_id": http.state.request_id,
             "release": live.release.id,
             "task": request.task,
             "mode": None if request.source else request.mode,
             "source": search.source,
-            "took_ms": {**took, "total": round(1000 * (time.perf_counter() - start), 3)},
+            "took_ms": {**stage_ms, "total": round(1000 * (time.perf_counter() - start), 3)},
         }
-        return as_json_list(document, "results", [answer.json for answer, _ in answers])
+        return json_list_response(document, "results", [answer.json for answer, _ in answers])
 
     return json_routes
 
@@ -170,7 +177,7 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
     @json_routes.post("/v1/embeddings", response_model=EmbeddingsResponse)
     async def embeddings(request: EmbeddingsRequest, http: Request) -> Response:
         """Returns vectors of texts, in the format of OpenAI's API: `model` is the task."""
-        async with cancelled_on_disconnect(http):
+        async with cancel_on_disconnect(http):
             vectors, cuts = await service.embed(
                 request.texts, request.model, request.input_type, remaining_s(http, request.timeout_ms)
             )
@@ -178,9 +185,9 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
             raise InputError(f"dimensions={request.dimensions}: vectors have {vectors.shape[1]}")
         is_base64 = request.encoding_format == "base64"
         data = (
-            _embeddings(vectors, is_base64)
+            _embeddings_json(vectors, is_base64)
             if vectors.size <= SMALL
-            else await asyncio.to_thread(_embeddings, vectors, is_base64)
+            else await asyncio.to_thread(_embeddings_json, vectors, is_base64)
         )
         usage = {
             "prompt_tokens": cuts.kept_tokens,
@@ -189,12 +196,12 @@ def model_routes(service: Service, metrics: Metrics) -> APIRouter:
             "truncated_tokens": cuts.cut_tokens,
         }
         metrics.count_embedding(cuts.kept_tokens)
-        return as_json_list({"object": "list", "model": request.model, "usage": usage}, "data", data)
+        return json_list_response({"object": "list", "model": request.model, "usage": usage}, "data", data)
 
     @json_routes.post("/v1/rerank", response_model=RerankResponse)
     async def rerank(request: RerankRequest, http: Request) -> Response:
         """Ranks documents by the probability that they answer a query, best first."""
-        async with cancelled_on_disconnect(http):
+        async with cancel_on_disconnect(http):
             timeout_s = remaining_s(http, request.timeout_ms)
             live, scores = await service.rerank(request.query, request.documents, timeout_s)
         order = np.argsort(-scores, kind="stable")[: request.top_n]
@@ -214,7 +221,7 @@ def release_routes(changes: ReleaseChanges) -> APIRouter:
     async def put_release(request: ReleaseRequest, http: Request) -> Response:
         """Makes a new release of the store's artifacts live, or an earlier release; no request fails meanwhile."""
         await changes.switch(request.release)
-        return _tasks(_live(service))
+        return _tasks_response(_live(service))
 
     routes.include_router(json_routes)
 
@@ -235,7 +242,7 @@ def release_routes(changes: ReleaseChanges) -> APIRouter:
             "modes": supported_modes(*release.tasks),
             "filters": {name: type_name(kind) for name, kind in live.columns.items()},
             "tasks": sorted(live.tasks),
-            "newer": service.newer,
+            "newer": service.newer_artifacts,
             "stop_words": sorted(STOP_WORDS),
             "examples": service.examples,
         }
@@ -252,7 +259,7 @@ def task_routes(changes: ReleaseChanges) -> APIRouter:
     @routes.get("/v1/tasks", response_model=TasksResponse)
     async def tasks() -> Response:
         """Returns the tasks of the live release."""
-        return _tasks(_live(service))
+        return _tasks_response(_live(service))
 
     @routes.get("/v1/tasks/{name}", response_model=TaskOut)
     async def get_task(name: Name) -> Response:
@@ -260,7 +267,7 @@ def task_routes(changes: ReleaseChanges) -> APIRouter:
         live = _live(service)
         if name not in live.tasks:
             raise UnknownTaskError(name)
-        return json_response(_task(live, live.tasks[name]))
+        return json_response(_task_document(live, live.tasks[name]))
 
     @upload_routes.put("/v1/tasks/{name}", response_model=TaskOut)
     async def put_task(
@@ -277,7 +284,7 @@ def task_routes(changes: ReleaseChanges) -> APIRouter:
         live = _live(service)
         if name not in live.tasks:
             raise ConflictError(f"task {name!r} was put, and has been deleted by now")
-        return json_response(_task(live, live.tasks[name]))
+        return json_response(_task_document(live, live.tasks[name]))
 
     routes.include_router(upload_routes)
 
@@ -285,7 +292,7 @@ def task_routes(changes: ReleaseChanges) -> APIRouter:
     async def delete_task(name: Name) -> Response:
         """Stops serving a task, and returns the remaining ones."""
         await changes.drop_task(name)
-        return _tasks(_live(service))
+        return _tasks_response(_live(service))
 
     return routes
 
@@ -325,14 +332,14 @@ def public_name(model: str) -> str:
 
 def _stage_ms(answers: list[tuple[QueryAnswer, float]]) -> dict[str, float]:
     """Returns milliseconds by stage, each of the slowest query of a request."""
-    took = {"queue": max(waited for _, waited in answers)}
+    seconds_by_stage = {"queue": max(waited for _, waited in answers)}
     for answer, _ in answers:
-        for stage, seconds in answer.took.items():
-            took[stage] = max(took.get(stage, 0.0), seconds)
-    return {stage: round(1000 * seconds, 3) for stage, seconds in took.items()}
+        for stage, seconds in answer.stage_seconds.items():
+            seconds_by_stage[stage] = max(seconds_by_stage.get(stage, 0.0), seconds)
+    return {stage: round(1000 * seconds, 3) for stage, seconds in seconds_by_stage.items()}
 
 
-def _embeddings(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
+def _embeddings_json(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
     """Returns the JSON of each vector in the response to a request for embeddings."""
     return [
         orjson.dumps(
@@ -347,12 +354,14 @@ def _embeddings(vectors: np.ndarray, is_base64: bool) -> list[bytes]:
     ]
 
 
-def _tasks(live: ReleaseArtifacts) -> Response:
+def _tasks_response(live: ReleaseArtifacts) -> Response:
     """Returns the response with all tasks of the live release."""
-    return json_response({"release": live.release.id, "tasks": [_task(live, task) for task in live.release.tasks]})
+    return json_response(
+        {"release": live.release.id, "tasks": [_task_document(live, task) for task in live.release.tasks]}
+    )
 
 
-def _task(live: ReleaseArtifacts, task: ServedTask) -> dict[str, Any]:
+def _task_document(live: ReleaseArtifacts, task: ServedTask) -> dict[str, Any]:
     key = f"prompts/{task.prompt}"
     return {
         "name": task.name,
@@ -362,5 +371,5 @@ def _task(live: ReleaseArtifacts, task: ServedTask) -> dict[str, Any]:
         "index": task.index,
         "bm25": task.bm25,
         "modes": supported_modes(task),
-        "sources": [source.text for source in task.served()],
+        "sources": [source.text for source in task.served_sources()],
     }

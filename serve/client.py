@@ -98,7 +98,7 @@ class Client:
 
     def tasks(self) -> list[dict[str, Any]]:
         """Returns the tasks of the live release."""
-        return list(self._call("GET", "/v1/tasks")["tasks"])
+        return list(self._send_with_retry("GET", "/v1/tasks")["tasks"])
 
     def put_task(self, name: str, folder: str | Path, *, index: str | None = None) -> dict[str, Any]:
         """Serves a prompt as a task, and returns the task. Needs an administrator's token.
@@ -117,15 +117,15 @@ class Client:
             pieces.append(f'Content-Disposition: form-data; name="index"\r\n\r\n{index}'.encode())
         mark = f"--{boundary}".encode()
         body = b"".join(mark + b"\r\n" + piece + b"\r\n" for piece in pieces) + mark + b"--\r\n"
-        return self._call("PUT", _task(name), body, f"multipart/form-data; boundary={boundary}")
+        return self._send_with_retry("PUT", _task_path(name), body, f"multipart/form-data; boundary={boundary}")
 
     def drop_task(self, name: str) -> None:
         """Stops serving a task. Needs an administrator's token."""
         try:
-            self._send("DELETE", _task(name))
+            self._send("DELETE", _task_path(name))
         except LostReplicaError:
             try:
-                self._send("DELETE", _task(name))
+                self._send("DELETE", _task_path(name))
             except ServerError as error:
                 if error.status != 404:  # 404: the lost replica has deleted it
                     raise
@@ -137,27 +137,28 @@ class Client:
             release: Id of an earlier release; None: a new release of the artifacts that the store holds now.
         """
         body = json.dumps({"release": release}).encode()
-        return str(self._call("PUT", "/v1/release", body, "application/json")["release"])
+        return str(self._send_with_retry("PUT", "/v1/release", body, "application/json")["release"])
 
     def info(self) -> dict[str, Any]:
         """Returns the live release, as `GET /v1/info` does."""
-        return self._call("GET", "/v1/info")
+        return self._send_with_retry("GET", "/v1/info")
 
     def _post(self, path: str, body: Any) -> dict[str, Any]:
-        return self._call("POST", path, json.dumps(body).encode(), "application/json")
+        return self._send_with_retry("POST", path, json.dumps(body).encode(), "application/json")
 
-    def _call(self, method: str, path: str, body: bytes | None = None, kind: str | None = None) -> dict[str, Any]:
-        """Returns the response to a request, which must be one that can be repeated.
-
-        It is sent once more if its replica is lost.
-        """
+    def _send_with_retry(
+        self, method: str, path: str, body: bytes | None = None, content_type: str | None = None
+    ) -> dict[str, Any]:
+        """Sends a request that can be repeated, once more if its replica is lost, and returns the response."""
         try:
-            return self._send(method, path, body, kind)
+            return self._send(method, path, body, content_type)
         except LostReplicaError:
-            return self._send(method, path, body, kind)
+            return self._send(method, path, body, content_type)
 
-    def _send(self, method: str, path: str, body: bytes | None = None, kind: str | None = None) -> dict[str, Any]:
-        headers = {"Content-Type": kind} if kind else {}
+    def _send(
+        self, method: str, path: str, body: bytes | None = None, content_type: str | None = None
+    ) -> dict[str, Any]:
+        headers = {"Content-Type": content_type} if content_type else {}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(self.url + path, body, headers, method=method)
@@ -182,5 +183,5 @@ class Client:
             raise ServerError(0, f"{self.url} does not answer: {error}") from error
 
 
-def _task(name: str) -> str:
+def _task_path(name: str) -> str:
     return f"/v1/tasks/{urllib.parse.quote(name, safe='')}"

@@ -111,7 +111,7 @@ def open_front(
     )
 
 
-async def announce() -> None:
+async def refresh_ingresses() -> None:
     """Has every ingress serve the release that is live now. The successor of a lost one opens it when it starts.
 
     Raises:
@@ -150,7 +150,7 @@ class Ingress:
         from serve.ray_metrics import RayExporter
 
         args, store, device = self.args, Store(self.args.store), reserved_device()
-        args = replace(args, threads=_threads(args, args.cpus))
+        args = replace(args, threads=_num_threads(args, args.cpus))
         if self.leaves:
             service = open_front(store, self.leaves, args, device, self.examples)
         else:
@@ -161,7 +161,7 @@ class Ingress:
                 "this node finds no tokens: give `tokens` a file that it sees, or set RIPTIDE_USER_TOKENS "
                 "there; set `without_tokens: true` only if no other machine reaches the port"
             )
-        self.changes = ReleaseChanges(service, announce)
+        self.changes = ReleaseChanges(service, refresh_ingresses)
         await self.changes.refresh()
         favour_event_loop()
         return build_app(self.changes, tokens, exporter=RayExporter())
@@ -180,7 +180,7 @@ def reserved_device() -> str:
     return "cuda" if ray.get_runtime_context().get_accelerator_ids()["GPU"] else "cpu"
 
 
-def _threads(args: Application, cpus: float) -> int:
+def _num_threads(args: Application, cpus: float) -> int:
     return args.threads or max(1, int(cpus))
 
 
@@ -200,11 +200,11 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
     if live is None:
         raise InputError(f"{store.url} has no live release: make one with riptide serve-search --store {store.url}")
     check_row_ranges(ReleaseArtifacts(store, Release.load(store, live[0])), args.row_ranges)
-    leaves = [_leaf(args, number) for number in range(args.row_ranges)]
+    leaves = [_leaf_deployment(args, number) for number in range(args.row_ranges)]
     # All queries that wait or run in the three queues of a replica. The replica itself refuses more, so that no
     # request waits in Ray Serve before it.
     ongoing = 3 * (args.queue + args.workers * args.batch) + SPARE
-    options = _options(args.cpus, args.gpus, ongoing)
+    options = _deployment_options(args.cpus, args.gpus, ongoing)
     if args.most is None:
         options["num_replicas"] = args.replicas
     else:
@@ -215,26 +215,26 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
     )
 
 
-def _leaf(args: Application, number: int) -> Any:
+def _leaf_deployment(args: Application, number: int) -> Any:
     """Returns the deployment of a leaf."""
-    options = {**_options(args.leaf_cpus, 0, LEAF_ONGOING), "num_replicas": args.leaf_replicas}
+    options = {**_deployment_options(args.leaf_cpus, 0, LEAF_ONGOING), "num_replicas": args.leaf_replicas}
     deployment = ray_serve.deployment(name=f"leaf-{number:03d}", **options)(LeafReplica)
-    return deployment.bind(args.store, number, args.row_ranges, _threads(args, args.leaf_cpus))
+    return deployment.bind(args.store, number, args.row_ranges, _num_threads(args, args.leaf_cpus))
 
 
-def _options(cpus: float, gpus: float, ongoing: int) -> dict[str, Any]:
-    """Returns options of a Ray Serve deployment. ongoing: requests that a replica gets at once."""
+def _deployment_options(cpus: float, gpus: float, max_ongoing: int) -> dict[str, Any]:
+    """Returns options of a Ray Serve deployment. max_ongoing: requests that a replica gets at once."""
     return {
         "ray_actor_options": {"num_cpus": cpus, "num_gpus": gpus},
-        "max_ongoing_requests": ongoing,
-        "max_queued_requests": 16 * ongoing,
+        "max_ongoing_requests": max_ongoing,
+        "max_queued_requests": 16 * max_ongoing,
         "graceful_shutdown_timeout_s": 30,
         "max_surge_percent": 25,  # at least one: a replica of new code starts before an old one stops
     }
 
 
 def run_application(
-    args: Application, host: str, port: int, announce: Callable[[str], object], keep_alive_s: int = KEEP_ALIVE_S
+    args: Application, host: str, port: int, on_ready: Callable[[str], object], keep_alive_s: int = KEEP_ALIVE_S
 ) -> None:
     """Serves on the Ray cluster that this process has joined, until SIGTERM or SIGINT; then it ends the application.
 
@@ -245,7 +245,7 @@ def run_application(
         args: The application.
         host: Address to listen on.
         port: Port to listen on.
-        announce: Called with the address when the server answers.
+        on_ready: Called with the address when the server answers.
         keep_alive_s: Seconds that an idle connection stays open.
 
     Raises:
@@ -275,7 +275,7 @@ def run_application(
             ray_serve.run(build(args), name=APPLICATION, route_prefix="/")
         except RuntimeError as error:
             raise InputError(f"a replica does not start on its node: {_failure_reason() or error}") from error
-        announce(address_of(host, port))
+        on_ready(address_of(host, port))
         ended.wait()
     finally:
         if was_running or ray_serve.status().applications.keys() - {APPLICATION}:

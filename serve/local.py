@@ -52,7 +52,7 @@ async def run_server(
     tokens: Tokens,
     host: str,
     port: int,
-    announce: Callable[[str], object],
+    on_ready: Callable[[str], object],
     limits: HttpLimits | None = None,
 ) -> None:
     """Answers HTTP until SIGTERM or SIGINT; earlier requests are answered before it returns.
@@ -62,7 +62,7 @@ async def run_server(
         tokens: Tokens of users and administrators.
         host: Address to listen on.
         port: Port to listen on; 0: any free one.
-        announce: Called with the server's address when the first release is live.
+        on_ready: Called with the server's address when the first release is live.
         limits: Limits of connections and of the heads of requests.
 
     Raises:
@@ -95,7 +95,7 @@ async def run_server(
 
         def begin() -> None:
             favour_event_loop()
-            announce(address)
+            on_ready(address)
 
         service.on_live = begin
         await uvicorn.Server(config).serve([listening])

@@ -126,13 +126,13 @@ class Metrics:
             self._record["shard_errors"](0, how)
         self._gauges: dict[str, Callable[[], float]] = {
             "tasks": lambda: len(service.live.tasks) if service.live else 0,
-            "newer_artifacts": lambda: math.nan if (newer := service.newer) is None else len(newer),
+            "newer_artifacts": lambda: math.nan if (newer := service.newer_artifacts) is None else len(newer),
         }
         for name, queue in service.queues.items():
             self._gauges[f"{name}_queue_length"] = queue.__len__
             self._gauges[f"{name}_batches"] = lambda queue=queue: queue.batches  # type: ignore[misc]
             self._gauges[f"{name}_batched_items"] = lambda queue=queue: queue.items  # type: ignore[misc]
-        service.engine.encoded = self.count_forward_pass
+        service.engine.on_encoded = self.count_forward_pass
         if connections is not None:
             self._gauges["connections"] = connections.__len__
             connections.on_refusal = lambda status: self.count_request("other", status, 0.0)
@@ -156,7 +156,7 @@ class Metrics:
         """Counts the stages and the shards of a request's queries."""
         for answer, waited in answers:
             self._record["stage_seconds"](waited, "queue")
-            for stage, seconds in answer.took.items():
+            for stage, seconds in answer.stage_seconds.items():
                 self._record["stage_seconds"](seconds, stage)
             if answer.shards.failed or answer.shards.timed_out:
                 self._record["shard_errors"](answer.shards.failed, "failed")

@@ -40,11 +40,11 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", exampl
 Milliseconds = Annotated[Whole, Field(ge=1, le=MAX_MS)]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
-class SearchRequest(Strict):
+class SearchRequest(StrictModel):
     """One query in `query`, or several in `queries`."""
 
     model_config = ConfigDict(
@@ -93,7 +93,7 @@ class SearchRequest(Strict):
         return [self.query] if self.query is not None else list(self.queries or [])
 
 
-class FoundPassage(Strict):
+class FoundPassage(StrictModel):
     """A hit.
 
     `score` is the score of the last stage that ordered the hit; below the re-ranked hits it is the negative rank.
@@ -112,20 +112,20 @@ class FoundPassage(Strict):
     scores: dict[str, float] = Field(description="Scores by source: dense, bm25, or as `source` names them; reranker.")
 
 
-class ShardsOut(Strict):
+class ShardsOut(StrictModel):
     total: int
     successful: int
     failed: int
     timed_out: int
 
 
-class ResultOut(Strict):
+class ResultOut(StrictModel):
     query: str
     hits: list[FoundPassage]
     shards: ShardsOut
 
 
-class SearchResponse(Strict):
+class SearchResponse(StrictModel):
     """One result per query, in order. `took_ms` has the milliseconds of each stage and the `total`."""
 
     request_id: str
@@ -157,13 +157,13 @@ class EmbeddingsRequest(BaseModel):
         return [self.input] if isinstance(self.input, str) else list(self.input)
 
 
-class EmbeddingOut(Strict):
+class EmbeddingOut(StrictModel):
     object: Literal["embedding"] = "embedding"
     index: int
     embedding: list[float] | str
 
 
-class Usage(Strict):
+class Usage(StrictModel):
     """Tokens that were encoded, as OpenAI counts them, and those that were not."""
 
     prompt_tokens: int
@@ -174,14 +174,14 @@ class Usage(Strict):
     truncated_tokens: int = Field(description="Tokens that were cut off these inputs.")
 
 
-class EmbeddingsResponse(Strict):
+class EmbeddingsResponse(StrictModel):
     object: Literal["list"] = "list"
     model: str
     data: list[EmbeddingOut]
     usage: Usage
 
 
-class RerankRequest(Strict):
+class RerankRequest(StrictModel):
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={"examples": [{"query": "what is a rip current?", "documents": ["A current …", "A tear …"]}]},
@@ -193,18 +193,18 @@ class RerankRequest(Strict):
     timeout_ms: Milliseconds = 30_000
 
 
-class RankedOut(Strict):
+class RankedOut(StrictModel):
     index: int
     relevance_score: float
 
 
-class RerankResponse(Strict):
+class RerankResponse(StrictModel):
     request_id: str
     model: str
     results: list[RankedOut]
 
 
-class TaskOut(Strict):
+class TaskOut(StrictModel):
     name: str
     prompt: str | None = Field(description="First 16 digits of the prompt's fingerprint; null: the bare backbone.")
     length: dict[str, int] = Field(description="Tokens of the prompt, by side.")
@@ -215,18 +215,18 @@ class TaskOut(Strict):
     sources: list[str] = Field(description="The sources that searches of the task may name.")
 
 
-class TasksResponse(Strict):
+class TasksResponse(StrictModel):
     release: str
     tasks: list[TaskOut]
 
 
-class ReleaseRequest(Strict):
+class ReleaseRequest(StrictModel):
     """An earlier release to switch to; null: a new release of the same tasks over what the store holds now."""
 
     release: str | None = Field(None, pattern=r"^[0-9a-f]{16}$")
 
 
-class InfoResponse(Strict):
+class InfoResponse(StrictModel):
     """The live release. Without dense embeddings, `encoder`, `dim`, `similarity` and `numerics` are null."""
 
     release: str
@@ -251,7 +251,7 @@ class InfoResponse(Strict):
     examples: list[str] = Field(description="Queries to try, which the operator has chosen; often none.")
 
 
-class ErrorOut(Strict):
+class ErrorOut(StrictModel):
     """An error in OpenAI's format."""
 
     message: str
@@ -259,5 +259,5 @@ class ErrorOut(Strict):
     request_id: str
 
 
-class ErrorResponse(Strict):
+class ErrorResponse(StrictModel):
     error: ErrorOut

@@ -35,16 +35,16 @@ class LeafReplica:
     Args:
         store: URL of the store.
         number: Number of the leaf, from 0.
-        of: Number of leaves.
+        num_leaves: Number of leaves.
         threads: Threads of one search.
     """
 
-    def __init__(self, store: str, number: int, of: int, threads: int):
-        self.leaf = Leaf(Store(store), number, of, threads=threads)
+    def __init__(self, store: str, number: int, num_leaves: int, threads: int):
+        self.leaf = Leaf(Store(store), number, num_leaves, threads=threads)
         self._searches, self._admin = ThreadPoolExecutor(TOGETHER), ThreadPoolExecutor(1)
         if live := live_release_id(self.leaf.store):
             for part in self.leaf.parts.values():
-                part.prepare(live[0])
+                part.open_release(live[0])
 
     async def search(self, request: HitsRequest) -> list[SourceHits | Exception]:
         return await asyncio.get_running_loop().run_in_executor(self._searches, self.leaf.search, request)
@@ -55,10 +55,10 @@ class LeafReplica:
     async def documents(self, request: PassagesRequest) -> tuple[np.ndarray, np.ndarray]:
         return await asyncio.to_thread(self.leaf.documents, request)
 
-    async def control(self, part: str, method: str, *arguments: Any) -> Any:
-        """Calls a method of a part; broadcasts of Ray Serve take this method's name."""
+    async def call_part(self, part: str, method: str, *arguments: Any) -> Any:
+        """Calls a method of a part in this replica; `_broadcast` calls it in all replicas."""
         call = partial(getattr(self.leaf.parts[part], method), *arguments)
-        is_change = method in ("prepare", "retire")  # of the open releases, one after the other
+        is_change = method in ("open_release", "close_release")  # of the open releases, one after the other
         return await asyncio.get_running_loop().run_in_executor(self._admin if is_change else None, call)
 
 
@@ -108,17 +108,17 @@ class RemotePart:
     def __init__(self, name: str, handles: Sequence[Any]):
         self.name, self.handles = name, handles
 
-    def prepare(self, release_id: str) -> None:
-        self._call_all_replicas("prepare", release_id)
+    def open_release(self, release_id: str) -> None:
+        self._call_all_replicas("open_release", release_id)
 
-    def retire(self, release_id: str) -> None:
-        self._call_all_replicas("retire", release_id)
+    def close_release(self, release_id: str) -> None:
+        self._call_all_replicas("close_release", release_id)
 
     def check(self, release_id: str) -> None:
         self._call_all_replicas("check", release_id, allowed_s=CHECK_S)
 
-    def read(self, release_id: str, budget: int | None, seconds: float) -> int:
-        return sum(self._call_all_replicas("read", release_id, budget, seconds))
+    def read_files(self, release_id: str, max_bytes: int | None, max_seconds: float) -> int:
+        return sum(self._call_all_replicas("read_files", release_id, max_bytes, max_seconds))
 
     def _call_all_replicas(self, method: str, *arguments: Any, allowed_s: float = PREPARE_S) -> list[Any]:
         """Returns the results of a method of the part from every replica, which work at the same time."""
@@ -131,13 +131,13 @@ class RemotePart:
 
 
 def _broadcast(handle: Any, arguments: Sequence[Any], allowed_s: float) -> list[Any]:
-    """Returns the results of LeafReplica.control from every replica of a leaf."""
+    """Returns the results of LeafReplica.call_part from every replica of a leaf."""
     ends = time.monotonic() + allowed_s
     with unwrap_replica_errors():
         while True:
             try:
                 remaining_s = max(0.0, ends - time.monotonic())
-                return list(handle.broadcast("control", *arguments).results(timeout_s=remaining_s) or [])
+                return list(handle.broadcast("call_part", *arguments).results(timeout_s=remaining_s) or [])
             except DeploymentUnavailableError:
                 if time.monotonic() > ends:
                     raise

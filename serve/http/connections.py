@@ -91,7 +91,7 @@ class Connections:
         """Adds a new connection, as a surplus if it is over the limit; if too many are, the oldest is closed."""
         if len(self.served) < self.max_served:
             self.served.add(connection)
-            self.move(connection, ConnectionState.FRESH)
+            self.set_state(connection, ConnectionState.FRESH)
         else:
             if len(self.excess) >= self.max_served:
                 oldest = next(
@@ -101,11 +101,11 @@ class Connections:
                 if oldest is None:
                     return
             self.excess.add(connection)
-            self.move(connection, ConnectionState.SURPLUS)
+            self.set_state(connection, ConnectionState.SURPLUS)
         if self._sweeping is None:
             self._sweep_later()
 
-    def move(self, connection: BoundedProtocol, state: ConnectionState) -> None:
+    def set_state(self, connection: BoundedProtocol, state: ConnectionState) -> None:
         """Sets the state of a connection."""
         if (waiting := self._waiting.get(connection.state)) is not None:
             waiting.pop(connection, None)
@@ -118,11 +118,11 @@ class Connections:
         self._unread.pop(connection, None)  # a client that sends a new request has read the previous response
         if connection in self.excess:
             if len(self.served) >= self.max_served and not self._make_room():
-                self.move(connection, ConnectionState.BUSY)
+                self.set_state(connection, ConnectionState.BUSY)
                 return False
             self.excess.discard(connection)
             self.served.add(connection)
-        self.move(connection, ConnectionState.BUSY)
+        self.set_state(connection, ConnectionState.BUSY)
         return True
 
     def refuse(self, connection: BoundedProtocol) -> None:
@@ -132,11 +132,11 @@ class Connections:
             self.close(connection)
             return
         self.excess.add(connection)
-        self.move(connection, ConnectionState.REFUSED)
+        self.set_state(connection, ConnectionState.REFUSED)
 
     def remove(self, connection: BoundedProtocol) -> None:
         """Removes a closed connection."""
-        self.move(connection, ConnectionState.CLOSED)
+        self.set_state(connection, ConnectionState.CLOSED)
         self.served.discard(connection)
         self.excess.discard(connection)
         self._unread.pop(connection, None)
@@ -280,7 +280,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = self._in_message = True
         self._url_bytes = self._header_bytes = self._headers = 0
         if self.state is ConnectionState.IDLE:
-            self.registry.move(self, ConnectionState.HEAD)
+            self.registry.set_state(self, ConnectionState.HEAD)
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -326,7 +326,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refusal is None:
             super().on_message_complete()
             if self.state is ConnectionState.HEAD and self.cycle.response_complete:  # answered before its body came
-                self.registry.move(self, ConnectionState.IDLE)
+                self.registry.set_state(self, ConnectionState.IDLE)
 
     # Responses
 
@@ -338,7 +338,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._refusal is not None:
                 self._send_refusal()
                 return
-            self.registry.move(self, ConnectionState.HEAD if self._in_message else ConnectionState.IDLE)
+            self.registry.set_state(self, ConnectionState.HEAD if self._in_message else ConnectionState.IDLE)
         elif self._refusal is not None and self._is_current():
             self._send_refusal()
             return

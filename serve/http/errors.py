@@ -78,20 +78,20 @@ def response_to(request: Request, error: Exception) -> Response:
         if isinstance(error, kind):
             wait = error.retry_after if isinstance(error, OverloadedError) else 1
             headers = {"Retry-After": str(wait)} if status in (429, 503) else None
-            return _error(request, status, name, message_of(error), headers)
+            return _error_response(request, status, name, message_of(error), headers)
     if isinstance(error, RequestValidationError):
         problem = best_matching_error(error.errors())
         steps = [str(step) for step in problem["loc"]]
         place = ".".join(
             step for step in steps if not step.startswith(("constrained-", "list["))
         )  # names that pydantic adds
-        return _error(request, 422, "invalid_request_error", f"{place}: {problem['msg']}")
+        return _error_response(request, 422, "invalid_request_error", f"{place}: {problem['msg']}")
     if isinstance(error, ClientDisconnect) or isinstance(error.__cause__, ClientDisconnect):
         return NoResponse(status_code=499)
     if isinstance(error, HTTPException):
-        return _error(request, error.status_code, "invalid_request_error", str(error.detail), error.headers)
+        return _error_response(request, error.status_code, "invalid_request_error", str(error.detail), error.headers)
     log.error("request %s failed", request_id(request), exc_info=error)
-    return _error(request, 500, "internal_error", "this is a fault of the server; its log says more")
+    return _error_response(request, 500, "internal_error", "this is a fault of the server; its log says more")
 
 
 def message_of(error: Exception) -> str:
@@ -105,6 +105,6 @@ def request_id(request: Request) -> str:
     return str(getattr(request.state, "request_id", None) or uuid.uuid4().hex)
 
 
-def _error(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
+def _error_response(request: Request, status: int, kind: str, message: str, headers: Any = None) -> Response:
     document = {"error": {"message": shorten(message), "type": kind, "request_id": request_id(request)}}
     return json_response(document, status, headers)

@@ -70,7 +70,7 @@ class Tokens:
     def __bool__(self) -> bool:
         return bool(self.user or self.admin)
 
-    def allow(self, header: str | None, role: Role) -> bool:
+    def allows(self, header: str | None, role: Role) -> bool:
         """Returns whether an Authorization header allows a role, in constant time: no comparison is left out."""
         if not self:
             return True
@@ -160,8 +160,8 @@ class Guard:
         if path not in PUBLIC and not path.startswith("/page/"):
             role: Role = "admin" if method in ("PUT", "DELETE") else "user"
             header = headers.get(b"authorization", b"").decode("latin-1")
-            if not self.tokens.allow(header, role):
-                known = self.tokens.allow(header, "user")
+            if not self.tokens.allows(header, role):
+                known = self.tokens.allows(header, "user")
                 return (
                     Refusal(403, "an administrator's token is needed")
                     if known

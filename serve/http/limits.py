@@ -44,19 +44,19 @@ class HttpLimits:
         check_minimums(self, head_timeout_s=0.1, idle_timeout_s=1, write_timeout_s=1)
 
 
-def allowed_connections(wanted: int | None) -> int:
+def allowed_connections(max_connections: int | None) -> int:
     """Returns how many connections to serve at once, and raises the soft limit of open files if necessary.
 
     The limit counts two files per connection, as the same number of connections is accepted over the limit.
 
     Args:
-        wanted: Connections that the user requests; None: the default, or fewer if the limit of open files is low.
+        max_connections: Connections that the user requests; None: the default, or fewer if open files are limited.
 
     Raises:
-        InputError: If the process may not open enough files for `wanted` connections.
+        InputError: If the process may not open enough files for `max_connections` connections.
     """
     reserved = RESERVED_FILES + _open_files()
-    connections = wanted or DEFAULT_CONNECTIONS
+    connections = max_connections or DEFAULT_CONNECTIONS
     needed = reserved + 2 * connections
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
@@ -66,7 +66,7 @@ def allowed_connections(wanted: int | None) -> int:
     if soft == unlimited or soft >= needed:
         return connections
     room = (soft - reserved) // 2
-    if wanted is not None or room < 1:
+    if max_connections is not None or room < 1:
         raise InputError(
             f"parameter max_connections {connections}: {needed:,} open files are needed, the process may open "
             f"{soft:,}: raise the limit (ulimit -n) or allow fewer connections"

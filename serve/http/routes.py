@@ -96,8 +96,8 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     _check_type(request, "application/json", "+json")
     if sum(map(len, chunks)) <= SMALL:
         return _validate(model.model_validate_json, b"".join(chunks).removeprefix(BOM))
-    with _parser_queue.place(sum(map(len, chunks))):
-        async with cancelled_on_disconnect(request):  # others wait for the thread
+    with _parser_queue.count(sum(map(len, chunks))):
+        async with cancel_on_disconnect(request):  # others wait for the thread
             return await asyncio.get_running_loop().run_in_executor(_PARSER, _parse_body, chunks, model)
 
 
@@ -108,7 +108,7 @@ class _ParserQueue:
         self.waiting = 0
 
     @contextlib.contextmanager
-    def place(self, size: int) -> Iterator[None]:
+    def count(self, size: int) -> Iterator[None]:
         """Counts a body of `size` bytes during the context. Raises OverloadedError if it is one too many."""
         if self.waiting + size > MAX_WAITING:
             raise OverloadedError(1)
@@ -191,7 +191,7 @@ def parse_json(body: bytearray) -> Any:
                 size += 2
                 rest += b'"%d"' % len(texts)
                 texts.append(_TEXT.validate_python(from_json(body[quote:at])))
-        return _with_texts(from_json(rest), texts)
+        return _restore_strings(from_json(rest), texts)
     except ValueError as error:  # its position is that in the rest
         raise _validation_error("json_invalid", f"Invalid JSON: {str(error).partition(' at line ')[0]}") from None
 
@@ -212,14 +212,14 @@ def _end_of_string(body: bytearray, quote: int) -> int:
     return len(body)
 
 
-def _with_texts(value: Any, texts: Sequence[str]) -> Any:
+def _restore_strings(value: Any, texts: Sequence[str]) -> Any:
     """Returns a value with strings in place of their numbers."""
     if isinstance(value, str):
         return texts[int(value)]
     if isinstance(value, list):
-        return [_with_texts(item, texts) for item in value]
+        return [_restore_strings(item, texts) for item in value]
     if isinstance(value, dict):
-        return {texts[int(name)]: _with_texts(item, texts) for name, item in value.items()}
+        return {texts[int(name)]: _restore_strings(item, texts) for name, item in value.items()}
     return value
 
 
@@ -232,7 +232,7 @@ def json_response(document: Any, status: int = 200, headers: Any = None) -> Resp
     return Response(content, status, headers, media_type="application/json")
 
 
-def as_json_list(document: dict[str, Any], name: str, items: Sequence[bytes]) -> Response:
+def json_list_response(document: dict[str, Any], name: str, items: Sequence[bytes]) -> Response:
     """Returns a response of a document with one more field, a list of JSON texts; a large one is sent in pieces."""
     pieces = [orjson.dumps(document)[:-1], f',"{name}":['.encode()]
     for number, item in enumerate(items):
@@ -240,10 +240,10 @@ def as_json_list(document: dict[str, Any], name: str, items: Sequence[bytes]) ->
     pieces.append(b"]}")
     if sum(map(len, pieces)) <= WHOLE:
         return Response(b"".join(pieces), media_type="application/json")
-    return PiecesResponse(pieces)
+    return StreamedJsonResponse(pieces)
 
 
-class PiecesResponse(Response):
+class StreamedJsonResponse(Response):
     """Sends JSON piece by piece, so that the event loop never copies all of it at once."""
 
     media_type = "application/json"
@@ -261,7 +261,7 @@ class PiecesResponse(Response):
 
 
 @contextlib.asynccontextmanager
-async def cancelled_on_disconnect(request: Request) -> AsyncIterator[None]:
+async def cancel_on_disconnect(request: Request) -> AsyncIterator[None]:
     """Cancels the body of the `async with` if the client disconnects; its waiting queries then never run.
 
     Args:
@@ -272,7 +272,7 @@ async def cancelled_on_disconnect(request: Request) -> AsyncIterator[None]:
     """
     task = asyncio.current_task()
     assert task is not None
-    watching = asyncio.create_task(_cancel_on_disconnect(request.receive, task))
+    watching = asyncio.create_task(_cancel_when_disconnected(request.receive, task))
     try:
         yield
     except asyncio.CancelledError:
@@ -284,7 +284,7 @@ async def cancelled_on_disconnect(request: Request) -> AsyncIterator[None]:
         watching.cancel()
 
 
-async def _cancel_on_disconnect(receive: Callable[[], Awaitable[Any]], task: asyncio.Task[Any]) -> None:
+async def _cancel_when_disconnected(receive: Callable[[], Awaitable[Any]], task: asyncio.Task[Any]) -> None:
     """Cancels a task once the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

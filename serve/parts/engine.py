@@ -30,7 +30,7 @@ from retriever.cuts import Cuts
 from retriever.errors import InputError
 from retriever.options import Side
 from serve.errors import ExpiredError, LostError, StoreError
-from serve.parts.leaf import Ask, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, wait_for_reply
+from serve.parts.leaf import AskLeaves, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, wait_for_reply
 from serve.parts.models import TOGETHER, EncodedTexts, EncoderPart, RerankPart, are_finite, unusable_text_error
 from serve.parts.part import UsableQueries
 from serve.parts.queries import AnswerHit, PairsRequest, PendingQuery, QueryAnswer, QueryGroup, QueryState, TextsRequest
@@ -50,17 +50,17 @@ class Engine:
     Args:
         encoder: Encodes queries and texts.
         reranker: Scores passages.
-        ask: Asks all leaves.
+        ask_leaves: Asks all leaves.
 
     Attributes:
-        encoded: Called with the number of texts and of tokens after each forward pass of the encoder.
-        failed: Called with the name of a part that fails and the exception.
+        on_encoded: Called with the number of texts and of tokens after each forward pass of the encoder.
+        on_failure: Called with the name of a part that fails and the exception.
     """
 
-    def __init__(self, encoder: EncoderPart, reranker: RerankPart, ask: Ask):
-        self.encoder, self.reranker, self.ask = encoder, reranker, ask
-        self.encoded: Callable[[int, int], object] = lambda texts, tokens: None
-        self.failed: Callable[[str, Exception], object] = lambda part, error: None
+    def __init__(self, encoder: EncoderPart, reranker: RerankPart, ask_leaves: AskLeaves):
+        self.encoder, self.reranker, self.ask_leaves = encoder, reranker, ask_leaves
+        self.on_encoded: Callable[[int, int], object] = lambda texts, tokens: None
+        self.on_failure: Callable[[str, Exception], object] = lambda part, error: None
 
     def search(self, queries: Sequence[PendingQuery]) -> list[QueryAnswer]:
         """Returns one answer per query; an answer that failed holds its exception.
@@ -94,7 +94,7 @@ class Engine:
             vectors = encoded.vectors[start:end]
             if len(bad := np.flatnonzero(~are_finite(vectors))):
                 first = int(bad[0])
-                results.append(unusable_text_error(request.task, encoded.refused.get(start + first), first))
+                results.append(unusable_text_error(request.task, encoded.unusable.get(start + first), first))
             else:
                 results.append((vectors, Cuts.from_lengths(encoded.lengths[start:end], encoded.num_cut[start:end])))
         return results
@@ -108,7 +108,7 @@ class Engine:
         queries = [request.query for request in requests for _ in request.documents]
         texts = [text for request in requests for text in request.documents]
         deadline = max(request.deadline for request in requests)
-        with self._reported(RERANKER):
+        with self._report_failures(RERANKER):
             scores = self.reranker.score(requests[0].release.id, queries, [""] * len(texts), texts, deadline)
         return np.split(scores, np.cumsum([len(request.documents) for request in requests])[:-1])
 
@@ -116,51 +116,51 @@ class Engine:
         self, release: Release, texts: Sequence[str], tasks: Sequence[str], side: Side, deadline: float
     ) -> EncodedTexts:
         """Returns the vectors of texts, and counts the forward passes; see EncoderPart.encode."""
-        with self._reported(ENCODER):
+        with self._report_failures(ENCODER):
             encoded = self.encoder.encode(release.id, texts, tasks, side, deadline)
         for start in range(0, len(texts), TOGETHER):
             lengths = encoded.lengths[start : start + TOGETHER]
-            self.encoded(len(lengths), int(lengths.sum()))
+            self.on_encoded(len(lengths), int(lengths.sum()))
         return encoded
 
     def passages(self, release: Release, rows: np.ndarray, deadline: float) -> list[Passage]:
         """Returns the passages of rows, int64 [n]. Raises the exception of a leaf that fails."""
-        replies = self.ask("fetch", PassagesRequest(release.id, rows, deadline))
+        replies = self.ask_leaves("fetch", PassagesRequest(release.id, rows, deadline))
         return [passage for reply in replies for passage in wait_for_reply(reply, deadline)]
 
     def _search(self, release: Release, queries: Sequence[PendingQuery], answers: list[QueryAnswer]) -> None:
-        took: dict[str, float] = {}
+        stage_seconds: dict[str, float] = {}
         states = [QueryState(_first_depth(query)) for query in queries]
         # Either all queries of a batch allow partial answers, or all require complete ones.
-        ends = (min if queries[0].partial else max)(query.deadline for query in queries)
-        reserve_s = min(REST_S, max(0.0, ends - time.time()) / 4) if queries[0].partial else 0.0
-        with _timed(took, "encode"):
-            groups = self._make_groups(release, queries, states, ends)
-        with _timed(took, "search"):
-            self._search_leaves(release, groups, states, ends - reserve_s)
-            fused = [_fuse_hits(query, state) for query, state in zip(queries, states, strict=True)]
+        deadline = (min if queries[0].allow_partial else max)(query.deadline for query in queries)
+        reserve_s = min(REST_S, max(0.0, deadline - time.time()) / 4) if queries[0].allow_partial else 0.0
+        with _measure_stage(stage_seconds, "encode"):
+            groups = self._make_groups(release, queries, states, deadline)
+        with _measure_stage(stage_seconds, "search"):
+            self._search_leaves(release, groups, states, deadline - reserve_s)
+            fused_hits = [_fuse_hits(query, state) for query, state in zip(queries, states, strict=True)]
             if any(query.by_document for query in queries):
-                self._find_documents(release, queries, groups, states, fused, ends - reserve_s)
-        with _timed(took, "passages"):
-            texts = self._fetch(release, queries, fused, states, ends - reserve_s / 2)
+                self._find_documents(release, queries, groups, states, fused_hits, deadline - reserve_s)
+        with _measure_stage(stage_seconds, "passages"):
+            passages = self._fetch_passages(release, queries, fused_hits, states, deadline - reserve_s / 2)
         for query, state, answer in zip(queries, states, answers, strict=True):
-            answer.shards, answer.error = state.shards, state.error(query.partial)
-        with _timed(took, "rerank"):
-            self._rerank(release, queries, fused, texts, states, answers)
-        for query, hits, state, answer in zip(queries, fused, states, answers, strict=True):
+            answer.shards, answer.error = state.shards, state.answer_error(query.allow_partial)
+        with _measure_stage(stage_seconds, "rerank"):
+            self._rerank(release, queries, fused_hits, passages, states, answers)
+        for query, hits, state, answer in zip(queries, fused_hits, states, answers, strict=True):
             if hits is not None and answer.error is None:
-                answer.hits = _make_hits(query, hits, state, texts)
-                answer.json = _as_json(query.text, answer)
-            answer.took = took
+                answer.hits = _make_hits(query, hits, state, passages)
+                answer.json = _result_json(query.text, answer)
+            answer.stage_seconds = stage_seconds
 
     def _make_groups(
-        self, release: Release, queries: Sequence[PendingQuery], states: list[QueryState], ends: float
+        self, release: Release, queries: Sequence[PendingQuery], states: list[QueryState], deadline: float
     ) -> list[QueryGroup]:
         """Groups the queries by source, and encodes them; queries that cannot be used get an error."""
         by_key: dict[object, QueryGroup] = {}
         for number, query in enumerate(queries):
-            depth = source_depth(states[number].depth, len(query.search.parts))
-            for source, label in zip(query.search.parts, query.search.labels, strict=True):
+            depth = source_depth(states[number].depth, len(query.search.sources))
+            for source, label in zip(query.search.sources, query.search.labels, strict=True):
                 key = source.kind.name, source.target, depth, query.filter
                 by_key.setdefault(key, QueryGroup(source, depth, query.filter)).members.append((number, label))
         groups = list(by_key.values())
@@ -168,44 +168,44 @@ class Engine:
         numbers = dict.fromkeys(number for group in dense for number, _ in group.members)
         vectors = dict[tuple[str, str], np.ndarray]()
         try:
-            vectors = self._encode_queries(release, {number: queries[number] for number in numbers}, states, ends)
+            vectors = self._encode_queries(release, {number: queries[number] for number in numbers}, states, deadline)
         except Exception as error:  # queries of the batch without dense sources need not fail
             for number in numbers:
-                states[number].refused = error
+                states[number].query_error = error
         for group in groups:
             kind, target = group.source.kind, group.source.target
-            group.members = [(number, label) for number, label in group.members if states[number].refused is None]
+            group.members = [(number, label) for number, label in group.members if states[number].query_error is None]
             group.queries = texts = [queries[number].text for number, _ in group.members]
             if kind.queries == "vectors" and group.members:
                 keys = [(queries[number].task.name, queries[number].text) for number, _ in group.members]
                 group.queries = np.stack([vectors[key] for key in keys])
             elif kind.online.encodes and group.members:
                 try:
-                    with self._reported(ENCODER):
-                        used = self.encoder.encode_for(release.id, kind.online, target, texts, ends)
+                    with self._report_failures(ENCODER):
+                        used = self.encoder.encode_for(release.id, kind.online, target, texts, deadline)
                 except Exception as error:  # other sources need not fail
                     used = UsableQueries(None, [], {})
                     for number, _ in group.members:
-                        states[number].refused = error
-                _refuse(group, used.refused, states)
+                        states[number].query_error = error
+                _record_unusable(group, used.unusable, states)
                 group.queries, group.members = used.result, [group.members[position] for position in used.numbers]
         return [group for group in groups if group.members]
 
     def _encode_queries(
-        self, release: Release, queries: Mapping[int, PendingQuery], states: list[QueryState], ends: float
+        self, release: Release, queries: Mapping[int, PendingQuery], states: list[QueryState], deadline: float
     ) -> dict[tuple[str, str], np.ndarray]:
         """Returns the vectors of queries by task and text, and refuses queries without a finite vector."""
         if not queries:
             return {}
         keys = list(dict.fromkeys((query.task.name, query.text) for query in queries.values()))
         tasks, texts = zip(*keys, strict=True)
-        encoded = self._encode(release, texts, tasks, "query", ends)
-        refused = {keys[number]: reason for number, reason in encoded.refused.items()}
+        encoded = self._encode(release, texts, tasks, "query", deadline)
+        unusable = {keys[number]: reason for number, reason in encoded.unusable.items()}
         vectors = dict(zip(keys, encoded.vectors, strict=True))
         for number, query in queries.items():
             key = query.task.name, query.text
             if not are_finite(vectors[key]):
-                states[number].refused = unusable_text_error(query.task.name, refused.get(key))
+                states[number].query_error = unusable_text_error(query.task.name, unusable.get(key))
         return vectors
 
     def _search_leaves(
@@ -219,7 +219,7 @@ class Engine:
             for group in groups
         ]
         hits_of_leaves: list[list[Hits]] = [[] for _ in groups]
-        replies = self.ask("search", HitsRequest(release.id, sources, deadline))
+        replies = self.ask_leaves("search", HitsRequest(release.id, sources, deadline))
         for leaf, reply in enumerate(replies):
             answered: list[SourceHits | Exception]
             try:
@@ -229,7 +229,7 @@ class Engine:
             for group, hits, merged in zip(groups, answered, hits_of_leaves, strict=True):
                 if isinstance(hits, SourceHits):
                     merged.append(hits.hits)
-                    _refuse(group, hits.refused, states)
+                    _record_unusable(group, hits.unusable, states)
                     continue
                 self._report(group.source.kind.online.name, hits, leaf)
                 for number, label in group.members:
@@ -237,9 +237,9 @@ class Engine:
         for group, merged in zip(groups, hits_of_leaves, strict=True):
             scores, rows = merge_hits(merged, group.depth) if merged else empty_hits(len(group.members), group.depth)
             for row, (number, label) in enumerate(group.members):
-                if label not in states[number].sources:  # otherwise it is searched again, deeper
+                if label not in states[number].hits_by_label:  # otherwise it is searched again, deeper
                     states[number].searchers += len(replies)
-                states[number].sources[label] = Hits(scores[row : row + 1], rows[row : row + 1])
+                states[number].hits_by_label[label] = Hits(scores[row : row + 1], rows[row : row + 1])
 
     def _find_documents(
         self,
@@ -247,7 +247,7 @@ class Engine:
         queries: Sequence[PendingQuery],
         groups: Sequence[QueryGroup],
         states: list[QueryState],
-        fused: list[Hits | None],
+        fused_hits: list[Hits | None],
         deadline: float,
     ) -> None:
         """Replaces the hits of queries by document by the best passages of documents and those to re-rank.
@@ -255,20 +255,22 @@ class Engine:
         Queries whose passages have fewer than k documents are searched again, DEEPER times as deep each time.
         """
         pending = [number for number, query in enumerate(queries) if query.by_document]
-        while pending := [number for number in pending if fused[number] is not None]:
+        while pending := [number for number in pending if fused_hits[number] is not None]:
             rows = np.unique(
-                np.concatenate([hits.rows[0] for number in pending if (hits := fused[number]) is not None])
+                np.concatenate([hits.rows[0] for number in pending if (hits := fused_hits[number]) is not None])
             )
-            replies, errors = self._ask_passages("documents", release, rows, deadline)
-            known = {row: of for reply in replies for row, of in zip(*(each.tolist() for each in reply), strict=True)}
+            replies, errors = self._ask_about_passages("documents", release, rows, deadline)
+            document_of = {
+                row: number for reply in replies for row, number in zip(*(each.tolist() for each in reply), strict=True)
+            }
             for number in list(pending):
-                query, state, hits = queries[number], states[number], fused[number]
+                query, state, hits = queries[number], states[number], fused_hits[number]
                 assert hits is not None
-                documents = np.array([[known.get(row, -1) for row in hits.rows[0].tolist()]], np.int64)
+                documents = np.array([[document_of.get(row, -1) for row in hits.rows[0].tolist()]], np.int64)
                 if errors and ((hits.rows >= 0) & (documents < 0)).any():
                     state.count_all_lost(errors, query.search.labels)
                 if has_enough_documents(hits, documents, query.k)[0] or state.depth >= MAX_PASSAGES or errors:
-                    fused[number] = passages_to_rerank(hits, documents, query.k, query.rerank)
+                    fused_hits[number] = passages_to_rerank(hits, documents, query.k, query.rerank)
                     state.documents = dict(zip(hits.rows[0].tolist(), documents[0].tolist(), strict=True))
                     pending.remove(number)
             again = {number: states[number] for number in pending}
@@ -278,15 +280,15 @@ class Engine:
                 release, [deeper for group in groups for deeper in group.deeper_groups(again)], states, deadline
             )
             for number in pending:
-                fused[number] = _fuse_hits(queries[number], states[number])
+                fused_hits[number] = _fuse_hits(queries[number], states[number])
 
-    def _ask_passages(
+    def _ask_about_passages(
         self, method: str, release: Release, rows: np.ndarray, deadline: float
     ) -> tuple[list[Any], dict[int, Exception]]:
         """Asks all leaves for something of passages; returns their results, and the errors of leaves by number."""
         request = PassagesRequest(release.id, rows[rows >= 0], deadline)
         results, errors = list[Any](), dict[int, Exception]()
-        for leaf, reply in enumerate(self.ask(method, request) if len(request.rows) else ()):
+        for leaf, reply in enumerate(self.ask_leaves(method, request) if len(request.rows) else ()):
             try:
                 results.append(wait_for_reply(reply, deadline))
             except Exception as error:
@@ -294,50 +296,52 @@ class Engine:
                 errors[leaf] = error
         return results, errors
 
-    def _fetch(
+    def _fetch_passages(
         self,
         release: Release,
         queries: Sequence[PendingQuery],
-        fused: list[Hits | None],
+        fused_hits: list[Hits | None],
         states: list[QueryState],
         deadline: float,
     ) -> dict[int, Passage]:
         """Returns the passages of all hits that are returned or re-ranked, by row; drops the hits of lost leaves."""
         wanted = [
-            hits.rows[0, : _num_needed(query)] for query, hits in zip(queries, fused, strict=True) if hits is not None
+            hits.rows[0, : _num_needed(query)]
+            for query, hits in zip(queries, fused_hits, strict=True)
+            if hits is not None
         ]
         rows = np.unique(np.concatenate([np.empty(0, np.int64), *wanted]))
-        replies, errors = self._ask_passages("fetch", release, rows, deadline)
-        texts = {passage[0]: passage for reply in replies for passage in reply}
-        for number, hits in enumerate(fused if errors else ()):
+        replies, errors = self._ask_about_passages("fetch", release, rows, deadline)
+        passages = {passage[0]: passage for reply in replies for passage in reply}
+        for number, hits in enumerate(fused_hits if errors else ()):
             if hits is None:
                 continue
             rows = hits.rows[0, : _num_needed(queries[number])]
-            is_kept = np.isin(rows, [-1, *texts])
+            is_kept = np.isin(rows, [-1, *passages])
             if not is_kept.all():
-                fused[number] = Hits(hits.scores[:, : len(rows)][:, is_kept], rows[None, is_kept])
+                fused_hits[number] = Hits(hits.scores[:, : len(rows)][:, is_kept], rows[None, is_kept])
                 states[number].count_all_lost(errors, queries[number].search.labels)
-        return texts
+        return passages
 
     def _rerank(
         self,
         release: Release,
         queries: Sequence[PendingQuery],
-        fused: list[Hits | None],
-        texts: dict[int, Passage],
+        fused_hits: list[Hits | None],
+        passages: dict[int, Passage],
         states: Sequence[QueryState],
         answers: Sequence[QueryAnswer],
     ) -> None:
         """Sorts the first hits of queries with `rerank` by probability; lower hits keep their order below them."""
-        numbers = [n for n, (query, hits) in enumerate(zip(queries, fused, strict=True)) if query.rerank and hits]
-        pairs = [(n, int(row)) for n in numbers for row, _ in _rows_and_scores(fused[n], queries[n].rerank)]
+        numbers = [n for n, (query, hits) in enumerate(zip(queries, fused_hits, strict=True)) if query.rerank and hits]
+        pairs = [(n, int(row)) for n in numbers for row, _ in _rows_and_scores(fused_hits[n], queries[n].rerank)]
         if not pairs:
             return
         deadline = max(queries[number].deadline for number in numbers)
         query_texts = [queries[number].text for number, _ in pairs]
-        titles, bodies = [texts[row][2] for _, row in pairs], [texts[row][3] for _, row in pairs]
+        titles, bodies = [passages[row][2] for _, row in pairs], [passages[row][3] for _, row in pairs]
         try:
-            with self._reported(RERANKER):
+            with self._report_failures(RERANKER):
                 scores = self.reranker.score(release.id, query_texts, titles, bodies, deadline)
         except Exception as error:
             for number in numbers:
@@ -347,15 +351,15 @@ class Engine:
         for (number, _), score in zip(pairs, scores, strict=True):
             by_query[number].append(score)
         for number, probabilities in by_query.items():
-            hits = fused[number]
+            hits = fused_hits[number]
             assert hits is not None
-            fused[number] = hits = reorder_hits(hits, np.array([probabilities], np.float32))
+            fused_hits[number] = hits = reorder_hits(hits, np.array([probabilities], np.float32))
             if queries[number].by_document:
                 documents = np.array([[states[number].documents[row] for row in hits.rows[0].tolist()]])
-                fused[number] = reranked_documents(hits, documents, queries[number].k)
+                fused_hits[number] = reranked_documents(hits, documents, queries[number].k)
 
     @contextlib.contextmanager
-    def _reported(self, part: str) -> Iterator[None]:
+    def _report_failures(self, part: str) -> Iterator[None]:
         """Reports the failures of a part."""
         try:
             yield
@@ -367,22 +371,22 @@ class Engine:
         if not isinstance(error, ExpiredError):
             log.warning("%s of leaf %d failed: %r", part, leaf, error)
         if isinstance(error, StoreError | LostError):
-            self.failed(part, error)
+            self.on_failure(part, error)
 
 
-def _refuse(group: QueryGroup, refused: Mapping[int, str], states: list[QueryState]) -> None:
-    """Records why a source cannot use some of a group's queries. refused: by their position in the group."""
-    for position, reason in refused.items():
+def _record_unusable(group: QueryGroup, unusable: Mapping[int, str], states: list[QueryState]) -> None:
+    """Records why a source cannot use some of a group's queries. unusable: the reasons, by position in the group."""
+    for position, reason in unusable.items():
         number, label = group.members[position]
-        states[number].refused = InputError(f"source {label}: {reason}")
+        states[number].query_error = InputError(f"source {label}: {reason}")
 
 
 @contextlib.contextmanager
-def _timed(took: dict[str, float], stage: str) -> Iterator[None]:
+def _measure_stage(stage_seconds: dict[str, float], stage: str) -> Iterator[None]:
     """Measures the seconds of a stage."""
     start = time.perf_counter()
     yield
-    took[stage] = time.perf_counter() - start
+    stage_seconds[stage] = time.perf_counter() - start
 
 
 def _fuse_hits(query: PendingQuery, state: QueryState) -> Hits | None:
@@ -390,9 +394,9 @@ def _fuse_hits(query: PendingQuery, state: QueryState) -> Hits | None:
 
     None: there is no answer.
     """
-    if state.error(query.partial) is not None:
+    if state.answer_error(query.allow_partial) is not None:
         return None
-    return fuse([state.sources[label] for label in query.search.labels], state.depth, query.search.weights)
+    return fuse([state.hits_by_label[label] for label in query.search.labels], state.depth, query.search.weights)
 
 
 def _rows_and_scores(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
@@ -403,14 +407,16 @@ def _rows_and_scores(hits: Hits | None, k: int) -> Iterable[tuple[int, float]]:
     return [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
 
 
-def _make_hits(query: PendingQuery, hits: Hits, state: QueryState, texts: dict[int, Passage]) -> list[AnswerHit]:
+def _make_hits(query: PendingQuery, hits: Hits, state: QueryState, passages: dict[int, Passage]) -> list[AnswerHit]:
     """Returns the hits of an answer, each with its passage and with the scores of all sources that found it."""
-    by_source = {source: dict(_rows_and_scores(hits, hits.rows.shape[1])) for source, hits in state.sources.items()}
+    by_source = {
+        source: dict(_rows_and_scores(hits, hits.rows.shape[1])) for source, hits in state.hits_by_label.items()
+    }
     output = []
     for row, score in _rows_and_scores(hits, query.k):
         scores = {"reranker": score} if query.rerank and score >= 0 else {}  # below the re-ranked hits: minus the rank
         scores |= {source: by_row[row] for source, by_row in by_source.items() if row in by_row}
-        _, id, title, text, metadata, *span = texts[row]
+        _, id, title, text, metadata, *span = passages[row]
         output.append(AnswerHit(row, id, title, text, metadata, score, scores, tuple(span) if span else None))
     return output
 
@@ -418,7 +424,7 @@ def _make_hits(query: PendingQuery, hits: Hits, state: QueryState, texts: dict[i
 def _first_depth(query: PendingQuery) -> int:
     """Returns the number of passages of the first search."""
     if query.by_document:
-        return min(first_search_depth(query.k, query.rerank, len(query.search.parts)), MAX_PASSAGES)
+        return min(first_search_depth(query.k, query.rerank, len(query.search.sources)), MAX_PASSAGES)
     return max(query.k, query.rerank)
 
 
@@ -427,7 +433,7 @@ def _num_needed(query: PendingQuery) -> int:
     return query.k + query.rerank if query.by_document else max(query.k, query.rerank)
 
 
-def _as_json(text: str, answer: QueryAnswer) -> bytes:
+def _result_json(text: str, answer: QueryAnswer) -> bytes:
     """Returns the result of a query in the response of a search (`protocol.ResultOut`)."""
     hits = [
         {

@@ -27,7 +27,7 @@ class PartFiles:
         self._files = [(artifact, part) for artifact, part in files]
         paths = [store.storage.local_path(f"{artifact.key}/{part.file}") for artifact, part in self._files]
         self._paths = [path for path in paths if path is not None]
-        self._seen = [_status(path) for path in self._paths]
+        self._statuses = [_status(path) for path in self._paths]
 
     def check(self) -> None:
         """Checks that the files of a local store exist and are unchanged; changed ones are hashed again.
@@ -40,32 +40,32 @@ class PartFiles:
         """
         for number, path in enumerate(self._paths):
             status = _status(path)
-            if status is None or status != self._seen[number]:
+            if status is None or status != self._statuses[number]:
                 artifact, part = self._files[number]
                 artifact.local(part)
-                self._seen[number] = status
+                self._statuses[number] = status
 
-    def read(self, budget: int, seconds: float, known: set[Path]) -> int:
+    def read(self, max_bytes: int, max_seconds: float, paths_read: set[Path]) -> int:
         """Reads files once, so that the operating system keeps them in memory.
 
         Args:
-            budget: Maximum bytes to read.
-            seconds: Maximum time to spend.
-            known: Files that were read before, which are skipped; this call adds the files that it reads.
+            max_bytes: Maximum bytes to read.
+            max_seconds: Maximum time to spend.
+            paths_read: Files that were read before, which are skipped; this call adds the files that it reads.
 
         Returns:
             Bytes read.
         """
-        ends, size_bytes = time.monotonic() + seconds, 0
+        ends, size_bytes = time.monotonic() + max_seconds, 0
         buffer = bytearray(BLOCK)
         for artifact, part in self._files:
             path = artifact.local(part)
-            if path in known:
+            if path in paths_read:
                 continue
             with open(path, "rb", buffering=0) as file:
-                while size_bytes < budget and time.monotonic() < ends and (size := file.readinto(buffer)):
+                while size_bytes < max_bytes and time.monotonic() < ends and (size := file.readinto(buffer)):
                     size_bytes += size
-            known.add(path)
+            paths_read.add(path)
         return size_bytes
 
 

@@ -69,12 +69,12 @@ class SourceHits(NamedTuple):
     """Hits of a source.
 
     Attributes:
-        hits: The hits of each query; none of a query that is refused.
-        refused: Why a query cannot be answered, by its number in the request.
+        hits: The hits of each query; none of an unusable query.
+        unusable: Why a query cannot be answered, by its number in the request.
     """
 
     hits: Hits
-    refused: dict[int, str]
+    unusable: dict[int, str]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def wait_for_reply(reply: Reply[Result], deadline: float) -> Result:
         raise ExpiredError from error
 
 
-Ask = Callable[[str, Any], Sequence[Reply[Any]]]
+AskLeaves = Callable[[str, Any], Sequence[Reply[Any]]]
 """Sends a request to a method of all leaves of a service, and returns their replies, in the order of their ranges."""
 
 
@@ -111,13 +111,13 @@ class Leaf:
     Args:
         store: Where the artifacts are.
         number: Number of the range, from 0.
-        of: Number of ranges.
+        num_ranges: Number of ranges.
         threads: Threads of one search; None: one for each core.
     """
 
-    def __init__(self, store: Store, number: int = 0, of: int = 1, *, threads: int | None = None):
+    def __init__(self, store: Store, number: int = 0, num_ranges: int = 1, *, threads: int | None = None):
         def range_of(corpus: Corpus) -> RowRange:
-            return split_range(0, corpus.num_rows, of)[number]
+            return split_range(0, corpus.num_rows, num_ranges)[number]
 
         self.store = store
         self.sources = {online.name: SourcePart(store, range_of, online, threads) for online in online_searches()}
@@ -177,26 +177,28 @@ class SourcePart(ServicePart):
     @raises_store_errors
     def search(self, release_id: str, request: SourceQueries) -> SourceHits:
         """Returns the top k passages of each query in the range. A query that cannot be used fails alone."""
-        searcher, kind = self._of(release_id)[request.target], find_kind(request.kind)
+        searcher, kind = self._get_content(release_id)[request.target], find_kind(request.kind)
         assert kind is not None, request.kind
         filter = None if request.filter is None else Filter(request.filter)
         usable = call_with_usable_texts(
             lambda queries: kind.search_online(searcher, queries, request.k, filter), request.queries
         )
-        if usable.result is not None and not usable.refused:
+        if usable.result is not None and not usable.unusable:
             return SourceHits(usable.result, {})
         width = request.k if usable.result is None else usable.result.rows.shape[1]
         hits = empty_hits(len(request.queries), width)
         if usable.result is not None:
             hits.scores[usable.numbers], hits.rows[usable.numbers] = usable.result
-        return SourceHits(hits, usable.refused)
+        return SourceHits(hits, usable.unusable)
 
     def _open(self, artifacts: ReleaseArtifacts) -> dict[SearchTarget, Any]:
         release, scope = artifacts.release, self._scope(artifacts)
         searchers = {}
         for target, readers in self._targets(artifacts).items():
             start = partial(self.online.open, readers, artifacts.corpus, scope)
-            searchers[target] = self._searchers.get(release.contents(self.online, target), release.id, start)
+            searchers[target] = self._searchers.get(
+                release.searched_fingerprints(self.online, target), release.id, start
+            )
         return searchers
 
     def _scope(self, artifacts: ReleaseArtifacts) -> SearcherScope:
@@ -214,7 +216,7 @@ class SourcePart(ServicePart):
         return {target: readers for (online, target), readers in artifacts.readers.items() if online is self.online}
 
     def _answer_probe(self, release_id: str) -> None:
-        for searcher in self._of(release_id).values():
+        for searcher in self._get_content(release_id).values():
             self.online.probe(searcher)
 
     def _forget(self, release_id: str) -> None:
@@ -248,7 +250,7 @@ class PassagesPart(ServicePart):
     def _passages_of_release(self, request: PassagesRequest) -> OpenPassages:
         """Returns the passages of a request's release. Raises ExpiredError if the request is late."""
         check_deadline(request.deadline)
-        passages: OpenPassages = self._of(request.release)
+        passages: OpenPassages = self._get_content(request.release)
         return passages
 
     def _open(self, artifacts: ReleaseArtifacts) -> OpenPassages:
@@ -259,5 +261,5 @@ class PassagesPart(ServicePart):
         return ((part.artifact, part.part) for part in parts)
 
     def _answer_probe(self, release_id: str) -> None:
-        passages: OpenPassages = self._of(release_id)
+        passages: OpenPassages = self._get_content(release_id)
         passages.fetch(np.array([passages.rows.first]))

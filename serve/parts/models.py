@@ -44,13 +44,13 @@ class EncodedTexts(NamedTuple):
         vectors: float32 [n, dim]; a text that the encoder cannot use has one that is not finite.
         lengths: Tokens of each text, [n].
         num_cut: Tokens that were cut off each text, which was longer than the encoder reads, [n].
-        refused: What a text lacks that has no words by which its prompt is found, by its number in the request.
+        unusable: What a text lacks that has no words by which its prompt is found, by its number in the request.
     """
 
     vectors: np.ndarray
     lengths: np.ndarray
     num_cut: np.ndarray
-    refused: dict[int, str]
+    unusable: dict[int, str]
 
 
 class _OpenEncoders(NamedTuple):
@@ -102,21 +102,21 @@ class EncoderPart(ServicePart):
             side: Whether the texts are queries or passages.
             deadline: Wall-clock time in seconds.
         """
-        encoders: _OpenEncoders = self._of(release_id)
+        encoders: _OpenEncoders = self._get_content(release_id)
         encoder, slots = encoders.sides[side], [encoders.slots[task] for task in tasks]
         if encoder is not encoders.sides["query"]:
             slots = [None] * len(texts)  # all prompts are of queries
-        batches, refused = list[tuple[np.ndarray, ...]](), dict[int, str]()
+        batches, unusable = list[tuple[np.ndarray, ...]](), dict[int, str]()
         for start in range(0, len(texts), TOGETHER):
             check_deadline(deadline)
             of_tasks = slots[start : start + TOGETHER]
             tokens, topics = _read_texts(encoder, list(texts[start : start + TOGETHER]), side, of_tasks, deadline)
             reasons = encoder.unusable_texts(tokens, side=side, task=of_tasks, topics=topics)
-            refused |= {start + number: reason for number, reason in reasons.items()}
+            unusable |= {start + number: reason for number, reason in reasons.items()}
             vectors = encoder.forward(tokens, side=side, task=of_tasks, topics=topics, check=False)
             batches.append((vectors, tokens.lengths, tokens.num_cut))
         vectors, lengths, num_cut = map(np.concatenate, zip(*batches, strict=True))
-        return EncodedTexts(vectors, lengths, num_cut, refused)
+        return EncodedTexts(vectors, lengths, num_cut, unusable)
 
     @raises_store_errors
     def encode_for(
@@ -129,13 +129,13 @@ class EncoderPart(ServicePart):
     ) -> UsableQueries[Any]:
         """Encodes texts with the encoder of a source, for its searchers."""
         check_deadline(deadline)
-        encoders: _OpenEncoders = self._of(release_id)
+        encoders: _OpenEncoders = self._get_content(release_id)
         return call_with_usable_texts(encoders.sources[online, target], texts)
 
     @raises_store_errors
     def describe(self, release_id: str) -> dict[str, Any]:
         """Returns {"dim", "similarity", "numerics"} of the vectors."""
-        encoder = self._of(release_id).sides["query"]
+        encoder = self._get_content(release_id).sides["query"]
         return {"dim": encoder.dim, "similarity": encoder.similarity, "numerics": encoder.numerics}
 
     def _open(self, artifacts: ReleaseArtifacts) -> _OpenEncoders:
@@ -182,7 +182,7 @@ class EncoderPart(ServicePart):
         return _OpenEncoders(encoders, slots, sources)
 
     def _answer_probe(self, release_id: str) -> None:
-        encoders: _OpenEncoders = self._of(release_id)
+        encoders: _OpenEncoders = self._get_content(release_id)
         if encoders.slots:
             self.encode(release_id, [PROBE], [next(iter(encoders.slots))], "query")
         for encode in encoders.sources.values():
@@ -190,7 +190,7 @@ class EncoderPart(ServicePart):
 
     def _forget(self, release_id: str) -> None:
         for key, slot in self._prompts.release(release_id):
-            self._encoders.get_held(key).drop_task(slot)
+            self._encoders.get_existing(key).drop_task(slot)
         self._encoders.release(release_id)
         self._sources.release(release_id)
 
@@ -225,7 +225,7 @@ class RerankPart(ServicePart):
             texts: Text of the passage per pair.
             deadline: Wall-clock time in seconds.
         """
-        model: Reranker | None = self._of(release_id)
+        model: Reranker | None = self._get_content(release_id)
         assert model is not None, f"release {release_id} has no re-ranker"
         scores = [np.empty(0, np.float32)]
         for start in range(0, len(texts), TOGETHER):
@@ -252,7 +252,7 @@ class RerankPart(ServicePart):
         return self._models.get(repr(config), artifacts.release.id, start)
 
     def _answer_probe(self, release_id: str) -> None:
-        if self._of(release_id) is not None:
+        if self._get_content(release_id) is not None:
             self.score(release_id, [PROBE], [""], [PROBE])
 
     def _forget(self, release_id: str) -> None:

@@ -59,7 +59,7 @@ class SharedObjects(Generic[T]):
     """Objects that releases share: each is opened once, and dropped when the last release that holds it is released."""
 
     def __init__(self) -> None:
-        self._held: dict[Any, tuple[T, set[str]]] = {}
+        self._objects: dict[Any, tuple[T, set[str]]] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Any, release: str, make: Callable[[], T]) -> T:
@@ -71,24 +71,24 @@ class SharedObjects(Generic[T]):
             make: Creates the object if it does not exist.
         """
         with self._lock:
-            if key not in self._held:
-                self._held[key] = (make(), set())
-            value, holders = self._held[key]
+            if key not in self._objects:
+                self._objects[key] = (make(), set())
+            value, holders = self._objects[key]
             holders.add(release)
             return value
 
-    def get_held(self, key: Any) -> T:
+    def get_existing(self, key: Any) -> T:
         """Returns the object of `key`."""
-        return self._held[key][0]
+        return self._objects[key][0]
 
     def release(self, release: str) -> list[Any]:
         """Releases the objects of a release, and returns the keys of those that no other release holds."""
         with self._lock:
             removed = []
-            for key, (_, holders) in list(self._held.items()):
+            for key, (_, holders) in list(self._objects.items()):
                 holders.discard(release)
                 if not holders:
-                    del self._held[key]
+                    del self._objects[key]
                     removed.append(key)
             return removed
 
@@ -96,13 +96,13 @@ class SharedObjects(Generic[T]):
 class PartControl(Protocol):
     """A part, or all replicas of one, as a service opens, checks and closes releases in it. All methods block."""
 
-    def prepare(self, release_id: str) -> None: ...
+    def open_release(self, release_id: str) -> None: ...
 
-    def retire(self, release_id: str) -> None: ...
+    def close_release(self, release_id: str) -> None: ...
 
     def check(self, release_id: str) -> None: ...
 
-    def read(self, release_id: str, budget: int | None, seconds: float) -> int: ...
+    def read_files(self, release_id: str, max_bytes: int | None, max_seconds: float) -> int: ...
 
 
 class _OpenRelease(NamedTuple):
@@ -131,39 +131,39 @@ class ServicePart:
         self.store = store
         self._releases: dict[str, _OpenRelease] = {}
         self._damaged: dict[str, StoreError] = {}
-        self._read: set[Path] = set()  # files whose pages were read into memory
-        self._preparing = threading.Lock()
+        self._paths_read: set[Path] = set()  # files whose pages were read into memory
+        self._open_lock = threading.Lock()
 
-    def prepare(self, release_id: str) -> None:
+    def open_release(self, release_id: str) -> None:
         """Opens the artifacts of a release that this part needs.
 
         Raises:
             InputError: If an artifact is missing, or has another fingerprint than in the release.
         """
-        self._open_release(release_id)
+        self._get_release(release_id)
 
-    def retire(self, release_id: str) -> None:
+    def close_release(self, release_id: str) -> None:
         """Closes a release."""
-        with self._preparing:
+        with self._open_lock:
             for table in (self._releases, self._damaged):
                 table.pop(release_id, None)
             self._forget(release_id)
 
     @raises_store_errors
-    def read(self, release_id: str, budget: int | None, seconds: float) -> int:
+    def read_files(self, release_id: str, max_bytes: int | None, max_seconds: float) -> int:
         """Reads the files of a release that were not read before, so that they are in memory.
 
         Args:
             release_id: Id of the release.
-            budget: Maximum bytes to read; None: half of the free memory, as other parts of the node read too.
-            seconds: Maximum time to spend.
+            max_bytes: Maximum bytes to read; None: half of the free memory, as other parts of the node read too.
+            max_seconds: Maximum time to spend.
 
         Returns:
             Bytes read.
         """
-        self._of(release_id)
-        files = self._open_release(release_id).files
-        return files.read(free_memory() // 2 if budget is None else budget, seconds, self._read)
+        self._get_content(release_id)
+        files = self._get_release(release_id).files
+        return files.read(free_memory() // 2 if max_bytes is None else max_bytes, max_seconds, self._paths_read)
 
     @raises_store_errors
     def check(self, release_id: str) -> None:
@@ -172,7 +172,7 @@ class ServicePart:
         Raises:
             StoreError: If a file is missing or damaged. Other failures of the request are raised as they are.
         """
-        files = self._open_release(release_id).files
+        files = self._get_release(release_id).files
         try:
             files.check()
         except CorruptError as error:
@@ -181,17 +181,17 @@ class ServicePart:
         self._damaged.pop(release_id, None)
         self._answer_probe(release_id)
 
-    def _of(self, release_id: str) -> Any:
-        release = self._open_release(release_id)
+    def _get_content(self, release_id: str) -> Any:
+        release = self._get_release(release_id)
         if damaged := self._damaged.get(release_id):
             raise StoreError(*damaged.args)
         return release.content
 
-    def _open_release(self, release_id: str) -> _OpenRelease:
-        """Returns an open release; opens it if this replica started after `prepare`, or has closed it since."""
+    def _get_release(self, release_id: str) -> _OpenRelease:
+        """Returns an open release; opens it if this replica started after `open_release`, or has closed it since."""
         if (release := self._releases.get(release_id)) is not None:
             return release  # without the lock, which is held as long as another release is being opened
-        with self._preparing:
+        with self._open_lock:
             if release_id not in self._releases:
                 artifacts = ReleaseArtifacts(self.store, Release.load(self.store, release_id))
                 files = PartFiles(self.store, self._used_files(artifacts))
@@ -218,12 +218,12 @@ class UsableQueries(NamedTuple, Generic[T]):
     Attributes:
         result: The result for them; None if there are none.
         numbers: Their numbers.
-        refused: Why the other queries cannot be used, by number.
+        unusable: Why the other queries cannot be used, by number.
     """
 
     result: T | None
     numbers: list[int]
-    refused: dict[int, str]
+    unusable: dict[int, str]
 
 
 def call_with_usable_texts(function: Callable[[Any], T], queries: Any) -> UsableQueries[T]:
@@ -233,13 +233,13 @@ def call_with_usable_texts(function: Callable[[Any], T], queries: Any) -> Usable
         function: Takes some of the queries.
         queries: Texts, vectors [q, dim], or sparse vectors.
     """
-    refused: dict[int, str] = {}
+    unusable: dict[int, str] = {}
     numbers = list(range(len(queries)))
     while numbers:
         try:
-            usable = queries if not refused else select_queries(queries, np.array(numbers))
-            return UsableQueries(function(usable), numbers, refused)
+            usable = queries if not unusable else select_queries(queries, np.array(numbers))
+            return UsableQueries(function(usable), numbers, unusable)
         except TextsError as error:
-            refused |= {numbers[position]: reason for position, reason in error.reasons.items()}
-            numbers = [number for number in numbers if number not in refused]
-    return UsableQueries(None, [], refused)
+            unusable |= {numbers[position]: reason for position, reason in error.reasons.items()}
+            numbers = [number for number in numbers if number not in unusable]
+    return UsableQueries(None, [], unusable)

@@ -29,7 +29,7 @@ class PendingQuery:
         deadline: Wall-clock time in seconds (time.time()).
         filter: The text of a Filter; None: no filter.
         rerank: Number of first hits to re-rank; 0: none.
-        partial: Whether an answer without some of the shards is allowed.
+        allow_partial: Whether an answer without some of the shards is allowed.
         by_document: Whether hits are documents, each as its best passage; only if the corpus is split.
     """
 
@@ -41,7 +41,7 @@ class PendingQuery:
     deadline: float
     filter: str | None = None
     rerank: int = 0
-    partial: bool = False
+    allow_partial: bool = False
     by_document: bool = False
 
 
@@ -81,14 +81,14 @@ class QueryAnswer:
     Attributes:
         hits: Hits, best first.
         shards: How many searchers answered.
-        took: Seconds by stage, for the whole batch.
+        stage_seconds: Seconds by stage, for the whole batch.
         error: The exception, if there is no answer.
         json: The result in the response to a request, as bytes.
     """
 
     hits: list[AnswerHit] = field(default_factory=list)
     shards: ShardCounts = field(default_factory=ShardCounts)
-    took: dict[str, float] = field(default_factory=dict)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
     error: Exception | None = None
     json: bytes = b""
 
@@ -99,21 +99,21 @@ class QueryState:
 
     Attributes:
         depth: Number of passages that the fusion of the sources returns.
-        sources: Hits [1, k] by the source's label.
+        hits_by_label: Hits [1, k] by the source's label.
         searchers: Number of searchers, which are the sources times the leaves.
         failed, timed_out: The searchers, as (number of the leaf, label), that failed or timed out.
         unreadable: The error of a leaf that could not read its files.
-        refused: Why a source cannot search the query.
+        query_error: Why a source cannot search the query.
         documents: The numbers of the documents of the passages that may be hits, by row; only by document.
     """
 
     depth: int
-    sources: dict[str, Hits] = field(default_factory=dict)
+    hits_by_label: dict[str, Hits] = field(default_factory=dict)
     searchers: int = 0
     failed: set[tuple[int, str]] = field(default_factory=set)
     timed_out: set[tuple[int, str]] = field(default_factory=set)
     unreadable: StoreError | None = None
-    refused: Exception | None = None
+    query_error: Exception | None = None
     documents: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -133,11 +133,11 @@ class QueryState:
         for leaf, error in errors.items():
             self.count_lost(leaf, labels, error)
 
-    def error(self, is_partial: bool) -> Exception | None:
+    def answer_error(self, allow_partial: bool) -> Exception | None:
         """Returns why there is no answer; None: all searchers answered, or some did and that is enough."""
         shards = self.shards
-        if self.refused or shards.successful == shards.total or (is_partial and shards.successful):
-            return self.refused
+        if self.query_error or shards.successful == shards.total or (allow_partial and shards.successful):
+            return self.query_error
         return self.unreadable or (IncompleteError() if self.failed else ExpiredError())
 
 

@@ -57,7 +57,7 @@ class PartStates:
 
 def parts_of(release: Release) -> list[str]:
     """Returns the names of the parts that a release needs."""
-    searches = dict.fromkeys(source.kind.online for task in release.tasks for source in task.served())
+    searches = dict.fromkeys(source.kind.online for task in release.tasks for source in task.served_sources())
     has_encoder = release.encoder is not None or any(online.encodes for online in searches)
     names = [*([ENCODER] if has_encoder else []), *(online.name for online in searches), PASSAGES]
     return names + ([RERANKER] if release.reranker is not None else [])

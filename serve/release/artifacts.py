@@ -39,7 +39,7 @@ class ReleaseArtifacts:
         self.corpus = Corpus(release.generations(store, "corpus"))
         pinned = PinnedArtifacts(store, self.corpus, self.generations)
         self.readers: dict[tuple[OnlineSearch, SearchTarget], Any] = {}  # of the sources of all tasks
-        for source in (source for task in release.tasks for source in task.served()):
+        for source in (source for task in release.tasks for source in task.served_sources()):
             key = source.kind.online, source.target
             if key not in self.readers:
                 self.readers[key] = source.kind.online.read(source.target, pinned)
@@ -64,7 +64,7 @@ class ReleaseArtifacts:
         """Tokens of each task's prompt, by side; for a prompt that is computed or of a topic, those of one query."""
         return {task.name: _prompt_lengths(self.store, task.prompt) for task in self.release.tasks if task.prompt}
 
-    def read_facts(self) -> None:
+    def read_columns_and_lengths(self) -> None:
         """Reads the columns and the lengths of prompts now, so that the event loop reads no files later. Blocks."""
         for _ in (self.columns, self.prompt_lengths):
             pass

@@ -48,7 +48,7 @@ def read_live_release(store: Store) -> tuple[Release | None, str | None]:
     if live is None:
         return None, None
     try:
-        return _load(store, live[0]), live[1]
+        return _load_release(store, live[0]), live[1]
     except CorruptError as error:
         raise unreadable_release_error(store.storage, live[0], error) from error
 
@@ -62,15 +62,15 @@ def release_to_repair_from(store: Store) -> tuple[Release | None, str | None]:
     tagged = store.storage.read_tagged(CURRENT)
     if tagged is None:
         return None, None
-    for id in dict.fromkeys([*_history(store, tagged[0]), *newest_releases(store)]):
+    for id in dict.fromkeys([*_live_and_previous_ids(store, tagged[0]), *newest_releases(store)]):
         try:
-            return _load(store, id), tagged[1]
+            return _load_release(store, id), tagged[1]
         except CorruptError as error:
             log.warning("%s", error)
     return None, tagged[1]
 
 
-def make_current(store: Store, release: Release, tag: str | None) -> bool:
+def save_as_live(store: Store, release: Release, tag: str | None) -> bool:
     """Saves a release and makes it the live one; `current.json` also names the KEPT previous releases.
 
     Another server may remove the release, or one of its prompts that came over HTTP, at the same moment. Therefore both
@@ -89,7 +89,7 @@ def make_current(store: Store, release: Release, tag: str | None) -> bool:
     if (before[1] if before else None) != tag or missing_artifacts(store, release.fingerprints):
         return False
     release.save(store)
-    history = [id for id in (_history(store, before[0]) if before else ()) if id != release.id]
+    history = [id for id in (_live_and_previous_ids(store, before[0]) if before else ()) if id != release.id]
     document = LiveRecord(release.id, tuple(history[:KEPT])).document()
     if not store.storage.swap(CURRENT, document, tag):
         return False
@@ -132,14 +132,14 @@ def _remove_expired(store: Store, only: str | None = None) -> None:
         log.warning("old releases could not be removed: %s", error)
 
 
-def _load(store: Store, id: str) -> Release:
+def _load_release(store: Store, id: str) -> Release:
     """Returns a release. Raises CorruptError if it is missing or damaged."""
     if store.storage.size(f"releases/{id}/{MANIFEST}") is None:
         raise CorruptError(f"{store.url}/releases/{id}: there is no such release")
     return Release.load(store, id)
 
 
-def _history(store: Store, data: bytes) -> list[str]:
+def _live_and_previous_ids(store: Store, data: bytes) -> list[str]:
     """Returns the ids of the live release and the previous ones; of all, newest first, if `current.json` is damaged."""
     try:
         current = parse_live_record(store.storage, data)

@@ -43,7 +43,7 @@ def plan_release(
     bm25: str | None = None,
     tasks: Iterable[str] | None = None,
     reranker: str | None = None,
-    before: Release | None = None,
+    live: Release | None = None,
     sources: Iterable[str] | None = None,
 ) -> tuple[Release, dict[str, str]]:
     """Makes a release of the artifacts of a store, without loading a model.
@@ -57,7 +57,7 @@ def plan_release(
         tasks: The tasks to serve; None: the bare backbone and every prompt that fits. A prompt for passages is served
             over the embeddings that were made with it.
         reranker: The re-ranker, None for none.
-        before: The live release. Its tasks that came over HTTP are kept; other prompts that came over HTTP belong to
+        live: The live release. Its tasks that came over HTTP are kept; other prompts that came over HTTP belong to
             deleted tasks and are not served.
         sources: Sources of other kinds that every task serves, in the grammar of sources; None: those of the live
             release.
@@ -71,7 +71,7 @@ def plan_release(
     corpus = Corpus.open(store)
     lexical = Bm25.open(store, bm25, corpus) if bm25 or store.names("bm25") else None
     names, artifacts = (
-        open_sources(store, sources, corpus) if sources is not None else _live_sources(store, before, corpus)
+        open_sources(store, sources, corpus) if sources is not None else _live_sources(store, live, corpus)
     )
     artifacts += [*corpus.generations, *(lexical.generations if lexical else [])]
     artifacts += reranker_inputs(store, reranker or "").values()
@@ -83,11 +83,11 @@ def plan_release(
         return Release(
             None, {}, (ServedTask(BASE, None, None, **searched),), fingerprints_of(artifacts), reranker
         ), excluded
-    main = open_space(store, *dense_names(store, embeddings, index), corpus)
-    options = main.embeddings.encoder_options
-    spec = EncoderSpec(store, main.embeddings.encoder_name, EncoderOptions(**options))
+    base_space = open_space(store, *dense_names(store, embeddings, index), corpus)
+    options = base_space.embeddings.encoder_options
+    spec = EncoderSpec(store, base_space.embeddings.encoder_name, EncoderOptions(**options))
     artifacts += spec.inputs().values()
-    planned, excluded = _plan_tasks(store, spec, main, corpus, tasks, before)
+    planned, excluded = _plan_tasks(store, spec, base_space, corpus, tasks, live)
     for task, space in planned.items():
         artifacts += [*space.generations, *([store.open("prompts", task.prompt)] if task.prompt else [])]
     served = tuple(sorted((replace(task, **searched) for task in planned), key=lambda task: task.name))
@@ -97,30 +97,30 @@ def plan_release(
 def _plan_tasks(
     store: Store,
     spec: EncoderSpec,
-    main: SearchSpace,
+    base_space: SearchSpace,
     corpus: Corpus,
     names: Iterable[str] | None,
-    before: Release | None,
+    live: Release | None,
 ) -> tuple[dict[ServedTask, SearchSpace], dict[str, str]]:
     """Returns the tasks with dense search and the space of each, and the reasons why prompts are excluded.
 
     Args:
         store: The store.
         spec: The release's encoder.
-        main: The backbone's space.
+        base_space: The backbone's space.
         corpus: The corpus.
         names: The tasks to serve; None: all that fit.
-        before: The live release; None: there is none.
+        live: The live release; None: there is none.
     """
     planned: dict[ServedTask, SearchSpace] = {}
     excluded: dict[str, str] = {}
     trained, received = _prompts_by_origin(store)
-    put = {task.name: task for task in before.tasks if task.prompt in received} if before else {}
-    for name in dict.fromkeys([BASE, *trained, *put] if names is None else names):
-        prompt = None if name == BASE else put[name].prompt if name in put else name
+    uploaded = {task.name: task for task in live.tasks if task.prompt in received} if live else {}
+    for name in dict.fromkeys([BASE, *trained, *uploaded] if names is None else names):
+        prompt = None if name == BASE else uploaded[name].prompt if name in uploaded else name
         try:
             space = _find_space(
-                store, replace(spec, task=prompt), _checked_name(name), main, corpus, before, put.get(name)
+                store, replace(spec, task=prompt), _check_task_name(name), base_space, corpus, live, uploaded.get(name)
             )
         except InputError as error:
             excluded[name] = f"task {name}: {str(error).removeprefix(f'task {name}: ')}"
@@ -129,7 +129,9 @@ def _plan_tasks(
         else:
             planned[ServedTask(name, prompt, *space.names)] = space
     if not planned:
-        raise InputError(f"{store.url}: no task fits embeddings/{main.embeddings.name}: {'; '.join(excluded.values())}")
+        raise InputError(
+            f"{store.url}: no task fits embeddings/{base_space.embeddings.name}: {'; '.join(excluded.values())}"
+        )
     return planned, excluded
 
 
@@ -168,12 +170,10 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
     return False
 
 
-def _live_sources(store: Store, before: Release | None, corpus: Corpus) -> tuple[tuple[str, ...], list[Artifact]]:
+def _live_sources(store: Store, live: Release | None, corpus: Corpus) -> tuple[tuple[str, ...], list[Artifact]]:
     """Returns the sources of the live release, and their artifacts, as `open_sources` does."""
     try:
-        return open_sources(
-            store, [source for task in before.tasks for source in task.sources] if before else [], corpus
-        )
+        return open_sources(store, [source for task in live.tasks for source in task.sources] if live else [], corpus)
     except InputError as error:
         raise InputError(
             f"{error}; the live release serves this source: name the sources to serve with parameter sources"
@@ -198,40 +198,40 @@ def _find_space(
     store: Store,
     spec: EncoderSpec,
     name: str,
-    main: SearchSpace,
+    base_space: SearchSpace,
     corpus: Corpus,
-    before: Release | None,
-    put: ServedTask | None,
+    live: Release | None,
+    uploaded: ServedTask | None,
 ) -> SearchSpace:
     """Returns the space that a task searches.
 
     It is the task's previous space, if it was put over HTTP with another one than the backbone's. Otherwise it is
-    `main` if the passages are encoded without a prompt, else the embeddings that were made with the prompt. spec: the
-    release's encoder with the task's prompt.
+    `base_space` if the passages are encoded without a prompt, else the embeddings that were made with the prompt.
+    spec: the release's encoder with the task's prompt.
 
     Raises InputError if the encoder cannot use the prompt, or unless there is exactly one such space.
     """
     if (prompt := spec.prompt()) is not None:
         check_prompt_settings(prompt, spec)
-    base = before.task(BASE) if before else None
+    base = live.task(BASE) if live else None
     encoder = spec.describe("passage")
-    if put is not None and put.space and (base is None or put.space != base.space):
-        space = open_space(store, *put.space, corpus)
+    if uploaded is not None and uploaded.space and (base is None or uploaded.space != base.space):
+        space = open_space(store, *uploaded.space, corpus)
         check_passages(name, encoder, space.embeddings)
         return space
-    if not differing_settings(main.embeddings.config["encoder"], encoder, passages=True):
-        return main
-    candidates, reasons = _embeddings_of(store, encoder, corpus)
-    complete = [vectors for vectors in candidates if vectors.num_rows >= main.embeddings.num_rows]
+    if not differing_settings(base_space.embeddings.config["encoder"], encoder, passages=True):
+        return base_space
+    candidates, reasons = _find_embeddings(store, encoder, corpus)
+    complete = [vectors for vectors in candidates if vectors.num_rows >= base_space.embeddings.num_rows]
     if not complete and candidates:
         raise InputError(
             f"task {name}: embeddings/{candidates[0].name} cover {candidates[0].num_rows:,} of the "
-            f"{main.embeddings.num_rows:,} passages: encode the others for this task"
+            f"{base_space.embeddings.num_rows:,} passages: encode the others for this task"
         )
     if not complete and reasons:
         raise InputError(f"task {name}: {reasons[0]}")
     if not complete:
-        check_passages(name, encoder, main.embeddings)
+        check_passages(name, encoder, base_space.embeddings)
     if len(complete) > 1:
         raise InputError(
             f"task {name}: {store.url} has several embeddings of its passages: "
@@ -241,7 +241,7 @@ def _find_space(
     return open_space(store, vectors.name, find_index_over(store, vectors.name, _PUT_INSTEAD), corpus)
 
 
-def _embeddings_of(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:
+def _find_embeddings(store: Store, encoder: Mapping[str, Any], corpus: Corpus) -> tuple[list[Embeddings], list[str]]:
     """Returns the embeddings that an encoder made of the passages, and why others of that encoder cannot be used.
 
     encoder: The configuration of the encoder of passages.
@@ -305,7 +305,7 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
     return tuple(names), artifacts
 
 
-def _checked_name(task: str) -> str:
+def _check_task_name(task: str) -> str:
     """Returns a task's name. Raises InputError if the name is not allowed."""
     if not TASK_NAME.fullmatch(task):
         raise InputError(

@@ -64,18 +64,18 @@ class Release:
         Raises:
             InputError: If one is missing, or has another fingerprint than when the release was made.
         """
-        return [self.artifact(store, key) for key in self.keys(kind, name)]
+        return [self.artifact(store, key) for key in self.generation_keys(kind, name)]
 
-    def keys(self, kind: str, name: str = "") -> list[str]:
+    def generation_keys(self, kind: str, name: str = "") -> list[str]:
         """Returns the keys of the generations of an artifact that belong to the release."""
         whole = f"{kind}/{name}" if name else kind
         keys = sorted(key for key in self.fingerprints if key != whole and without_generation(key) == whole)
         return [whole] if whole in self.fingerprints else keys
 
-    def contents(self, online: OnlineSearch, target: SearchTarget) -> tuple[str, ...]:
+    def searched_fingerprints(self, online: OnlineSearch, target: SearchTarget) -> tuple[str, ...]:
         """Returns the fingerprints of the artifacts that a source of a task searches, and of the corpus."""
-        keys = [key for name in online.artifacts(target) for key in self.keys(*name)]
-        return tuple(self.fingerprints[key] for key in [*self.keys("corpus"), *keys])
+        keys = [key for name in online.artifacts(target) for key in self.generation_keys(*name)]
+        return tuple(self.fingerprints[key] for key in [*self.generation_keys("corpus"), *keys])
 
     def artifact(self, store: Store, key: str) -> Artifact:
         """Returns an artifact. Raises InputError if it is missing, or has another fingerprint than in the release."""
@@ -105,7 +105,7 @@ class Release:
     def _with_tasks(self, tasks: Iterable[ServedTask], fingerprints: Mapping[str, str]) -> Release:
         """Returns a release with these tasks; artifacts of tasks stay only if one of these tasks names them."""
         ordered = tuple(sorted(tasks, key=lambda task: task.name))
-        before, after = ({name for task in group for name in task.artifacts()} for group in (self.tasks, ordered))
+        before, after = ({name for task in group for name in task.artifact_keys()} for group in (self.tasks, ordered))
         shared = {self.encoder, self.reranker}
         remaining = {
             key: fingerprint

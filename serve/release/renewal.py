@@ -67,7 +67,9 @@ def describe_generations(store: Store, keys: Iterable[str]) -> list[str]:
     by_artifact: dict[str, list[str]] = {}
     for key in keys:
         by_artifact.setdefault(without_generation(key), []).append(key)
-    return [f"{whole}: {_describe(store, whole, keys)}" for whole, keys in by_artifact.items()]
+    return [
+        f"{artifact_key}: {_describe_growth(store, artifact_key, keys)}" for artifact_key, keys in by_artifact.items()
+    ]
 
 
 class Coverage(NamedTuple):
@@ -113,27 +115,27 @@ def renew_release(store: Store, release: Release) -> Release:
             more.
     """
     corpus = Corpus.open(store)
-    incomplete = [part for part in coverage_of(store, release, corpus) if part.rows < part.expected]
+    incomplete = [each for each in coverage_of(store, release, corpus) if each.rows < each.expected]
     if incomplete:
         lines = [
-            f"{part.artifact} covers {part.rows:,} of {part.expected:,} passages: run {part.command} again"
-            for part in incomplete
+            f"{each.artifact} covers {each.rows:,} of {each.expected:,} passages: run {each.command} again"
+            for each in incomplete
         ]
         raise InputError(f"{store.url}: {'; '.join(lines)}")
     spec = encoder_of(store, release)
-    parts: list[Artifact] = [*corpus.generations, *(spec.inputs().values() if spec else [])]
-    parts += open_sources(store, [source for task in release.tasks for source in task.sources], corpus)[1]
+    artifacts: list[Artifact] = [*corpus.generations, *(spec.inputs().values() if spec else [])]
+    artifacts += open_sources(store, [source for task in release.tasks for source in task.sources], corpus)[1]
     for name in sorted({task.bm25 for task in release.tasks if task.bm25}):
-        parts += Bm25.open(store, name, corpus).generations
+        artifacts += Bm25.open(store, name, corpus).generations
     spaces = {names: open_space(store, *names, corpus) for task in release.tasks if (names := task.space)}
     for task in release.tasks:
-        parts += [store.open("prompts", task.prompt)] if task.prompt else []
+        artifacts += [store.open("prompts", task.prompt)] if task.prompt else []
         if task.space and spec:
             space = spaces[task.space]
-            parts += space.generations
+            artifacts += space.generations
             check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), space.embeddings)
-    parts += reranker_inputs(store, release.reranker or "").values()
-    return replace(release, fingerprints=fingerprints_of(parts))
+    artifacts += reranker_inputs(store, release.reranker or "").values()
+    return replace(release, fingerprints=fingerprints_of(artifacts))
 
 
 def _later_generations(store: Store, release: Release, file: str) -> list[str]:
@@ -142,11 +144,15 @@ def _later_generations(store: Store, release: Release, file: str) -> list[str]:
     A generation whose number is in the release's corpus adds no passages, because the release already covers that
     corpus.
     """
-    wholes = _last_generations(release.fingerprints)
-    number = first = wholes.pop("corpus") + 1
+    last_generations = _last_generations(release.fingerprints)
+    number = first = last_generations.pop("corpus") + 1
     while store.storage.size(f"corpus/{generation(number)}/{file}") is not None:
         number += 1
-    keys = [f"{whole}/{generation(later)}" for whole in sorted(wholes) for later in range(first, number)]
+    keys = [
+        f"{artifact_key}/{generation(later)}"
+        for artifact_key in sorted(last_generations)
+        for later in range(first, number)
+    ]
     missing = set(missing_artifacts(store, keys, file))
     return [
         *(f"corpus/{generation(later)}" for later in range(first, number)),
@@ -163,7 +169,7 @@ def _last_generations(keys: Iterable[str]) -> dict[str, int]:
     return last
 
 
-def _describe(store: Store, whole: str, keys: list[str]) -> str:
+def _describe_growth(store: Store, artifact_key: str, keys: list[str]) -> str:
     """Returns the names of generations of one artifact, the passages that they add and delete, and other filters."""
     names = [key[-5:] for key in keys]
     span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
@@ -171,13 +177,13 @@ def _describe(store: Store, whole: str, keys: list[str]) -> str:
         generations = [store.open(*Key.parse(key)) for key in keys]
     except InputError:  # the one that opens it for a release raises it too
         return span
-    added = _passages(sum(artifact.rows for artifact in generations))
-    if whole != "corpus":
+    added = _format_passages(sum(artifact.rows for artifact in generations))
+    if artifact_key != "corpus":
         return f"{span}, {added}"
     deleted = sum(part.rows for artifact in generations for part in deletion_parts(artifact))
     filters = ", other filters" if any(artifact.numbered_parts("filters") for artifact in generations) else ""
     return f"{span}, {added} added, {deleted:,} deleted{filters}"
 
 
-def _passages(number: int) -> str:
+def _format_passages(number: int) -> str:
     return f"{number:,} passage{'' if number == 1 else 's'}"

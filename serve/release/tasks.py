@@ -54,7 +54,7 @@ class ServedTask:
         """Returns the task of a document."""
         return cls(**{**document, "sources": tuple(document.get("sources", ()))})
 
-    def served(self) -> list[ServedSource]:
+    def served_sources(self) -> list[ServedSource]:
         """Returns the sources that the task serves: the index, its vectors, BM25, others."""
         terms = [SourceTerm(INDEX, self.index)] if self.index else []
         terms += [SourceTerm(EXACT, self.embeddings)] if self.embeddings else []
@@ -63,9 +63,9 @@ class ServedTask:
         names = {"embeddings": self.embeddings, "index": self.index}
         return [ServedSource(term.kind, term.name, term.kind.search_target(term.name, **names)) for term in terms]
 
-    def artifacts(self) -> set[Key]:
+    def artifact_keys(self) -> set[Key]:
         """Returns the keys of all artifacts that the task names, without their generations."""
-        keys = {Key(*key) for source in self.served() for key in source.kind.online.artifacts(source.target)}
+        keys = {Key(*key) for source in self.served_sources() for key in source.kind.online.artifacts(source.target)}
         return keys | ({Key("prompts", self.prompt)} if self.prompt else set())
 
 
@@ -89,13 +89,13 @@ class SourceSearch:
 
     Attributes:
         source: The source in the grammar, with all names filled in.
-        parts: The sources.
+        sources: The sources.
         labels: For each source, its name in the scores of hits.
         weights: A weight per source; None: one source, or a fusion by reciprocal rank.
     """
 
     source: str
-    parts: tuple[ServedSource, ...]
+    sources: tuple[ServedSource, ...]
     labels: tuple[str, ...]
     weights: tuple[float, ...] | None = None
 
@@ -107,11 +107,11 @@ def find_source_search(task: ServedTask, source: str) -> SourceSearch:
         InputError: If the source is not in the grammar, or if the task does not serve it.
     """
     expression = parse_source(source)
-    served = task.served()
-    parts = tuple(_source_of_term(task, term, served) for term in expression.terms)
-    names = tuple(part.text for part in parts)
+    served = task.served_sources()
+    sources = tuple(_source_of_term(task, term, served) for term in expression.terms)
+    names = tuple(each.text for each in sources)
     expression.check_distinct(names)
-    return SourceSearch(fusion_text(names, expression.weights), parts, names, expression.weights)
+    return SourceSearch(fusion_text(names, expression.weights), sources, names, expression.weights)
 
 
 @functools.lru_cache(maxsize=1024)  # called for every request
@@ -122,15 +122,15 @@ def search_of_mode(task: ServedTask, mode: Mode) -> SourceSearch:
         InputError: If the task lacks what the mode searches.
     """
     if mode != "bm25" and not task.embeddings:
-        names = ", ".join(source.text for source in task.served())
+        names = ", ".join(source.text for source in task.served_sources())
         raise InputError(
             f"task {task.name!r} has no dense embeddings, which mode {mode} searches: name a source ({names})"
         )
     if mode not in supported_modes(task):
         raise InputError(f"task {task.name!r} has no BM25: build one (riptide build-bm25), and serve it")
     search = find_source_search(task, mode_sources(task.embeddings, task.index, task.bm25)[mode])
-    labels = tuple(part.kind.online.name for part in search.parts)
-    return SourceSearch(search.source, search.parts, labels, search.weights)
+    labels = tuple(source.kind.online.name for source in search.sources)
+    return SourceSearch(search.source, search.sources, labels, search.weights)
 
 
 def supported_modes(*tasks: ServedTask) -> list[Mode]:

@@ -18,7 +18,7 @@ from serve.errors import (
     store_error,
 )
 from serve.release.artifacts import ReleaseArtifacts, check_row_ranges
-from serve.release.live import discard_release, live_release_id, make_current
+from serve.release.live import discard_release, live_release_id, save_as_live
 from serve.release.planning import BASE
 from serve.release.release import Release
 from serve.release.renewal import renew_release
@@ -37,11 +37,11 @@ class ReleaseChanges:
 
     Args:
         service: The service.
-        announce: Tells the other replicas of the service that another release is live; None: there are none.
+        refresh_others: Tells the other replicas of the service that another release is live; None: there are none.
     """
 
-    def __init__(self, service: Service, announce: Callable[[], Awaitable[None]] | None = None):
-        self.service, self.announce = service, announce
+    def __init__(self, service: Service, refresh_others: Callable[[], Awaitable[None]] | None = None):
+        self.service, self.refresh_others = service, refresh_others
         self.uploads = PromptUploads()
         self._lock = asyncio.Lock()
         self._pending = 0  # changes that run or wait
@@ -54,12 +54,12 @@ class ReleaseChanges:
             InputError: If a part cannot use a prompt of it.
         """
         service = self.service
-        tagged = await service.from_store(live_release_id, service.store)
+        tagged = await service.run_on_store(live_release_id, service.store)
         if tagged is None or (service.live is not None and tagged[0] == service.live.release.id):
             return
         async with self._lock:
-            if tagged := await service.from_store(live_release_id, service.store):  # may name another release by now
-                await service.adopt(await service.from_store(Release.load, service.store, tagged[0]))
+            if tagged := await service.run_on_store(live_release_id, service.store):  # may name another release by now
+                await service.serve_release(await service.run_on_store(Release.load, service.store, tagged[0]))
 
     async def put_task(self, upload: PromptUpload) -> None:
         """Serves a prompt under a name; returns when every part has it.
@@ -79,8 +79,8 @@ class ReleaseChanges:
             with self._client_errors():
                 return check_upload(store, _open(store, live.release), upload, deadline)
 
-        async with self.uploads.checked(check) as checked:
-            await self._apply(lambda release: add_task(store, _open(store, release), checked))
+        async with self.uploads.check(check) as checked_prompt:
+            await self._apply(lambda release: add_task(store, _open(store, release), checked_prompt))
 
     async def drop_task(self, name: str) -> None:
         """Stops serving a task.
@@ -125,23 +125,23 @@ class ReleaseChanges:
                 await self._make_live(change)
         finally:
             self._pending -= 1
-        if self.announce is not None:
-            await self.announce()
+        if self.refresh_others is not None:
+            await self.refresh_others()
 
     async def _make_live(self, change: Callable[[Release], Release]) -> None:
         service, store = self.service, self.service.store
         for _ in range(TRIES):
-            tagged = await service.from_store(live_release_id, store)
+            tagged = await service.run_on_store(live_release_id, store)
             if tagged is None:
                 error = f"{store.url} has no live release any more: start the server again to make one"
                 raise StoreError(STORE, "files are missing", error)
-            before = await service.from_store(Release.load, store, tagged[0])
+            live_release = await service.run_on_store(Release.load, store, tagged[0])
             with self._client_errors():
-                release = await service.run_blocking(change, before)
+                release = await service.run_blocking(change, live_release)
                 if service.num_leaves > 1:
                     check_row_ranges(await service.run_blocking(_open, store, release), service.num_leaves)
             if await self._try_to_make_live(release, tagged[1]):
-                await service.adopt(release)
+                await service.serve_release(release)
                 return
         raise ConflictError("others change the tasks at the same time; try again")
 
@@ -149,14 +149,14 @@ class ReleaseChanges:
         """Opens and warms a release, and makes it the live one; discards it if that fails."""
         service, store, is_live = self.service, self.service.store, False
         try:
-            await service.from_store(release.save, store)
-            await service.from_store(service.open, release.id)
-            await service.from_store(service.warm_up.run, release)
-            is_live = await service.from_store(make_current, store, release, tag)
+            await service.run_on_store(release.save, store)
+            await service.run_on_store(service.open_release, release.id)
+            await service.run_on_store(service.warm_up.run, release)
+            is_live = await service.run_on_store(save_as_live, store, release, tag)
         finally:
             if not is_live and service.live is not None and release.id != service.live.release.id:
                 service.close_when_unused(release.id)
-                await service.from_store(discard_release, store, release.id)
+                await service.run_on_store(discard_release, store, release.id)
         return is_live
 
     @contextlib.contextmanager

@@ -35,7 +35,7 @@ from serve.errors import (
     without_locations,
 )
 from serve.parts.engine import REST_S, Engine
-from serve.parts.leaf import Ask
+from serve.parts.leaf import AskLeaves
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.part import PartControl
 from serve.parts.queries import PairsRequest, PendingQuery, QueryAnswer, TextsRequest
@@ -63,7 +63,7 @@ class Service:
     Args:
         store: Where releases and artifacts are.
         options: The options of the service.
-        ask: Asks all leaves.
+        ask_leaves: Asks all leaves.
         leaf_parts: The parts of all leaves, by name.
         device: Device of the models, which this process runs: "cpu" or "cuda".
         num_leaves: Number of leaves.
@@ -77,7 +77,7 @@ class Service:
         self,
         store: Store,
         options: ServiceOptions,
-        ask: Ask,
+        ask_leaves: AskLeaves,
         leaf_parts: Mapping[str, PartControl],
         *,
         device: str,
@@ -91,13 +91,13 @@ class Service:
         reranker = RerankPart(store, device=device, threads=options.threads)
         self.store, self.num_leaves, self._linger = store, num_leaves, linger
         self.parts: dict[str, PartControl] = {ENCODER: encoder, **leaf_parts, RERANKER: reranker}
-        self.engine = engine = Engine(encoder, reranker, ask)
-        self.engine.failed = self._part_failed
+        self.engine = engine = Engine(encoder, reranker, ask_leaves)
+        self.engine.on_failure = self._record_failure
         self.live: ReleaseArtifacts | None = None
         self.states = PartStates()
         self.staleness = Staleness(store)
         self.examples = list(examples)
-        warm_up_engine = Engine(encoder, reranker, ask)  # a separate one, whose queries are not in the metrics
+        warm_up_engine = Engine(encoder, reranker, ask_leaves)  # a separate one, whose queries are not in the metrics
         self.warm_up = WarmUp(store, warm_up_engine, self.parts, is_local=is_local, total_s=options.warm_up_s)
         self.on_live: Callable[[], object] = lambda: None  # called once, when the first release is live
         self._phase = "waiting for a release"  # state of all parts before the first release is live
@@ -110,10 +110,10 @@ class Service:
             "max_batch": options.batch,
             "max_waiting": options.queue,
             "workers": workers,
-            "on_run": lambda item, change: self._use(item.release.id, change),
+            "on_run": lambda item, change: self._change_users(item.release.id, change),
         }
         self.searches: Batcher[PendingQuery, QueryAnswer] = Batcher(
-            engine.search, weigh=partial(_weight, options.queue // 4), key=_batch_of, **queue
+            engine.search, weigh=partial(_weight, options.queue // 4), key=_batch_key, **queue
         )
         self.embeddings: Batcher[TextsRequest, tuple[np.ndarray, Cuts]] = Batcher(
             engine.embed, weigh=lambda item: len(item.texts), key=lambda item: (item.release.id, item.side), **queue
@@ -123,11 +123,11 @@ class Service:
         )
         self.draining = False
 
-    def open(self, release_id: str) -> None:
+    def open_release(self, release_id: str) -> None:
         """Opens a release in every part. Blocks. Raises InputError if a part cannot open it."""
         for part, control in self.parts.items():
             try:
-                control.prepare(release_id)
+                control.open_release(release_id)
             except Exception as error:
                 if self.live is None:  # otherwise the parts still serve the live release
                     self.states.mark_failed(part, reason_of(error), str(error))
@@ -140,7 +140,7 @@ class Service:
     def close_release(self, release_id: str) -> None:
         """Closes a release in every part. Blocks."""
         for control in self.parts.values():
-            control.retire(release_id)
+            control.close_release(release_id)
 
     @property
     def queues(self) -> dict[str, Batcher[Any, Any]]:
@@ -148,21 +148,21 @@ class Service:
         return {"search": self.searches, "embeddings": self.embeddings, "rerank": self.reranks}
 
     @property
-    def ready(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether a release is live and warm, and all of its parts work."""
         live = self.live
         return live is not None and not self.draining and not self.states.failures(parts_of(live.release))
 
     @property
-    def newer(self) -> list[str] | None:
+    def newer_artifacts(self) -> list[str] | None:
         """The artifacts of the store that are newer than the live release, as of the last look; None: not known."""
-        return None if self.live is None else self.staleness.newer(self.live.release)
+        return None if self.live is None else self.staleness.newer_artifacts(self.live.release)
 
     async def describe(self, live: ReleaseArtifacts) -> dict[str, Any]:
         """Returns further fields of `/v1/info`."""
         if live.release.encoder is None:
             return {"shards": self.num_leaves}
-        with self._kept_open(live):
+        with self._keep_open(live):
             known = await asyncio.to_thread(self.engine.encoder.describe, live.release.id)
         return {**known, "shards": self.num_leaves}
 
@@ -170,7 +170,7 @@ class Service:
         """Returns what `/readyz` reports: {"ready", "parts": {part: {"state", "reason" if it has failed}}}."""
         if self.live is None:
             return {"ready": False, "parts": self.states.report(self.parts, self._phase)}
-        return {"ready": self.ready, "parts": self.states.report(parts_of(self.live.release), "ready")}
+        return {"ready": self.is_ready, "parts": self.states.report(parts_of(self.live.release), "ready")}
 
     async def look_for_newer(self) -> None:
         """Looks for artifacts that are newer than the live release."""
@@ -181,7 +181,7 @@ class Service:
         """Checks the parts of the live release if one has failed, or if the last check was CHECK_S ago."""
         is_due = time.monotonic() > self._checked_s + CHECK_S or self.states.failures(self.parts)
         if (live := self.live) is not None and is_due:
-            with self._kept_open(live):
+            with self._keep_open(live):
                 await asyncio.get_running_loop().run_in_executor(self._checks, self.check_parts, live.release)
             self._checked_s = time.monotonic()
 
@@ -221,12 +221,12 @@ class Service:
             ExpiredError: If the request's time has passed.
         """
         live = self.require_live()
-        task = self._task(live, request.task)
+        task = self._find_task(live, request.task)
         if request.rerank and live.release.reranker is None:
             raise InputError("this release has no re-ranker: serve one, or leave rerank out")
         search = find_source_search(task, request.source) if request.source else search_of_mode(task, request.mode)
         deadline = time.time() + timeout_s
-        with self._kept_open(live):
+        with self._keep_open(live):
             filter_text = None
             if request.filter not in (None, {}):  # its conditions may have thousands of values
                 filter_text = (await asyncio.to_thread(Filter.parse, request.filter, live.columns)).text
@@ -257,11 +257,11 @@ class Service:
         Raises the exceptions of `search`.
         """
         live = self.require_live()
-        self._task(live, task)
+        self._find_task(live, task)
         if live.release.encoder is None:
             raise InputError("this release has no dense embeddings, and no encoder of them")
         deadline = time.time() + timeout_s
-        with self._kept_open(live):
+        with self._keep_open(live):
             item = TextsRequest(live.release, list(texts), task, side, deadline)
             result, _ = await self.embeddings.submit(item, deadline)
             return result
@@ -282,7 +282,7 @@ class Service:
         if live.release.reranker is None:
             raise InputError("this release has no re-ranker")
         deadline = time.time() + timeout_s
-        with self._kept_open(live):
+        with self._keep_open(live):
             scores, _ = await self.reranks.submit(
                 PairsRequest(live.release, query, list(documents), deadline), deadline
             )
@@ -302,35 +302,35 @@ class Service:
         self._admin.shutdown(wait=False, cancel_futures=True)
         self._checks.shutdown(wait=False, cancel_futures=True)
 
-    async def adopt(self, release: Release) -> None:
+    async def serve_release(self, release: Release) -> None:
         """Serves a release from the next request on; the previous one is closed when its last request is answered."""
         if self.live is not None and self.live.release.id == release.id:
             return
         self._close_after.pop(release.id, None)
         try:
             self._phase = "opening"
-            await self.from_store(self.open, release.id)
-            live = await self.from_store(ReleaseArtifacts, self.store, release)
-            await self.from_store(live.read_facts)
+            await self.run_on_store(self.open_release, release.id)
+            live = await self.run_on_store(ReleaseArtifacts, self.store, release)
+            await self.run_on_store(live.read_columns_and_lengths)
             self._phase = "warming up"
-            await self.from_store(self.warm_up.run, release)
+            await self.run_on_store(self.warm_up.run, release)
         except BaseException:
             self.close_when_unused(release.id)
             raise
         self._close_after.pop(release.id, None)
-        before, self.live = self.live, live
+        previous, self.live = self.live, live
         log.info("release %s is live: %d tasks", release.id, len(release.tasks))
-        if before is not None:
-            self.close_when_unused(before.release.id)
+        if previous is not None:
+            self.close_when_unused(previous.release.id)
         else:
             self._close_unused()
             self.on_live()
 
-    def _part_failed(self, part: str, error: Exception) -> None:
+    def _record_failure(self, part: str, error: Exception) -> None:
         """Records that a part failed in a request; the next check that it passes ends this state."""
         self.states.mark_failed(part, reason_of(error), error.detail if isinstance(error, StoreError) else str(error))
 
-    async def from_store(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run_on_store(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Runs a function that reads the service's own artifacts; a missing one is no mistake of the client.
 
         Raises StoreError. Raises InputError only if a client put or named something that this service cannot use: a
@@ -361,9 +361,9 @@ class Service:
         now = time.monotonic()
         for release_id in [old for old, until in self._close_after.items() if until <= now and not self._users[old]]:
             del self._close_after[release_id]
-            self._admin.submit(self._close_release, release_id)
+            self._admin.submit(self._try_to_close_release, release_id)
 
-    def _close_release(self, release_id: str) -> None:
+    def _try_to_close_release(self, release_id: str) -> None:
         """Closes a release; a failure is logged, and only costs memory."""
         try:
             self.close_release(release_id)
@@ -376,21 +376,21 @@ class Service:
             raise NotReadyError
         return self.live
 
-    def _task(self, live: ReleaseArtifacts, name: str) -> ServedTask:
+    def _find_task(self, live: ReleaseArtifacts, name: str) -> ServedTask:
         if name not in live.tasks:
             raise UnknownTaskError(name)
         return live.tasks[name]
 
     @contextlib.contextmanager
-    def _kept_open(self, live: ReleaseArtifacts) -> Iterator[None]:
+    def _keep_open(self, live: ReleaseArtifacts) -> Iterator[None]:
         """Keeps a release open while a request of it runs."""
-        self._use(live.release.id, 1)
+        self._change_users(live.release.id, 1)
         try:
             yield
         finally:
-            self._use(live.release.id, -1)
+            self._change_users(live.release.id, -1)
 
-    def _use(self, release_id: str, change: int) -> None:
+    def _change_users(self, release_id: str, change: int) -> None:
         """Changes the number of users of a release."""
         self._users[release_id] += change
         if not self._users[release_id]:
@@ -407,6 +407,6 @@ def _weight(max_rerank: int, query: PendingQuery) -> int:
     return 1 + min(query.rerank, max_rerank)
 
 
-def _batch_of(query: PendingQuery) -> object:
+def _batch_key(query: PendingQuery) -> object:
     """Returns a key that is equal for queries of one batch: of partial ones, the time ends at about the same moment."""
-    return query.release.id, int(query.deadline / REST_S) if query.partial else None
+    return query.release.id, int(query.deadline / REST_S) if query.allow_partial else None

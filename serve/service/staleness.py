@@ -29,7 +29,7 @@ class Staleness:
         self._is_failing = False
         self._is_older = False  # whether the last look that succeeded found newer artifacts
 
-    def newer(self, release: Release) -> list[str] | None:
+    def newer_artifacts(self, release: Release) -> list[str] | None:
         """Returns the keys of the artifacts that are newer than a release; None if no look for it has succeeded."""
         id, keys = self._last
         return keys if id == release.id else None
@@ -41,7 +41,7 @@ class Staleness:
         """
         if release.id == self._last[0] and time.monotonic() < self._next_look:
             return
-        keys = self.newer(release)
+        keys = self.newer_artifacts(release)
         try:
             keys = newer_artifacts(self._store, release)
         except (InputError, OSError) as error:

@@ -25,14 +25,14 @@ class PromptUploads:
         self._threads = ThreadPoolExecutor(CHECKS, thread_name_prefix="uploads")
 
     @contextlib.asynccontextmanager
-    async def checked(self, check: Callable[[float], CheckedPrompt]) -> AsyncIterator[CheckedPrompt]:
+    async def check(self, run_check: Callable[[float], CheckedPrompt]) -> AsyncIterator[CheckedPrompt]:
         """Checks an upload in a thread; at the end of the context its files are removed.
 
         A check whose time is over before it began never runs. Otherwise its thread continues until its next step,
         counts as an upload until then, and removes the files, also if the event loop is closed by then.
 
         Args:
-            check: Gets the wall-clock time in seconds at which the check must end; raises ExpiredError after that.
+            run_check: Gets the wall-clock time in seconds at which the check must end; raises ExpiredError after that.
 
         Raises:
             OverloadedError: If too many uploads are in progress.
@@ -40,7 +40,7 @@ class PromptUploads:
         """
         if not self._slots.acquire(blocking=False):
             raise OverloadedError(5)
-        running = self._threads.submit(partial(check, time.time() + UPLOAD_S))
+        running = self._threads.submit(partial(run_check, time.time() + UPLOAD_S))
         waiting = asyncio.wrap_future(running)
         try:
             await asyncio.wait([waiting], timeout=UPLOAD_S)
@@ -55,12 +55,12 @@ class PromptUploads:
         finally:
             waiting.cancel()
             running.cancel()
-            await asyncio.to_thread(running.add_done_callback, self._end)
+            await asyncio.to_thread(running.add_done_callback, self._remove_files)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _end(self, check: Future[CheckedPrompt]) -> None:
+    def _remove_files(self, check: Future[CheckedPrompt]) -> None:
         """Removes the files of an upload whose check has ended. Blocks."""
         if not check.cancelled() and check.exception() is None:
             check.result().close()

@@ -40,8 +40,8 @@ MAX_ROUNDS = 50  # rounds per source
 PATIENCE = 3  # rounds without a gain after which the warm-up of a source ends
 
 
-class WarmUpSample(NamedTuple):
-    """A task, and the source of it that warm-up queries search."""
+class WarmUpSearch(NamedTuple):
+    """What the queries of a warm-up search: a source of a task."""
 
     task: ServedTask
     source: ServedSource
@@ -75,17 +75,17 @@ class WarmUp:
         Args:
             release: A release that all parts have opened.
         """
-        pending = {key: sample for key, sample in _samples_by_key(release).items() if key not in self._warm}
+        pending = {key: search for key, search in _searches_by_key(release).items() if key not in self._warm}
         if not pending or not self.total_s:
             return
         start = time.monotonic()
         end = start + self.total_s
         size_bytes = self._read_files(release, {key[0] for key in pending}, start + self.total_s / 2)
-        queries = self._sample(release, Corpus(release.generations(self.store, "corpus")).num_rows, end)
+        queries = self._make_queries(release, Corpus(release.generations(self.store, "corpus")).num_rows, end)
         durations = []
-        for (part, *_), sample in pending.items():
+        for (part, *_), search in pending.items():
             if part != PASSAGES and queries:
-                durations.append(f"{part} {self._run_queries(release, part, sample, queries, end):.3f} s")
+                durations.append(f"{part} {self._run_queries(release, part, search, queries, end):.3f} s")
         self._warm |= pending.keys()
         log.info(
             "release %s is warm after %.1f s: %d MiB read, a batch of queries takes %s",
@@ -97,14 +97,14 @@ class WarmUp:
 
     def _read_files(self, release: Release, parts: set[str], end: float) -> int:
         """Reads the files of parts, as far as memory and time allow; returns the bytes read."""
-        budget, total = int(SHARE * free_memory()) if self.is_local else None, 0
+        max_bytes, total_bytes = int(SHARE * free_memory()) if self.is_local else None, 0
         for part in parts_of(release):
             if part in parts - {ENCODER, RERANKER}:  # these have their files in memory
-                remaining = None if budget is None else budget - total
-                total += self.parts[part].read(release.id, remaining, max(0.0, end - time.monotonic()))
-        return total
+                remaining = None if max_bytes is None else max_bytes - total_bytes
+                total_bytes += self.parts[part].read_files(release.id, remaining, max(0.0, end - time.monotonic()))
+        return total_bytes
 
-    def _sample(self, release: Release, num_rows: int, end: float) -> list[str]:
+    def _make_queries(self, release: Release, num_rows: int, end: float) -> list[str]:
         """Returns the first words of passages, to be used as queries."""
         rows = np.unique(np.random.default_rng(0).integers(0, max(1, num_rows), SAMPLE))
         seconds = max(MIN_S, end - time.monotonic())
@@ -113,10 +113,10 @@ class WarmUp:
         return [text[:500] for text in texts if text]
 
     def _run_queries(
-        self, release: Release, part: str, sample: WarmUpSample, texts: Sequence[str], end: float
+        self, release: Release, part: str, warm_up_search: WarmUpSearch, texts: Sequence[str], end: float
     ) -> float:
         """Runs rounds of queries in a source until they are quick or improve no more; returns the last time."""
-        search = find_source_search(sample.task, sample.source.text)
+        search = find_source_search(warm_up_search.task, warm_up_search.source.text)
         seconds: list[float] = []
         while len(seconds) < MAX_ROUNDS and not (seconds and self._is_stopped.is_set()):
             first = len(seconds) * BATCH
@@ -125,7 +125,7 @@ class WarmUp:
             rerank = 10 if part == RERANKER else 0
             start = time.monotonic()
             answers = self.engine.search(
-                [PendingQuery(release, text, sample.task, 10, search, deadline, None, rerank) for text in batch]
+                [PendingQuery(release, text, warm_up_search.task, 10, search, deadline, None, rerank) for text in batch]
             )
             seconds.append(time.monotonic() - start)
             for answer in answers:
@@ -147,20 +147,20 @@ class WarmUp:
         return seconds[-1]
 
 
-def _samples_by_key(release: Release) -> dict[tuple[Any, ...], WarmUpSample]:
-    """Returns a sample by key (part and fingerprints) of the passages, of each target of sources, of the re-ranker."""
+def _searches_by_key(release: Release) -> dict[tuple[Any, ...], WarmUpSearch]:
+    """Returns what to search to warm the passages, each target and the re-ranker, by part and fingerprints."""
     first = release.tasks[0]
-    served = first.served()
-    keys: dict[tuple[Any, ...], WarmUpSample] = {}
-    corpus = tuple(release.fingerprints[key] for key in release.keys("corpus"))
-    keys[PASSAGES, corpus] = WarmUpSample(first, served[0])
+    served = first.served_sources()
+    keys: dict[tuple[Any, ...], WarmUpSearch] = {}
+    corpus = tuple(release.fingerprints[key] for key in release.generation_keys("corpus"))
+    keys[PASSAGES, corpus] = WarmUpSearch(first, served[0])
     for task in release.tasks:
-        for source in task.served():
+        for source in task.served_sources():
             encoder = release.encoder if source.kind.queries == "vectors" else ""
-            contents = release.contents(source.kind.online, source.target)
-            keys.setdefault((source.kind.online.name, encoder, contents), WarmUpSample(task, source))
+            contents = release.searched_fingerprints(source.kind.online, source.target)
+            keys.setdefault((source.kind.online.name, encoder, contents), WarmUpSearch(task, source))
     if release.reranker is not None:
         model = tuple(value for key, value in sorted(release.fingerprints.items()) if key == release.reranker)
         lexical = [source for source in served if source.kind.queries == "texts"]  # needs no encoder
-        keys[RERANKER, release.reranker, model] = WarmUpSample(first, (lexical or served)[0])
+        keys[RERANKER, release.reranker, model] = WarmUpSearch(first, (lexical or served)[0])
     return keys

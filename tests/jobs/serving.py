@@ -24,7 +24,7 @@ from indexing.store.store import Store
 from retriever.encoding.encoder import EncoderOptions, describe
 from retriever.forward.prompt_rows import PromptShape
 from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt, backbone_of
-from serve.release.live import make_current
+from serve.release.live import save_as_live
 from serve.release.planning import plan_release
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def make_served(folder: Path, model: str, call_job: Callable[..., int]) -> Path:
     store = Store(str(folder / "store"))
     release, left = plan_release(store)
     assert not left
-    assert make_current(store, release, None)
+    assert save_as_live(store, release, None)
     (folder / "queries.json").write_text(json.dumps({query["_id"]: query["text"] for query in queries}))
     return folder
 

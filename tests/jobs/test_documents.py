@@ -45,7 +45,7 @@ from serve.parts.engine import Engine
 from serve.parts.leaf import Leaf, ask_local_leaves
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.queries import PendingQuery
-from serve.release.live import make_current
+from serve.release.live import save_as_live
 from serve.release.planning import plan_release
 from serve.release.tasks import find_source_search
 from serve.service.options import ServiceOptions
@@ -282,7 +282,7 @@ def served(built: Path, tmp_path: Path, classifier: str) -> Store:
     store = Store(str(tmp_path / "served"))
     release, left = plan_release(store, reranker=classifier)
     assert not left
-    assert make_current(store, release, None)
+    assert save_as_live(store, release, None)
     return store
 
 
@@ -335,7 +335,7 @@ def test_passages_whose_documents_a_lost_leaf_knows_are_missing(served: Store) -
     leaves = [Leaf(served, number, 2) for number in range(2)]
     encoder, reranker = EncoderPart(served, device="cpu", threads=2), RerankPart(served, device="cpu", threads=2)
     for part in (encoder, *(part for leaf in leaves for part in leaf.parts.values())):
-        part.prepare(release.id)
+        part.open_release(release.id)
 
     def ask(method: str, request: object) -> list:
         replies = ask_local_leaves(leaves, method, request)
@@ -364,7 +364,7 @@ def test_row_ranges_answer_as_one_leaf(served: Store, classifier: str) -> None:
     for of in (1, 5):
         leaves = [Leaf(served, number, of) for number in range(of)]
         for part in (encoder, reranker, *(part for leaf in leaves for part in leaf.parts.values())):
-            part.prepare(release.id)
+            part.open_release(release.id)
         engine = Engine(
             encoder, reranker, lambda method, request, leaves=leaves: ask_local_leaves(leaves, method, request)
         )

@@ -60,7 +60,7 @@ from serve.http.guard import Tokens, token_digest
 from serve.local import open_local, run_server
 from serve.parts.models import EncodedTexts
 from serve.parts.queries import PendingQuery, TextsRequest
-from serve.release.live import live_release_id, make_current
+from serve.release.live import live_release_id, save_as_live
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.tasks import search_of_mode
@@ -310,7 +310,7 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
             assert answer.json()["embeddings"] == "legal"
             assert found(client, "law", mode) == [own[id] for id in ids]
             assert found(client, "default", "exact") == bare
-            renewed, left = plan_release(store, embeddings="enc", before=Release.load(store, live_release_id(store)[0]))
+            renewed, left = plan_release(store, embeddings="enc", live=Release.load(store, live_release_id(store)[0]))
             assert not left
             assert renewed.task("law").space == ("legal", None if index == "legal" else index)  # where it was put to
         assert client.put("/v1/release", json={"release": None}).json()["release"] == live_release_id(store)[0]
@@ -318,7 +318,7 @@ def test_a_task_may_have_passages_of_its_own(root: Path, model: str, tmp_path: P
         assert live_release_id(store)[0] == before  # with nothing of its passages left in it
     with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         tag = live_release_id(store)[1]
-        assert make_current(store, planned, tag)
+        assert save_as_live(store, planned, tag)
         for _ in range(100):
             if len(client.get("/v1/tasks").json()["tasks"]) == 2:
                 break
@@ -333,7 +333,7 @@ def test_the_only_task_stays(root: Path, model: str, tmp_path: Path) -> None:
         assert client.put("/v1/tasks/kept", files=task_files(tmp_path / "kept", model, 7)).status_code == 200
     live = live_release_id(store)
     assert live is not None
-    assert make_current(store, Release.load(store, live[0]).without_task("default"), live[1])
+    assert save_as_live(store, Release.load(store, live[0]).without_task("default"), live[1])
     with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         answer = client.delete("/v1/tasks/kept")
         message = "task 'kept' is the only one, and stays: put another one first"
@@ -486,12 +486,14 @@ def test_a_release_that_cannot_be_opened_leaves_nothing_once_it_is_old(
         raise InputError("no room for it")
 
     with monkeypatch.context() as broken:
-        broken.setattr(service.parts["passages"], "prepare", fail)
+        broken.setattr(service.parts["passages"], "open_release", fail)
         answer = client.put("/v1/tasks/lost", files=task_files(tmp_path, model, 8))
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "store_error")  # no mistake of the client
     assert (live_release_id(store), store.names("releases")) == before
     assert client.post("/v1/search", json={"query": "bafa"}).status_code == 200
-    assert service.engine.encoder._encoders.get_held(next(iter(service.engine.encoder._encoders._held))).tasks == ()
+    assert (
+        service.engine.encoder._encoders.get_existing(next(iter(service.engine.encoder._encoders._objects))).tasks == ()
+    )
 
 
 def test_a_prompt_that_there_is_no_memory_for_is_refused(
@@ -518,10 +520,10 @@ def test_others_may_change_what_is_live_while_a_task_is_put(
     first = Release.load(store, live_release_id(store)[0])
 
     async def announce() -> None:
-        assert make_current(store, first, live_release_id(store)[1])
+        assert save_as_live(store, first, live_release_id(store)[1])
         await changes.refresh()
 
-    changes.announce = announce
+    changes.refresh_others = announce
     answer = client.put("/v1/tasks/passing", files=task_files(tmp_path, model, 4))
     assert (answer.status_code, answer.json()["error"]["type"]) == (409, "conflict_error")
     assert client.get("/v1/tasks").json()["release"] == first.id
@@ -1052,10 +1054,10 @@ def test_a_part_that_has_not_started_yet_is_waited_for(monkeypatch: pytest.Monke
                 raise end
 
     Handle.ends = [unavailable, None, InputError("not reached")]
-    RemotePart("dense", [Handle()]).prepare("r1")
+    RemotePart("dense", [Handle()]).open_release("r1")
     assert len(Handle.ends) == 1
     with pytest.raises(InputError, match="not reached"):
-        RemotePart("dense", [Handle()]).prepare("r1")
+        RemotePart("dense", [Handle()]).open_release("r1")
     monkeypatch.setattr("serve.remote.CHECK_S", 0.0)
     Handle.ends = [unavailable, TimeoutError()]
     with pytest.raises(LostError, match="DeploymentUnavailableError"):

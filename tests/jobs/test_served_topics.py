@@ -30,7 +30,7 @@ from retriever.prompts.prompts import TaskPrompt, backbone_of
 from serve.errors import ExpiredError
 from serve.local import open_local
 from serve.parts.queries import PendingQuery
-from serve.release.live import live_release_id, make_current
+from serve.release.live import live_release_id, save_as_live
 from serve.release.planning import plan_release
 from serve.release.tasks import search_of_mode
 from serve.service.options import ServiceOptions
@@ -70,7 +70,7 @@ def topical(
     live = live_release_id(store)
     release, left = plan_release(store, index="idx")
     assert not left
-    assert make_current(store, release, live and live[1])
+    assert save_as_live(store, release, live and live[1])
     return Topical(root, prompt, guessing)
 
 

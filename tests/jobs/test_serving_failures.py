@@ -34,7 +34,7 @@ from serve.release.tasks import search_of_mode
 from serve.remote import send_to_leaves
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
-from serve.service.warm_up import WarmUpSample
+from serve.service.warm_up import WarmUpSearch
 
 DENSE, BM25 = "dense", "bm25"
 FILTERED = {"query": "bafa", "filter": {"lang": "de"}}  # whose vectors are read from the files again
@@ -58,9 +58,9 @@ def live_release(store: Store) -> Release:
     return Release.load(store, found[0])
 
 
-def sample_of(release: Release) -> WarmUpSample:
+def sample_of(release: Release) -> WarmUpSearch:
     task = release.tasks[0]
-    return WarmUpSample(task, task.served()[0])
+    return WarmUpSearch(task, task.served_sources()[0])
 
 
 def check(service: Service) -> None:
@@ -282,7 +282,7 @@ def test_a_replicas_store_error_keeps_its_reason_and_its_detail() -> None:
 def test_a_front_asks_every_replica_of_each_leaf(store: Store) -> None:
     class Deployed:
         def broadcast(self, method: str, part: str, *arguments: Any) -> SimpleNamespace:
-            assert method == "control"
+            assert method == "call_part"
             return SimpleNamespace(results=lambda timeout_s: self.answer(part, arguments[0]))
 
         def answer(self, part: str, method: str) -> list[Any]:
@@ -295,7 +295,7 @@ def test_a_front_asks_every_replica_of_each_leaf(store: Store) -> None:
     leaves = [Deployed(), Deployed()]
     service = open_front(store, leaves, Application(store=store.url, row_ranges=2), "cpu")
     release = live_release(store)
-    assert service.parts[DENSE].read(release.id, None, 1.0) == 4 * 7
+    assert service.parts[DENSE].read_files(release.id, None, 1.0) == 4 * 7
     service.live = SimpleNamespace(release=release)
     service.check_parts(release)
     assert service.readiness() == {
@@ -316,13 +316,13 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
 
     def note_search(engine: Engine, queries: Any) -> Any:
         if engine is not service.engine:
-            seen.append((queries[0].search.source, service.ready, service.readiness()["parts"]))
+            seen.append((queries[0].search.source, service.is_ready, service.readiness()["parts"]))
         return search(engine, queries)
 
     def note_read(part: ServicePart, *arguments: Any) -> int:
         size = read(part, *arguments)
         if size:
-            seen.append((f"read {part.name}", service.ready, {}))
+            seen.append((f"read {part.name}", service.is_ready, {}))
         return size
 
     monkeypatch.setattr(Engine, "search", note_search)

@@ -24,7 +24,7 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.client import Client, ServerError
 from serve.deployments import Application, build, http_options, reserved_device, run_application
-from serve.release.live import live_release_id, make_current
+from serve.release.live import live_release_id, save_as_live
 from serve.release.planning import plan_release
 
 
@@ -35,7 +35,7 @@ def store(served: Path, classifier: str, tmp_path: Path) -> Store:
     before = live_release_id(store)
     assert before is not None
     release, _ = plan_release(store, reranker=classifier)
-    assert make_current(store, release, before[1])
+    assert save_as_live(store, release, before[1])
     return store
 
 

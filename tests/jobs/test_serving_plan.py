@@ -21,7 +21,7 @@ from retriever.errors import InputError
 from retriever.prompts.prompts import TaskPrompt, backbone_of
 from serve.local import open_local
 from serve.parts.models import EncoderPart
-from serve.release.live import live_release_id, make_current
+from serve.release.live import live_release_id, save_as_live
 from serve.release.planning import plan_release
 from serve.service.options import ServiceOptions
 
@@ -175,7 +175,7 @@ def test_a_prompt_that_cannot_be_opened_is_named_and_not_its_fingerprint(
     release, _ = plan_release(store)
     release.save(store)
     with pytest.raises(InputError, match=r"^task wild: the vector of text 0") as raised:
-        EncoderPart(store, device="cpu", threads=1).prepare(release.id)
+        EncoderPart(store, device="cpu", threads=1).open_release(release.id)
     assert not re.search(r"[0-9a-f]{20}", str(raised.value))
 
 
@@ -202,7 +202,7 @@ def test_a_new_release_has_the_re_ranker_of_the_live_one_unless_an_option_says_o
     def make_live(reranker: str) -> None:
         release, _ = plan_release(store, embeddings="enc")
         live = live_release_id(store)
-        assert make_current(store, replace(release, reranker=reranker), None if live is None else live[1])
+        assert save_as_live(store, replace(release, reranker=reranker), None if live is None else live[1])
 
     make_live("some/cross-encoder")
     ask = ("serve_search", "--store", store.url, "--embeddings", "enc", "--renew", "--plan")

@@ -23,7 +23,7 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 from serve.client import Client
 from serve.local import open_local
-from serve.release.live import make_current, read_live_release
+from serve.release.live import read_live_release, save_as_live
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.renewal import renew_release
@@ -161,7 +161,7 @@ def test_embeddings_with_a_limit_cover_new_passages_up_to_it(
 
 
 def make_live(store: Store, release: Release) -> None:
-    assert make_current(store, release, read_live_release(store)[1])
+    assert save_as_live(store, release, read_live_release(store)[1])
 
 
 def test_the_live_release_is_kept_by_an_option(
@@ -270,7 +270,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
     other = replace(before, reranker="some/cross-encoder")
     growth.grow()
     new = renew_release(store, before)
-    monkeypatch.setattr("serve.parts.models.RerankPart.prepare", lambda *_: None)
+    monkeypatch.setattr("serve.parts.models.RerankPart.open_release", lambda *_: None)
     original, opened = Service.open, []
 
     def open_release(service: Service, release_id: str) -> None:

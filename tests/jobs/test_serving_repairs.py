@@ -12,7 +12,7 @@ import pytest
 from indexing.store.live_release import CURRENT
 from indexing.store.store import Store
 from indexing.store.verify import verify
-from serve.release.live import make_current, read_live_release
+from serve.release.live import read_live_release, save_as_live
 from serve.release.planning import plan_release
 
 DAMAGES: dict[str, Any] = {
@@ -29,7 +29,7 @@ def test_a_damaged_live_release_is_one_line_and_renew_repairs_it(
 ) -> None:
     store, at = Store(str(world.store)), ("--store", world.store, "--port", 0)
     first, _ = plan_release(store, tasks=["default"])
-    assert make_current(store, first, None)
+    assert save_as_live(store, first, None)
     if DAMAGES[case]:
         store.storage.put(CURRENT, DAMAGES[case](store.storage.read(CURRENT)))
     else:

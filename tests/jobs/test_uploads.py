@@ -219,7 +219,7 @@ def test_an_upload_that_nobody_waits_for_leaves_no_files_and_one_that_did_not_be
         return prompts.CheckedPrompt(None, folders[-1], None, None)  # type: ignore[arg-type]
 
     async def upload(uploads: PromptUploads) -> None:
-        async with uploads.checked(check):
+        async with uploads.check(check):
             pass
 
     async def run() -> PromptUploads:

@@ -9,7 +9,7 @@ import pytest
 from samples import files_of
 
 from indexing.store.store import Store
-from serve.release.live import make_current
+from serve.release.live import save_as_live
 from serve.release.planning import plan_release
 
 
@@ -70,7 +70,7 @@ def test_limit_hashes_the_first_parts_only(world, job, done) -> None:
 def test_the_live_release_is_verified(world, job, done, documented) -> None:
     at, store = ("--store", world.store), Store(str(world.store))
     release, _ = plan_release(store)
-    assert make_current(store, release, None)
+    assert save_as_live(store, release, None)
     assert "7 artifacts are as they were committed" in done("verify", *at)
     current, whole = world.store / "serving/current.json", (world.store / "serving/current.json").read_bytes()
     damages = {"is empty": b"", "is truncated": whole[:-5], "was changed": whole.replace(b"before", b"bef0re")}
@@ -87,7 +87,7 @@ def test_the_live_release_is_verified(world, job, done, documented) -> None:
     assert outcome.status == 1
     [line] = [line for line in outcome.out.splitlines() if line.startswith("bad: ")]
     documented("Releases", "`verify` where the live release is missing", line, 1)
-    assert make_current(store, release, store.storage.read_tagged("serving/current.json")[1])
+    assert save_as_live(store, release, store.storage.read_tagged("serving/current.json")[1])
     shutil.rmtree(world.store / "index/idx/g0000")
     assert "index/idx/g0000/manifest.json: releases/" in job("verify", *at).out
 

@@ -32,7 +32,7 @@ def announce(outcome: list[Any] | Exception, monkeypatch: pytest.MonkeyPatch) ->
 
     handle = SimpleNamespace(broadcast=lambda method: SimpleNamespace(results_async=results_async))
     monkeypatch.setattr(deployments.ray_serve, "get_deployment_handle", lambda name: handle)
-    asyncio.run(deployments.announce())
+    asyncio.run(deployments.refresh_ingresses())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from serve.parts.engine import Engine
 from serve.parts.leaf import Leaf, ask_local_leaves
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.queries import PendingQuery
-from serve.release.live import live_release_id, make_current
+from serve.release.live import live_release_id, save_as_live
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.tasks import ServedTask, find_source_search, search_of_mode
@@ -46,7 +46,7 @@ def release(store: Store) -> Iterator[Release]:
         assert before is not None
         made, left = plan_release(store, sources=["fixed:best"])
         assert not left
-        assert make_current(store, made, before[1])
+        assert save_as_live(store, made, before[1])
         yield made
 
 
@@ -186,7 +186,8 @@ def test_a_mode_is_a_source_of_the_task() -> None:
     assert search_of_mode(whole, "hybrid").labels == ("bm25", "dense")
     assert find_source_search(whole, "bm25+exact:enc").source == "bm25:wide+exact:enc"  # the only one of the kind
     assert (
-        find_source_search(whole, "exact:enc").parts[0].target == find_source_search(whole, "index:idx").parts[0].target
+        find_source_search(whole, "exact:enc").sources[0].target
+        == find_source_search(whole, "index:idx").sources[0].target
     )
     with pytest.raises(InputError, match="task 't' has no BM25"):
         search_of_mode(bare, "hybrid")

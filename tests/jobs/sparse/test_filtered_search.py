@@ -17,7 +17,7 @@ from splade_stores import run_of
 from indexing.corpus.corpus import Corpus
 from indexing.store.store import Store
 from serve.local import open_local
-from serve.release.live import live_release_id, make_current
+from serve.release.live import live_release_id, save_as_live
 from serve.release.planning import plan_release
 from serve.service.options import ServiceOptions
 from serve.service.service import Service
@@ -43,7 +43,7 @@ def store(sparse_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Store
     assert before is not None
     release, missing = plan_release(store, index="idx", sources=[SPLADE])
     assert not missing
-    assert make_current(store, release, before[1])
+    assert save_as_live(store, release, before[1])
     return store
 
 

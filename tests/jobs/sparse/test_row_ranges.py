@@ -26,7 +26,7 @@ from serve.parts.engine import Engine
 from serve.parts.leaf import Leaf, ask_local_leaves
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.queries import PendingQuery
-from serve.release.live import live_release_id, make_current, read_live_release
+from serve.release.live import live_release_id, read_live_release, save_as_live
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.tasks import find_source_search
@@ -85,7 +85,7 @@ def ranged(
     names = {"embeddings": "enc", "index": "four", "bm25": "four", "sources": [SPLADE], "reranker": classifier}
     first, left = plan_release(store, **names)
     assert not left
-    assert make_current(store, first, live and live[1])
+    assert save_as_live(store, first, live and live[1])
     with serving(open_local(store, ServiceOptions(threads=2), device="cpu")) as client:
         for name, files in {
             "computed": upload(folder / "computed", computed_prompt(model, 1)),
@@ -195,7 +195,7 @@ def test_a_lost_leaf_gives_503_or_a_marked_partial_answer(
         replies = ask_local_leaves(leaves, called, request)
         return [Lost(error, late) if called == method and n in lost else reply for n, reply in enumerate(replies)]
 
-    service.engine.ask = ask
+    service.engine.ask_leaves = ask
     text = next(iter(query_texts(served).values()))
     with serving(service) as client:
         body = {"query": text, "k": 240, "mode": "exact", "timeout_ms": 1500}

@@ -31,7 +31,7 @@ from serve.local import open_local
 from serve.parts.queries import PendingQuery
 from serve.parts.states import parts_of
 from serve.release.artifacts import ReleaseArtifacts
-from serve.release.live import live_release_id, make_current
+from serve.release.live import live_release_id, save_as_live
 from serve.release.planning import plan_release
 from serve.release.release import Release
 from serve.release.renewal import renew_release
@@ -56,7 +56,7 @@ def release(store: Store) -> Release:
     assert before is not None
     made, left = plan_release(store, index="idx", sources=[SPLADE])
     assert not left
-    assert make_current(store, made, before[1])
+    assert save_as_live(store, made, before[1])
     return made
 
 
@@ -138,7 +138,7 @@ def test_a_service_without_dense_embeddings(
         *at, "--sources", SPLADE, "--tasks", "ours"
     )
     made, _ = plan_release(store, sources=[SPLADE])
-    assert make_current(store, made, None)
+    assert save_as_live(store, made, None)
     assert Release.load(store, made.id) == made == renew_release(store, made)
     service = open_local(store, ServiceOptions(threads=2), device="cpu")
     texts = list(query_texts(tmp_path / "root").values())[:5]
@@ -165,7 +165,7 @@ def test_a_service_of_bm25_alone(store: Store, tmp_path: Path) -> None:
     without_dense(store, "embeddings/sparse", "index/impacts")
     made, _ = plan_release(store)
     assert (made.encoder, parts_of(made)) == (None, ["bm25", "passages"])
-    assert make_current(store, made, None)
+    assert save_as_live(store, made, None)
     service = open_local(store, ServiceOptions(threads=2), device="cpu")
     [text, *_] = query_texts(tmp_path / "root").values()
     with serving(service) as client:
@@ -184,7 +184,7 @@ def test_dense_embeddings_are_left_out_by_option_alone(
     """If they are complete, and if their encoding was interrupted."""
     without = plan_release(store, embeddings="none", sources=[SPLADE])[0]
     assert without.encoder is None
-    assert [source.text for task in without.tasks for source in task.served()] == ["bm25", SPLADE]
+    assert [source.text for task in without.tasks for source in task.served_sources()] == ["bm25", SPLADE]
     for folder in ("releases", "serving", "index/idx"):
         shutil.rmtree(Path(store.url) / folder)
     for manifest in Path(store.url).glob("embeddings/enc/*/manifest.json"):
@@ -326,7 +326,7 @@ def test_embeddings_of_a_task_whose_prompts_are_computed(
     assert list(excluded) == ["computed"]  # a prompt of sparse vectors, which the dense encoder does not serve
     release.save(store)
     service = open_local(store, ServiceOptions(threads=2), device="cpu")
-    service.open(release.id)
+    service.open_release(release.id)
     service.check_parts(release)
     task, texts = release.tasks[0], list(query_texts(tmp_path / "root").values())[:3]
     queries = [

@@ -247,7 +247,7 @@ def test_a_search_without_a_mode_takes_what_a_release_takes(
     root, at = Path(store.url), ("search", "--store", store.url)
 
     def release_source(**named: str) -> str:
-        [task] = (task for task in plan_release(store, **named, before=None)[0].tasks if task.name == "default")
+        [task] = (task for task in plan_release(store, **named, live=None)[0].tasks if task.name == "default")
         return search_of_mode(task, supported_modes(task)[-1]).source
 
     assert default_source(store) == release_source() == "0.5*bm25+0.5*index:idx"

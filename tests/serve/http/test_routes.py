@@ -21,7 +21,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from retriever.errors import MAX_MESSAGE
 from serve.http import routes
 from serve.http.errors import add_errors
-from serve.http.routes import MAX_CONTAINERS, MAX_STRUCTURE, SMALL, WHOLE, JsonRoute, as_json_list, parse_json
+from serve.http.routes import MAX_CONTAINERS, MAX_STRUCTURE, SMALL, WHOLE, JsonRoute, json_list_response, parse_json
 from serve.protocol import SearchRequest
 
 WAITING_S = 30
@@ -220,7 +220,7 @@ def test_the_bodies_that_wait_to_be_parsed_are_bounded(client: TestClient, monke
 @pytest.mark.parametrize("size", [1, WHOLE])
 def test_a_response_in_pieces_is_one_document(size: int) -> None:
     items = [orjson.dumps({"n": number, "text": "x" * size}) for number in range(3)]
-    response = as_json_list({"object": "list"}, "data", items)
+    response = json_list_response({"object": "list"}, "data", items)
     messages: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:

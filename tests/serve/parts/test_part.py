@@ -29,7 +29,7 @@ class Numbers(ServicePart):
         return 5
 
     def answer(self, release_id: str) -> int:
-        number: int = self._of(release_id)
+        number: int = self._get_content(release_id)
         return number
 
 
@@ -49,14 +49,14 @@ def test_a_release_may_be_closed_at_any_moment_of_a_request_or_a_check(part: Num
 
     def close() -> None:
         while time.monotonic() < end:
-            part.retire(RELEASE)
+            part.close_release(RELEASE)
 
     def use() -> int:
         count = 0
         while time.monotonic() < end:
             assert part.answer(RELEASE) == 5
             part.check(RELEASE)
-            part.read(RELEASE, 0, 0.0)
+            part.read_files(RELEASE, 0, 0.0)
             count += 1
         return count
 
@@ -67,7 +67,7 @@ def test_a_release_may_be_closed_at_any_moment_of_a_request_or_a_check(part: Num
 
 
 def test_a_check_does_not_wait_until_another_release_is_open(part: Numbers, monkeypatch: pytest.MonkeyPatch) -> None:
-    part.prepare(RELEASE)
+    part.open_release(RELEASE)
     began, done = threading.Event(), threading.Event()
 
     def slow_open(artifacts: Any) -> int:
@@ -76,7 +76,7 @@ def test_a_check_does_not_wait_until_another_release_is_open(part: Numbers, monk
         return 6
 
     monkeypatch.setattr(part, "_open", slow_open)
-    opening = threading.Thread(target=part.prepare, args=("fedcba9876543210",))
+    opening = threading.Thread(target=part.open_release, args=("fedcba9876543210",))
     opening.start()
     assert began.wait(60)
     part.check(RELEASE)

@@ -19,7 +19,7 @@ from indexing.store.store import Store
 from indexing.store.verify import verify
 from retriever.errors import InputError
 from serve.release import live as live_module
-from serve.release.live import discard_release, live_release_id, make_current, read_live_release, release_to_repair_from
+from serve.release.live import discard_release, live_release_id, read_live_release, release_to_repair_from, save_as_live
 from serve.release.release import Release
 from serve.release.tasks import ServedTask
 
@@ -47,7 +47,7 @@ def release_of(store: Store, *prompts: str) -> Release:
 
 def make_live(store: Store, release: Release) -> None:
     found = live_release_id(store)
-    assert make_current(store, release, found[1] if found else None)
+    assert save_as_live(store, release, found[1] if found else None)
 
 
 def problems(store: Store) -> list[str]:
@@ -146,13 +146,13 @@ def test_a_release_that_another_server_discards_is_complete_once_it_is_live(
     if moment == "after the save":
         discard_release(other, second.id)
         assert store_keys(other, "releases", "prompts") == [f"releases/{first.id}"]
-    made = make_current(server, second, tag)
+    made = save_as_live(server, second, tag)
     assert made == (not prompts or moment == "after the swap")
     if not made:  # the swap was not made, or undone
         check_live_but(other, first, "prompts/legal.0123")
         release_of_parts(other, prompts)  # the server's next try, with the bytes of the request
         second.save(server)
-        assert make_current(server, second, (live_release_id(server) or ("", None))[1])
+        assert save_as_live(server, second, (live_release_id(server) or ("", None))[1])
     check_live(other, second)
 
 
@@ -269,13 +269,13 @@ def test_a_kill_at_any_write_leaves_a_live_release_and_the_next_start_goes_on(st
 
         _, tag = read_live_release(store)
         try:
-            assert make_current(hooked(url, before=kill), second, tag)
+            assert save_as_live(hooked(url, before=kill), second, tag)
         except Killed:
             live, tag = read_live_release(Store(url))
             assert live in (first, second)
             for key in live.fingerprints:
                 live.artifact(store, key)
-            assert make_current(Store(url), second, tag)
+            assert save_as_live(Store(url), second, tag)
             for key in expired_prompts(store):  # as gc does, where the kill came between the old release and its prompt
                 remove_prompt(store, key)
             assert store_keys(store, "prompts") == ["prompts/legal.0123"]
@@ -328,7 +328,7 @@ def test_a_damaged_current_is_one_line_and_the_next_release_repairs_it(
     assert problem == str(told.value)
     release, tag = release_to_repair_from(store)
     assert release == first  # with its tasks over HTTP
-    assert make_current(store, second, tag)
+    assert save_as_live(store, second, tag)
     check_live(store, second)
     assert parse_live_record(store.storage, store.storage.read(CURRENT)).before == (first.id,)
 
@@ -378,7 +378,7 @@ def test_a_live_release_that_is_missing_or_damaged_is_named_and_can_be_made_agai
     else:
         release, tag = read_live_release(store)
         assert release == second
-    assert make_current(store, second, tag)
+    assert save_as_live(store, second, tag)
     check_live(store, second)
 
 
@@ -388,7 +388,7 @@ def test_a_release_without_one_of_its_artifacts_does_not_become_live(store_url: 
     make_live(store, first)
     store.remove("prompts/legal.0123")
     _, tag = live_release_id(store) or ("", None)
-    assert not make_current(store, second, tag)
+    assert not save_as_live(store, second, tag)
     check_live(store, first)
 
 
