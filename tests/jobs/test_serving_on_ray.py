@@ -84,7 +84,7 @@ def test_metrics_add_up_over_replicas_that_compute_on_the_cpu(store: Store, ray_
     of_ingresses = {"application": "riptide", "deployment": "ingress"}
     wait_for(lambda: values("ray_riptide_tasks", of_ingresses) == (2, 2), "the gauges of both replicas")
     with pytest.raises(ServerError, match=r"404: .*MetricsExportPort"):
-        client._call("GET", "/metrics")
+        client._send_with_retry("GET", "/metrics")
 
 
 def values(name: str, labels: dict[str, str]) -> tuple[float, int]:

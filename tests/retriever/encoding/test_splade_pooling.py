@@ -38,7 +38,7 @@ def test_the_largest_logit_of_the_unpadded_tokens_counts(
     monkeypatch.setitem(module._LOGITS, "cpu", logits)
     pooled = opened(add_masked_head(tiny("bert"), spread=0.2), side=side)
     lengths = torch.tensor(LENGTHS)
-    ids = torch.randint(5, pooled.vocabulary, (5, 9), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(5, pooled.vocabulary_size, (5, 9), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         actual = pooled(ids, lengths)
         states, inside, _ = pooled.states(ids, lengths, None)
@@ -49,7 +49,7 @@ def test_the_largest_logit_of_the_unpadded_tokens_counts(
     for text, length in enumerate(LENGTHS):
         columns = range(length) if side == "right" else range(9 - length, 9)
         assert [column for column in range(9) if inside[text, column]] == list(columns)
-        for word in range(pooled.vocabulary):
+        for word in range(pooled.vocabulary_size):
             expected = max(math.log(1 + max(0.0, scores[text][column][word])) for column in columns)
             assert float(actual[text, word]) == pytest.approx(expected, abs=1e-6)
             zeros += expected == 0
@@ -60,7 +60,7 @@ def test_gradients_equal_finite_differences(tiny: Tiny) -> None:
     """By the last states, and by the rows of the tied table, through backbone and head."""
     pooled = opened(add_masked_head(tiny("bert"), spread=0.2), torch.float64)
     inside = torch.arange(5)[None] < torch.tensor([5, 3])[:, None]
-    factors = random(2, pooled.vocabulary, seed=1)
+    factors = random(2, pooled.vocabulary_size, seed=1)
     assert_gradient(lambda states: (pooled._largest(states, inside).relu().log1p() * factors).sum(), random(2, 5, 32))
     ids, lengths = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 0, 0]]), torch.tensor([5, 3])
     table = pooled.backbone.embeddings.word_embeddings  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ from retriever.errors import InputError
 from retriever.forward import packing
 from retriever.forward.batching import plan_packed
 from retriever.forward.numerics import expected_numerics
-from retriever.forward.packing import PACKABLE, ThreadTeam, _Prompts, load_kernel
+from retriever.forward.packing import PACKABLE, ThreadTeam, _KernelPrompts, load_kernel
 from retriever.forward.prompt_rows import PromptRows
 
 Tiny = Callable[..., Path]
@@ -39,7 +39,7 @@ def attended(inward: torch.Tensor, lengths: list[int], heads: int, prompt: Promp
     assert library is not None
     out = torch.full((len(inward), inward[0, 0].numel()), -7, dtype=inward.dtype)
     texts = torch.tensor(lengths)
-    prompts = _Prompts.from_rows(prompt, len(lengths))
+    prompts = _KernelPrompts.from_rows(prompt, len(lengths))
     library.riptide_attend(
         inward.data_ptr(),
         int(inward.dtype == torch.bfloat16),
@@ -47,7 +47,7 @@ def attended(inward: torch.Tensor, lengths: list[int], heads: int, prompt: Promp
         texts.data_ptr(),
         heads,
         inward.shape[-1],
-        *prompts.at(0),
+        *prompts.layer_arguments(0),
         out.data_ptr(),
     )
     return out

@@ -31,7 +31,7 @@ def test_sentences_end_where_a_reader_sees_it() -> None:
 
 def test_scraps_go_with_a_neighbour_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = ["1. ", "A sentence here.", ":20 ", "Another one is this.", "\n\n", ") "]
-    monkeypatch.setattr(sentences, "_segment", lambda language, text: pieces)
+    monkeypatch.setattr(sentences, "_segment_sentences", lambda language, text: pieces)
     assert split_sentences("any") == ["1. A sentence here.:20", "Another one is this.\n\n)"]
 
 
