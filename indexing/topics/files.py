@@ -31,14 +31,14 @@ def read_topics(path: Path) -> TopicTree:
     from safetensors.numpy import load_file
 
     try:
-        named = load_file(path)
+        arrays_by_name = load_file(path)
         with safe_open(path, "numpy") as file:
             document = json.loads((file.metadata() or {})[_ENTRY])
         settings, entries = document["settings"], document["nodes"]
         nodes = tuple(_read_node(entry) for entry in entries)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: not a file of topics: {' '.join(str(error).split())[:200]}") from error
-    return TopicTree(TopicModel.load(named, settings, path), nodes)
+    return TopicTree(TopicModel.from_arrays(arrays_by_name, settings, path), nodes)
 
 
 def _read_node(entry: Mapping[str, Any]) -> TopicNode:

@@ -253,13 +253,13 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     say(f"queries   {setup.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
     under_topics = 0
     if topics is not None and setup.maker.topics is not None:
-        number = setup.maker.open_topic_model().num_topics
+        num_topics = setup.maker.open_topic_model().num_topics
         topic_of = "its text" if topics.queries == "own" else "its passage"
         say(
-            f"topics    {number} of topics/{setup.maker.topics[0]}; a query has that of {topic_of}; the text of "
+            f"topics    {num_topics} of topics/{setup.maker.topics[0]}; a query has that of {topic_of}; the text of "
             f"{setup.topic_agreement:.0%} of the queries has the topic of their passage"
         )
-        if under_topics := setup.maker.tuning.topics_of_loss(number) * passages:
+        if under_topics := setup.maker.tuning.num_topics_of_loss(num_topics) * passages:
             say(f"          their loss encodes up to {under_topics:,} passages more in each step")
     if (categories := setup.maker.tuning.categories) is not None:
         say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")

@@ -157,9 +157,9 @@ class PairClassifier(nn.Module):
         self.types = types and "token_type_ids" in inspect.signature(model.forward).parameters
 
     def forward(self, ids: torch.Tensor, types: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
+        is_token = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
         extra = {"token_type_ids": types} if self.types else {}
-        return self.model(input_ids=ids, attention_mask=inside.long(), **extra).logits.float()
+        return self.model(input_ids=ids, attention_mask=is_token.long(), **extra).logits.float()
 
 
 def _load_classifier(folder: Path, dtype: torch.dtype, trust_remote_code: bool) -> Any:

@@ -41,25 +41,25 @@ class SpladePooled(PooledBackbone):
         return self._whole
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
-        states, inside, _ = self.states(ids, lengths, prompt)
+        states, is_token, _ = self.states(ids, lengths, prompt)
         block = max(1, _LOGITS[states.device.type] // (states.shape[1] * self.vocabulary_size))
         largest = [
-            self._largest(states[at : at + block], inside[at : at + block]) for at in range(0, len(states), block)
+            self._largest(states[at : at + block], is_token[at : at + block]) for at in range(0, len(states), block)
         ]
         return torch.cat(largest).relu().log1p()
 
-    def _largest(self, states: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    def _largest(self, states: torch.Tensor, is_token: torch.Tensor) -> torch.Tensor:
         """Returns the largest logit of each word over the tokens of a text, float32 [b, vocabulary].
 
         Args:
             states: Last hidden states, [b, n, hidden].
-            inside: bool [b, n], False at padding.
+            is_token: bool [b, n], False at padding.
         """
         # Padding becomes a copy of the first token, which changes no maximum: a mask over all logits would add a third
         # to the time of the product that makes them. In training, max stores the position of each maximum for the
         # backward pass, whereas amax would store all logits. Without gradients, amax takes an eighth of max's time.
-        first = inside.int().argmax(1)[:, None, None].expand(-1, 1, states.shape[2])
-        logits = self.head(inputs_embeds=states.where(inside[..., None], states.gather(1, first))).logits
+        first = is_token.int().argmax(1)[:, None, None].expand(-1, 1, states.shape[2])
+        logits = self.head(inputs_embeds=states.where(is_token[..., None], states.gather(1, first))).logits
         largest = logits.max(1).values if torch.is_grad_enabled() else logits.amax(1)
         return largest.to(torch.promote_types(largest.dtype, torch.float32))
 

@@ -109,7 +109,7 @@ def attend(
         key = torch.cat([own_key, key], dim=2)
         value = torch.cat([own_value, value], dim=2)
         length = own_key.shape[2]
-        if attention_mask is not None or prompt.inside is not None:
+        if attention_mask is not None or prompt.is_prompt_token is not None:
             attention_mask = _mask_with_prompt(prompt.prompt_columns(batch), attention_mask, batch, tokens)
         if position_bias is not None:
             position_bias = nn.functional.pad(position_bias, (length, 0))
@@ -125,22 +125,22 @@ def attend(
     return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
 
-def _mask_with_prompt(seen: torch.Tensor, mask: torch.Tensor | None, batch: int, tokens: int) -> torch.Tensor:
+def _mask_with_prompt(prompt_columns: torch.Tensor, mask: torch.Tensor | None, batch: int, tokens: int) -> torch.Tensor:
     """Returns the mask over prompt and text.
 
     Args:
-        seen: As `PromptRows.prompt_columns` returns it, bool [b, 1, 1, l].
+        prompt_columns: As `PromptRows.prompt_columns` returns it, bool [b, 1, 1, l].
         mask: The mask over the text, bool or float [.., tokens]; None: all of it is seen.
         batch: Number of rows.
         tokens: Number of tokens of the text.
     """
     if mask is None:
-        mask = seen.new_ones((1, 1, 1, tokens))
+        mask = prompt_columns.new_ones((1, 1, 1, tokens))
     if mask.dtype != torch.bool:
-        added = torch.zeros_like(seen, dtype=mask.dtype)
-        seen = added.masked_fill(~seen, torch.finfo(mask.dtype).min)
+        added = torch.zeros_like(prompt_columns, dtype=mask.dtype)
+        prompt_columns = added.masked_fill(~prompt_columns, torch.finfo(mask.dtype).min)
     _, heads, rows, _ = mask.shape
-    return torch.cat([seen.expand(batch, heads, rows, -1), mask.expand(batch, -1, -1, -1)], dim=3)
+    return torch.cat([prompt_columns.expand(batch, heads, rows, -1), mask.expand(batch, -1, -1, -1)], dim=3)
 
 
 def _mask(function: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

@@ -301,10 +301,10 @@ def padded_batches(
         lengths = tokens.lengths[doubled]
         columns = np.arange(width)
         first = (width - lengths if side == "left" else np.zeros_like(lengths))[:, None]
-        inside = (columns >= first) & (columns < first + lengths[:, None])
+        is_token = (columns >= first) & (columns < first + lengths[:, None])
         ids = np.full((len(doubled), width), pad_id, np.int64)
         source = starts[doubled][:, None] + columns - first
-        ids[inside] = tokens.ids[source[inside]]
+        ids[is_token] = tokens.ids[source[is_token]]
         yield rows, torch.from_numpy(ids), torch.from_numpy(lengths)
 
 

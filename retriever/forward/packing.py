@@ -170,8 +170,8 @@ class _KernelPrompts(NamedTuple):
         table = prompt.table if prompt.table.stride(-1) == 1 else prompt.table.contiguous()
         lengths = (
             torch.full((table.shape[2],), table.shape[4], dtype=torch.int64)
-            if prompt.inside is None
-            else prompt.inside.sum(1)
+            if prompt.is_prompt_token is None
+            else prompt.is_prompt_token.sum(1)
         )
         return cls(table, nothing if prompt.rows is None else prompt.rows.contiguous(), lengths)
 

@@ -72,9 +72,9 @@ class PooledBackbone(nn.Module):
             )
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: PromptRows | None = None) -> torch.Tensor:
-        hidden, inside, first = self.states(ids, lengths, prompt)
+        hidden, is_token, first = self.states(ids, lengths, prompt)
         if self.pooling == "mean":
-            return (hidden.float() * inside[..., None]).sum(1) / lengths[:, None]
+            return (hidden.float() * is_token[..., None]).sum(1) / lengths[:, None]
         at = first if self.pooling == "cls" else first + lengths[:, None] - 1
         return hidden.gather(1, at[..., None].expand(-1, 1, hidden.shape[-1])).squeeze(1).float()
 
@@ -85,28 +85,28 @@ class PooledBackbone(nn.Module):
         width = ids.shape[1]
         columns = torch.arange(width, device=ids.device)[None]
         first = (width - lengths if self.left else torch.zeros_like(lengths))[:, None]
-        inside = (columns >= first) & (columns < first + lengths[:, None])
+        is_token = (columns >= first) & (columns < first + lengths[:, None])
         extra: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
         if prompt is not None and prompt.offsets is not None:
-            extra["position_ids"] = self._positions_after(ids, columns - first, inside, prompt.offsets)
+            extra["position_ids"] = self._positions_after(ids, columns - first, is_token, prompt.offsets)
         elif self.pass_positions:
             extra["position_ids"] = (columns - first).clamp(min=0)
-        hidden = self.backbone(input_ids=ids, attention_mask=inside.long(), **extra).last_hidden_state
-        return hidden, inside, first
+        hidden = self.backbone(input_ids=ids, attention_mask=is_token.long(), **extra).last_hidden_state
+        return hidden, is_token, first
 
     def _positions_after(
-        self, ids: torch.Tensor, places: torch.Tensor, inside: torch.Tensor, offsets: torch.Tensor
+        self, ids: torch.Tensor, text_positions: torch.Tensor, is_token: torch.Tensor, offsets: torch.Tensor
     ) -> torch.Tensor:
         """Returns the positions of tokens whose texts start after their prompts: int64 [b, n].
 
         Args:
             ids: int64 [b, n].
-            places: The place of each column in its text, int64 [b, n] or [1, n].
-            inside: bool [b, n], False at padding.
+            text_positions: The position of each column in its text, int64 [b, n] or [1, n].
+            is_token: bool [b, n], False at padding.
             offsets: int64 [b], the number of positions before each text.
         """
         if self.first_position == 0:
-            return torch.where(inside, places + offsets[:, None], 0)
+            return torch.where(is_token, text_positions + offsets[:, None], 0)
         counted = (ids != self.first_position - 1).long()
         return (counted.cumsum(1) + offsets[:, None]) * counted + self.first_position - 1
 

@@ -26,7 +26,7 @@ class PromptRows(NamedTuple):
     Attributes:
         table: Keys and values, [layers, 2, prompts, heads, l, head_dim].
         rows: The prompt of each row, int64 [b]; None: there is one prompt, which all rows share.
-        inside: bool [prompts, l], False after the end of a shorter prompt; None: all prompts have l tokens.
+        is_prompt_token: bool [prompts, l], False after the end of a shorter prompt; None: all prompts have l tokens.
         offsets: int64 [b], by how many positions the text of each row starts later than usual; None: by none. The
             attention function does not use it: `PooledBackbone` and `PackedBackbone` compute positions from it.
         dropout: Fraction of the keys' and values' numbers that are dropped out, with a separate mask for each row and
@@ -35,7 +35,7 @@ class PromptRows(NamedTuple):
 
     table: torch.Tensor
     rows: torch.Tensor | None = None
-    inside: torch.Tensor | None = None
+    is_prompt_token: torch.Tensor | None = None
     offsets: torch.Tensor | None = None
     dropout: float = 0.0
 
@@ -59,10 +59,14 @@ class PromptRows(NamedTuple):
 
     def prompt_columns(self, batch: int) -> torch.Tensor:
         """Returns which columns belong to the prompt of a row: bool [batch, 1, 1, l]."""
-        if self.inside is None:
+        if self.is_prompt_token is None:
             return self.table.new_ones((batch, 1, 1, self.table.shape[4]), dtype=torch.bool)
-        inside = self.inside.expand(batch, -1) if self.rows is None else self.inside.index_select(0, self.rows)
-        return inside[:, None, None]
+        is_prompt_token = (
+            self.is_prompt_token.expand(batch, -1)
+            if self.rows is None
+            else self.is_prompt_token.index_select(0, self.rows)
+        )
+        return is_prompt_token[:, None, None]
 
 
 class PromptInputs(NamedTuple):
@@ -108,26 +112,26 @@ class PromptAssignment(Protocol):
         """Returns the numbers of the prompts of texts outside of the training data, int64 [n]."""
 
 
-def separate_prompt_rows(numbers: torch.Tensor, shape: PromptShape) -> PromptRows:
+def separate_prompt_rows(keys_and_values: torch.Tensor, shape: PromptShape) -> PromptRows:
     """Returns the prompts of a batch in which each row has a separate one.
 
     Args:
-        numbers: [b, m, layers * 2 * heads * head_dim].
+        keys_and_values: [b, m, layers * 2 * heads * head_dim].
         shape: The shape of the backbone's keys and values.
     """
-    table = attention_order(numbers, shape).permute(1, 2, 0, 3, 4, 5)
-    return PromptRows(table, torch.arange(len(numbers), device=numbers.device))
+    table = attention_order(keys_and_values, shape).permute(1, 2, 0, 3, 4, 5)
+    return PromptRows(table, torch.arange(len(keys_and_values), device=keys_and_values.device))
 
 
-def attention_order(numbers: torch.Tensor, shape: PromptShape) -> torch.Tensor:
+def attention_order(keys_and_values: torch.Tensor, shape: PromptShape) -> torch.Tensor:
     """Returns a view in the order of attention.
 
     Args:
-        numbers: [b, m, layers * 2 * heads * head_dim].
+        keys_and_values: [b, m, layers * 2 * heads * head_dim].
         shape: The shape of the backbone's keys and values.
 
     Returns:
         [b, layers, 2, heads, m, head_dim].
     """
     layers, heads, head_dim = shape
-    return numbers.unflatten(2, (layers, 2, heads, head_dim)).permute(0, 2, 3, 4, 1, 5)
+    return keys_and_values.unflatten(2, (layers, 2, heads, head_dim)).permute(0, 2, 3, 4, 1, 5)

@@ -130,11 +130,11 @@ def topic_loss(vectors: torch.Tensor, margin: float) -> torch.Tensor:
     return total / (num_prompts * max(num_prompts - 1, 1) * num_passages**2)
 
 
-def _prompt_loss(unit_vectors: torch.Tensor, number: int, margin: float) -> torch.Tensor:
+def _prompt_loss(unit_vectors: torch.Tensor, prompt_number: int, margin: float) -> torch.Tensor:
     """Returns the sum of the terms of one prompt k of Eq. 5, a scalar. unit_vectors: [K, N, d]."""
-    of_prompt = unit_vectors[number]
+    of_prompt = unit_vectors[prompt_number]
     within = of_prompt @ of_prompt.T
-    between = of_prompt @ torch.cat([unit_vectors[:number], unit_vectors[number + 1 :]]).transpose(
+    between = of_prompt @ torch.cat([unit_vectors[:prompt_number], unit_vectors[prompt_number + 1 :]]).transpose(
         1, 2
     )  # [K - 1, N, N]
     return (margin - within + between).relu().sum()

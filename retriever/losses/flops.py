@@ -7,14 +7,14 @@ import torch
 MIN_WORDS = 1.0  # mean number of non-zero words, below which vectors find nothing
 
 
-def flops_loss(total: torch.Tensor, count: int) -> torch.Tensor:
+def flops_loss(vector_sum: torch.Tensor, num_vectors: int) -> torch.Tensor:
     """Returns the sum over words of (batch mean of v_w)^2, a scalar.
 
     Args:
-        total: The sum of the vectors of a batch, float [1, words].
-        count: The number of vectors.
+        vector_sum: The sum of the vectors of a batch, float [1, words].
+        num_vectors: The number of vectors.
     """
-    return (total / count).square().sum()
+    return (vector_sum / num_vectors).square().sum()
 
 
 def mean_words(vectors: torch.Tensor) -> float:

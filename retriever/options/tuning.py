@@ -171,11 +171,11 @@ class TuneOptions(WeightOptions, PromptOptions, BatchOptions, LossOptions):
         """Whether the loss of topics is added."""
         return bool(self.topics and self.topics.loss and self.categories and self.categories.weight)
 
-    def topics_of_loss(self, number: int) -> int:
-        """Returns under how many of `number` topics the loss of topics encodes the passages of a step; 0: no loss."""
-        if self.topics is None or not self.has_topic_loss or number < 2:
+    def num_topics_of_loss(self, num_topics: int) -> int:
+        """Returns under how many topics of all the loss of topics encodes the passages of a step; 0: no loss."""
+        if self.topics is None or not self.has_topic_loss or num_topics < 2:
             return 0
-        return min(self.topics.sample or number, number)
+        return min(self.topics.sample or num_topics, num_topics)
 
     def _check_categories(self) -> None:
         """Raises InputError for options that positives with a common category cannot be trained with."""

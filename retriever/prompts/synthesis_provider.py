@@ -64,9 +64,9 @@ class SynthesisedPrompt(nn.Module):
         [table] = self._table
         columns = torch.arange(ids.shape[1], device=ids.device)
         first = (ids.shape[1] - lengths if self._pads_left else torch.zeros_like(lengths))[:, None]
-        inside = (columns >= first) & (columns < first + lengths[:, None])
+        is_token = (columns >= first) & (columns < first + lengths[:, None])
         are_words: torch.Tensor = self.get_buffer("_are_words")
-        prompts = self.synthesiser(max_embedding(table[ids], inside & are_words[ids]))
+        prompts = self.synthesiser(max_embedding(table[ids], is_token & are_words[ids]))
         return prompts._replace(rows=prompts.rows._replace(dropout=self.dropout if self.training else 0.0))
 
     def continue_from(self, prompt: TaskPrompt) -> None:

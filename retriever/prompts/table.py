@@ -140,12 +140,12 @@ class PromptSnapshot:
             part[..., length:, :] = 0  # masked columns must be finite
             end += len(members)
         numbers[end:] = 0
-        inside = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
+        is_prompt_token = torch.arange(longest, device=device) < torch.tensor(lengths, device=device)[:, None]
         offsets = None
         if any(slot.offset for slot in self._fixed_slots() if slot.number in set(fixed.tolist())):
             offsets = self.offsets.index_select(0, torch.from_numpy(np.maximum(slots, 0)).to(device))
         on_device = torch.from_numpy(rows).to(device)
-        return PromptRows(numbers.permute(1, 2, 0, 3, 4, 5), on_device, inside, offsets)
+        return PromptRows(numbers.permute(1, 2, 0, 3, 4, 5), on_device, is_prompt_token, offsets)
 
 
 class PromptTable:
@@ -171,11 +171,10 @@ class PromptTable:
         """Returns a snapshot of the prompts."""
         return self._current
 
-    def bytes_needed(self, length: int, count: int = 1) -> int:
-        """Returns the bytes of the larger tensor that `count` prompts of `length` tokens need; 0 if they fit into this
-        one."""
+    def bytes_needed(self, length: int, num_prompts: int = 1) -> int:
+        """Returns the bytes of the larger tensor that more prompts of `length` tokens need; 0 if they fit into this one."""
         with self._lock:
-            shape, numbers = self._shape_for(length, count), self._current.numbers
+            shape, numbers = self._shape_for(length, num_prompts), self._current.numbers
         return 0 if shape == numbers.shape else math.prod(shape) * numbers.element_size()
 
     def put(self, task: str, matrices: Sequence[torch.Tensor], offset: int = 0) -> None:
@@ -224,18 +223,18 @@ class PromptTable:
         on_device = (torch.from_numpy(lengths).to(device), torch.from_numpy(offsets).to(device))
         self._current = PromptSnapshot(slots, numbers, *on_device, synthesisers)
 
-    def _shape_for(self, length: int, count: int = 1) -> torch.Size:
-        """Returns the shape of a tensor with free slots for `count` prompts of `length`."""
+    def _shape_for(self, length: int, num_prompts: int = 1) -> torch.Size:
+        """Returns the shape of a tensor with free slots for `num_prompts` prompts of `length`."""
         columns, layers, two, capacity, heads, head_dim = self._current.numbers.shape
         wanted = capacity
-        while len(self._free) + wanted - capacity < count:
+        while len(self._free) + wanted - capacity < num_prompts:
             wanted *= 2
         return torch.Size((max(columns, length), layers, two, wanted, heads, head_dim))
 
-    def _make_room(self, length: int, count: int) -> torch.Tensor:
-        """Returns the current tensor, or a larger copy of it, with free slots for `count` prompts of `length`."""
+    def _make_room(self, length: int, num_prompts: int) -> torch.Tensor:
+        """Returns the current tensor, or a larger copy of it, with free slots for `num_prompts` prompts of `length`."""
         old = self._current.numbers
-        shape = self._shape_for(length, count)
+        shape = self._shape_for(length, num_prompts)
         if shape == old.shape:
             return old
         columns, capacity, wanted = old.shape[0], old.shape[3], shape[3]
@@ -274,12 +273,12 @@ def warm_up_rows(
     numbers = torch.zeros((length, layers, 2, prompts, heads, head_dim), dtype=dtype, device=device)
     rows = torch.arange(batch, device=device) % prompts
     lengths = torch.arange(prompts, device=device)
-    inside = torch.arange(length, device=device) < lengths[:, None]
+    is_prompt_token = torch.arange(length, device=device) < lengths[:, None]
     later = torch.ones_like(rows) if offsets else None
-    mixed = PromptRows(_in_attention_order(numbers), rows, inside, later)
+    mixed = PromptRows(_in_attention_order(numbers), rows, is_prompt_token, later)
     if computed:
         of_batch = numbers.permute(3, 1, 2, 4, 0, 5).contiguous()
-        return [mixed, PromptRows(of_batch.permute(1, 2, 0, 3, 4, 5), rows, inside, later)]
+        return [mixed, PromptRows(of_batch.permute(1, 2, 0, 3, 4, 5), rows, is_prompt_token, later)]
     return [PromptRows(_in_attention_order(numbers[:, :, :, :1]).contiguous(), offsets=later), mixed]
 
 

@@ -54,17 +54,17 @@ class CondenserHead(nn.Module):
         self.shape = shape
         self.layers = nn.ModuleList(_layer(config) for _ in range(shape.layers))
 
-    def forward(self, last: torch.Tensor, early: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    def forward(self, last: torch.Tensor, early: torch.Tensor, is_token: torch.Tensor) -> torch.Tensor:
         """Returns vectors from which the masked tokens are predicted, float [n, width, hidden].
 
         Args:
             last: The output of the backbone, of which the first token is used, float [n, width, hidden].
             early: The output of its layer `skip_from`, of which the other tokens are used, float [n, width, hidden].
-            inside: Which tokens are not padding, bool [n, width].
+            is_token: Which tokens are not padding, bool [n, width].
         """
         hidden = torch.cat([last[:, :1], early[:, 1:]], dim=1)
         for layer in self.layers:
-            hidden = layer(hidden, src_key_padding_mask=~inside)
+            hidden = layer(hidden, src_key_padding_mask=~is_token)
         return hidden
 
     def save(self, folder: Path) -> None:

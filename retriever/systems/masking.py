@@ -166,34 +166,34 @@ class MaskedLanguageModel(nn.Module):
             labels: int64 [n, width], -100 at tokens that are not masked.
             prompt: PromptRows, for a backbone that `retriever.forward.attention.enable_prompts` prepared.
         """
-        inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
-        output = self._run(ids, inside, prompt, **({} if self.condenser is None else {"output_hidden_states": True}))
+        is_token = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
+        output = self._run(ids, is_token, prompt, **({} if self.condenser is None else {"output_hidden_states": True}))
         last = output.last_hidden_state
-        vectors = self._pool(last, inside)
+        vectors = self._pool(last, is_token)
         masked = torch.nonzero(labels.flatten() != -100)[:, 0]
         targets = labels.flatten()[masked]
         if self.condenser is None:
             return vectors, self._masked_loss(last, masked, targets)
         early = self.condenser.shape.skip_from
-        loss = self._masked_loss(self.condenser(last, output.hidden_states[early], inside), masked, targets)
+        loss = self._masked_loss(self.condenser(last, output.hidden_states[early], is_token), masked, targets)
         if self.late_loss:
             loss = self._masked_loss(last, masked, targets) + loss
         return vectors, loss
 
     def encode(self, ids: torch.Tensor, lengths: torch.Tensor, prompt: Any = None) -> torch.Tensor:
         """Returns the texts' vectors alone, float32 [n, hidden]; the arguments are those of `forward`."""
-        inside = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
-        return self._pool(self._run(ids, inside, prompt).last_hidden_state, inside)
+        is_token = torch.arange(ids.shape[1], device=ids.device)[None] < lengths[:, None]
+        return self._pool(self._run(ids, is_token, prompt).last_hidden_state, is_token)
 
-    def _run(self, ids: torch.Tensor, inside: torch.Tensor, prompt: Any, **settings: Any) -> Any:
-        """Runs the backbone; inside: bool [n, width], False at padding."""
+    def _run(self, ids: torch.Tensor, is_token: torch.Tensor, prompt: Any, **settings: Any) -> Any:
+        """Runs the backbone; is_token: bool [n, width], False at padding."""
         extra: dict[str, Any] = settings if prompt is None else {"prompt": prompt, **settings}
-        return self.backbone(input_ids=ids, attention_mask=inside.long(), **extra)
+        return self.backbone(input_ids=ids, attention_mask=is_token.long(), **extra)
 
-    def _pool(self, last: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    def _pool(self, last: torch.Tensor, is_token: torch.Tensor) -> torch.Tensor:
         """Returns the pooled token vectors: float [n, width, hidden] -> float32 [n, hidden]."""
         if self.pooling == "mean":
-            return (last.float() * inside[..., None]).sum(1) / inside.sum(1, keepdim=True)
+            return (last.float() * is_token[..., None]).sum(1) / is_token.sum(1, keepdim=True)
         return last[:, 0].float()
 
     def _masked_loss(self, hidden: torch.Tensor, masked: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -258,14 +258,14 @@ class _TransformersHead(nn.Module):
 
     decoder: _OutputLayer | None
 
-    def __init__(self, whole: Any):
+    def __init__(self, model: Any):
         super().__init__()
-        self.model = head_over_states(whole)
-        table = whole.get_output_embeddings()
-        cut = replace_submodule(self.model, table, nn.Identity())
+        self.model = head_over_states(model)
+        table = model.get_output_embeddings()
+        without_output = replace_submodule(self.model, table, nn.Identity())
         self.decoder = None
-        if type(table) is nn.Linear and _computes_same(self.model, cut, table):
-            self.model, self.decoder = cut, _OutputLayer(table.weight, table.bias)
+        if type(table) is nn.Linear and _computes_same(self.model, without_output, table):
+            self.model, self.decoder = without_output, _OutputLayer(table.weight, table.bias)
 
     def forward(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self.decoder is None:
@@ -280,15 +280,15 @@ class _TransformersHead(nn.Module):
         return functional.cross_entropy(self._run(hidden).float(), targets, reduction="sum")
 
 
-def _computes_same(whole: Any, cut: Any, table: nn.Linear) -> bool:
-    """Whether the output layer over the cut model computes the same as the whole model."""
-    hidden = torch.linspace(-1, 1, 2 * int(whole.config.hidden_size)).view(1, 2, -1).to(table.weight)
-    modes = {part: part.training for part in (*whole.modules(), *cut.modules())}
+def _computes_same(model: Any, without_output: Any, table: nn.Linear) -> bool:
+    """Whether the output layer over the model without it computes the same as the model."""
+    hidden = torch.linspace(-1, 1, 2 * int(model.config.hidden_size)).view(1, 2, -1).to(table.weight)
+    modes = {part: part.training for part in (*model.modules(), *without_output.modules())}
     try:
         with torch.no_grad():
-            words = cut.eval()(inputs_embeds=hidden).logits
+            words = without_output.eval()(inputs_embeds=hidden).logits
             return words.shape[-1] == table.in_features and torch.allclose(
-                table(words), whole.eval()(inputs_embeds=hidden).logits, atol=1e-4, rtol=1e-4
+                table(words), model.eval()(inputs_embeds=hidden).logits, atol=1e-4, rtol=1e-4
             )
     except (RuntimeError, ValueError, TypeError):
         return False

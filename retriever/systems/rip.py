@@ -134,8 +134,8 @@ def passages_at(options: RipOptions, rows: np.ndarray, step: int) -> tuple[np.nd
     epochs, positions_in_epoch = np.divmod(positions, len(rows))
     passages = np.empty(options.batch, np.int64)
     for epoch in np.unique(epochs):
-        inside = epochs == epoch
-        passages[inside] = rows[_permutation(options.seed, int(epoch), len(rows))[positions_in_epoch[inside]]]
+        is_in_epoch = epochs == epoch
+        passages[is_in_epoch] = rows[_permutation(options.seed, int(epoch), len(rows))[positions_in_epoch[is_in_epoch]]]
     return passages, epochs
 
 

@@ -29,7 +29,7 @@ class TopicTerm(LossTerm):
         system, options, topics_of_texts = self.system, self.system.tuning, self.system.assignment
         assert isinstance(topics_of_texts, TrainingTopics)
         assert options.topics is not None
-        if not options.topics_of_loss(topics_of_texts.model.num_topics):
+        if not options.num_topics_of_loss(topics_of_texts.model.num_topics):
             return
         topics = topics_of_texts.sample(options.topics, options.seed, step.number)
         texts, passages = system.compose(step.passages), len(step.passages)

@@ -107,11 +107,11 @@ class TopicModel:
         return digest.hexdigest()
 
     @classmethod
-    def load(cls, named: Mapping[str, np.ndarray], settings: Any, file: Path | str) -> TopicModel:
+    def from_arrays(cls, arrays_by_name: Mapping[str, np.ndarray], settings: Any, file: Path | str) -> TopicModel:
         """Returns the model of `arrays_by_name()` and `settings()`.
 
         Args:
-            named: The arrays by name.
+            arrays_by_name: The arrays by name.
             settings: The settings as read from JSON.
             file: Where they are from, for messages.
 
@@ -124,16 +124,17 @@ class TopicModel:
         words = settings["words"]
         if not isinstance(words, list) or not all(_is_words(topic) for topic in words):
             raise InputError(f"{where} words: expected a list of words for each topic, got {format_json(words)}")
-        if set(named) != set(_TYPES):
+        if set(arrays_by_name) != set(_TYPES):
             raise InputError(
-                f"{where} holds {list_first(sorted(named)) or 'no array'}: expected {', '.join(sorted(_TYPES))}"
+                f"{where} holds {list_first(sorted(arrays_by_name)) or 'no array'}: expected "
+                f"{', '.join(sorted(_TYPES))}"
             )
         for name, dtype in _TYPES.items():
-            if named[name].dtype != dtype:
-                raise InputError(f"{where} {name} is {named[name].dtype}, expected {np.dtype(dtype)}")
+            if arrays_by_name[name].dtype != dtype:
+                raise InputError(f"{where} {name} is {arrays_by_name[name].dtype}, expected {np.dtype(dtype)}")
         try:
-            vocabulary = _split_words(named["vocabulary"])
-            arrays = {name: named[name] for name in ("path_topics", "log_prior", "log_words")}
+            vocabulary = _split_words(arrays_by_name["vocabulary"])
+            arrays = {name: arrays_by_name[name] for name in ("path_topics", "log_prior", "log_words")}
             return cls(vocabulary, tuple(map(tuple, words)), **arrays)
         except UnicodeDecodeError as error:
             raise InputError(f"{where} vocabulary: not UTF-8 text") from error

@@ -122,7 +122,7 @@ def parse_topics(content: Any, tensors: Mapping[str, torch.Tensor], file: Path, 
         if tensor.dtype not in _TYPES:  # numpy has no bfloat16, for example
             full_name = shorten(f"{PREFIX}{_MODEL}{name}", 60)
             raise InputError(f"{weights}: {full_name} is {tensor.dtype}, expected integers or float32")
-    model = TopicModel.load({name: array.numpy() for name, array in arrays.items()}, content["model"], weights)
+    model = TopicModel.from_arrays({name: array.numpy() for name, array in arrays.items()}, content["model"], weights)
     expected = [str(topic) for topic in range(model.num_topics)]
     actual = {name for name in tensors if not name.startswith(_MODEL)}
     if actual != set(expected):

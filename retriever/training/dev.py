@@ -116,17 +116,17 @@ def _encode_blocks(
 
 
 def read_blocks(
-    read: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, dim: int
+    read_rows: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, dim: int
 ) -> list[np.ndarray | SparseVectors]:
     """Returns the stored vectors of some rows in blocks, in CSR form where that is smaller.
 
     Args:
-        read: Returns vectors by row: int64 [n] -> float [n, dim].
+        read_rows: Returns vectors by row: int64 [n] -> float [n, dim].
         rows: The rows, int64.
         dim: Numbers of a vector.
     """
     step = max(1, _BLOCK // dim)
-    return [_compact(read(rows[first : first + step]).astype(np.float32)) for first in range(0, len(rows), step)]
+    return [_compact(read_rows(rows[first : first + step]).astype(np.float32)) for first in range(0, len(rows), step)]
 
 
 def _compact(vectors: np.ndarray) -> np.ndarray | SparseVectors:

@@ -63,12 +63,12 @@ class SetMixture:
         """Returns the first query of each set, int64 [sets]."""
         return np.cumsum([0, *self.sizes[:-1]])
 
-    def _order(self, seed: int, epoch: int, number: int) -> np.ndarray:
+    def _order(self, seed: int, epoch: int, set_number: int) -> np.ndarray:
         """Returns the order of the queries of a set in an epoch, int64 [queries]. That of its last epoch is kept."""
-        key, order = self._orders.get(number, (None, None))
+        key, order = self._orders.get(set_number, (None, None))
         if order is None or key != (seed, epoch):
-            order = _permutation(seed, epoch, number, self.sizes[number])
-            self._orders[number] = (seed, epoch), order
+            order = _permutation(seed, epoch, set_number, self.sizes[set_number])
+            self._orders[set_number] = (seed, epoch), order
         return order
 
     @functools.cached_property
@@ -77,30 +77,30 @@ class SetMixture:
         return {}
 
 
-def schedule_sets(shares: np.ndarray, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns whose turn it is: the turns `first` to `first + count - 1` of a sequence in which sets alternate evenly.
+def schedule_sets(shares: np.ndarray, first_turn: int, num_turns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sets whose turns are the next `num_turns`, in a sequence in which sets alternate evenly.
 
     Turn j of a set of share w has the time (j + 1/2) / w, and the sequence is in the order of times, then of sets. The
     number of turns before a time t differs from t by at most half the number of sets, so only turns of times near
-    `first` need to be sorted.
+    `first_turn` need to be sorted.
 
     Args:
         shares: Positive numbers, float [sets]; they need not add up to 1.
-        first: The first turn, from 0.
-        count: Number of turns.
+        first_turn: The first turn, from 0.
+        num_turns: Number of turns.
 
     Returns:
-        The set of each turn, and its number among the turns of that set: int64 [count] both.
+        The set of each turn, and its number among the turns of that set: int64 [num_turns] both.
     """
     shares = np.asarray(shares, np.float64) / np.sum(shares)
-    starts = np.floor(max(0, first - len(shares)) * shares + 0.5).astype(np.int64)
-    ends = np.floor((first + count + len(shares)) * shares + 0.5).astype(np.int64) + 1
+    starts = np.floor(max(0, first_turn - len(shares)) * shares + 0.5).astype(np.int64)
+    ends = np.floor((first_turn + num_turns + len(shares)) * shares + 0.5).astype(np.int64) + 1
     sets = np.repeat(np.arange(len(shares)), ends - starts)
     numbers = np.concatenate([np.arange(start, end) for start, end in zip(starts, ends, strict=True)])
     order = np.lexsort((sets, (numbers + 0.5) / shares[sets]))
-    chosen = order[first - starts.sum() :][:count]
+    chosen = order[first_turn - starts.sum() :][:num_turns]
     return sets[chosen], numbers[chosen]
 
 
-def _permutation(seed: int, epoch: int, number: int, size: int) -> np.ndarray:
-    return np.random.default_rng([seed, _ORDER, epoch, number]).permutation(size)
+def _permutation(seed: int, epoch: int, set_number: int, size: int) -> np.ndarray:
+    return np.random.default_rng([seed, _ORDER, epoch, set_number]).permutation(size)
