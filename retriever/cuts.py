@@ -36,7 +36,7 @@ class Cuts:
 
     @classmethod
     def from_lengths(cls, lengths: np.ndarray, num_cut: np.ndarray, limit: int = 0) -> Cuts:
-        """Returns the counts of texts.
+        """Returns the counts of texts with these lengths, of which some were cut.
 
         Args:
             lengths: Tokens of each text, int64 [texts].

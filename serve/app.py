@@ -126,7 +126,7 @@ def _lifespan(
             repeat_forever(changes.refresh, LOOK_S, "the release that is to be live cannot be served"),
             repeat_forever(service.check_if_due, LOOK_S, "the parts cannot be checked"),
             repeat_forever(service.look_for_newer, LOOK_S, "newer artifacts are not noticed"),
-            repeat_forever(metrics.sample, SAMPLE_S, "the metrics cannot be sampled"),
+            repeat_forever(metrics.update_gauges, SAMPLE_S, "the metrics cannot be sampled"),
         )
         tasks = [asyncio.create_task(loop) for loop in loops]
         yield

@@ -162,8 +162,8 @@ class Metrics:
                 self._record["shard_errors"](answer.shards.failed, "failed")
                 self._record["shard_errors"](answer.shards.timed_out, "timed_out")
 
-    async def sample(self) -> None:
-        """Sets the gauges."""
+    async def update_gauges(self) -> None:
+        """Sets the gauges to their present values."""
         self._set_gauges()
 
     def text(self) -> bytes | None:

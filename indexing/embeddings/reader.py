@@ -29,7 +29,7 @@ class EmbeddingsReader(ABC):
         num_rows: The number of passages.
         encoder_options: The fields of EncoderOptions.
         task: The task whose encoder made them; None: there was no task.
-        dim: Numbers of a vector; of sparse ones, the words of the vocabulary.
+        dim: Length of a vector; of sparse ones, the words of the vocabulary.
         similarity: "cosine" or "dot".
         store: The store that they were opened from; None: they were made from their generations.
     """

@@ -53,7 +53,7 @@ class StoredEncoder:
 
     Attributes:
         spec: The encoder by name, with its options and its task.
-        dim: Numbers of a vector.
+        dim: Length of a vector.
         similarity: "cosine" or "dot".
 
     Args:

@@ -65,7 +65,7 @@ class _TaskSnapshot(NamedTuple):
 
 
 class _TextPrompts(NamedTuple):
-    """The prompts of some texts.
+    """Which of the prompts of a side some texts have.
 
     Attributes:
         snapshot: All prompts of a side; None: no text has one.

@@ -61,7 +61,7 @@ class PooledBackbone(nn.Module):
 
     @property
     def model_to_save(self) -> Any:
-        """The model to save."""
+        """The model to save: the backbone without its pooling."""
         return self.backbone
 
     def check_offsets(self) -> None:

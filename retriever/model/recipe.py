@@ -54,8 +54,8 @@ class Recipe:
         lower_case: Texts are converted to lower case.
         append_eos: Every text ends with the end-of-sequence token, which is added if the tokenizer does not.
         padding_side: The side on which batches are padded.
-        hidden: Numbers of a token vector.
-        dim: Numbers of a vector.
+        hidden: Length of a token vector.
+        dim: Length of a vector.
         max_positions: Number of tokens for which the backbone has positions; None if its positions are relative.
         first_position: The usual position of the first token of a text.
         vocabulary_size: Rows of the table of token embeddings; None: unknown.
@@ -203,7 +203,7 @@ def with_projection(recipe: Recipe, size: int) -> Recipe:
 
     Args:
         recipe: The recipe of a backbone.
-        size: Numbers of a vector after the layer; it may be the backbone's hidden size.
+        size: Length of a vector after the layer; it may be the backbone's hidden size.
 
     Raises:
         InputError: If the backbone has such layers already.

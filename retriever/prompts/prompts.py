@@ -123,7 +123,7 @@ class TaskPrompt:
 
 
 def load_prompt(folder: Path) -> TaskPrompt:
-    """Opens a task's folder.
+    """Returns the trained prompt that is saved in a task's folder.
 
     Raises:
         InputError: If a file is missing or damaged, if a field of prompt.json is unknown, missing or of a wrong type,
@@ -254,7 +254,7 @@ def check_backbone(
         prompt: The prompt.
         config: The configuration of the encoder (`settings_of`).
         shape: The shape of the backbone's keys and values, if it is known.
-        width: Numbers of the embedding of a word of the backbone, if it is known.
+        width: Length of the embedding of a word of the backbone, if it is known.
     """
     check_initial_prompt(prompt, config, shape)
     if width is not None and prompt.synthesis is not None and prompt.synthesis.width != width:

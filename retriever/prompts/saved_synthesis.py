@@ -41,7 +41,7 @@ class SavedSynthesis:
 
     @property
     def width(self) -> int:
-        """Numbers of a word's embedding."""
+        """Length of a word's embedding."""
         return self.tensors["basic"].shape[2]
 
     @property

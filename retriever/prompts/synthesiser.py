@@ -18,7 +18,7 @@ _CACHE = 1 << 20
 
 
 class SynthesisResult(NamedTuple):
-    """The prompts of some queries.
+    """The prompts that a synthesiser has computed for some queries.
 
     Attributes:
         rows: The prompts, one for each query.
@@ -39,7 +39,7 @@ class Synthesiser(nn.Module):
 
     Args:
         shape: The shape of the backbone's keys and values.
-        width: Numbers of a word's embedding (d).
+        width: Length of a word's embedding (d).
         options: Numbers, lengths and sizes.
     """
 

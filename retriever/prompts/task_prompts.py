@@ -20,7 +20,7 @@ class TaskPrompts(nn.Module):
 
     Args:
         shape: The shape of the backbone's keys and values.
-        width: Numbers of a token of a basic prompt.
+        width: Length of the embedding of a token of a basic prompt.
         tasks: The names of the tasks.
         options: The length of the prompts, and the size of the prefix encoder; `prompts` is the number of tasks.
         dropout: Fraction of a prompt's numbers that are dropped out in training, with a separate mask for each query.

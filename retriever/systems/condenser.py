@@ -22,7 +22,7 @@ _SHAPE, _WEIGHTS = "config.json", "model.safetensors"
 
 @dataclass(frozen=True)
 class HeadShape:
-    """The shape of a head.
+    """The shape of Condenser's head.
 
     Attributes:
         layers: Number of layers.

@@ -226,7 +226,7 @@ class DualSystem:
 
     @property
     def dim(self) -> int:
-        """Numbers of a vector."""
+        """Length of a vector."""
         return self.recipe.dim
 
     def encode(

@@ -297,7 +297,7 @@ class RipSystem:
 
     @property
     def dim(self) -> int:
-        """Numbers of a vector."""
+        """Length of a vector."""
         return self.recipe.hidden
 
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:

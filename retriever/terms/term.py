@@ -79,7 +79,7 @@ class TrainedSystem(Protocol):
 
     @property
     def dim(self) -> int:
-        """Numbers of a vector."""
+        """Length of a vector."""
 
     @property
     def encoded_sides(self) -> tuple[Side, ...]:

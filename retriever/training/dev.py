@@ -22,7 +22,7 @@ class TextSystem(Protocol):
 
     @property
     def dim(self) -> int:
-        """Numbers of a vector."""
+        """Length of a vector."""
 
     def encode(self, texts: Sequence[str], side: Side, rank: int = 0, world: int = 1) -> np.ndarray:
         """Returns vectors of the current model, float32 [n, dim]; workers share the texts, and all get the result."""
@@ -123,7 +123,7 @@ def read_blocks(
     Args:
         read_rows: Returns vectors by row: int64 [n] -> float [n, dim].
         rows: The rows, int64.
-        dim: Numbers of a vector.
+        dim: Length of a vector.
     """
     step = max(1, _BLOCK // dim)
     return [_compact(read_rows(rows[first : first + step]).astype(np.float32)) for first in range(0, len(rows), step)]

@@ -66,7 +66,7 @@ class HitsRequest:
 
 
 class SourceHits(NamedTuple):
-    """Hits of a source.
+    """The hits of one source for the queries of a request.
 
     Attributes:
         hits: The hits of each query; none of an unusable query.

@@ -38,7 +38,7 @@ TOGETHER = 64  # texts or pairs of one forward pass
 
 
 class EncodedTexts(NamedTuple):
-    """Vectors of texts.
+    """The vectors of texts, and which texts were cut or cannot be used.
 
     Attributes:
         vectors: float32 [n, dim]; a text that the encoder cannot use has one that is not finite.

@@ -78,7 +78,7 @@ class SharedObjects(Generic[T]):
             return value
 
     def get_existing(self, key: Any) -> T:
-        """Returns the object of `key`."""
+        """Returns the object of `key`, which must exist."""
         return self._objects[key][0]
 
     def release(self, release: str) -> list[Any]:
@@ -206,7 +206,7 @@ class ServicePart:
         return []
 
     def _answer_probe(self, release_id: str) -> None:
-        """Answers a small request."""
+        """Answers a small request, to show that the part works."""
 
     def _forget(self, release_id: str) -> None:
         pass

@@ -79,7 +79,7 @@ class ServedSource:
 
     @property
     def text(self) -> str:
-        """The source in the grammar."""
+        """The source as requests name it, in the grammar of sources."""
         return self.kind.text(self.name)
 
 

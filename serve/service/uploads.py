@@ -18,7 +18,7 @@ UPLOAD_S = 20.0  # seconds in which an upload is checked, the wait included; les
 
 
 class PromptUploads:
-    """The uploads of a service."""
+    """Bounds the uploads of a service, and runs their checks."""
 
     def __init__(self) -> None:
         self._slots = threading.BoundedSemaphore(UPLOADS)

@@ -349,12 +349,12 @@ def test_a_snapshot_stays_as_it_is_and_slots_are_used_again() -> None:
     rows = before.rows(slots)
     assert rows is not None
     assert rows.rows is not None
-    assert rows.inside is not None
+    assert rows.is_prompt_token is not None
     assert rows.table.shape[4] == 4
     key, value = rows.keys_and_values(1, 3)
     assert torch.equal(key[0, :, :3], matrix(shape, 3)[1, 0])
     assert torch.equal(value[2], matrix(shape, 4)[1, 1])
-    assert rows.inside[rows.rows].sum(1).tolist() == [3, 0, 4]
+    assert rows.is_prompt_token[rows.rows].sum(1).tolist() == [3, 0, 4]
     assert not table.snapshot().slots_of(["a"]).any()
     del before, rows
     capacity = table.snapshot().numbers.shape[3]
