@@ -297,7 +297,7 @@ def encoder_options(options: TrainRetriever, folder: str) -> EncoderOptions:
     encoder = EncoderOptions(**vars(options.texts), dtype=options.dtype)
     if encoder.pooling != SPLADE or read_recipe(find_model_folder(folder), EncoderOptions()).is_sparse:
         return encoder
-    length = min(SPLADE_LENGTH, read_recipe(find_model_folder(folder), encoder).positions or SPLADE_LENGTH)
+    length = min(SPLADE_LENGTH, read_recipe(find_model_folder(folder), encoder).max_positions or SPLADE_LENGTH)
     return replace(
         encoder, query_length=encoder.query_length or length, passage_length=encoder.passage_length or length
     )

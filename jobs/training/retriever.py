@@ -191,7 +191,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
 def longest_text(setup: RetrieverSetup) -> int | None:
     """Returns the largest length limit that the backbone allows for texts after their prompts; None: any."""
     tuning = setup.maker.tuning
-    positions = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning).positions
+    positions = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning).max_positions
     return None if positions is None else positions - max(offsets_of(tuning).values(), default=0)
 
 
