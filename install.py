@@ -18,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 PIP = (sys.executable, "-m", "pip")
 CONSTRAINTS = ("-c", "constraints.txt")
+# By a line of a .pth file. Otherwise `import riptide` in the folder above a clone finds the clone, as an empty package.
+EDITABLE = ("--config-settings", "editable_mode=compat", "-e")
 # Names in pip's configuration, whose values are separated by spaces, and the options of uv.
 OPTIONS = {
     "index-url": "--default-index",
@@ -63,10 +65,10 @@ def main() -> None:
     config = pip_config()
     certificate = {"SSL_CERT_FILE": config["cert"]} if "cert" in config else {}
     uv = (sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, *uv_options(config))
-    by_uv = run(*PIP, "install", "-q", *CONSTRAINTS, "uv") and run(*uv, *CONSTRAINTS, "-e", project, **certificate)
+    by_uv = run(*PIP, "install", "-q", *CONSTRAINTS, "uv") and run(*uv, *CONSTRAINTS, *EDITABLE, project, **certificate)
     if not by_uv:
         print("uv cannot be used here; pip installs the packages, which takes longer", flush=True)
-        if not run(*PIP, "install", "-q", *CONSTRAINTS, "-e", project):
+        if not run(*PIP, "install", "-q", *CONSTRAINTS, *EDITABLE, project):
             sys.exit(1)
     print(f"installed in {time.monotonic() - started:.0f} s", flush=True)
 

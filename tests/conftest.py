@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -35,6 +36,9 @@ _REPORTERS: list[pytest.TerminalReporter] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts background processes with SIGINT ignored, and so would these tests start the jobs that they end.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     watch(config, silence=LIMIT_S + 300)
 
 

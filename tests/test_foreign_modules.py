@@ -60,6 +60,15 @@ def test_a_folder_hides_a_package_of_an_editable_install(tmp_path: Path, folder:
     assert line.startswith(f"ImportError: {tmp_path / folder} hides riptide's package {folder} ({REPOSITORY}")
 
 
+def test_a_program_in_the_folder_above_a_clone_finds_the_installed_project(tmp_path: Path) -> None:
+    """As `make install` installs it. The folder of the clone has no __init__.py."""
+    (tmp_path / "riptide").mkdir()
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", "import riptide; riptide.Store; print(riptide.__file__)"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.stderr) == (f"{REPOSITORY / 'riptide.py'}\n", "")
+
+
 def test_a_job_as_a_file_uses_the_packages_beside_it(tmp_path: Path) -> None:
     """Even if modules of the same names are first on PYTHONPATH."""
     for package in ("jobs", "indexing", "retriever"):

@@ -90,7 +90,7 @@ def refused(job: Callable[..., Outcome]) -> Callable[..., str]:
 @pytest.fixture
 def default_signals() -> Iterator[None]:
     """Gives SIGINT and SIGTERM the handlers of a new Python, as a job finds them."""
-    # A Ray of this process may have set another handler; a shell starts background processes with SIGINT ignored.
+    # A Ray of this process may have set another handler.
     handlers = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     yield

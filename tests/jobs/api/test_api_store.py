@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,18 @@ def test_a_corpus_is_read_by_id_and_in_order(shared: Store) -> None:
     read = corpus.open_passages()
     rows = np.array([200, 3, 61, 3])
     assert read(rows) == corpus.passages(rows)
+
+
+def test_a_store_in_s3_is_made_searched_and_measured_as_a_local_one(
+    store: Store, bucket: str, make_store: Callable[[str], Store]
+) -> None:
+    in_s3 = make_store(f"{bucket}/store")
+    texts = store.queries().split("test").texts
+    for mode in ("bm25", "dense", "hybrid"):
+        assert in_s3.search(mode)(texts, k=5) == store.search(mode)(texts, k=5)
+    measured, expected = (each.evaluate(["bm25", "hybrid"], metrics=["nDCG@10"]).to_pandas() for each in (in_s3, store))
+    assert measured.equals(expected)
+    assert in_s3.corpus()["p3"] == store.corpus()["p3"]
 
 
 def test_deleted_passages_are_not_in_a_corpus(store: Store, tmp_path: Path) -> None:
@@ -119,7 +132,7 @@ def test_several_artifacts_of_a_kind_need_a_name(store: Store) -> None:
     with pytest.raises(InputError, match="has several embeddings: enc, other; say which with name="):
         store.embeddings()
     store.import_queries([{"id": "1", "text": "w1", "relevant": "p1"}], name="more")
-    with pytest.raises(InputError, match="has several queries: .*; say which with name="):
+    with pytest.raises(InputError, match=r"has several queries: .*; say which with name="):
         store.queries()
 
 
