@@ -1,6 +1,7 @@
 """Encoders of texts and scorers of pairs, and how they are saved.
 
 encoder          texts to dense vectors
+tasks            the prompts of tasks, and which of them a text has
 backbones        loads backbones with their pooling
 sparse_encoder   texts to sparse vectors (SPLADE)
 sparse_model     a weight for each word of the vocabulary

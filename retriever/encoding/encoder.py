@@ -7,14 +7,15 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from retriever.encoding.backbones import backbone_loader, open_pooled
 from retriever.encoding.sparse_model import keep_largest
+from retriever.encoding.tasks import EncoderTasks, TextPrompts, without_prompts
 from retriever.errors import InputError
 from retriever.forward.attention import enable_prompts
 from retriever.forward.batching import (
@@ -31,18 +32,14 @@ from retriever.forward.compiling import compile_model, warm_up, warm_up_batch
 from retriever.forward.numerics import Mode, choose_device, choose_dtype, describe_numerics
 from retriever.forward.packing import SETTING, PackedBackbone, ThreadTeam, will_pack
 from retriever.forward.pooling import PooledBackbone, VectorHead
-from retriever.forward.prompt_rows import PromptRows, PromptShape
-from retriever.memory import free_memory
+from retriever.forward.prompt_rows import PromptShape
 from retriever.model.files import find_model_folder
 from retriever.model.recipe import Recipe, describe, fingerprint_of, read_recipe, settings_of
 from retriever.options import DEFAULT_OPTIONS, SIDES, EncoderOptions, Side
 from retriever.prompts.prompts import TaskPrompt, check_backbone, check_prompt_positions
-from retriever.prompts.query_words import NO_WORDS, WordPooling, unusable_texts_error
-from retriever.prompts.saved_synthesis import SavedSynthesis
-from retriever.prompts.synthesiser import KeptSynthesiser
-from retriever.prompts.table import PromptSnapshot, PromptTable, warm_up_rows
-from retriever.topics.model import NO_TOPIC
-from retriever.topics.saved import NO_TOPIC_WORDS, TextTopics
+from retriever.prompts.query_words import WordPooling, unusable_texts_error
+from retriever.prompts.table import warm_up_rows
+from retriever.topics.saved import TextTopics
 
 __all__ = ["Encoder", "EncoderOptions", "Tokens", "describe", "find_model_folder"]
 
@@ -50,39 +47,7 @@ log = logging.getLogger(__name__)
 
 # Tokens of the smallest packed batch that is worth a thread: float32 products take about eight times as long.
 _MIN_PACKED_TOKENS = {torch.float32: 32, torch.bfloat16: 192}
-# Bytes of the prompts of a batch in which some are computed; larger batches are cut. Each row's prompt takes as many as
-# the longest. (On the CPU, blocks above 32 MiB are mapped again for each batch.)
-_COMPUTED_BYTES = {"cpu": 1 << 25, "cuda": 1 << 30}
 _WEIGHT_BLOCK = 256  # texts whose word embeddings are in memory at once, for the weights of basic prompts
-
-
-class _TaskSnapshot(NamedTuple):
-    """A snapshot of the tasks, of the prompts of both sides, and of how the topics of texts are inferred."""
-
-    names: frozenset[str]
-    sides: dict[Side, PromptSnapshot]
-    topics: Mapping[str, TextTopics]
-
-
-class _TextPrompts(NamedTuple):
-    """Which of the prompts of a side some texts have.
-
-    Attributes:
-        snapshot: All prompts of a side; None: no text has one.
-        slots: The slot of each text, int64 [texts].
-        wordless: bool [texts], texts without the words by which their prompts are found; their vectors become NaN.
-        topicless: bool [texts], those of them that lack the words by which their topic is inferred.
-    """
-
-    snapshot: PromptSnapshot | None
-    slots: np.ndarray
-    wordless: np.ndarray
-    topicless: np.ndarray
-
-    def reasons(self) -> dict[int, str]:
-        """Returns what each wordless text lacks, by the number of the text."""
-        texts = np.flatnonzero(self.wordless).tolist()
-        return {text: NO_TOPIC_WORDS if self.topicless[text] else NO_WORDS for text in texts}
 
 
 class Encoder:
@@ -117,7 +82,6 @@ class Encoder:
     fingerprint: str
     numerics: str
     _run: Callable[..., torch.Tensor]
-    _tables: dict[Side, PromptTable]
 
     def __init__(
         self,
@@ -156,7 +120,7 @@ class Encoder:
         self._trust_remote_code = trust_remote_code
         self._lock = threading.Lock()
         self._shape: PromptShape | None = None
-        self._snapshot: _TaskSnapshot | None = None
+        self._tasks: EncoderTasks | None = None
         is_eager = backbone_loader(recipe).is_eager
         is_packed = will_pack(recipe.model_type, options, self.device) and not (trust_remote_code or is_eager)
         if is_packed and backbone.config.is_decoder:
@@ -167,8 +131,7 @@ class Encoder:
         self._team = ThreadTeam(self._threads) if is_packed else None
         if tasks is not None:
             self._shape = enable_prompts(backbone)
-            self._tables = {side: PromptTable(self._shape, self.dtype, self.device) for side in SIDES}
-            self._take_snapshot(frozenset(), {})
+            self._tasks = EncoderTasks(self._shape, self.dtype, self.device, lambda: self._word_pooling)
         compiling = time.perf_counter()
         mode: Mode = "packed"
         if is_packed:
@@ -189,11 +152,11 @@ class Encoder:
     @property
     def tasks(self) -> tuple[str, ...]:
         """The names of the current tasks, sorted."""
-        return tuple(sorted(self._snapshot.names)) if self._snapshot else ()
+        return tuple(sorted(self._tasks.snapshot.names)) if self._tasks else ()
 
     def text_topics(self, task: str) -> TextTopics | None:
         """Returns how the topics of a task's texts are inferred; None if it has no prompts of topics."""
-        return self._snapshot.topics.get(task) if self._snapshot else None
+        return self._tasks.snapshot.topics.get(task) if self._tasks else None
 
     def put_task(self, name: str, prompt: TaskPrompt) -> None:
         """Adds a task's prompt, or replaces it; forward passes in progress keep the previous one.
@@ -203,62 +166,20 @@ class Encoder:
                 few positions for texts that start after the prompt, if memory is short, or if the encoder was opened
                 without tasks.
         """
-        if self._snapshot is None:
-            raise InputError(f"task {name!r}: the encoder was opened without tasks; open it with tasks={{}}")
+        if self._tasks is None:
+            raise _no_tasks_error(name)
         self._check(name, prompt)
         with self._lock:
-            self._check_room(name, prompt)
+            self._tasks.check_room(name, prompt)
             self._compile_for(prompt)
-            for side, table in self._tables.items():
-                if matrices := prompt.matrices(side):
-                    table.put(name, matrices, prompt.offset(side))
-                elif side == "query" and prompt.synthesis is not None:
-                    table.put_synthesiser(name, self._open_synthesiser(prompt.synthesis))
-                else:
-                    table.drop(name)
-            topics = {other: own for other, own in self._snapshot.topics.items() if other != name}
-            self._take_snapshot(
-                self._snapshot.names | {name}, topics | ({name: prompt.topics.text_topics} if prompt.topics else {})
-            )
-
-    def _open_synthesiser(self, synthesis: SavedSynthesis) -> KeptSynthesiser:
-        assert self._shape is not None
-        return KeptSynthesiser(synthesis.open(self._shape), self.dtype, self.device)
-
-    def _synthesiser_bytes(self, synthesis: SavedSynthesis) -> int:
-        """Returns the bytes that an open synthesiser needs: its kept numbers, and their float32 form while it opens."""
-        return synthesis.count_kept_numbers() * (4 + self.dtype.itemsize)
-
-    def _check_room(self, name: str, prompt: TaskPrompt) -> None:
-        """Raises InputError if the tables with one more prompt exceed the free memory."""
-        free = free_memory(self.device)
-        if prompt.synthesis is not None:
-            size = self._synthesiser_bytes(prompt.synthesis)
-            if size > free:
-                raise InputError(
-                    f"task {name!r}: what computes its prompts takes {size / 2**30:.1f} GiB, and "
-                    f"{free / 2**30:.1f} are free"
-                )
-            free -= size  # its passages may have a prompt in the table
-        sides = {side: matrices for side in self._tables if (matrices := prompt.matrices(side))}
-        size = sum(self._tables[side].bytes_needed(own[0].shape[3], len(own)) for side, own in sides.items())
-        if size and size > free:
-            longest = max(own[0].shape[3] for own in sides.values())
-            raise InputError(
-                f"task {name!r}: with a prompt of {longest} tokens the table of all prompts takes "
-                f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: each takes as much as the "
-                "longest"
-            )
+            self._tasks.put(name, prompt)
 
     def drop_task(self, name: str) -> None:
         """Removes a task; forward passes in progress keep its prompt. Raises InputError for an unknown task."""
+        if self._tasks is None:
+            raise _no_tasks_error(name)
         with self._lock:
-            if self._snapshot is None or name not in self._snapshot.names:
-                raise _unknown_task_error(name, self.tasks)
-            for table in self._tables.values():
-                table.drop(name)
-            topics = {other: own for other, own in self._snapshot.topics.items() if other != name}
-            self._take_snapshot(self._snapshot.names - {name}, topics)
+            self._tasks.drop(name)
 
     def encode(
         self, texts: Sequence[str], *, side: Side = "query", task: str | Sequence[str | None] | None = None
@@ -299,16 +220,9 @@ class Encoder:
         Returns:
             int64 [n]; -1 for a query without a word that the topics know, and for texts of other tasks.
         """
-        if task is None or self._snapshot is None:
+        if task is None or self._tasks is None:
             return None
-        tasks, by_task = self._tasks_of(task, len(texts)), self._snapshot.topics
-        names = by_task.keys() & ({task} if isinstance(task, str) else set(tasks))
-        topics = np.full(len(texts), NO_TOPIC, np.int64) if names else None
-        for name in names:
-            rows = [row for row, own in enumerate(tasks) if own == name]
-            assert topics is not None
-            topics[rows] = by_task[name].topics_of([texts[row] for row in rows], side)
-        return topics
+        return self._tasks.topics_of(texts, side, task)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Returns the texts of passages with titles as the options say; an empty title adds nothing."""
@@ -368,14 +282,9 @@ class Encoder:
         Raises:
             InputError: If the task is unknown, or if its prompt is the same for all queries.
         """
-        if self._snapshot is None or task not in self._snapshot.names:
-            raise _unknown_task_error(task, self.tasks)
-        synthesiser = self._snapshot.sides["query"].synthesisers.get(task)
-        if synthesiser is None:
-            raise InputError(
-                f"task {task!r}: all its queries have the same prompt: expected one whose prompts are computed from "
-                "each query"
-            )
+        if self._tasks is None:
+            raise _no_tasks_error(task)
+        synthesiser = self._tasks.synthesiser(task)
         tokens = self.tokenize(texts, side="query")
         weights = np.full((len(tokens), synthesiser.options.prompts), np.nan, np.float32)
         with_words = np.flatnonzero(self._word_pooling.count_words(tokens))
@@ -418,7 +327,7 @@ class Encoder:
         return vectors
 
     def _encode_packed(
-        self, tokens: Tokens, prompts: _TextPrompts, team: ThreadTeam, counter: _TextCounter
+        self, tokens: Tokens, prompts: TextPrompts, team: ThreadTeam, counter: _TextCounter
     ) -> np.ndarray:
         """Encodes without padding (packed); one thread per batch."""
         vectors = np.empty((len(tokens), self.dim), np.float32)
@@ -426,17 +335,17 @@ class Encoder:
         def fill(rows: np.ndarray) -> None:
             inputs: tuple[object, ...] = packed_batch(tokens, rows)
             with torch.inference_mode():
-                if prompt := self._prompt_rows(tokens, prompts, rows):
+                if prompt := prompts.rows(rows):
                     inputs = (*inputs, prompt)
                 vectors[rows] = self._head(self._run(*inputs)).numpy()
             counter.add(len(rows))
 
         batches = plan_packed(tokens.lengths, min_tokens=_MIN_PACKED_TOKENS[self.dtype])
-        team.run(fill, [some for rows in batches for some in self._split_batch(rows, prompts)])
+        team.run(fill, [some for rows in batches for some in prompts.split_batch(rows, self.device)])
         vectors[prompts.wordless] = np.nan
         return vectors
 
-    def _encode_padded(self, tokens: Tokens, prompts: _TextPrompts, side: Side, counter: _TextCounter) -> np.ndarray:
+    def _encode_padded(self, tokens: Tokens, prompts: TextPrompts, side: Side, counter: _TextCounter) -> np.ndarray:
         """Encodes padded batches, one after another."""
         pooled = torch.empty(len(tokens), self._recipe.pooled_dim, dtype=torch.float32, device=self.device)
         for rows, outputs in self._batches(tokens, prompts, side):
@@ -460,40 +369,25 @@ class Encoder:
         """
         return self._batches(tokens, self._prompts_of(task, side, tokens, topics), side)
 
-    def _batches(self, tokens: Tokens, prompts: _TextPrompts, side: Side) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
+    def _batches(self, tokens: Tokens, prompts: TextPrompts, side: Side) -> Iterator[tuple[np.ndarray, torch.Tensor]]:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         recipe = self._recipe
         terms = recipe.query_terms if side == "query" else recipe.passage_terms
         planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, recipe.max_positions)
-        batches = [(some, width) for rows, width in planned for some in self._split_batch(rows, prompts)]
+        batches = [(some, width) for rows, width in planned for some in prompts.split_batch(rows, self.device)]
         for rows, ids, lengths in padded_batches(
             tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id
         ):
             inputs: tuple[object, ...] = (ids.to(self.device), lengths.to(self.device))
             with torch.no_grad():
-                if prompt := self._prompt_rows(tokens, prompts, np.resize(rows, len(ids))):  # a single text is repeated
+                if prompt := prompts.rows(np.resize(rows, len(ids))):  # a single text is repeated
                     inputs = (*inputs, prompt)
                 outputs = self._run(*inputs)[: len(rows)]
                 if terms is not None:
                     outputs = keep_largest(outputs, terms)
                 outputs[torch.from_numpy(prompts.wordless[rows]).to(self.device)] = torch.nan
             yield rows, outputs
-
-    def _split_batch(self, texts: np.ndarray, prompts: _TextPrompts) -> list[np.ndarray]:
-        """Splits the texts of a batch into several batches if their prompts would take too much memory."""
-        if prompts.snapshot is None or not (size := prompts.snapshot.computed_prompt_bytes(prompts.slots[texts])):
-            return [texts]
-        most = max(1, _COMPUTED_BYTES[self.device.type] // size)
-        return [texts[start : start + most] for start in range(0, len(texts), most)]
-
-    def _prompt_rows(self, tokens: Tokens, prompts: _TextPrompts, texts: np.ndarray) -> PromptRows | None:
-        """Returns the prompts of the batch that consists of the texts with these numbers; None without prompts."""
-        if prompts.snapshot is None:
-            return None
-        return prompts.snapshot.rows(
-            prompts.slots[texts], lambda rows: self._word_pooling.max_embeddings(tokens, texts[rows])
-        )
 
     @functools.cached_property
     def _word_pooling(self) -> WordPooling:
@@ -529,9 +423,6 @@ class Encoder:
         rows = warm_up_rows(self._shape, len(ids), self.dtype, self.device, computed=computed, offsets=offsets)
         return [(ids, lengths, prompt) for prompt in rows]
 
-    def _take_snapshot(self, names: frozenset[str], topics: Mapping[str, TextTopics]) -> None:
-        self._snapshot = _TaskSnapshot(names, {side: table.snapshot() for side, table in self._tables.items()}, topics)
-
     def _check(self, name: str, prompt: TaskPrompt) -> None:
         """Raises InputError if the prompt is for another backbone, or for other settings that shape vectors."""
         check_backbone(prompt, self.config, self._shape, self._word_embeddings().shape[1])
@@ -549,58 +440,13 @@ class Encoder:
 
     def _prompts_of(
         self, task: str | Sequence[str | None] | None, side: Side, tokens: Tokens, topics: np.ndarray | None
-    ) -> _TextPrompts:
+    ) -> TextPrompts:
         """Returns the current prompts, and which of them each text has."""
-        num_texts = len(tokens)
-        wordless, topicless = np.zeros((2, num_texts), bool)
         if task is None:
-            return _TextPrompts(None, np.zeros(num_texts, np.int64), wordless, topicless)
-        if self._snapshot is None:
-            raise InputError(
-                f"task={task!r}: this encoder was opened without tasks; open it with tasks, or leave out task"
-            )
-        snapshot = self._snapshot
-        tasks = self._tasks_of(task, num_texts)
-        names = {task} if isinstance(task, str) else {name for name in tasks if name is not None}
-        for name in names:
-            if name not in snapshot.names:
-                raise _unknown_task_error(name, snapshot.names)
-        if by_topic := names & snapshot.topics.keys():
-            topicless = _check_topics({name: snapshot.topics[name] for name in by_topic}, tasks, topics)
-        prompts = snapshot.sides[side]
-        slots = prompts.slots_of(tasks, topics if by_topic else None)
-        if (slots < 0).any():
-            wordless = (slots < 0) & (self._word_pooling.count_words(tokens) == 0)
-        wordless = wordless | topicless
-        slots[wordless] = 0
-        return _TextPrompts(prompts, slots, wordless, topicless)
-
-    @staticmethod
-    def _tasks_of(task: str | Sequence[str | None], num_texts: int) -> list[str | None]:
-        """Returns the task of each text."""
-        tasks: list[str | None] = [task] * num_texts if isinstance(task, str) else list(task)
-        if len(tasks) != num_texts:
-            raise InputError(f"task: expected one for each of the {num_texts} texts, found {len(tasks)}")
-        return tasks
-
-
-def _check_topics(
-    by_task: Mapping[str, TextTopics], tasks: Sequence[str | None], topics: np.ndarray | None
-) -> np.ndarray:
-    """Returns which texts lack a topic that their task needs, bool [texts]. Raises InputError for other numbers."""
-    if topics is None or topics.shape != (len(tasks),):
-        actual = "none" if topics is None else str(list(topics.shape))
-        raise InputError(
-            f"task {min(by_task)!r}: has prompts of topics: expected the topics of {len(tasks)} texts "
-            f"(topics_of), found {actual}"
-        )
-    numbers = {name: own.model.num_topics for name, own in by_task.items()}
-    counts = np.array([numbers.get(name, 0) if name is not None else 0 for name in tasks])
-    if len(bad := np.flatnonzero((counts > 0) & ((topics >= counts) | (topics < NO_TOPIC)))):
-        raise InputError(
-            f"task {tasks[bad[0]]!r}: text {bad[0]} has the topic {topics[bad[0]]}, expected -1 to {counts[bad[0]] - 1}"
-        )
-    return (counts > 0) & (topics == NO_TOPIC)
+            return without_prompts(len(tokens))
+        if self._tasks is None:
+            raise _no_tasks_error(task)
+        return self._tasks.prompts_of(tokens, side, task, topics)
 
 
 class _TextCounter:
@@ -633,5 +479,5 @@ def _vector_settings(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
     }
 
 
-def _unknown_task_error(name: str | None, names: Collection[str]) -> InputError:
-    return InputError(f"task={name!r}: no such task; there are: {', '.join(sorted(names)) or 'none'}")
+def _no_tasks_error(task: object) -> InputError:
+    return InputError(f"task={task!r}: the encoder was opened without tasks; open it with tasks={{}}, or leave it out")

@@ -14,7 +14,7 @@ import torch
 from synthesisers import SHAPE, random_synthesis
 from tiny import add_masked_head
 
-from retriever.encoding import encoder as encoder_module
+from retriever.encoding import tasks as tasks_module
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.encoding.sparse_encoder import SparseEncoder
 from retriever.errors import InputError, TextsError
@@ -165,19 +165,19 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     tensors = [network._keys, network._bank, network._up, *network._network.parameters()]
     kept_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
     assert kept_bytes == 4 * prompt.synthesis.count_kept_numbers()
-    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes - 1)
+    monkeypatch.setattr("retriever.encoding.tasks.free_memory", lambda device: 2 * kept_bytes - 1)
     with pytest.raises(InputError, match=r"^task 'task': what computes its prompts takes 0\.0 GiB, and 0\.0 are free$"):
         encoder.put_task("task", prompt)
-    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes)
+    monkeypatch.setattr("retriever.encoding.tasks.free_memory", lambda device: 2 * kept_bytes)
     encoder.put_task("task", prompt)
     # The synthesiser fits, and so does the prompt of passages, but not both of them.
     passage = torch.zeros((SHAPE.layers, 2, SHAPE.heads, 64, SHAPE.head_dim))
     both = replace(prompt, passage=passage)
-    size = encoder._tables["passage"].bytes_needed(64)
-    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes + size - 1)
+    size = encoder._tasks.tables["passage"].bytes_needed(64)
+    monkeypatch.setattr("retriever.encoding.tasks.free_memory", lambda device: 2 * kept_bytes + size - 1)
     with pytest.raises(InputError, match=r"^task 'both': with a prompt of 64 tokens the table of all prompts takes"):
         encoder.put_task("both", both)
-    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: 2 * kept_bytes + size)
+    monkeypatch.setattr("retriever.encoding.tasks.free_memory", lambda device: 2 * kept_bytes + size)
     encoder.put_task("both", both)
 
 
@@ -200,7 +200,7 @@ def test_a_batch_whose_prompts_take_much_memory_is_cut(
 
     monkeypatch.setattr(PromptSnapshot, "rows", rows)
     bytes_per_token = 4 * 2 * SHAPE.layers * SHAPE.heads * SHAPE.head_dim
-    monkeypatch.setitem(encoder_module._COMPUTED_BYTES, "cpu", 5 * 6 * bytes_per_token)
+    monkeypatch.setitem(tasks_module._COMPUTED_BYTES, "cpu", 5 * 6 * bytes_per_token)
     np.testing.assert_allclose(encoder.encode(texts, task=tasks), whole, atol=1e-5, rtol=1e-5)
     assert max(sizes) <= 7  # 5 of the longest prompt, 7 where all are computed
     sizes.clear()

@@ -188,13 +188,13 @@ def test_prompts_that_do_not_fit_are_refused(encoder: Encoder, monkeypatch: pyte
     late = replace(of_topics(encoder, 20), position_offset=True, options=replace(FLOAT32, query_length=50))
     with pytest.raises(InputError, match=r"a prompt of 20 tokens need 81 positions, and tiny-bert has 61"):
         encoder.put_task("topics", late)
-    size = encoder._tables["query"].bytes_needed(5, 3) + encoder._tables["passage"].bytes_needed(5, 3)
+    size = encoder._tasks.tables["query"].bytes_needed(5, 3) + encoder._tasks.tables["passage"].bytes_needed(5, 3)
     bytes_per_prompt = 4 * 5 * SHAPE.layers * 2 * SHAPE.heads * SHAPE.head_dim
     assert size == 2 * 4 * bytes_per_prompt  # of three topics and of the empty prompt
-    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: size - 1)
+    monkeypatch.setattr("retriever.encoding.tasks.free_memory", lambda device: size - 1)
     with pytest.raises(InputError, match=r"^task 'topics': with a prompt of 5 tokens the table of all prompts takes"):
         encoder.put_task("topics", of_topics(encoder))
-    monkeypatch.setattr("retriever.encoding.encoder.free_memory", lambda device: size)
+    monkeypatch.setattr("retriever.encoding.tasks.free_memory", lambda device: size)
     encoder.put_task("topics", of_topics(encoder))
     encoder.probe("no known word", task="topics")
 
@@ -232,4 +232,4 @@ def test_many_tasks_share_one_table(encoder: Encoder) -> None:
     for number in range(20):
         encoder.drop_task(f"t{number}")
     encoder.put_task("again", of_topics(encoder))
-    assert encoder._tables["query"].snapshot().numbers.shape[3] == 64  # the slots of dropped tasks are free again
+    assert encoder._tasks.tables["query"].snapshot().numbers.shape[3] == 64  # the slots of dropped tasks are free again
