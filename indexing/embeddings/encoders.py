@@ -108,7 +108,10 @@ class EncoderSpec:
         from retriever.model.files import find_model_folder
         from retriever.model.recipe import read_recipe
 
-        positions, prompt = read_recipe(find_model_folder(self.folder_of(side)), self.options).max_positions, self.prompt()
+        positions, prompt = (
+            read_recipe(find_model_folder(self.folder_of(side)), self.options).max_positions,
+            self.prompt(),
+        )
         return positions if positions is None or prompt is None else positions - prompt.offset(side)
 
     def describe(self, side: Side) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_a_passage_without_a_known_word_has_the_most_probable_topic(prompt: Task
     assert prompt.topics.text_topics.topics_of(texts, "query").tolist() == [0, -1, -1]
     assert prompt.topics.text_topics.topics_of(texts, "passage").tolist() == [0, 2, 2]
     known = replace(prompt.topics, wordless="prior")
-    assert known.texts.topics_of(texts, "query").tolist() == [0, 2, 2]
+    assert known.text_topics.topics_of(texts, "query").tolist() == [0, 2, 2]
     assert known.digest() != prompt.topics.digest()
     assert with_default_topic(np.array([-1, 1]), prompt.topics.model).tolist() == [2, 1]
 
