@@ -348,7 +348,7 @@ def test_passages_whose_documents_a_lost_leaf_knows_are_missing(served: Store) -
     query = PendingQuery(release, texts_of(served)[0], task, K, find_source_search(task, "exact:enc"), time.time() + 60)
     [whole] = engine.search([replace(query, by_document=True)])
     assert isinstance(whole.error, IncompleteError)
-    [partial] = engine.search([replace(query, by_document=True, partial=True)])
+    [partial] = engine.search([replace(query, by_document=True, allow_partial=True)])
     assert partial.error is None
     assert partial.shards == (2, 1, 1, 0)
     assert partial.hits

@@ -957,9 +957,9 @@ def test_a_release_is_refused_where_what_it_was_made_of_is_not_there(root: Path)
     )
     changed.save(store)
     with pytest.raises(InputError, match="index/idx/g0001: its fingerprint is"):
-        open_local(store, ServiceOptions(), device="cpu").open(changed.id)
+        open_local(store, ServiceOptions(), device="cpu").open_release(changed.id)
     with pytest.raises(InputError, match="releases/0000000000000000: there is no such artifact"):
-        open_local(store, ServiceOptions(), device="cpu").open("0" * 16)
+        open_local(store, ServiceOptions(), device="cpu").open_release("0" * 16)
 
 
 def test_the_job_checks_its_options(

@@ -312,7 +312,7 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
 ) -> None:
     """Files are read and spaces searched before /readyz answers 200."""
     seen: list[tuple[str, bool, dict[str, Any]]] = []
-    search, read = Engine.search, ServicePart.read
+    search, read = Engine.search, ServicePart.read_files
 
     def note_search(engine: Engine, queries: Any) -> Any:
         if engine is not service.engine:
@@ -326,7 +326,7 @@ def test_a_release_is_warmed_before_it_is_live_and_what_is_warm_already_is_not(
         return size
 
     monkeypatch.setattr(Engine, "search", note_search)
-    monkeypatch.setattr(ServicePart, "read", note_read)
+    monkeypatch.setattr(ServicePart, "read_files", note_read)
     with serving(service) as client:
         assert {name for name, *_ in seen} == {"read dense", "read bm25", "read passages", "index:idx", "bm25"}
         assert not any(ready for _, ready, _ in seen)

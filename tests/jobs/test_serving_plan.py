@@ -98,7 +98,9 @@ def test_a_prompt_that_does_not_fit_is_left_out_by_name_with_the_reason(
         assert words in left[name]
         assert not re.search(r"[0-9a-f]{20}", left[name].replace(store.url, "")), left[name]
     release.save(store)
-    open_local(store, ServiceOptions(threads=2), device="cpu").open(release.id)  # what is not left out can be served
+    open_local(store, ServiceOptions(threads=2), device="cpu").open_release(
+        release.id
+    )  # what is not left out can be served
     out = done("serve_search", "--store", store.url, "--embeddings", "enc", "--renew", "--plan")
     for name in WORDS:
         line = refused("serve_search", "--store", store.url, "--embeddings", "enc", "--renew", "--tasks", name)

@@ -271,7 +271,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
     growth.grow()
     new = renew_release(store, before)
     monkeypatch.setattr("serve.parts.models.RerankPart.open_release", lambda *_: None)
-    original, opened = Service.open, []
+    original, opened = Service.open_release, []
 
     def open_release(service: Service, release_id: str) -> None:
         opened.append(release_id)
@@ -288,7 +288,7 @@ def test_a_server_serves_what_another_one_has_just_made_live(
         assert service.live.release == other
         assert set(service.parts["passages"]._releases) == {other.id}  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(Service, "open", open_release)
+    monkeypatch.setattr(Service, "open_release", open_release)
     monkeypatch.setattr("serve.local.run_server", run_server)
     job = ("serve_search", "--store", store.url, "--port", 0, "--warm-up-s", 0, "--threads", 2)
     warning = done(*job).splitlines()[-1]

@@ -54,7 +54,7 @@ def test_they_are_the_nearest_but_for_positives_and_deleted(tmp_path: Path, monk
     assert system.data is not None
     assert system.data.negatives[0].tolist() == mined[0].tolist()
     everything = RefreshedNegatives(system, 60)
-    everything.take(everything.mine())
+    everything.train_on(everything.mine())
     assert [len(rows) for rows in system.data.negatives[:2]] == [50 - 3 - 1, 50 - 3 - 2]
 
 
