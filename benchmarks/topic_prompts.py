@@ -36,7 +36,7 @@ from indexing.search.runs import hits_table, write_trec
 from indexing.store.models import model_folder
 from indexing.store.store import Store
 from indexing.topics.reader import Topics
-from indexing.training.tuning import TuneMaker
+from indexing.training.tuning import RetrieverMaker
 from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions, Side
 from retriever.prompts.prompts import load_prompt
@@ -170,7 +170,7 @@ def search_same_topic(search: ControlSearchRequest) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomTopicsMaker(TuneMaker):
+class RandomTopicsMaker(RetrieverMaker):
     """Makes a system whose texts have random topics of equal sizes in training."""
 
     def make(self, **place: Any) -> Any:

@@ -25,7 +25,7 @@ from indexing.store.store import Store
 
 def main(options: Compare) -> None:
     work = open_comparison(Store(options.store).require(), options)
-    path = options.json or default_path(work)
+    path = options.json or default_results_path(work)
     if options.plan:
         say_plan(work, [path, options.html])
         return
@@ -57,7 +57,7 @@ def say_plan(work: EvaluationWork, files: list[str | None]) -> None:
         say(f"writes   {file}")
 
 
-def default_path(work: EvaluationWork) -> str:
+def default_results_path(work: EvaluationWork) -> str:
     """Returns a separate file name for each comparison, so that repeating one finds its file."""
     options = work.options
     queries, contents = work.queries.queries.artifact, run_contents(work.store, work.runs)

@@ -140,7 +140,7 @@ def draw_attention(options: Draw) -> None:
 
     task = chosen_task(store, options.task) or ""
     measure = MeasureAttention(store, task)
-    path = options.png or default_path("attention", task, *(queries.label for queries in sets))
+    path = options.png or default_picture_path("attention", task, *(queries.label for queries in sets))
     if options.plan:
         for queries in sets:
             say(f"queries  {len(queries.texts):,} of {queries.key}")
@@ -173,7 +173,7 @@ def draw_rates_of(options: Draw) -> None:
     metric, points = read_points(
         options.evaluation, options.metric, parse_rates(options.rate), parse_labels(options.label)
     )
-    path = options.png or default_path("rates", metric, *(Path(file).stem for file in options.evaluation))
+    path = options.png or default_picture_path("rates", metric, *(Path(file).stem for file in options.evaluation))
     for file in options.evaluation:
         if Path(file).resolve() == numbers_path(path).resolve():
             raise InputError(f"--png {path}: its numbers would replace {file}, which is drawn; give another name")
@@ -207,7 +207,7 @@ def draw_passages(options: Draw) -> None:
         seed=options.seed,
     )
     name = points.embeddings.name
-    path = options.png or default_path("points", name, *(panel.title for panel in points.panels))
+    path = options.png or default_picture_path("points", name, *(panel.title for panel in points.panels))
     if options.plan:
         say(f"passages {len(points.rows):,} of {points.embeddings.num_rows:,} of embeddings/{name}")
         return say(f"writes   {path}")
@@ -227,10 +227,10 @@ def draw_passages(options: Draw) -> None:
     return say(f"{len(points.rows):,} of {points.embeddings.num_rows:,} passages of embeddings/{name}: {path}")
 
 
-def default_path(picture: str, *names: str) -> str:
-    """Returns the path of a picture that names none."""
+def default_picture_path(kind: str, *names: str) -> str:
+    """Returns the file of a picture without --png: its kind, and the names of what it shows."""
     text = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(names))[:NAME_LENGTH]
-    return f"results/{picture}-{text}.png"
+    return f"results/{kind}-{text}.png"
 
 
 def write_picture(path: str, picture: bytes, document: dict[str, Any], options: Draw) -> None:

@@ -62,7 +62,7 @@ def run_job(store: Store, options: Evaluate) -> None:
         say_plan(work, works)
         return
     work.search()
-    path = options.json or default_path(work)
+    path = options.json or default_results_path(work)
     if options.rate_queries is not None and not options.overwrite and Path(path).exists():
         raise InputError(
             f"{path}: the file exists, and a rate differs from call to call: give --overwrite to replace it, or "
@@ -101,7 +101,7 @@ def say_plan(work: EvaluationWork, works: Mapping[str, MeasureWork]) -> None:
         say(f"embeddings {name}: {len(each.texts):,} queries to encode, {each.describe()}")
 
 
-def default_path(work: EvaluationWork) -> str:
+def default_results_path(work: EvaluationWork) -> str:
     """Returns a separate file name for each evaluation.
 
     Its digits depend on the queries, the metrics, and the contents of runs and embeddings, so that repeating an

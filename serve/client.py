@@ -146,18 +146,22 @@ class Client:
     def _post(self, path: str, body: Any) -> dict[str, Any]:
         return self._call("POST", path, json.dumps(body).encode(), "application/json")
 
-    def _call(self, method: str, path: str, body: bytes | None = None, kind: str | None = None) -> dict[str, Any]:
+    def _call(
+        self, method: str, path: str, body: bytes | None = None, content_type: str | None = None
+    ) -> dict[str, Any]:
         """Returns the response to a request, which must be one that can be repeated.
 
         It is sent once more if its replica is lost.
         """
         try:
-            return self._send(method, path, body, kind)
+            return self._send(method, path, body, content_type)
         except LostReplicaError:
-            return self._send(method, path, body, kind)
+            return self._send(method, path, body, content_type)
 
-    def _send(self, method: str, path: str, body: bytes | None = None, kind: str | None = None) -> dict[str, Any]:
-        headers = {"Content-Type": kind} if kind else {}
+    def _send(
+        self, method: str, path: str, body: bytes | None = None, content_type: str | None = None
+    ) -> dict[str, Any]:
+        headers = {"Content-Type": content_type} if content_type else {}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(self.url + path, body, headers, method=method)

@@ -193,7 +193,7 @@ class RerankRequest(Strict):
     timeout_ms: Milliseconds = 30_000
 
 
-class RankedOut(Strict):
+class RerankedOut(Strict):
     index: int
     relevance_score: float
 
@@ -201,7 +201,7 @@ class RankedOut(Strict):
 class RerankResponse(Strict):
     request_id: str
     model: str
-    results: list[RankedOut]
+    results: list[RerankedOut]
 
 
 class TaskOut(Strict):

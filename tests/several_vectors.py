@@ -29,7 +29,7 @@ from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild, count_shards, next_target
 from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, TaskStage, WorkDefaults, WorkUnit, shard_units
+from indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, shard_units
 from retriever.options import VECTORS
 
 PIECE = 8  # numbers of a vector
@@ -101,7 +101,7 @@ class SeveralIndex:
         self.num_rows = sum(part.rows for _, part in self.shards)
 
 
-class BuildSeveral(WorkDefaults):
+class BuildSeveral(BaseWork):
     """The work that makes index/NAME: shards with copies of the vectors."""
 
     def __init__(self, store: Store, embeddings: SeveralEmbeddings, name: str, shards: int):

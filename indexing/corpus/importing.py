@@ -34,7 +34,7 @@ from indexing.store.conflicts import describe_changes
 from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store, generation
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, Committed, ProgressCounter, StageDefaults, WorkDefaults, WorkUnit
+from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, ProgressCounter, WorkUnit
 from retriever.errors import InputError
 
 FIRST_ROWS = 100  # parsed before a generation begins
@@ -54,7 +54,7 @@ class ImportOptions:
     )
 
 
-class ImportCorpus(WorkDefaults):
+class ImportCorpus(BaseWork):
     """The work that makes a store's first corpus generation, or (append, delete) its next one.
 
     Attributes:
@@ -154,7 +154,7 @@ class ImportCorpus(WorkDefaults):
 
 
 @dataclass(frozen=True)
-class DeleteStage(StageDefaults):
+class DeleteStage(BaseStage):
     """The stage that records the deleted rows, int64."""
 
     rows: np.ndarray
@@ -179,7 +179,7 @@ class DeleteStage(StageDefaults):
 
 
 @dataclass(frozen=True)
-class ParseStage(StageDefaults):
+class ParseStage(BaseStage):
     """The stage that parses the source, one unit for each chunk."""
 
     source: ImportSource
@@ -235,7 +235,7 @@ class ParseTask:
 
 
 @dataclass(frozen=True)
-class MergeIdsStage(StageDefaults):
+class MergeIdsStage(BaseStage):
     """The stage that merges the hashes of all ids into buckets and finds ids that occur twice."""
 
     before: Corpus

@@ -24,11 +24,11 @@ from indexing.store.artifact import Draft
 from indexing.store.chain import RowPart
 from indexing.store.store import Store, generation
 from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, Committed, Progress, StageDefaults, WorkDefaults, WorkUnit
+from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, Progress, WorkUnit
 from retriever.errors import InputError
 
 
-class AddFilters(WorkDefaults):
+class AddFilters(BaseWork):
     """The work that makes a generation of the corpus with other filters.
 
     Attributes:
@@ -77,7 +77,7 @@ class AddFilters(WorkDefaults):
 
 
 @dataclass(frozen=True)
-class FilterStage(StageDefaults):
+class FilterStage(BaseStage):
     """The stage that makes the typed columns, one unit for each part of passages."""
 
     before: Corpus

@@ -27,10 +27,10 @@ from indexing.work.local import LocalRunner
 from indexing.work.tasks import Runner
 from indexing.work.work import (
     ArtifactTarget,
+    BaseStage,
+    BaseWork,
     Committed,
     ProgressCounter,
-    StageDefaults,
-    WorkDefaults,
     WorkUnit,
     run_work,
 )
@@ -226,7 +226,7 @@ def _queries_config(source: ImportSource, limit: int | None, hold_out: HoldOut |
 
 
 @dataclass(frozen=True)
-class CommitQueries(WorkDefaults, StageDefaults):
+class CommitQueries(BaseWork, BaseStage):
     """The work that commits checked queries and their judgements, by split, as one unit."""
 
     target: ArtifactTarget

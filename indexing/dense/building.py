@@ -30,7 +30,7 @@ from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork, count_shards
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_options, shard_units
+from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config, shard_units
 
 SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
 SAMPLE_PARTS = 256  # the training sample is drawn from at most so many parts
@@ -83,7 +83,7 @@ class BuildIndex(GrowingWork):
         if factory != "Flat" and (first is None or "training_threads" in first):
             self.config["training_threads"] = TRAINING_THREADS
         if self.previous:
-            check_same_options(self.previous[0], {"memory_gb": None, **self.config})
+            check_same_config(self.previous[0], {"memory_gb": None, **self.config})
         self.factory, self.recall = factory, options.recall
         self.end = embeddings.num_rows
         first_rows = self.previous[0].rows if self.previous else 0

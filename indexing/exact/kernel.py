@@ -92,8 +92,8 @@ class KernelSearch:
         )
         _raise_problem(bad, first_row)
 
-    def result(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns (scores float32 [q, k], rows int64 [q, k]) of each search, over disjoint passages."""
+    def partial_hits(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the top k of disjoint sets of passages, to be merged: scores float32 [q, k] and rows int64 [q, k]."""
         results = []
         for search in self._searches:
             scores, rows = np.empty(self._shape, np.float32), np.empty(self._shape, np.int64)

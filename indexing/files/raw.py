@@ -35,7 +35,7 @@ class FilePiece:
     first_line: int  # 1-based line of the file, for Parquet its 1-based row
     rows: int
     size: int  # bytes of the rows; for Parquet, the size of a row group spread evenly over its rows
-    data: bytes | None  # whole rows, the last one without its newline
+    data: bytes | None  # raw lines, the last one without its newline; None for Parquet and folders
     batch: Any = None  # the rows of Parquet as a record batch, once they are read; names and sizes of files
 
 

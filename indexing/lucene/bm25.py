@@ -27,7 +27,7 @@ from indexing.store.chain import RowPart, open_chain
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork
 from indexing.work.tasks import ALL_CORES, JVM_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import TaskStage, WorkUnit, check_same_options, shard_units
+from indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
 from retriever.errors import InputError
 
 DEFAULT = "bm25"  # the default name
@@ -132,7 +132,7 @@ class BuildBm25(GrowingWork):
         self.corpus, self.language = corpus, language
         self.config = {"k1": k1, "b": b, "language": language, "shards": shards, "limit": limit, "title": "space"}
         if self.previous:
-            check_same_options(self.previous[0], self.config)
+            check_same_config(self.previous[0], self.config)
         self.end = min(corpus.num_rows, limit or corpus.num_rows)
         rows = self.end - self.first_row
         self.num_shards = max(1, min(shards or -(-rows // SHARD_ROWS), rows))

@@ -31,7 +31,7 @@ from indexing.search.runs import write_parquet
 from indexing.store.artifact import Draft
 from indexing.store.store import Store
 from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, Committed, ProgressCounter, StageDefaults, WorkDefaults, WorkUnit
+from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, ProgressCounter, WorkUnit
 from retriever.errors import InputError
 
 PART_QUERIES = 512  # queries per part: a re-ranker on a CPU scores their pairs in a minute or two
@@ -89,7 +89,7 @@ class MiningOptions:
                 raise InputError(f"parameter {name} {getattr(self, name)}: expected at least 1")
 
 
-class PoolCandidates(WorkDefaults):
+class PoolCandidates(BaseWork):
     """The work that makes candidates/NAME: the pooled hits of all sources for the queries of a split.
 
     Attributes:
@@ -158,7 +158,7 @@ class PoolCandidates(WorkDefaults):
         return [CopiesStage(self), PoolStage(self)]
 
 
-class CopiesStage(StageDefaults):
+class CopiesStage(BaseStage):
     """The stage that finds the passages with the title and text of a positive, which are no negatives either."""
 
     title = "find copies"
@@ -180,7 +180,7 @@ class CopiesStage(StageDefaults):
         commit_copies(draft, find_copies(self.work.corpus, positives, runner, counter.count))
 
 
-class PoolStage(StageDefaults):
+class PoolStage(BaseStage):
     """The stage that searches blocks of queries with every source and pools the hits of each part.
 
     A block is searched completely even if only one of its parts is pending: vectors and FAISS's sums depend on the

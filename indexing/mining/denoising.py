@@ -20,10 +20,10 @@ from indexing.mining.scoring import ScoreCandidates, known_probabilities, positi
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.store import Store
 from indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerResources
-from indexing.work.work import ArtifactTarget, TaskStage, WorkDefaults, WorkUnit, complete_artifact
+from indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, complete_artifact
 
 
-class SampleNegatives(WorkDefaults):
+class SampleNegatives(BaseWork):
     """The work that makes negatives/NAME from a pool and its scores."""
 
     def __init__(

@@ -38,10 +38,10 @@ from indexing.store.store import Store, artifact_key, generation
 from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
 from indexing.work.work import (
     ArtifactTarget,
+    BaseStage,
+    BaseWork,
     Committed,
     Progress,
-    StageDefaults,
-    WorkDefaults,
     WorkUnit,
     hide_progress,
     run_work,
@@ -52,7 +52,7 @@ from retriever.errors import InputError
 DIGITS = 6  # digits of the re-ranker's fingerprint in the name of its scores
 
 
-class ScoreCandidates(WorkDefaults):
+class ScoreCandidates(BaseWork):
     """The work that makes the next generation of scores/NAME: a re-ranker's scores of a pool's pairs.
 
     Several generations may be needed; see `score_candidates`.
@@ -183,7 +183,7 @@ def score_candidates(
         run_work(store, work, runner, progress)
 
 
-class ScoreStage(StageDefaults):
+class ScoreStage(BaseStage):
     """The stage that scores pairs, one unit for each part of the pool."""
 
     title = "rerank"

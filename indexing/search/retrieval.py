@@ -32,7 +32,7 @@ from indexing.store.documents import ArtifactPart, fingerprint_of
 from indexing.store.keys import default_name
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
-from indexing.work.work import ArtifactTarget, Committed, Progress, ProgressCounter, StageDefaults, WorkUnit
+from indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
 from retriever.cuts import Cuts
 from retriever.errors import InputError, TextsError
 
@@ -195,7 +195,7 @@ class FoundHits(NamedTuple):
     pair_cuts: Cuts
 
 
-class SearchStage(StageDefaults):
+class SearchStage(BaseStage):
     """The stage that searches blocks of queries."""
 
     title = "search"

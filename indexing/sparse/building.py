@@ -17,7 +17,7 @@ from indexing.store.artifact import Draft
 from indexing.store.store import Store
 from indexing.work.growth import GrowingWork, count_shards
 from indexing.work.tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import TaskStage, WorkUnit, check_same_options, shard_units
+from indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
 
 
 class BuildImpacts(GrowingWork):
@@ -41,7 +41,7 @@ class BuildImpacts(GrowingWork):
         self.embeddings = embeddings
         self.config = {"embeddings": embeddings.name, "impacts": SCALE, "shards": shards}
         if self.previous:
-            check_same_options(self.previous[0], self.config)
+            check_same_config(self.previous[0], self.config)
         self.end = embeddings.num_rows
         first_rows = self.previous[0].rows if self.previous else 0
         self.num_shards = count_shards(shards, self.end - self.first_row, first_rows)

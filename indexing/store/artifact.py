@@ -267,7 +267,7 @@ class Draft:
 
     def renew(self) -> bool:
         """Shows that a process works on the draft; see `keep_alive`. Returns False if it was removed or replaced."""
-        is_pinned = self._storage.touch(f"{self.key}/{BEGUN}", add_own_hash(self._begun))
+        is_pinned = self._storage.touch_if_equal(f"{self.key}/{BEGUN}", add_own_hash(self._begun))
         mark = read_mark(self._storage, self.key, self._begun) if is_pinned else None
         if mark is not None and mark.get("abandoned"):  # by the command that began the draft; this one joined it
             self._storage.delete(f"{self.key}/{FAILED}")

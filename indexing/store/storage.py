@@ -73,8 +73,8 @@ class Storage(Protocol):
     def swap(self, key: str, data: bytes, tag: str | None) -> bool:
         """Replaces a mutable object if its tag is still `tag` (None: if it does not exist). Returns False otherwise."""
 
-    def touch(self, key: str, data: bytes) -> bool:
-        """Sets the time of a small object to now if its bytes are `data`. Returns False otherwise; changes no bytes."""
+    def touch_if_equal(self, key: str, data: bytes) -> bool:
+        """Sets the time of a small object to now if its bytes are `data`, which stay. Returns False otherwise."""
 
     def temporary_path(self, suffix: str = "") -> Path:
         """Returns a path for a new temporary file from which `put` is cheap."""
@@ -182,7 +182,7 @@ class LocalStorage:
                 self.put(key, data)
         return True
 
-    def touch(self, key: str, data: bytes) -> bool:
+    def touch_if_equal(self, key: str, data: bytes) -> bool:
         with contextlib.suppress(FileNotFoundError):
             if self.read(key) == data:
                 os.utime(self.local_path(key))

@@ -19,7 +19,7 @@ from indexing.topics.options import FitOptions
 from indexing.topics.tree import build_topics
 from indexing.work.growth import GrowingWork
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_options
+from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config
 from retriever.errors import InputError
 from retriever.topics.model import NO_TOPIC, TopicModel
 from retriever.topics.words import topic_words
@@ -54,7 +54,7 @@ class FitTopics(GrowingWork):
         self.config = options.config() | {"limit": limit}
         self.end = min(limit or self.corpus.num_rows, self.corpus.num_rows)
         if self.previous:
-            check_same_options(self.previous[0], self.config)
+            check_same_config(self.previous[0], self.config)
             self.config["tomotopy"] = self.previous[0].config["tomotopy"]
         else:
             if self.end < MIN_DOCUMENTS:

@@ -55,7 +55,7 @@ class RipMaker:
     ) -> tuple[RipSystem, Evaluate | None, None]:
         """Makes the system of a worker; see Maker."""
         folder = open_backbone(self.store, self.backbone, self.described)
-        if self.options.has_head and describe_head(folder) != self.head:
+        if self.options.trains_condenser_head and describe_head(folder) != self.head:
             raise InputError(f"{self.backbone}: this node has another head of it than the node of the job: {folder}")
         corpus = Corpus.open(self.store)
 

@@ -42,7 +42,7 @@ _BLOCK = 65_536  # passages whose vectors are in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneMaker:
+class RetrieverMaker:
     """The Maker of a retriever: prompts over a backbone, or a fine-tuned backbone.
 
     Attributes:

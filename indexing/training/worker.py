@@ -16,7 +16,7 @@ import torch.distributed as dist
 from indexing.store.artifact import ABANDONED_S, Draft, keep_alive
 from indexing.store.models import Checkpoints, commit_files, resolve_model
 from indexing.store.store import Store
-from indexing.training.messages import Message, Resumed, StartMeasured, StepDone, TrainingResult
+from indexing.training.messages import Message, RunResumed, StartMeasured, StepDone, TrainingResult
 from indexing.training.workers import WorkerGroup
 from retriever.errors import InputError
 from retriever.forward.numerics import choose_dtype
@@ -129,7 +129,7 @@ def train_on_worker(
 
     Args:
         task: The task.
-        send: Called with the messages of the worker: Resumed or StartMeasured, and StepDone.
+        send: Called with the messages of the worker: RunResumed or StartMeasured, and StepDone.
         device: The device of the worker.
         rank: The rank of the worker.
         world: The number of workers.
@@ -145,7 +145,7 @@ def train_on_worker(
 
     def note(values: dict[str, Any]) -> None:
         if "resumed" in values:
-            send(Resumed(values["resumed"]))
+            send(RunResumed(values["resumed"]))
         elif "start_quality" in values:
             send(StartMeasured(values["start_quality"]))
         else:

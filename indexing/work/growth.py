@@ -11,10 +11,10 @@ from indexing.store.artifact import Artifact
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store, check_name, generation
 from indexing.work.tasks import Runner, ignore_progress
-from indexing.work.work import ArtifactTarget, DriverStage, SpreadStage, WorkDefaults
+from indexing.work.work import ArtifactTarget, BaseWork, DriverStage, SpreadStage
 
 
-class GrowingWork(WorkDefaults, ABC):
+class GrowingWork(BaseWork, ABC):
     """Base of works that make KIND/NAME, or its next generation.
 
     A subclass sets the last row, and the settings that shape the content.

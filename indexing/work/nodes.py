@@ -24,7 +24,7 @@ MAX_EXCLUDED = 3  # nodes that a run excludes because a worker could not open th
 Say = Callable[[str], object]
 """Prints a line for the user."""
 
-report_waiting: Report = ignore_progress
+report_waiting_workers: Report = ignore_progress
 """Receives the number of workers that wait for a node, while some may; a program sets it to measure them."""
 
 
@@ -297,7 +297,7 @@ def say_waiting(
         while not stop.wait(WAIT_S):
             present, count = nodes().count_worker_slots(cores, gpus), num_workers()
             is_short = present < count and (not present or may_nodes_be_added())
-            report_waiting(count - present if is_short else 0)
+            report_waiting_workers(count - present if is_short else 0)
             if is_short and (not present or (present, count) != previous):
                 labels = " ".join(f"{key}={value}" for key, value in nodes().labels.items())
                 where = f" on nodes with {labels}" if labels else ""
@@ -312,7 +312,7 @@ def say_waiting(
     finally:
         stop.set()
         thread.join()
-        report_waiting(0)
+        report_waiting_workers(0)
 
 
 def describe_workers(count: int, cores: int, gpus: int) -> str:

@@ -152,12 +152,12 @@ class RayTasks:
 
         allocation = self.allocate(task.resources)
         count = max(1, min(count, self.request.max_workers))
-        probe = type(f"probe {task_name(task)}", (Probe,), {})
+        actor_class = type(f"probe {task_name(task)}", (SingleCall,), {})
         key, handle = self._put_task(task)
         lost = 0
         with self._say_waiting(allocation, lambda: count):
             while True:
-                with actors_of(probe, self.nodes, allocation.cores, allocation.gpus, count) as actors:
+                with actors_of(actor_class, self.nodes, allocation.cores, allocation.gpus, count) as actors:
                     pending = [actor.call.remote(item, key, [handle], allocation) for actor in actors]
                     self._check_room(allocation, count)
                     [done], _ = ray.wait(pending, num_returns=1)
@@ -206,8 +206,8 @@ class RayTasks:
         return entry[1], entry[2]
 
 
-class Probe:
-    """An actor that runs a task for one item."""
+class SingleCall:
+    """An actor that calls the worker of a task for one item only; see `RayTasks.run_on_first`."""
 
     def call(self, item: Any, key: str, handles: list[Any], allocation: Allocation) -> Any:
         """Returns the result, or a NodeFailure if the worker could not open."""

@@ -103,7 +103,7 @@ class DriverStage(WorkStage, Protocol):
         """Makes and commits the parts `missing` of a unit."""
 
 
-class StageDefaults:
+class BaseStage:
     """Base of stages whose committed parts need no check, and whose units have as many rows as they say."""
 
     def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
@@ -115,7 +115,7 @@ class StageDefaults:
 
 
 @dataclass(frozen=True)
-class TaskStage(StageDefaults):
+class TaskStage(BaseStage):
     """A stage whose units are known when it begins, and which workers make by one task.
 
     Attributes:
@@ -168,7 +168,7 @@ class Work(Protocol):
         """Notes the measured facts in the drafts, which are then completed."""
 
 
-class WorkDefaults:
+class BaseWork:
     """Base of works that measure nothing."""
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
@@ -394,18 +394,19 @@ def _clean_up_draft(store: Store, target: ArtifactTarget, draft: Draft, error: I
                 store.remove(draft.key)
 
 
-def check_same_options(first: Artifact, config: Mapping[str, Any]) -> None:
-    """Checks the settings of a next generation.
+def check_same_config(first_generation: Artifact, config: Mapping[str, Any]) -> None:
+    """Checks that the next generation of an artifact has the settings of the first one.
 
     Args:
-        first: The first generation.
+        first_generation: The first generation.
         config: The settings of the next generation, or some of them.
 
     Raises:
         InputError: If a setting differs from that of the first generation.
     """
-    known = {name: first.config.get(name) for name in config}
+    known = {name: first_generation.config.get(name) for name in config}
     if changes := describe_changes(known, config):
         raise InputError(
-            f"{first.url} was built otherwise ({changes}): give the same options, or another name (parameter name)"
+            f"{first_generation.url} was built otherwise ({changes}): give the same options, or another name "
+            "(parameter name)"
         )

@@ -66,7 +66,7 @@ def serving(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]:
             process.wait()
             readers[1].join()
             raise InputError(_problem(errors, process.returncode))
-        yield Client(address, token=_own_token())
+        yield Client(address, token=_token_from_environment())
     finally:
         _end(process)
         for reader in readers:
@@ -118,7 +118,7 @@ def _problem(errors: Sequence[str], status: int) -> str:
     return last if named else f"the server ended with status {status}: {last}"
 
 
-def _own_token() -> str | None:
+def _token_from_environment() -> str | None:
     """Returns a token that the server takes from the environment, that of an administrator first; None: it has none."""
     names = [VARIABLES["admin"], VARIABLES["user"]]
     tokens = [token.strip() for name in names for token in os.environ.get(name, "").split(",")]

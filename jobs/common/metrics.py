@@ -65,7 +65,7 @@ class StageMetrics:
             del _gauges[key]
 
 
-def report_waiting(count: int) -> None:
+def report_waiting_workers(count: int) -> None:
     """Sets the number of workers that wait for a node."""
     StageMetrics("", "").set("waiting_workers", count)
 

@@ -168,15 +168,15 @@ def _default(field: dataclasses.Field) -> Any:
 
 def build_options(options: type[Options], values: Mapping[str, Any]) -> Options:
     """Returns the options of a job from values by name; the others have their defaults."""
-    return _build(options, MISSING, _by_path(options, values))
+    return _build(options, MISSING, _values_by_path(options, values))
 
 
 def replace_options(options: Options, values: Mapping[str, Any]) -> Options:
     """Returns options with other values, by name."""
-    return _build(type(options), options, _by_path(type(options), values))
+    return _build(type(options), options, _values_by_path(type(options), values))
 
 
-def _by_path(options: type, values: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+def _values_by_path(options: type, values: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     flat = options_by_name(options)
     return {flat[name].path: value for name, value in values.items()}
 

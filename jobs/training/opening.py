@@ -33,7 +33,7 @@ from indexing.training.training_sets import (
     resolve_stores,
 )
 from indexing.training.training_topics import open_training_topics, topic_agreement
-from indexing.training.tuning import TuneMaker, find_passage_embeddings, open_tuning_sets
+from indexing.training.tuning import RetrieverMaker, find_passage_embeddings, open_tuning_sets
 from indexing.work.work import ArtifactTarget
 from retriever.errors import InputError
 from retriever.model.files import find_model_folder
@@ -64,7 +64,7 @@ class RetrieverSetup:
 
     queries: int
     spec: EncoderSpec
-    maker: TuneMaker
+    maker: RetrieverMaker
     loop: LoopOptions
     target: ArtifactTarget
     topic_agreement: float | None = None
@@ -98,7 +98,7 @@ def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
     if tuning.topics is not None:
         topics, topic_agreement = open_topics(store, options, training, tuning.topics)
     stored = find_stored_passages(store, spec, training.corpora) if tuning.sides == "query" else None
-    maker = TuneMaker(
+    maker = RetrieverMaker(
         store=store,
         backbone=spec,
         described=described,
@@ -204,7 +204,7 @@ def vector_inputs(
     return inputs
 
 
-def artifact_config(options: TrainRetriever, maker: TuneMaker, loop: LoopOptions) -> dict[str, Any]:
+def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOptions) -> dict[str, Any]:
     """Returns the configuration of the artifact: what shapes the trained weights, besides the inputs."""
     config: dict[str, Any] = {
         "backbone": maker.described,

@@ -79,7 +79,7 @@ def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
         store,
         setup.target,
         prepare=partial(find_eligible, store, options, setup),
-        longest=positions_of(load_config(setup.folder)),
+        max_length=positions_of(load_config(setup.folder)),
     )
     notes = artifact.notes
     say(
@@ -112,7 +112,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     chosen = {name: value for name, value in vars(options.pretraining).items() if value is not None}
     defaults = {"unit": options.pretraining.default_unit, "mask": options.pretraining.default_mask}
     rip = RipOptions(**{**defaults, **chosen}, steps=steps, lr=loop.lr, seed=loop.seed)
-    head = describe_head(folder) if rip.has_head else None
+    head = describe_head(folder) if rip.trains_condenser_head else None
     kind = "prompts" if rip.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.pretraining.objective}"
     check_name(kind, name)
@@ -146,7 +146,7 @@ def artifact_config(
         "cpus": options.cpus,
         "dtype": options.dtype,
     }
-    if rip.has_head:
+    if rip.trains_condenser_head:
         config["head"] = head
     return config
 
@@ -191,7 +191,7 @@ def find_eligible(
         "batch": fitted.batch,
         "options": encoder.stored(),
     }
-    if rip.has_head:
+    if rip.trains_condenser_head:
         facts["head"] = "new" if head is None else "the backbone's"
     return maker, replace(setup.loop, steps=options.count_steps(len(rows), fitted.batch)), facts
 

@@ -35,7 +35,7 @@ class RerankerSetup:
         split_queries: Number of queries of the split.
         queries: Number of those queries that have negatives and a positive.
         weights: Size of the backbone's weights in bytes.
-        longest: The largest length limit that the backbone allows; None: any.
+        max_length: The largest length limit that the backbone allows; None: any.
         maker: Makes the system on each worker.
         loop: Options of the training loop.
         target: The model to make.
@@ -44,7 +44,7 @@ class RerankerSetup:
     split_queries: int
     queries: int
     weights: int
-    longest: int | None
+    max_length: int | None
     maker: CrossMaker
     loop: LoopOptions
     target: ArtifactTarget
@@ -67,7 +67,7 @@ def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
         lists = read_lists(store, negatives, queries, options.split, options.limit, count_lists(pairs))
         return replace(setup.maker, lists=lists), setup.loop, counts
 
-    model = make_artifact(options, store, setup.target, prepare=prepare, longest=setup.longest)
+    model = make_artifact(options, store, setup.target, prepare=prepare, max_length=setup.max_length)
     notes = model.notes
     say(
         f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
@@ -152,11 +152,11 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
         config["dev"] = options.dev_config()
     num_queries = len(queries.split(options.split, options.limit).ids)
     weights = sum(file.stat().st_size for file in weight_files(folder))
-    longest = positions_of(load_config(folder))
+    max_length = positions_of(load_config(folder))
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
     check_name("models", name)
     target = ArtifactTarget("models", name, inputs, config)
-    return RerankerSetup(num_queries, len(data.queries), weights, longest, maker, loop, target)
+    return RerankerSetup(num_queries, len(data.queries), weights, max_length, maker, loop, target)
 
 
 def print_plan(options: TrainReranker, setup: RerankerSetup) -> None:

@@ -178,7 +178,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
         store,
         setup.target,
         prepare=lambda on_ray: (setup.maker, setup.loop, notes),
-        longest=longest_text(setup),
+        max_length=max_text_length(setup),
     )
     tuning = setup.maker.tuning
     if tuning.parametrisation == "per-task":
@@ -188,7 +188,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
     return artifact
 
 
-def longest_text(setup: RetrieverSetup) -> int | None:
+def max_text_length(setup: RetrieverSetup) -> int | None:
     """Returns the largest length limit that the backbone allows for texts after their prompts; None: any."""
     tuning = setup.maker.tuning
     positions = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning).positions

@@ -53,7 +53,7 @@ def make_artifact(
     target: ArtifactTarget,
     *,
     prepare: Callable[[bool], tuple[SystemMaker, LoopOptions, dict[str, Any]]],
-    longest: int | None,
+    max_length: int | None,
 ) -> Artifact:
     """Returns the artifact of a target; trains it if it is not complete.
 
@@ -63,7 +63,7 @@ def make_artifact(
         target: The prompts or the model to make.
         prepare: Called as prepare(on_ray) before a training run; returns the SystemMaker, the options of the loop, and
             notes for the artifact.
-        longest: The largest length limit that the backbone allows; None: any.
+        max_length: The largest length limit that the backbone allows; None: any.
 
     Raises:
         InputError: If the input is bad. The store then holds no draft that was not there before, unless training
@@ -83,7 +83,7 @@ def make_artifact(
             task = TrainingTask(
                 draft=draft, last=last, best=best, loop=loop, maker=maker, dtype=options.dtype, group=group
             )
-            result = run_task(options, task, on_ray, longest)
+            result = train_task(options, task, on_ray, max_length)
             draft.begin()  # joins the draft that the first worker has begun
             draft.add_notes(**notes, **result.notes())
             if not draft.complete:
@@ -118,22 +118,25 @@ def plan_group(options: Training, on_ray: bool) -> WorkerGroup:
 
 
 def cut_lines(
-    options: Training, cuts: Mapping[str, Mapping[str, int]], longest: int | None
+    options: Training, cuts: Mapping[str, Mapping[str, int]], max_length: int | None
 ) -> dict[str, tuple[Cuts, str]]:
-    """Returns the counts and the line for each kind of texts of which some were cut; longest: as of `make_artifact`."""
+    """Returns the counts and the line for each kind of texts of which some were cut.
+
+    max_length: as of `make_artifact`.
+    """
     lines = {}
     for noun, counts in cuts.items():
         if (counted := Cuts(**counts)).cut_texts:
             split = SPLIT if noun in ("passages", "pairs") else f"shorten the {noun}"
-            line = counted.line(f"{noun} of the batches", options.length_advice(noun), longest, split)
+            line = counted.line(f"{noun} of the batches", options.length_advice(noun), max_length, split)
             lines[noun] = (counted, as_options(line))
     return lines
 
 
-def run_task(options: Training, task: TrainingTask, on_ray: bool, longest: int | None) -> TrainingResult:
+def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: int | None) -> TrainingResult:
     """Trains with progress on stderr and, if --curves is set, with curves; prints how many texts were cut.
 
-    longest: as of `make_artifact`.
+    max_length: as of `make_artifact`.
     """
     curves = open_curves(options, task.draft.key)
     warned: set[str] = set()
@@ -153,7 +156,7 @@ def run_task(options: Training, task: TrainingTask, on_ray: bool, longest: int |
             if isinstance(done, StartMeasured):
                 stage.say(f"{QUALITY} {done.quality:.4f} at step 0, before training")
                 return
-            for noun, (cuts, line) in cut_lines(options, done.cuts, longest).items():
+            for noun, (cuts, line) in cut_lines(options, done.cuts, max_length).items():
                 if cuts.are_many and noun not in warned:
                     warned.add(noun)
                     stage.say(line)
@@ -178,7 +181,7 @@ def run_task(options: Training, task: TrainingTask, on_ray: bool, longest: int |
         finally:
             if curves:
                 attempt(curves.close)
-    for noun, (_, line) in cut_lines(options, result.cuts, longest).items():
+    for noun, (_, line) in cut_lines(options, result.cuts, max_length).items():
         if noun not in warned:
             say(line)
     return result

@@ -13,7 +13,7 @@ from jobs.training.sweep_grid import Settings, SweepRun
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import ArtifactReference
 from indexing.work.tasks import Runner
-from indexing.work.work import ArtifactTarget, Committed, Progress, ProgressCounter, StageDefaults, WorkUnit
+from indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
 from retriever.errors import Diverged, InputError
 
 SEED = "seed"  # the option over whose values settings are averaged
@@ -90,7 +90,7 @@ class SweepWork:
 
 
 @dataclass(frozen=True)
-class SweepStage(StageDefaults):
+class SweepStage(BaseStage):
     """The one stage of a sweep, whose units are runs."""
 
     runs: tuple[SweepRun, ...]

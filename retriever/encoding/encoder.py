@@ -402,11 +402,11 @@ class Encoder:
         prompts = self._prompts_of(task, side, tokens, topics)
         if check and (reasons := prompts.reasons()):
             raise unusable_texts_error(reasons, len(tokens))
-        done = _Done(report)
+        counter = _TextCounter(report)
         vectors = (
-            self._padded(tokens, prompts, side, done)
+            self._encode_padded(tokens, prompts, side, counter)
             if self._team is None
-            else self._packed(tokens, prompts, self._team, done)
+            else self._encode_packed(tokens, prompts, self._team, counter)
         )
         if check and len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
             raise InputError(
@@ -415,8 +415,10 @@ class Encoder:
             )
         return vectors
 
-    def _packed(self, tokens: Tokens, prompts: _TextPrompts, team: ThreadTeam, done: _Done) -> np.ndarray:
-        """Encodes without padding (packed); one thread per batch."""
+    def _encode_packed(
+        self, tokens: Tokens, prompts: _TextPrompts, team: ThreadTeam, counter: _TextCounter
+    ) -> np.ndarray:
+        """Returns the vectors of texts, encoded without padding (packed), one thread per batch: float32 [n, dim]."""
         vectors = np.empty((len(tokens), self.dim), np.float32)
 
         def fill(rows: np.ndarray) -> None:
@@ -425,19 +427,19 @@ class Encoder:
                 if prompt := self._prompt_rows(tokens, prompts, rows):
                     inputs = (*inputs, prompt)
                 vectors[rows] = self._head(self._run(*inputs)).numpy()
-            done.add(len(rows))
+            counter.add(len(rows))
 
         batches = plan_packed(tokens.lengths, min_tokens=_MIN_PACKED_TOKENS[self.dtype])
-        team.run(fill, [some for rows in batches for some in self._cut(rows, prompts)])
+        team.run(fill, [some for rows in batches for some in self._split_batch(rows, prompts)])
         vectors[prompts.wordless] = np.nan
         return vectors
 
-    def _padded(self, tokens: Tokens, prompts: _TextPrompts, side: Side, done: _Done) -> np.ndarray:
-        """Encodes padded batches, one after another."""
+    def _encode_padded(self, tokens: Tokens, prompts: _TextPrompts, side: Side, counter: _TextCounter) -> np.ndarray:
+        """Returns the vectors of texts, encoded in padded batches, one after another: float32 [n, dim]."""
         pooled = torch.empty(len(tokens), self._recipe.pooled_dim, dtype=torch.float32, device=self.device)
         for rows, outputs in self._batches(tokens, prompts, side):
             pooled[torch.from_numpy(rows).to(self.device)] = outputs
-            done.add(len(rows))
+            counter.add(len(rows))
         with torch.no_grad():
             vectors: np.ndarray = self._head(pooled).cpu().numpy()
         return vectors
@@ -462,7 +464,7 @@ class Encoder:
         recipe = self._recipe
         terms = recipe.query_terms if side == "query" else recipe.passage_terms
         planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, recipe.positions)
-        batches = [(some, width) for rows, width in planned for some in self._cut(rows, prompts)]
+        batches = [(some, width) for rows, width in planned for some in self._split_batch(rows, prompts)]
         for rows, ids, lengths in padded_batches(
             tokens, batches, side=recipe.padding_side, pad_id=self._tokenizer.pad_id
         ):
@@ -476,8 +478,8 @@ class Encoder:
                 outputs[torch.from_numpy(prompts.wordless[rows]).to(self.device)] = torch.nan
             yield rows, outputs
 
-    def _cut(self, texts: np.ndarray, prompts: _TextPrompts) -> list[np.ndarray]:
-        """Returns the texts of a batch in several ones if their prompts would take too much memory."""
+    def _split_batch(self, texts: np.ndarray, prompts: _TextPrompts) -> list[np.ndarray]:
+        """Splits a batch (numbers of texts) into several ones if their prompts would take too much memory."""
         if prompts.served is None or not (size := prompts.served.computed_prompt_bytes(prompts.slots[texts])):
             return [texts]
         most = max(1, _COMPUTED_BYTES[self.device.type] // size)
@@ -597,7 +599,7 @@ def _check_topics(
     return (counts > 0) & (topics == NO_TOPIC)
 
 
-class _Done:
+class _TextCounter:
     """Counts the texts that are done, and reports the count."""
 
     def __init__(self, report: Callable[[int], object] | None):

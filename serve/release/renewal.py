@@ -67,7 +67,7 @@ def describe_generations(store: Store, keys: Iterable[str]) -> list[str]:
     by_artifact: dict[str, list[str]] = {}
     for key in keys:
         by_artifact.setdefault(without_generation(key), []).append(key)
-    return [f"{whole}: {_describe(store, whole, keys)}" for whole, keys in by_artifact.items()]
+    return [f"{key}: {_describe_generations_of(store, key, members)}" for key, members in by_artifact.items()]
 
 
 class Coverage(NamedTuple):
@@ -163,16 +163,16 @@ def _last_generations(keys: Iterable[str]) -> dict[str, int]:
     return last
 
 
-def _describe(store: Store, whole: str, keys: list[str]) -> str:
+def _describe_generations_of(store: Store, artifact_key: str, generation_keys: list[str]) -> str:
     """Returns the names of generations of one artifact, the passages that they add and delete, and other filters."""
-    names = [key[-5:] for key in keys]
+    names = [key[-5:] for key in generation_keys]
     span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     try:
-        generations = [store.open(*Key.parse(key)) for key in keys]
+        generations = [store.open(*Key.parse(key)) for key in generation_keys]
     except InputError:  # the one that opens it for a release raises it too
         return span
     added = _passages(sum(artifact.rows for artifact in generations))
-    if whole != "corpus":
+    if artifact_key != "corpus":
         return f"{span}, {added}"
     deleted = sum(part.rows for artifact in generations for part in deletion_parts(artifact))
     filters = ", other filters" if any(artifact.numbered_parts("filters") for artifact in generations) else ""

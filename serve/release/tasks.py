@@ -71,7 +71,7 @@ class ServedTask:
 
 @dataclass(frozen=True)
 class ServedSource:
-    """One source that a task serves. target: what its part has opened for it."""
+    """One source that a task serves. target: names what its part searches."""
 
     kind: SourceKind
     name: str

@@ -649,15 +649,15 @@ def test_the_renewal_of_drafts_ends_with_its_block(store_url: str) -> None:
 
 def test_a_touch_renews_the_time_of_an_object_unless_it_has_other_bytes(store_url: str) -> None:
     storage = Store(store_url).storage
-    assert not storage.touch("a/b", b"1")
+    assert not storage.touch_if_equal("a/b", b"1")
     assert storage.size("a/b") is None
     storage.put("a/b", b"1")
     if isinstance(storage, LocalStorage):
         os.utime(storage.local_path("a/b"), (0, 0))
     before = storage.write_time("a/b")
-    assert not storage.touch("a/b", b"2")
+    assert not storage.touch_if_equal("a/b", b"2")
     assert storage.write_time("a/b") == before
-    assert storage.touch("a/b", b"1")
+    assert storage.touch_if_equal("a/b", b"1")
     assert storage.read("a/b") == b"1"
     assert [key for key, _ in storage.list("a")] == ["a/b"]
     assert storage.write_time("a/b") >= before + isinstance(storage, LocalStorage)

@@ -19,7 +19,15 @@ from indexing.store.models import Checkpoints, model_folder
 from indexing.store.store import Store
 from indexing.training.cluster import run_worker
 from indexing.training.local import plan_local_worker, run_local
-from indexing.training.messages import Failed, Finished, InvalidInput, Message, Resumed, Started, StepDone
+from indexing.training.messages import (
+    InvalidInput,
+    Message,
+    RunFinished,
+    RunResumed,
+    StepDone,
+    WorkerFailed,
+    WorkerStarted,
+)
 from indexing.training.worker import TrainingTask
 from indexing.training.workers import WorkerGroup
 from indexing.work.local import cores_of_process
@@ -93,12 +101,12 @@ def test_a_worker_reports_its_start_its_steps_and_its_result(
 ) -> None:
     task = task_of(SmallMaker(backbone))
     start, *steps, end = messages_of(task)
-    assert start == Started(0)
+    assert start == WorkerStarted(0)
     assert [step.step for step in steps if isinstance(step, StepDone)] == [1, 2, 3]
-    assert isinstance(end, Finished)
+    assert isinstance(end, RunFinished)
     assert (end.result.steps, end.result.workers, end.result.judged) == (3, 1, {"order": "judged"})
     assert end.result.loss == steps[-1].loss
-    assert messages_of(task)[:2] == [Started(0), Resumed(3)]
+    assert messages_of(task)[:2] == [WorkerStarted(0), RunResumed(3)]
     task.draft.finish()
     assert (model_folder(task.last.store.open("models", "m")) / "config.json").is_file()
 
@@ -114,17 +122,17 @@ def test_a_worker_that_is_stopped_reports_no_end_and_resumes(
     messages: list[Message] = []
     run_worker(task, messages.append, device=CPU, rank=0, world=1, stop_requests=stop_after_a_step)
     start, step = messages
-    assert (start, isinstance(step, StepDone), task.last.step()) == (Started(0), True, 1)
+    assert (start, isinstance(step, StepDone), task.last.step()) == (WorkerStarted(0), True, 1)
     again = messages_of(task)
-    assert again[:2] == [Started(0), Resumed(1)]
-    assert isinstance(again[-1], Finished)
+    assert again[:2] == [WorkerStarted(0), RunResumed(1)]
+    assert isinstance(again[-1], RunFinished)
 
 
 def test_bad_input_is_reported_and_leaves_no_draft(
     backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]
 ) -> None:
     task = task_of(SmallMaker(backbone, InputError("weights: cut off")))
-    assert messages_of(task) == [Started(0), InvalidInput("weights: cut off")]
+    assert messages_of(task) == [WorkerStarted(0), InvalidInput("weights: cut off")]
     assert task.last.store.incomplete_keys() == []
 
 
@@ -134,7 +142,7 @@ def test_another_error_is_reported_and_raised(backbone: Path, task_of: Callable[
     task = task_of(SmallMaker(backbone, OSError("no room\nand more")))
     with pytest.raises(OSError, match="no room"):
         run_worker(task, messages.append, device=CPU, rank=0, world=1)
-    assert messages == [Started(0), Failed("OSError: no room")]
+    assert messages == [WorkerStarted(0), WorkerFailed("OSError: no room")]
 
 
 def test_a_run_in_this_process_restores_the_threads(

@@ -97,7 +97,7 @@ def test_a_job_says_what_it_waits_for(
         return 4
 
     reported: list[int] = []
-    monkeypatch.setattr(nodes, "report_waiting", reported.append)
+    monkeypatch.setattr(nodes, "report_waiting_workers", reported.append)
     with say_waiting(said.append, ClusterNodes, 8, 0, wanted):
         while len(looks) < 3:
             time.sleep(0.001)

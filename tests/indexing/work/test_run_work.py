@@ -20,12 +20,12 @@ from indexing.store.store import Store
 from indexing.work import local
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import RESUME, ArtifactTarget, Committed, Progress, StageDefaults, WorkUnit, run_work
+from indexing.work.work import RESUME, ArtifactTarget, BaseStage, Committed, Progress, WorkUnit, run_work
 from retriever.errors import InputError, StorageError
 
 
 @dataclass(frozen=True)
-class Squares(StageDefaults):
+class Squares(BaseStage):
     """The work that makes squares/NAME: one part for each number. This class and its task are all that a kind needs."""
 
     numbers: tuple[int, ...]
