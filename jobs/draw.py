@@ -136,10 +136,10 @@ def draw_attention(options: Draw) -> None:
     if len(names) < 2:
         raise InputError(f"--queries {options.queries[0]}: one query set, expected at least 2 to compare; name more")
     sets = open_query_sets(store, names, options.split, options.limit)
-    from indexing.measures.attention import MeasureAttention
+    from indexing.measures.attention import MeasureAttentionWork
 
     task = chosen_task(store, options.task) or ""
-    measure = MeasureAttention(store, task)
+    measure = MeasureAttentionWork(store, task)
     path = options.png or default_picture_path("attention", task, *(queries.label for queries in sets))
     if options.plan:
         for queries in sets:

@@ -18,8 +18,15 @@ from jobs.common.session import join_cluster, num_gpus
 from jobs.common.workers import GpuWorkers, say_line
 
 from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
-from indexing.embeddings.encoding import CALLS, PartDone, count_pending, is_encoded, numerics_of, similarity_of
-from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
+from indexing.embeddings.encoding import (
+    CALLS,
+    EncodeCorpusWork,
+    PartDone,
+    count_pending,
+    is_encoded,
+    numerics_of,
+    similarity_of,
+)
 from indexing.embeddings.kind import VectorKind
 from indexing.hit_sources.registry import find_index_kind
 from indexing.store.artifact import Artifact
@@ -135,7 +142,7 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
     runner, resources = open_encoders(store, options, spec, model_type, name)
     count = count_pending(store, name, options.limit)
     numerics = numerics_of(runner, spec.options, model_type, WorkerResources(resources.cores, resources.gpus), count)
-    work = EncodeWork(
+    work = EncodeCorpusWork(
         store,
         spec,
         kind,
@@ -203,7 +210,7 @@ def open_encoders(
 
 def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
     """Prints what an encoding reads and writes; only a run tells the time."""
-    work = EncodeWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
+    work = EncodeCorpusWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
     described = work.described
     corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)
@@ -215,7 +222,7 @@ def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: Vec
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
 
 
-def say_topics(work: EncodeWork) -> None:
+def say_topics(work: EncodeCorpusWork) -> None:
     """Prints where the topics of passages are from, if they are encoded by them."""
     if work.topics is None:
         return

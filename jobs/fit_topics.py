@@ -20,7 +20,7 @@ from indexing.store.store import Store
 from indexing.topics.options import FitOptions
 from indexing.topics.page import write_page
 from indexing.topics.reader import Topics
-from indexing.topics.work import KIND, FitTopics
+from indexing.topics.work import KIND, FitTopicsWork
 from indexing.work.work import check_targets, run_work
 from retriever.options import option
 
@@ -28,7 +28,7 @@ SHOWN_WORDS = 10  # of a topic, in the lines that the job prints
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitTopicsOptions(Workers):
+class FitTopics(Workers):
     GROUP: ClassVar = "output"
     MAKES: ClassVar = ("topics",)
     NAMED_BY: ClassVar = ("name",)
@@ -42,14 +42,14 @@ class FitTopicsOptions(Workers):
     """Replace a file of --page that has other content."""
 
 
-def main(options: FitTopicsOptions) -> None:
+def main(options: FitTopics) -> None:
     run_job(Store(options.store), options)
 
 
-def run_job(store: Store, options: FitTopicsOptions) -> Topics | None:
+def run_job(store: Store, options: FitTopics) -> Topics | None:
     """Fits the topics. Returns them; None with --plan."""
     store.require()
-    work = FitTopics(store, options.name, options.fit, limit=options.limit)
+    work = FitTopicsWork(store, options.name, options.fit, limit=options.limit)
     if options.plan:
         print_plan(store, work, options.page)
         return None
@@ -63,7 +63,7 @@ def run_job(store: Store, options: FitTopicsOptions) -> Topics | None:
     return topics
 
 
-def print_plan(store: Store, work: FitTopics, page: str | None) -> None:
+def print_plan(store: Store, work: FitTopicsWork, page: str | None) -> None:
     """Prints what a fit reads and writes."""
     if work.complete:
         say_complete(work.previous[-1].url, page)
@@ -97,4 +97,4 @@ def print_topics(topics: Topics) -> None:
 
 
 if __name__ == "__main__":
-    run(main, FitTopicsOptions)
+    run(main, FitTopics)

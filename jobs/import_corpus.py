@@ -21,9 +21,8 @@ from jobs.common.session import open_runner
 from jobs.import_queries import hold_out_of
 
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.importing import ImportCorpus as ImportWork
-from indexing.corpus.importing import ImportOptions
-from indexing.corpus.later_filters import AddFilters
+from indexing.corpus.importing import ImportCorpusWork, ImportOptions
+from indexing.corpus.later_filters import AddFiltersWork
 from indexing.corpus.queries import check_splits, find_complete_queries, import_queries, read_judged_queries
 from indexing.files.columns import PassageNames
 from indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
@@ -116,7 +115,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         split=split,
         drop_duplicates=options.drop_duplicates,
     )
-    work = ImportWork(store, source, shape, append=options.append, delete=options.delete)
+    work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
     if options.plan and work.complete:
         latest = work.previous[-1]
         name = queries_name(with_queries, options, latest) if with_queries else ""
@@ -154,7 +153,7 @@ def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Imp
     return source
 
 
-def describe(store: Store, source: ImportSource | None, work: ImportWork) -> Artifact:
+def describe(store: Store, source: ImportSource | None, work: ImportCorpusWork) -> Artifact:
     """Prints the corpus after an import, and returns its newest generation."""
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
@@ -174,7 +173,7 @@ def describe(store: Store, source: ImportSource | None, work: ImportWork) -> Art
 
 def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
     """Gives the existing corpus the filters, in a new generation without passages."""
-    work = AddFilters(store, options.filters)
+    work = AddFiltersWork(store, options.filters)
     names = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
     if options.plan and work.complete:
         say_complete(work.before.generations[-1].url)
@@ -229,7 +228,7 @@ def check_queries_name(source: ImportSource) -> None:
         ) from None
 
 
-def print_plan(store: Store, source: ImportSource | None, work: ImportWork, options: ImportCorpus) -> None:
+def print_plan(store: Store, source: ImportSource | None, work: ImportCorpusWork, options: ImportCorpus) -> None:
     """Prints what an import reads and about how large the corpus becomes: Arrow needs as many bytes as plain text."""
     say(f"store    {store.url} ({len(store.generations('corpus'))} generations of a corpus now)")
     if source:

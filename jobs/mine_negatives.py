@@ -24,8 +24,8 @@ from jobs.common.workers import GpuWorkers
 import pyarrow.compute as pc
 
 from indexing.hit_sources.options import SearchOptions
-from indexing.mining.candidates import MiningOptions, PoolCandidates
-from indexing.mining.denoising import SampleNegatives, complete_negatives
+from indexing.mining.candidates import MiningOptions, PoolCandidatesWork
+from indexing.mining.denoising import SampleNegativesWork, complete_negatives
 from indexing.mining.exports import export_sentence_transformers, export_tevatron
 from indexing.mining.report import PoolStatistics, read_examples, write_report
 from indexing.mining.sampling import NegativeOptions, check_scales, queries_with_too_few
@@ -90,7 +90,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
     store.require()
     shape, draw = options.pool, options.negatives
     search = SearchOptions(encoder=options.encoder, task=chosen_task(store, options.task))
-    pool = PoolCandidates(
+    pool = PoolCandidatesWork(
         store, options.queries, options.split, shape, name=options.candidates, search=search, limit=options.limit
     )
     if options.reranker is None:
@@ -116,7 +116,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
         if options.reranker is not None:
             parts = dict(pool.parts()) if draw.needs_positives else None
             scores = score_candidates(store, candidates, options.reranker, draw, runner, StageProgress, parts=parts)
-        negatives = SampleNegatives(pool, scores, draw, options.name)
+        negatives = SampleNegativesWork(pool, scores, draw, options.name)
         [artifact] = run_work(store, negatives, runner, StageProgress)
     print_summary(candidates, negatives)
     say_part_cuts(candidates.numbered_parts("part"), pool.sources)
@@ -126,7 +126,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
     return artifact
 
 
-def print_plan(store: Store, options: MineNegatives, pool: PoolCandidates) -> None:
+def print_plan(store: Store, options: MineNegatives, pool: PoolCandidatesWork) -> None:
     """Prints the size of the pool, of the scores and of the negatives."""
     shape, draw, num_queries = options.pool, options.negatives, len(pool.mined.ids)
     pairs = num_queries * shape.depth * len(shape.sources)
@@ -142,7 +142,7 @@ def print_plan(store: Store, options: MineNegatives, pool: PoolCandidates) -> No
     say(f"draws    up to {num_queries * per_query:,} negatives")
 
 
-def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
+def print_summary(candidates: Artifact, negatives: SampleNegativesWork) -> None:
     """Prints the numbers of candidates and negatives, and the queries that have too few of them."""
     requested = (negatives.options.pool_negatives, negatives.num_denoised)
     few: list[str] = []
@@ -168,7 +168,7 @@ def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     say_some_ids("have no relevant passage in the corpus", without_positive)
 
 
-def count_export_columns(negatives: SampleNegatives) -> int:
+def count_export_columns(negatives: SampleNegativesWork) -> int:
     """Returns the number of negatives that each row of an export with a fixed number of columns has.
 
     A passage that is drawn both denoised and from the whole pool is one negative, so queries have different numbers of
@@ -192,7 +192,7 @@ def say_some_ids(what: str, ids: list[str]) -> None:
         say(f"  {len(ids):,} queries {what}: {', '.join(ids[:SHOWN])}{more}")
 
 
-def export(options: MineNegatives, negatives: SampleNegatives) -> None:
+def export(options: MineNegatives, negatives: SampleNegativesWork) -> None:
     """Writes the requested export files and the report."""
     corpus, mined = negatives.pool.corpus, negatives.pool.mined
     queries = dict(zip(mined.ids, mined.texts, strict=True))

@@ -26,7 +26,7 @@ from indexing.hit_sources.options import By, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
 from indexing.search.few_queries import LocalSearch
 from indexing.search.hit_tables import ShownHit, hit_table, style_for
-from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries
+from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueriesWork
 from indexing.search.runs import read_hits, write_trec
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
@@ -133,7 +133,7 @@ def run_job(store: Store, options: Search) -> Artifact | None:
 def search_split(store: Store, source: str, options: Search) -> Artifact | None:
     """Searches the queries of a split, prints about the run, and returns it; None with --plan."""
     split, k = options.split or "test", options.k or RUN_HITS
-    work = SearchQueries(
+    work = SearchQueriesWork(
         store,
         source=source,
         split=split,
@@ -165,7 +165,7 @@ def search_split(store: Store, source: str, options: Search) -> Artifact | None:
     return artifact
 
 
-def say_plan(work: SearchQueries, artifact: Artifact | None, file: str | None) -> None:
+def say_plan(work: SearchQueriesWork, artifact: Artifact | None, file: str | None) -> None:
     """Prints what a search would do.
 
     Args:

@@ -101,7 +101,7 @@ class SeveralIndex:
         self.num_rows = sum(part.rows for _, part in self.shards)
 
 
-class BuildSeveral(BaseWork):
+class BuildSeveralWork(BaseWork):
     """The work that makes index/NAME: shards with copies of the vectors."""
 
     def __init__(self, store: Store, embeddings: SeveralEmbeddings, name: str, shards: int):
@@ -204,7 +204,7 @@ class SeveralSourceKind(IndexKind):
         return SeveralSource(embeddings, index, context.corpus, context.query_encoder(embeddings))
 
     def build(self, store: Store, embeddings: SeveralEmbeddings, name: str, options: Any) -> IndexBuild:
-        work = BuildSeveral(store, embeddings, name, options.shards)
+        work = BuildSeveralWork(store, embeddings, name, options.shards)
         plan = [f"vectors  of {embeddings.num_rows:,} passages in embeddings/{embeddings.name}"]
         report = [f"index/{name}: {embeddings.num_rows} passages"]
         return IndexBuild(work, plan, "the vectors of a shard", lambda: report)

@@ -54,7 +54,7 @@ class ImportOptions:
     )
 
 
-class ImportCorpus(BaseWork):
+class ImportCorpusWork(BaseWork):
     """The work that makes a store's first corpus generation, or (append, delete) its next one.
 
     Attributes:

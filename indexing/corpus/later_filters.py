@@ -28,7 +28,7 @@ from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, P
 from retriever.errors import InputError
 
 
-class AddFilters(BaseWork):
+class AddFiltersWork(BaseWork):
     """The work that makes a generation of the corpus with other filters.
 
     Attributes:

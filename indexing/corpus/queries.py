@@ -189,7 +189,7 @@ def import_queries(
         qrels = hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
     target = ArtifactTarget("queries", name, inputs, config, by_content=True)
-    run_work(store, CommitQueries(target, judged.queries, qrels), LocalRunner(cores=1))
+    run_work(store, CommitQueriesWork(target, judged.queries, qrels), LocalRunner(cores=1))
     return Queries.open(store, name)
 
 
@@ -226,7 +226,7 @@ def _queries_config(source: ImportSource, limit: int | None, hold_out: HoldOut |
 
 
 @dataclass(frozen=True)
-class CommitQueries(BaseWork, BaseStage):
+class CommitQueriesWork(BaseWork, BaseStage):
     """The work that commits checked queries and their judgements, by split, as one unit."""
 
     target: ArtifactTarget
@@ -241,7 +241,7 @@ class CommitQueries(BaseWork, BaseStage):
         return [self.target]
 
     @property
-    def stages(self) -> list[CommitQueries]:
+    def stages(self) -> list[CommitQueriesWork]:
         """Returns the one stage."""
         return [self]
 

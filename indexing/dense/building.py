@@ -50,7 +50,7 @@ class SearchSetting:
     reached: bool
 
 
-class BuildIndex(GrowingWork):
+class BuildIndexWork(GrowingWork):
     """The work that makes index/NAME, or its next generation: train a quantizer, fill shards, measure recall.
 
     Attributes:

@@ -51,7 +51,7 @@ class PartDone:
     size_bytes: int
 
 
-class EncodeCorpus:
+class EncodeCorpusWork:
     """The work that makes embeddings/NAME: one part of vectors for each part of the corpus.
 
     Args:

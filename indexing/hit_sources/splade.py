@@ -107,9 +107,9 @@ class SpladeKind(IndexKind):
         return SpladeSource(embeddings, index, context.corpus, context.query_encoder(embeddings))
 
     def build(self, store: Store, embeddings: SparseEmbeddings, name: str, options: IndexOptions) -> IndexBuild:
-        from indexing.sparse.building import BuildImpacts
+        from indexing.sparse.building import BuildImpactsWork
 
-        work = BuildImpacts(store, embeddings, name, shards=options.shards)
+        work = BuildImpactsWork(store, embeddings, name, shards=options.shards)
 
         def report() -> list[str]:
             index = ImpactIndex.open(store, name, embeddings)

@@ -100,7 +100,7 @@ def _open_searcher(files: SegmentFiles, k1: float, b: float, language: str, firs
     return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, searched=slice(first, end))
 
 
-class BuildBm25(GrowingWork):
+class BuildBm25Work(GrowingWork):
     """The work that makes bm25/NAME, or its next generation: Lucene shards, each filled by one worker.
 
     Attributes:

@@ -68,7 +68,7 @@ class EmbeddingMeasures:
         return asdict(self)
 
 
-class MeasureEmbeddings:
+class MeasureEmbeddingsWork:
     """Measures embeddings with the judged pairs of a split; opens and checks everything before it computes.
 
     Attributes:

@@ -41,7 +41,7 @@ class CategoryEmbeddingMeasures(EmbeddingMeasures):
     other_pairs: int = 0
 
 
-class MeasureByCategory:
+class MeasureByCategoryWork:
     """Measures all pairs of some queries and some passages; opens and checks everything before it computes.
 
     Alignment is the mean squared distance of the relevant pairs (Topic-DPR, Eq. 8), and cosines are means over the

@@ -89,7 +89,7 @@ class MiningOptions:
                 raise InputError(f"parameter {name} {getattr(self, name)}: expected at least 1")
 
 
-class PoolCandidates(BaseWork):
+class PoolCandidatesWork(BaseWork):
     """The work that makes candidates/NAME: the pooled hits of all sources for the queries of a split.
 
     Attributes:
@@ -164,7 +164,7 @@ class CopiesStage(BaseStage):
     title = "find copies"
     noun = "passages"
 
-    def __init__(self, work: PoolCandidates):
+    def __init__(self, work: PoolCandidatesWork):
         self.work = work
         self.total: int | None = work.corpus.num_rows
 
@@ -190,7 +190,7 @@ class PoolStage(BaseStage):
     title = "pool"
     noun = "queries"
 
-    def __init__(self, work: PoolCandidates):
+    def __init__(self, work: PoolCandidatesWork):
         self.work = work
         self.total: int | None = len(work.mined.ids)
 

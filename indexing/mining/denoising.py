@@ -13,21 +13,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indexing.mining.candidates import PoolCandidates
+from indexing.mining.candidates import PoolCandidatesWork
 from indexing.mining.copies import read_copies
 from indexing.mining.sampling import NegativeOptions, sample_negatives
-from indexing.mining.scoring import ScoreCandidates, known_probabilities, positive_scores
+from indexing.mining.scoring import ScoreCandidatesWork, known_probabilities, positive_scores
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.store import Store
 from indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerResources
 from indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, complete_artifact
 
 
-class SampleNegatives(BaseWork):
+class SampleNegativesWork(BaseWork):
     """The work that makes negatives/NAME from a pool and its scores."""
 
     def __init__(
-        self, pool: PoolCandidates, scores: ScoreCandidates | None, options: NegativeOptions, name: str | None = None
+        self,
+        pool: PoolCandidatesWork,
+        scores: ScoreCandidatesWork | None,
+        options: NegativeOptions,
+        name: str | None = None,
     ):
         self.pool, self.options = pool, options
         self.candidates = pool.store.open("candidates", pool.name)
@@ -79,16 +83,16 @@ class SampleNegatives(BaseWork):
 
 
 def complete_negatives(
-    store: Store, pool: PoolCandidates, reranker: str | None, options: NegativeOptions, name: str | None
+    store: Store, pool: PoolCandidatesWork, reranker: str | None, options: NegativeOptions, name: str | None
 ) -> Artifact | None:
     """Returns the negatives if they are complete, with the pool and the scores that they need; otherwise None."""
     candidates = complete_artifact(store, pool)
     if candidates is None:
         return None
-    scores = None if reranker is None else ScoreCandidates(store, candidates, reranker, options, numerics="")
+    scores = None if reranker is None else ScoreCandidatesWork(store, candidates, reranker, options, numerics="")
     if scores and not scores.complete:
         return None
-    return complete_artifact(store, SampleNegatives(pool, scores, options, name))
+    return complete_artifact(store, SampleNegativesWork(pool, scores, options, name))
 
 
 @dataclass(frozen=True)

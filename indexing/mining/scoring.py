@@ -52,7 +52,7 @@ from retriever.errors import InputError
 DIGITS = 6  # digits of the re-ranker's fingerprint in the name of its scores
 
 
-class ScoreCandidates(BaseWork):
+class ScoreCandidatesWork(BaseWork):
     """The work that makes the next generation of scores/NAME: a re-ranker's scores of a pool's pairs.
 
     Several generations may be needed; see `score_candidates`.
@@ -156,7 +156,7 @@ def score_candidates(
     progress: Progress = hide_progress,
     *,
     parts: Mapping[str, MiningQueries] | None = None,
-) -> ScoreCandidates:
+) -> ScoreCandidatesWork:
     """Scores the pairs of a pool, as new generations, until the options have all scores that they need.
 
     A generation that was begun for other options, and abandoned, is resumed: its parts are kept, the others are scored
@@ -176,7 +176,7 @@ def score_candidates(
     """
     numerics = ""
     while True:
-        work = ScoreCandidates(store, candidates, reranker, options, numerics=numerics, parts=parts)
+        work = ScoreCandidatesWork(store, candidates, reranker, options, numerics=numerics, parts=parts)
         if work.complete:
             return work
         numerics = numerics or work.pin_numerics(runner)
@@ -190,7 +190,7 @@ class ScoreStage(BaseStage):
     noun = "pairs"
     total: int | None = None
 
-    def __init__(self, work: ScoreCandidates):
+    def __init__(self, work: ScoreCandidatesWork):
         self.work = work
 
     def units(self, committed: Committed) -> Iterator[WorkUnit]:

@@ -42,7 +42,7 @@ RUN_HITS = 1_000  # hits per query of a run, if no other number is given
 RERANK_DEPTH = 100  # hits per query that are re-ranked
 
 
-class SearchQueries:
+class SearchQueriesWork:
     """The work that makes runs/NAME: the hits of a split's queries, one part for each block of QUERY_BLOCK queries.
 
     Attributes:
@@ -201,7 +201,7 @@ class SearchStage(BaseStage):
     title = "search"
     noun = "queries"
 
-    def __init__(self, search: SearchQueries):
+    def __init__(self, search: SearchQueriesWork):
         self.search = search
         self.total: int | None = len(search.split.ids)
         self._rerank_task: RerankTask | None = None

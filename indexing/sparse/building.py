@@ -20,7 +20,7 @@ from indexing.work.tasks import JVM_CORE, Allocation, Report, Runner, WorkerReso
 from indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
 
 
-class BuildImpacts(GrowingWork):
+class BuildImpactsWork(GrowingWork):
     """The work that makes index/NAME of sparse embeddings, or its next generation.
 
     Attributes:

@@ -29,7 +29,7 @@ MODEL, FITTED = "model", "fitted"  # parts of the generation that was fitted: th
 _REPORT_EVERY = 500  # passages
 
 
-class FitTopics(GrowingWork):
+class FitTopicsWork(GrowingWork):
     """The work that makes topics/NAME, or its next generation.
 
     The first generation is fitted and has the model. A later one has only the topics of the new passages, which are

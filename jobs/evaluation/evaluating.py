@@ -31,7 +31,7 @@ from retriever.errors import InputError
 from retriever.options.categories import FIELD
 
 if TYPE_CHECKING:
-    from indexing.search.retrieval import SearchQueries
+    from indexing.search.retrieval import SearchQueriesWork
 
 METRICS = ("nDCG@10", "R@100", "RR@10")
 DEEPEST = 1_000  # hits per query that a metric without a cutoff needs, as `search` finds them by default
@@ -55,7 +55,7 @@ class EvaluationWork:
     options: Evaluate
     queries: EvaluationQueries
     metrics: list[str]
-    searches: list[SearchQueries]
+    searches: list[SearchQueriesWork]
     runs: list[RunReference]
     category: CategoryMeasure | None
 

@@ -16,12 +16,12 @@ from retriever.errors import InputError
 if TYPE_CHECKING:
     from jobs.evaluation.options import Evaluate
 
-    from indexing.search.retrieval import SearchQueries
+    from indexing.search.retrieval import SearchQueriesWork
 
 _CUTOFF = re.compile(r"@([1-9]\d*)$")
 
 
-def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[SearchQueries]:
+def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[SearchQueriesWork]:
     """Returns the work that makes the run of each source, each under a separate name.
 
     Args:
@@ -37,7 +37,7 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
     from indexing.hit_sources.grammar import parse_source
     from indexing.hit_sources.modes import expand_mode
     from indexing.hit_sources.options import NEEDS, SearchOptions
-    from indexing.search.retrieval import RUN_HITS, SearchQueries
+    from indexing.search.retrieval import RUN_HITS, SearchQueriesWork
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
     sources = [expand_mode(source, store) for source in options.source]
@@ -49,13 +49,13 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
         )
     shared: dict[str, Any] = {"split": options.split, "queries": options.queries, "limit": options.limit}
     depth = needed_depth(metrics, options.median_length, RUN_HITS)
-    searches: list[SearchQueries] = []
+    searches: list[SearchQueriesWork] = []
     for source in sources:
-        work = SearchQueries(store, source=source, k=max(depth, RUN_HITS), options=search, **shared)
+        work = SearchQueriesWork(store, source=source, k=max(depth, RUN_HITS), options=search, **shared)
         if any(work.source == other.source for other in searches):
             raise InputError(f"parameter source {source}: a source is given twice; leave one of them out")
         if complete_artifact(store, work) is None:
-            work = SearchQueries(store, source=source, k=depth, options=search, **shared)
+            work = SearchQueriesWork(store, source=source, k=depth, options=search, **shared)
             first = [f"first{options.limit}"] if options.limit is not None else []
             work.name = default_name(work.name, f"top{depth}", *first)
             make_unique(store, work, {other.name for other in searches})
@@ -80,7 +80,7 @@ def needed_depth(metrics: list[str], median_length: int | None, most: int) -> in
     return max([median_length or 1, *(int(match[1]) if match else most for match in cutoffs)])
 
 
-def make_unique(store: Store, search: SearchQueries, taken: set[str]) -> None:
+def make_unique(store: Store, search: SearchQueriesWork, taken: set[str]) -> None:
     """Gives the run of a search another name if a run with other inputs or settings has its name.
 
     The digits that are added are a hash of the run's inputs and settings, so the next evaluation finds the run.
@@ -101,7 +101,7 @@ def make_unique(store: Store, search: SearchQueries, taken: set[str]) -> None:
         search.name = f"{search.name[: MAX_NAME - 9]}-{fingerprint_of([inputs, target.config])[:8]}"
 
 
-def make_run(store: Store, search: SearchQueries, options: Evaluate) -> None:
+def make_run(store: Store, search: SearchQueriesWork, options: Evaluate) -> None:
     """Searches a source, unless the store has its run, and prints how many queries were cut."""
     from jobs.common.cuts import say_part_cuts
     from jobs.common.session import open_runner

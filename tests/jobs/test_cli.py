@@ -250,7 +250,12 @@ def test_a_mistake_in_the_code_keeps_its_traceback(world, job, monkeypatch: pyte
         ("search", ("--mode", "exact", "--query", "w1"), "jobs.search.show_hits", False),
         ("search", ("--mode", "exact", "--name", "new"), "indexing.work.local.LocalRunner.run", False),
         ("import_corpus", ("--source",), "jobs.import_corpus.import_queries", True),
-        ("mine_negatives", ("--split", "test", "--sources", "exact:enc"), "jobs.mine_negatives.SampleNegatives", True),
+        (
+            "mine_negatives",
+            ("--split", "test", "--sources", "exact:enc"),
+            "jobs.mine_negatives.SampleNegativesWork",
+            True,
+        ),
     ],
 )
 def test_a_resume_is_promised_only_if_something_is_kept(

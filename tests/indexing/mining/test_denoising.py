@@ -24,7 +24,7 @@ from indexing.mining import sampling, scoring
 from indexing.mining.candidates import MiningQueries
 from indexing.mining.denoising import SampleTask
 from indexing.mining.sampling import NegativeOptions
-from indexing.mining.scoring import ScoreCandidates, ScoreStage, known_probabilities, score_candidates
+from indexing.mining.scoring import ScoreCandidatesWork, ScoreStage, known_probabilities, score_candidates
 from indexing.search.rescoring import OPTIONS, RerankerSpec
 from indexing.store.artifact import Artifact
 from indexing.store.documents import fingerprint_of
@@ -102,8 +102,10 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     return worker
 
 
-def scores_of(store: Store, draw: NegativeOptions, reranker: str = "cross", numerics: str = "this") -> ScoreCandidates:
-    return ScoreCandidates(store, store.open("candidates", "pool"), reranker, draw, numerics=numerics)
+def scores_of(
+    store: Store, draw: NegativeOptions, reranker: str = "cross", numerics: str = "this"
+) -> ScoreCandidatesWork:
+    return ScoreCandidatesWork(store, store.open("candidates", "pool"), reranker, draw, numerics=numerics)
 
 
 def score(
@@ -141,7 +143,7 @@ def needed(store: Store, draw: NegativeOptions) -> set[Pair]:
     return found
 
 
-def drawn(store: Store, scores: ScoreCandidates, draw: NegativeOptions, name: str) -> list[dict]:
+def drawn(store: Store, scores: ScoreCandidatesWork, draw: NegativeOptions, name: str) -> list[dict]:
     """negatives/NAME of these scores."""
     pool = store.open("candidates", "pool")
     with store.create("negatives", name) as draft:
@@ -293,7 +295,7 @@ def test_another_reranker_pool_or_numerics_class_is_refused_with_both_sides(
     other: Artifact = store.open("candidates", "other")
     other.key = made.key
     with pytest.raises(InputError, match=f"scores/{SCORES}/g0000 is of other candidates than"):
-        ScoreCandidates(store, other, "cross", draw, numerics="this")
+        ScoreCandidatesWork(store, other, "cross", draw, numerics="this")
     score(store, NegativeOptions(denoised_negatives=5), parts=1)
     with pytest.raises(InputError, match=r"g0001 was begun otherwise: numerics this, now that; give the same"):
         score(store, NegativeOptions(denoised_negatives=5), numerics="that")

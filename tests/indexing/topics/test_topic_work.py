@@ -17,7 +17,7 @@ from indexing.store.store import Store
 from indexing.topics.options import FitOptions
 from indexing.topics.page import render_page
 from indexing.topics.reader import Topics
-from indexing.topics.work import FITTED, FitTopics, passage_words, sample_rows
+from indexing.topics.work import FITTED, FitTopicsWork, passage_words, sample_rows
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Runner
 from indexing.work.work import run_work
@@ -35,7 +35,7 @@ def make_store(root: Path, count: int = 90, deleted: tuple[int, ...] = ()) -> np
 def fit(root: Path, runner: Runner, options: FitOptions = SMALL) -> dict[str, str]:
     """Fits topics/topics; returns the sha256 of each part."""
     store = Store(str(root / "store"))
-    [artifact] = run_work(store, FitTopics(store, "topics", options), runner)
+    [artifact] = run_work(store, FitTopicsWork(store, "topics", options), runner)
     return {part.name: part.sha256 for part in artifact.parts}
 
 
@@ -69,8 +69,8 @@ def test_all_runners_and_an_interrupted_run_make_the_same_bytes(tmp_path: Path) 
     assert fit(tmp_path / "two", LocalRunner(cores=2)) == expected
     store = Store(str(tmp_path / "three/store"))
     with pytest.raises(StorageError):  # after the fit and one part
-        run_work(store, FitTopics(store, "topics", SMALL), InlineRunner(fail_after=2, error=StorageError("full")))
-    [artifact], counts = tallied(store, FitTopics(store, "topics", SMALL), shuffling_runner())
+        run_work(store, FitTopicsWork(store, "topics", SMALL), InlineRunner(fail_after=2, error=StorageError("full")))
+    [artifact], counts = tallied(store, FitTopicsWork(store, "topics", SMALL), shuffling_runner())
     assert {part.name: part.sha256 for part in artifact.parts} == expected
     assert counts == {"fit": [(True, 30)], "assign": [(True, 30), (False, 20), (False, 40)]}
 
