@@ -95,7 +95,7 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
     def main(options: EncodeCorpus) -> None:
         corpus_store = Store(options.store)
         spec = find_encoder_spec(corpus_store, options.encoder, options.task, options.vectors)
-        model_type = spec.describe("passage")["model_type"]
+        model_type = spec.settings("passage")["model_type"]
         runner, resources = open_encoders(corpus_store, options, spec, model_type, name)
         numerics = numerics_of(runner, spec.options, model_type, WorkerResources(resources.cores, resources.gpus), 1)
         work = EncodeCorpusWork(corpus_store, spec, DENSE, name, resources=resources, numerics=numerics, limit=limit)

@@ -103,7 +103,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
     assert options.backbone is not None
     encoder = EncoderOptions(**asdict(options.vectors))
     spec = EncoderSpec(store, options.backbone, encoder)
-    described = spec.describe("query")
+    backbone_settings = spec.settings("query")
     recipe = read_recipe(find_model_folder(spec.folder), encoder)
     backbone = open_backbone(options.backbone, recipe)
     read = read_prompt(Path(options.source).expanduser(), backbone)
@@ -112,7 +112,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
         prompt.save(Path(folder))
         files = [Path(folder, name) for name in (SETTINGS, WEIGHTS)]
         config = {
-            "backbone": described,
+            "backbone": backbone_settings,
             "converted": {"prompt": fingerprint_of([file_sha256(file) for file in files])},
             "side": options.side,
             "position_offset": options.position_offset,

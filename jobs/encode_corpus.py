@@ -78,9 +78,9 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
         )
     name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
     check_name("embeddings", name)
-    described = spec.describe("passage")
-    kind = find_index_kind(described).reader.kind
-    encoded = is_encoded(store, name, described, options.limit)
+    encoder_settings = spec.settings("passage")
+    kind = find_index_kind(encoder_settings).reader.kind
+    encoded = is_encoded(store, name, encoder_settings, options.limit)
     if options.plan and encoded:
         say_complete(store.generations("embeddings", name)[-1].url)
         return None
@@ -94,7 +94,10 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
         )
     generations = store.generations("embeddings", name)
     for artifact in generations:
-        say(f"{artifact.url}: {artifact.rows:,} {kind.describe(described)}, {artifact.config['numerics']}")
+        say(
+            f"{artifact.url}: {artifact.rows:,} {kind.describe_vectors(encoder_settings)}, "
+            f"{artifact.config['numerics']}"
+        )
     say_cuts(options, spec, generations)
     return generations[-1]
 
@@ -138,7 +141,7 @@ class EncodingSpeed:
 
 def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> EncodingSpeed:
     """Encodes the pending parts of the corpus and completes its generations."""
-    model_type = kind.batched_model_type(spec.describe("passage"))
+    model_type = kind.batched_model_type(spec.settings("passage"))
     runner, resources = open_encoders(store, options, spec, model_type, name)
     count = count_pending(store, name, options.limit)
     numerics = numerics_of(runner, spec.options, model_type, WorkerResources(resources.cores, resources.gpus), count)
@@ -211,14 +214,16 @@ def open_encoders(
 def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
     """Prints what an encoding reads and writes; only a run tells the time."""
     work = EncodeCorpusWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
-    described = work.described
+    encoder_settings = work.encoder_settings
     corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)
     say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {format_bytes(text)}")
-    say(f"encoder  {options.task or spec.name}: {described['dim']} dimensions, {similarity_of(described)}")
+    say(
+        f"encoder  {options.task or spec.name}: {encoder_settings['dim']} dimensions, {similarity_of(encoder_settings)}"
+    )
     say_topics(work)
     say_stages(work)
-    say(f"writes   {kind.plan(described, rows)}")
+    say(f"writes   {kind.describe_size(encoder_settings, rows)}")
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
 
 

@@ -46,7 +46,7 @@ OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(GpuWorkers):
+class SearchJob(GpuWorkers):
     GROUP: ClassVar = "queries and sources"
     MAKES: ClassVar = ("runs",)
     NAMED_BY: ClassVar = ("name", "task", "embeddings", "source")
@@ -103,11 +103,11 @@ class Search(GpuWorkers):
     100."""
 
 
-def main(options: Search) -> None:
+def main(options: SearchJob) -> None:
     run_job(Store(options.store).require(), options)
 
 
-def run_job(store: Store, options: Search) -> Artifact | None:
+def run_job(store: Store, options: SearchJob) -> Artifact | None:
     """Makes a run, which is returned, or prints the hits of --query.
 
     Args:
@@ -130,7 +130,7 @@ def run_job(store: Store, options: Search) -> Artifact | None:
     return search_split(store, source, options)
 
 
-def search_split(store: Store, source: str, options: Search) -> Artifact | None:
+def search_split(store: Store, source: str, options: SearchJob) -> Artifact | None:
     """Searches the queries of a split, prints about the run, and returns it; None with --plan."""
     split, k = options.split or "test", options.k or RUN_HITS
     work = SearchQueriesWork(
@@ -185,7 +185,7 @@ def say_plan(work: SearchQueriesWork, artifact: Artifact | None, file: str | Non
     say_stages(work)
 
 
-def choose_source(store: Store, options: Search) -> str:
+def choose_source(store: Store, options: SearchJob) -> str:
     """Returns the source to search; without --source and --mode it is the default one, and a line says so.
 
     Raises:
@@ -200,7 +200,7 @@ def choose_source(store: Store, options: Search) -> str:
     return source
 
 
-def show_hits(store: Store, source: str, options: Search) -> None:
+def show_hits(store: Store, source: str, options: SearchJob) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
     search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank, by=options.by)
@@ -235,13 +235,13 @@ def say_filter(allowed: np.ndarray | None) -> None:
         say(f"filter   {len(allowed):,} passages match")
 
 
-def check_options(options: Search) -> None:
+def check_options(options: SearchJob) -> None:
     """Checks the options.
 
     Raises:
         InputError: For a number below 1, an empty query, or an option of a run together with --query.
     """
-    known = options_by_name(Search)
+    known = options_by_name(SearchJob)
     for name in ("k", "nprobe", "depth", "rerank_depth"):
         if (value := known[name].value(options)) is not None and value < 1:
             raise InputError(f"{known[name].flag} {value}: expected at least 1")
@@ -255,4 +255,4 @@ def check_options(options: Search) -> None:
 
 
 if __name__ == "__main__":
-    run(main, Search)
+    run(main, SearchJob)

@@ -76,11 +76,11 @@ class SeveralKind(VectorKind):
     def query_encoder(self, encoder: Any) -> SeveralEncoder:
         return SeveralEncoder(encoder)
 
-    def describe(self, described: Mapping[str, Any]) -> str:
-        return f"passages with up to {described['dim'] // PIECE} vectors"
+    def describe_vectors(self, encoder_settings: Mapping[str, Any]) -> str:
+        return f"passages with up to {encoder_settings['dim'] // PIECE} vectors"
 
-    def plan(self, described: Mapping[str, Any], rows: int) -> str:
-        return f"up to {rows * described['dim'] // PIECE:,} vectors of {PIECE}"
+    def describe_size(self, encoder_settings: Mapping[str, Any], rows: int) -> str:
+        return f"up to {rows * encoder_settings['dim'] // PIECE:,} vectors of {PIECE}"
 
 
 class SeveralEmbeddings(EmbeddingsReader):

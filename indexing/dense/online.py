@@ -70,7 +70,7 @@ class DenseShard:
         self._matches = [MatchingRows(corpus, RowRange(first, end)) for first, end in stretches]
         is_small = sum(end - first for first, end in stretches) <= OPEN_ROWS
         self._parts = [
-            [OpenPart(vectors, row, shard.deleted) for row, vectors in shard.pieces]
+            [OpenPart(vectors, row, shard.deleted) for row, vectors in shard.parts]
             if shard.index is None and is_small
             else None
             for shard in self._shards

@@ -9,7 +9,7 @@ import numpy as np
 
 from indexing.dense.index import IndexShard
 from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, empty_hits, exact_search, rescore_pieces
+from indexing.exact import Hits, empty_hits, exact_search, rescore_candidates
 
 NONE_DELETED = np.empty(0, np.int64)
 EXACT_ROWS = 100_000  # allowed rows of a shard up to which all of them are scored
@@ -29,7 +29,7 @@ class OpenShard:
         self, embeddings: Embeddings, first_row: int, end: int, deleted: np.ndarray = NONE_DELETED, index: Any = None
     ):
         self.embeddings, self.first_row, self.end, self.index = embeddings, first_row, end, index
-        self.pieces = embeddings.between(first_row, end)
+        self.parts = embeddings.between(first_row, end)
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
 
     @classmethod
@@ -77,14 +77,14 @@ class OpenShard:
         """Returns the exact top k of each query; arguments as of `search`."""
         allowed = self._rows_in_shard(allowed)
         if allowed is None:
-            return exact_search(queries, self.pieces, k, deleted=self.deleted, threads=threads)
+            return exact_search(queries, self.parts, k, deleted=self.deleted, threads=threads)
         if not len(allowed):
             return empty_hits(len(queries), k)
         if len(allowed) <= EXACT_ROWS:
             hits = exact_search(queries, [(0, self.embeddings.take(allowed))], k, threads=threads)
             return Hits(hits.scores, np.where(hits.rows >= 0, allowed[hits.rows], -1))
         others = np.setdiff1d(np.arange(self.first_row, self.end), allowed, assume_unique=True)
-        return exact_search(queries, self.pieces, k, deleted=others, threads=threads)
+        return exact_search(queries, self.parts, k, deleted=others, threads=threads)
 
     def find_candidates(
         self, queries: np.ndarray, depth: int, *, nprobe: int, threads: int | None, allowed: np.ndarray | None = None
@@ -102,7 +102,7 @@ class OpenShard:
 
     def rescore(self, queries: np.ndarray, rows: np.ndarray, k: int, threads: int | None) -> Hits:
         """Scores the candidate rows of each query (int64 [q, any]) by their vectors; returns the best k."""
-        return rescore_pieces(queries, rows, self.pieces, k, threads)
+        return rescore_candidates(queries, rows, self.parts, k, threads)
 
 
 class OpenShards:

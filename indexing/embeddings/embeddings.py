@@ -42,11 +42,11 @@ class DenseKind(VectorKind):
             raise InputError(f"{label}: {vectors.dtype} {list(vectors.shape)}, expected float16 {[rows, dim]}")
         return vectors
 
-    def describe(self, described: Mapping[str, Any]) -> str:
-        return f"vectors of {described['dim']}"
+    def describe_vectors(self, encoder_settings: Mapping[str, Any]) -> str:
+        return f"vectors of {encoder_settings['dim']}"
 
-    def plan(self, described: Mapping[str, Any], rows: int) -> str:
-        return f"{rows:,} vectors, {format_bytes(rows * described['dim'] * 2)} of float16"
+    def describe_size(self, encoder_settings: Mapping[str, Any], rows: int) -> str:
+        return f"{rows:,} vectors, {format_bytes(rows * encoder_settings['dim'] * 2)} of float16"
 
 
 DENSE = DenseKind()

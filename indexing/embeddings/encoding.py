@@ -80,8 +80,8 @@ class EncodeCorpusWork:
     ):
         self.corpus, self.spec, self.kind, self.name = Corpus.open(store), spec, kind, name
         self.resources, self.numerics, self.allow_unknown_tokens = resources, numerics, allow_unknown_tokens
-        self.described = spec.describe("passage")
-        self.config = {"encoder": self.described, "numerics": numerics, "limit": limit}
+        self.encoder_settings = spec.settings("passage")
+        self.config = {"encoder": self.encoder_settings, "numerics": numerics, "limit": limit}
         self.num_rows = min(limit or self.corpus.num_rows, self.corpus.num_rows)
         prompt = spec.prompt()
         has_topics = prompt is not None and prompt.topics is not None
@@ -140,8 +140,8 @@ class EncodeCorpusWork:
                 encoder=spec.name,
                 options=spec.options.stored(),
                 task=spec.task,
-                dim=self.described["dim"],
-                similarity=similarity_of(self.described),
+                dim=self.encoder_settings["dim"],
+                similarity=similarity_of(self.encoder_settings),
             )
 
 
@@ -318,9 +318,9 @@ def numerics_of(
     return numerics
 
 
-def similarity_of(described: Mapping[str, Any]) -> str:
+def similarity_of(encoder_settings: Mapping[str, Any]) -> str:
     """Returns what the inner product of an encoder's vectors is: cosine if its head normalises them, else dot."""
-    return "cosine" if described["head"] and described["head"][-1] == "normalize" else "dot"
+    return "cosine" if encoder_settings["head"] and encoder_settings["head"][-1] == "normalize" else "dot"
 
 
 def count_pending(store: Store, name: str, limit: int | None) -> int:
@@ -331,13 +331,13 @@ def count_pending(store: Store, name: str, limit: int | None) -> int:
     return sum(f"{key}/{part.label}.json" not in files for part in parts)
 
 
-def is_encoded(store: Store, name: str, described: Mapping[str, Any], limit: int | None) -> bool:
+def is_encoded(store: Store, name: str, encoder_settings: Mapping[str, Any], limit: int | None) -> bool:
     """Whether every generation of the corpus has complete embeddings of this encoder, in any numerics class."""
     corpus = Corpus.open(store)
     generations = store.generations("embeddings", name)
     return len(generations) == len(corpus.generations) and all(
         embeddings.inputs["corpus"]["fingerprint"] == artifact.fingerprint
-        and embeddings.config["encoder"] == described
+        and embeddings.config["encoder"] == encoder_settings
         and embeddings.config["limit"] == limit
         for embeddings, artifact in zip(generations, corpus.generations, strict=True)
     )

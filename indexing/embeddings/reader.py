@@ -68,7 +68,7 @@ class EmbeddingsReader(ABC):
         name = store.only("embeddings", name, cls.kind.holds)
         generations = store.generations("embeddings", name)
         first = generations[0]
-        if not cls.kind.holds(first.config):
+        if not cls.kind.is_kind_of(first.config):
             raise InputError(
                 f"{store.url}/embeddings/{name}: holds {vector_kind_of(first.config['encoder'])} vectors, expected "
                 f"{cls.kind.name} ones: {cls.kind.remedy}"

@@ -39,7 +39,7 @@ def spec_of_embeddings(
         spec = EncoderSpec(store, encoder or embeddings.encoder_name, options, embeddings.task)
     # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.
     pinned: Mapping[str, Any] = embeddings.config["encoder"]
-    if differ := differing_settings(pinned, spec.describe("passage"), passages=task is not None):
+    if differ := differing_settings(pinned, spec.settings("passage"), passages=task is not None):
         what, parameter = (f"task {task}", "task") if task else (f"encoder {spec.name}", "encoder")
         raise InputError(
             f"{what} is not the one that made embeddings/{embeddings.name} ({', '.join(differ)} differ): name "

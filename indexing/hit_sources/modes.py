@@ -88,7 +88,7 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
 def has_dense(store: Store) -> bool:
     """Whether the store has dense embeddings."""
     names = store.names("embeddings")
-    return any(DENSE.holds(made.config) for name in names for made in store.generations("embeddings", name))
+    return any(DENSE.is_kind_of(made.config) for name in names for made in store.generations("embeddings", name))
 
 
 def dense_names(store: Store, embeddings: str | None, index: str | None) -> tuple[str, str | None]:

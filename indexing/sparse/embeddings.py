@@ -53,14 +53,14 @@ class SparseKind(VectorKind):
 
         return SparseEncoder(encoder)
 
-    def batched_model_type(self, described: Mapping[str, Any]) -> None:
+    def batched_model_type(self, encoder_settings: Mapping[str, Any]) -> None:
         return None
 
-    def describe(self, described: Mapping[str, Any]) -> str:
-        return f"sparse vectors over {described['dim']:,} words"
+    def describe_vectors(self, encoder_settings: Mapping[str, Any]) -> str:
+        return f"sparse vectors over {encoder_settings['dim']:,} words"
 
-    def plan(self, described: Mapping[str, Any], rows: int) -> str:
-        words = described["passage_terms"]
+    def describe_size(self, encoder_settings: Mapping[str, Any], rows: int) -> str:
+        words = encoder_settings["passage_terms"]
         most = f"at most {words:,}" if words else "as many as are not 0"
         return f"{rows:,} sparse vectors, {NUMBER_BYTES} bytes a word, {most} of a passage"
 

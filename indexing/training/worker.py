@@ -58,10 +58,10 @@ class JudgingMaker(Protocol):
         """Returns the quality of the system for the notes of the artifact, JSON-able."""
 
 
-def open_backbone(store: Store, name: str, described: dict[str, Any]) -> Path:
+def open_backbone(store: Store, name: str, backbone_settings: dict[str, Any]) -> Path:
     """Returns the folder of a maker's backbone. Raises InputError if it differs from the job node's description."""
     folder = find_model_folder(resolve_model(store, name))
-    if describe_backbone(folder) != described:
+    if describe_backbone(folder) != backbone_settings:
         raise InputError(f"{name}: this node has other weights of it than the node of the job: {folder}")
     return folder
 

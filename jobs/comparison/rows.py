@@ -65,7 +65,7 @@ class MeasuredRun:
 
     @classmethod
     def of(cls, table: pa.Table, values: Mapping[str, np.ndarray], judgements: Judgements) -> MeasuredRun:
-        """Returns a run of the table that `load_checked` returns."""
+        """Returns a run of the table that `read_checked_run` returns."""
         hits = ranked_hits(table, sorted(judgements.grades))
         ranks = {}
         for query, ids in hits.items():

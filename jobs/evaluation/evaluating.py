@@ -14,7 +14,13 @@ from jobs.evaluation.documents import with_passage_ids
 from jobs.evaluation.evaluation import Evaluation
 from jobs.evaluation.measures import Measure, check_metrics, make_measure
 from jobs.evaluation.options import Evaluate
-from jobs.evaluation.runs import EvaluationQueries, RunReference, check_passages, load_checked, measured_queries
+from jobs.evaluation.runs import (
+    EvaluationQueries,
+    RunReference,
+    check_passages,
+    read_checked_run,
+    read_evaluation_queries,
+)
 from jobs.evaluation.searches import make_run, needed_depth, open_searches
 
 import numpy as np
@@ -44,11 +50,11 @@ class EvaluationWork:
     Attributes:
         store: The store.
         options: The options of the job; the task that a sweep chose stands for the sweep.
-        queries: The measured queries.
+        queries: The evaluation_queries queries.
         metrics: Names of metrics.
         searches: The searches of the sources.
         runs: The runs, the first of which the others are compared with.
-        category: Measures runs by category; None: they are measured by judgements.
+        category: Measures runs by category; None: they are evaluation_queries by judgements.
     """
 
     store: Store
@@ -87,16 +93,16 @@ def open_evaluation(store: Store, options: Evaluate) -> EvaluationWork:
     options = replace(options, task=chosen_task(store, options.task))
     metrics, by_category = metrics_of(options), options.relevance == "category"
     queries = Queries.open(store, options.queries)
-    measured = measured_queries(queries, options, [] if by_category else metrics)
+    evaluation_queries = read_evaluation_queries(queries, options, [] if by_category else metrics)
     searches = open_searches(store, options, metrics)
     runs = [RunReference(name, Path(name).is_file()) for name in options.run]
     runs += [RunReference(search.name, is_file=False) for search in searches]
     category = None
     if by_category and metrics:  # before a search, which may take long
-        qrels = None if options.split == ALL else measured.qrels
+        qrels = None if options.split == ALL else evaluation_queries.qrels
         field = options.categories_field or FIELD
-        category = make_category_measure(store, queries, qrels, measured.ids, metrics, field)
-    return EvaluationWork(store, options, measured, metrics, searches, runs, category)
+        category = make_category_measure(store, queries, qrels, evaluation_queries.ids, metrics, field)
+    return EvaluationWork(store, options, evaluation_queries, metrics, searches, runs, category)
 
 
 def metrics_of(options: Evaluate) -> list[str]:
@@ -117,7 +123,7 @@ def check_options(options: Evaluate) -> None:
         if getattr(options, option) is not None and not options.source and not options.embeddings:
             raise InputError(
                 f"parameter {option} {getattr(options, option)}: expected parameter embeddings or parameter source "
-                "too; a run is measured without an encoder"
+                "too; a run is evaluation_queries without an encoder"
             )
     if options.median_length is not None and (options.median_length < 1 or not (options.run or options.source)):
         raise InputError(
@@ -127,7 +133,7 @@ def check_options(options: Evaluate) -> None:
     if options.rate_queries is not None and (options.rate_queries < 1 or not options.source):
         raise InputError(
             f"parameter rate_queries {options.rate_queries}: expected at least 1, and parameter source: the rate of a "
-            "search is measured, not of a run; correct it or name a source"
+            "search is evaluation_queries, not of a run; correct it or name a source"
         )
     if options.rate_batch < 1:
         raise InputError(f"parameter rate_batch {options.rate_batch}: expected at least 1")
@@ -148,27 +154,29 @@ def measure_runs(work: EvaluationWork) -> Evaluation:
     Raises:
         InputError: If a run is missing or of other queries, or lacks what a metric needs.
     """
-    options, measured, metrics = work.options, work.queries, work.metrics
+    options, evaluation_queries, metrics = work.options, work.queries, work.metrics
     measure: Measure = work.category or make_measure(
-        work.store, measured.queries, measured.qrels, measured.ids, metrics
+        work.store, evaluation_queries.query_set, evaluation_queries.qrels, evaluation_queries.ids, metrics
     )
     depth = needed_depth(metrics, None, DEEPEST)
     values: dict[str, dict[str, np.ndarray]] = {}
     lengths: dict[str, PassageLength] = {}
     for run in work.runs:
-        table = load_checked(work.store, run, measured, options.split, depth)
+        table = read_checked_run(work.store, run, evaluation_queries, options.split, depth)
         if options.median_length is not None:
             passages = with_passage_ids(table, f"parameter median_length {options.median_length}")
-            lengths[run.label] = measure_length(work.store, passages, run, measured.ids, options.median_length)
+            lengths[run.label] = measure_length(
+                work.store, passages, run, evaluation_queries.ids, options.median_length
+            )
         values[run.label] = measure(table)
         without_hits = metrics and not any(metric_values.any() for metric_values in values[run.label].values())
         if without_hits and (hint := check_passages(work.store, table)):
             say(f"warning: {run.label}: {hint}")
     random_ranking = work.category.of_random_ranking() if work.category else {}
     return Evaluation(
-        queries=measured.queries.artifact.key,
+        queries=evaluation_queries.query_set.artifact.key,
         split=options.split,
-        query_ids=sorted(set(measured.ids)),
+        query_ids=sorted(set(evaluation_queries.ids)),
         metrics=metrics,
         per_query=values,
         p_values=compare_with_first(values, [run.label for run in work.runs], metrics),

@@ -57,14 +57,14 @@ def make_measure(store: Store, queries: Queries, qrels: pa.Table, ids: list[str]
     Raises:
         InputError: If no query has the answers or the provenance that a metric needs.
     """
-    measured = sorted(set(ids))
+    query_ids = sorted(set(ids))
     measures: list[Measure] = []
     if others := [name for name in metrics if needs_judgements(name)]:
         measures.append(lambda run: metrics_per_query(qrels, run, others))
     if depths := {name: int(match.group(1)) for name in metrics if (match := _ANSWER.fullmatch(name))}:
-        measures.append(make_answer_measure(store, queries, measured, depths))
+        measures.append(make_answer_measure(store, queries, query_ids, depths))
     if PAGE_R_PRECISION in metrics:
-        measures.append(make_page_measure(store, queries, measured))
+        measures.append(make_page_measure(store, queries, query_ids))
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
         values = {name: array for one in measures for name, array in one(run).items()}
@@ -73,10 +73,10 @@ def make_measure(store: Store, queries: Queries, qrels: pa.Table, ids: list[str]
     return measure
 
 
-def make_answer_measure(store: Store, queries: Queries, measured: list[str], depths: Mapping[str, int]) -> Measure:
+def make_answer_measure(store: Store, queries: Queries, query_ids: list[str], depths: Mapping[str, int]) -> Measure:
     """Returns the measure of metrics Answer@K (name -> K). Raises InputError if no query has answers."""
     metadata = dict(zip(*(queries.table[column].to_pylist() for column in ("id", "metadata")), strict=True))
-    answers = {id: answers_of(metadata[id]) for id in measured}
+    answers = {id: answers_of(metadata[id]) for id in query_ids}
     if not any(answers.values()):
         raise InputError(
             f"parameter metrics {next(iter(depths))}: no query of {queries.artifact.key} has answers: they are its "
@@ -87,35 +87,35 @@ def make_answer_measure(store: Store, queries: Queries, measured: list[str], dep
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
         passages = with_passage_ids(run, f"parameter metrics {next(iter(depths))}")
         ranks = answer_ranks(passages, answers, corpus, max(depths.values()))
-        first = np.array([ranks[id] for id in measured])
+        first = np.array([ranks[id] for id in query_ids])
         return {name: ((first > 0) & (first <= depth)).astype(float) for name, depth in depths.items()}
 
     return measure
 
 
-def make_page_measure(store: Store, queries: Queries, measured: list[str]) -> Measure:
+def make_page_measure(store: Store, queries: Queries, query_ids: list[str]) -> Measure:
     """Returns the measure of PageRprec, after a warning about queries without provenance.
 
     Raises:
         InputError: If no query has provenance; from the measure, if a passage names no page.
     """
     try:
-        provenance = page_sets(queries, measured)
+        provenance = page_sets(queries, query_ids)
     except InputError as error:
         raise InputError(f"parameter metrics {PAGE_R_PRECISION}: {error}") from None
     corpus = Corpus.open(store)
     if num_without := sum(not sets for sets in provenance.values()):
         say(
-            f"warning: {num_without:,} of the {len(measured):,} queries of {queries.artifact.key} have no provenance, "
+            f"warning: {num_without:,} of the {len(query_ids):,} queries of {queries.artifact.key} have no provenance, "
             f"and count as 0 in {PAGE_R_PRECISION}"
         )
 
     def measure(run: pa.Table) -> dict[str, np.ndarray]:
         try:
             passages = with_passage_ids(run, f"parameter metrics {PAGE_R_PRECISION}")
-            values = page_r_precision(ranked_hits(passages, measured), provenance, corpus)
+            values = page_r_precision(ranked_hits(passages, query_ids), provenance, corpus)
         except InputError as error:
             raise InputError(f"parameter metrics {PAGE_R_PRECISION}: {error}") from None
-        return {PAGE_R_PRECISION: np.array([values[id] for id in measured])}
+        return {PAGE_R_PRECISION: np.array([values[id] for id in query_ids])}
 
     return measure

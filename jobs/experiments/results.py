@@ -36,25 +36,25 @@ class Results:
     untrained: set[str]
     values: dict[str, dict[str, dict[int, RunValues]]] = field(default_factory=dict)
 
-    def add(self, data: str, arm: str, seed: int, values: RunValues) -> None:
+    def add(self, set_name: str, arm: str, seed: int, values: RunValues) -> None:
         """Adds the values of an arm on a set."""
-        self.values.setdefault(data, {}).setdefault(arm, {})[seed] = values
+        self.values.setdefault(set_name, {}).setdefault(arm, {})[seed] = values
 
-    def mean(self, data: str, arm: str, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
+    def mean(self, set_name: str, arm: str, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Returns a metric of each query of a set, the mean over some seeds of an arm, by default all: [queries]."""
-        by_seed = self.values[data][arm]
+        by_seed = self.values[set_name][arm]
         mean: np.ndarray = np.mean([by_seed[seed].metrics[metric] for seed in seeds or by_seed], axis=0)
         return mean
 
-    def pair(self, data: str, one: str, other: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
+    def pair(self, set_name: str, one: str, other: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns a metric of two arms on a set, means over the seeds that both have; None if there is no such seed."""
-        if not {one, other} <= self.values.get(data, {}).keys():
+        if not {one, other} <= self.values.get(set_name, {}).keys():
             return None
-        shared = [seed for seed in self.values[data][one] if seed in self.values[data][other]]
+        shared = [seed for seed in self.values[set_name][one] if seed in self.values[set_name][other]]
         seeds = None if {one, other} & self.untrained else shared
         if seeds == []:
             return None
-        return self.mean(data, one, metric, seeds), self.mean(data, other, metric, seeds)
+        return self.mean(set_name, one, metric, seeds), self.mean(set_name, other, metric, seeds)
 
 
 def summarise(
@@ -68,20 +68,20 @@ def summarise(
         subsets: Which queries belong to each subset, by set and subset: bool [queries].
     """
     document: dict[str, Any] = {}
-    for data, arms in results.values.items():
+    for set_name, arms in results.values.items():
         metrics = list(next(iter(next(iter(arms.values())).values())).metrics)
-        document[data] = {"by_seed": _by_seed(arms), "figures": _mean_figures(arms), "subsets": {}}
-        for subset, mask in subsets[data].items():
-            document[data]["subsets"][subset] = {
+        document[set_name] = {"by_seed": _by_seed(arms), "figures": _mean_figures(arms), "subsets": {}}
+        for subset, mask in subsets[set_name].items():
+            document[set_name]["subsets"][subset] = {
                 "queries": int(mask.sum()),
                 "arms": {
-                    arm: {metric: bootstrap_interval([results.mean(data, arm, metric)[mask]]) for metric in metrics}
+                    arm: {metric: bootstrap_interval([results.mean(set_name, arm, metric)[mask]]) for metric in metrics}
                     for arm in arms
                 },
-                "differences": _differences(results, [data], metrics, pairs, {data: mask}),
+                "differences": _differences(results, [set_name], metrics, pairs, {set_name: mask}),
             }
     if len(results.values) > 1:
-        every = {data: masks["all"] for data, masks in subsets.items()}
+        every = {set_name: masks["all"] for set_name, masks in subsets.items()}
         document["mean over sets"] = _differences(results, [*results.values], metrics, pairs, every)
     return document
 
@@ -114,8 +114,10 @@ def _differences(
     document: dict[str, dict[str, dict[str, Any]]] = {}
     for one, other in pairs:
         for metric in metrics:
-            values = [results.pair(data, one, other, metric) for data in sets]
-            masked = [(v[0][masks[data]], v[1][masks[data]]) for data, v in zip(sets, values, strict=True) if v]
+            values = [results.pair(set_name, one, other, metric) for set_name in sets]
+            masked = [
+                (v[0][masks[set_name]], v[1][masks[set_name]]) for set_name, v in zip(sets, values, strict=True) if v
+            ]
             if len(masked) < len(sets):
                 break
             interval = bootstrap_interval([a - b for a, b in masked])
@@ -127,12 +129,12 @@ def _differences(
 def markdown_tables(document: Mapping[str, Any]) -> str:
     """Returns the figures of `summarise` as tables in Markdown."""
     lines: list[str] = []
-    for data, of_set in document.items():
-        if data == "mean over sets":
+    for set_name, of_set in document.items():
+        if set_name == "mean over sets":
             lines += ["", "Mean over the sets:", *_difference_table(of_set)]
             continue
         for subset, figures in of_set["subsets"].items():
-            lines += ["", f"{' '.join(filter(None, (data, subset)))}: {figures['queries']:,} queries", ""]
+            lines += ["", f"{' '.join(filter(None, (set_name, subset)))}: {figures['queries']:,} queries", ""]
             metrics = list(next(iter(figures["arms"].values())))
             lines += _header("arm", *metrics, f"{metrics[0]} by seed")
             for arm, intervals in figures["arms"].items():

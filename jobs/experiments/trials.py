@@ -52,16 +52,16 @@ class Trial:
 
 
 def make_trial(
-    experiment: Experiment, arm: str, chosen: Mapping[str, Settings], seed: int, measured: str, *, choosing: bool
+    experiment: Experiment, arm: str, chosen: Mapping[str, Settings], seed: int, set_name: str, *, choosing: bool
 ) -> Trial:
-    """Returns the training run of an arm that is measured on a set.
+    """Returns the training run of an arm that is set_name on a set.
 
     Args:
         experiment: The experiment.
         arm: Name of the arm.
         chosen: The chosen values by arm, those of this arm too.
         seed: The seed.
-        measured: Name of the set.
+        set_name: Name of the set.
         choosing: Whether the run chooses values.
     """
     arm_options = {**experiment.own_options(arm), **inherited_values(experiment, arm, chosen), **chosen[arm]}
@@ -72,10 +72,10 @@ def make_trial(
     trained_on: tuple[str, ...] = ()
     store = options.pop("store", None)
     if store is None:
-        names = {"own": [measured], "all": [*experiment.sets], "others": [*experiment.sets]}[train_on]
+        names = {"own": [set_name], "all": [*experiment.sets], "others": [*experiment.sets]}[train_on]
         if train_on == "others":
-            names.remove(measured)
-            without = f"without-{measured}"
+            names.remove(set_name)
+            without = f"without-{set_name}"
         trained_on = tuple(names)
         first, *others = (experiment.sets[name] for name in names)
         store = first.store
@@ -97,9 +97,9 @@ def inherited_values(experiment: Experiment, arm: str, chosen: Mapping[str, Sett
     return {option: value for option, value in values.items() if option not in experiment.arms[arm].settings}
 
 
-def _training_set(data: DataSet, arm_options: Settings) -> str:
+def _training_set(data_set: DataSet, arm_options: Settings) -> str:
     """Returns a set as a value of --also-train; options that the arm sets to null are left out."""
-    values = {**data.train, "store": data.store}
+    values = {**data_set.train, "store": data_set.store}
     named = {
         option: value
         for option, value in values.items()

@@ -83,17 +83,17 @@ def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
         options, None if start is None or start.prompt.synthesis is None else start.prompt.synthesis.options
     )
     spec = open_backbone(store, options)
-    described = spec.describe("query")
+    backbone_settings = spec.settings("query")
     queries = Queries.open(store, options.queries)
     sets = training_sets(store, options, queries)
     training = open_tuning_sets(store, sets, tuning, limit=options.limit, batches=options.batches)
     dev_split_of(options, queries)
     check_tuning(options, tuning, spec)
     num_queries = len(training.data.queries)
-    loop = loop_options(options, tuning, described["pooling"], num_queries)
-    tuning = with_regularisers(options, tuning, described["pooling"], loop.steps, sets)
+    loop = loop_options(options, tuning, backbone_settings["pooling"], num_queries)
+    tuning = with_regularisers(options, tuning, backbone_settings["pooling"], loop.steps, sets)
     if start is not None:
-        check_start(options, start.prompt, described, tuning.length)
+        check_start(options, start.prompt, backbone_settings, tuning.length)
     topics, topic_agreement = None, None
     if tuning.topics is not None:
         topics, topic_agreement = open_topics(store, options, training, tuning.topics)
@@ -101,7 +101,7 @@ def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
     maker = RetrieverMaker(
         store=store,
         backbone=spec,
-        described=described,
+        backbone_settings=backbone_settings,
         tuning=tuning,
         corpus=training.corpus,
         sets=sets,
@@ -207,7 +207,7 @@ def vector_inputs(
 def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOptions) -> dict[str, Any]:
     """Returns the configuration of the artifact: what shapes the trained weights, besides the inputs."""
     config: dict[str, Any] = {
-        "backbone": maker.described,
+        "backbone": maker.backbone_settings,
         "tuning": maker.tuning.stored(),
         "loop": loop.fingerprint_options(),
         "split": options.split,
@@ -219,7 +219,7 @@ def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOp
     }
     if options.also_train:
         # The location of a store is not part of the configuration: the inputs identify its content.
-        config["also_train"] = [described_set(name) for name in maker.sets[1:]]
+        config["also_train"] = [training_set_config(name) for name in maker.sets[1:]]
         config["batches"] = options.batches
     if options.task_size is not None:
         config["task_size"] = options.task_size
@@ -277,7 +277,7 @@ def synthesis_of_tasks(
     return replace(synthesis, prompts=len(tasks))
 
 
-def described_set(name: SetName) -> dict[str, Any]:
+def training_set_config(name: SetName) -> dict[str, Any]:
     """Returns a training set for a configuration. The inputs identify its store and embeddings."""
     extra: dict[str, Any] = {} if name.size is None else {"size": name.size}
     later = ("store", "size", "embeddings", "dev")

@@ -45,7 +45,7 @@ class PretrainingSetup:
     Attributes:
         corpus: The passages.
         folder: The folder of the backbone.
-        described: The description of the backbone.
+        backbone_settings: The settings of the backbone.
         rip: The options of the objective.
         loop: The options of the loop. Its number of steps is that of all passages; `find_eligible` counts it again.
         head: The files of the head in the backbone's folder; None if training has or finds none.
@@ -55,7 +55,7 @@ class PretrainingSetup:
 
     corpus: Corpus
     folder: Path
-    described: dict[str, Any]
+    backbone_settings: dict[str, Any]
     rip: RipOptions
     loop: LoopOptions
     head: dict[str, str] | None
@@ -104,7 +104,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     """
     corpus = Corpus.open(store)
     folder = find_model_folder(resolve_model(store, options.backbone))
-    described = describe_backbone(folder)
+    backbone_settings = describe_backbone(folder)
     check_length(folder, options.pretraining.max_length)
     # The number of eligible passages is not known yet; `find_eligible` counts the steps again.
     steps = options.count_steps(num_passages(options, corpus), options.pretraining.batch)
@@ -116,7 +116,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     kind = "prompts" if rip.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.pretraining.objective}"
     check_name(kind, name)
-    config = artifact_config(options, described, rip, loop, head)
+    config = artifact_config(options, backbone_settings, rip, loop, head)
     inputs: dict[str, Artifact | ArtifactReference] = {"corpus": corpus.generations[-1]}
     if options.queries is not None and options.dev_split is None:
         raise InputError(f"--queries {options.queries}: expected --dev-split too; only the measurement uses queries")
@@ -128,16 +128,20 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     if backbone := stored_model(store, options.backbone):
         inputs["backbone"] = backbone
     target = ArtifactTarget(kind, name, inputs, config)
-    return PretrainingSetup(corpus, folder, described, rip, loop, head, dev, target)
+    return PretrainingSetup(corpus, folder, backbone_settings, rip, loop, head, dev, target)
 
 
 def artifact_config(
-    options: PretrainRip, described: dict[str, Any], rip: RipOptions, loop: LoopOptions, head: dict[str, str] | None
+    options: PretrainRip,
+    backbone_settings: dict[str, Any],
+    rip: RipOptions,
+    loop: LoopOptions,
+    head: dict[str, str] | None,
 ) -> dict[str, Any]:
     """Returns the configuration of the artifact without its dev split."""
     unset = "temperature" if rip.temperature is None else None  # earlier artifacts keep their fingerprints
     config = {
-        "backbone": described,
+        "backbone": backbone_settings,
         "rip": {key: value for key, value in asdict(rip).items() if key not in ("steps", unset)},
         "loop": {key: value for key, value in loop.fingerprint_options().items() if key != "steps"},
         "epochs": None if options.steps is not None else options.epochs,
@@ -173,7 +177,7 @@ def find_eligible(
     maker = RipMaker(
         store=store,
         backbone=options.backbone,
-        described=setup.described,
+        backbone_settings=setup.backbone_settings,
         rows=put_in_ray(rows) if on_ray else rows,
         options=fitted,
         checkpointing=options.checkpointing,

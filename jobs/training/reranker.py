@@ -109,7 +109,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     steps = options.count_steps(len(data.queries), options.pairs.batch)
     loop = options.loop_options(steps, lr=2e-5)
     folder = find_model_folder(resolve_model(store, options.backbone))
-    described = describe_backbone(folder)
+    backbone_settings = describe_backbone(folder)
     check_length(folder, cross.max_length)
     inputs: dict[str, Artifact] = {
         "corpus": corpus.generations[-1],
@@ -128,7 +128,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     maker = CrossMaker(
         store=store,
         backbone=options.backbone,
-        described=described,
+        backbone_settings=backbone_settings,
         options=cross,
         corpus=corpus,
         queries=queries.artifact.name,
@@ -140,7 +140,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
         dev_negatives=options.dev_negatives,
     )
     config = {
-        "backbone": described,
+        "backbone": backbone_settings,
         "training": asdict(cross),
         "loop": loop.fingerprint_options(),
         "split": options.split,

@@ -198,7 +198,7 @@ def max_text_length(setup: RetrieverSetup) -> int | None:
 def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOptions) -> Artifact:
     """Returns prompts/TASK-prompt, trained with the encoder of models/TASK that it is for; makes it if needed."""
     name = f"{artifact.key.partition('/')[2]}-prompt"
-    config = {"backbone": EncoderSpec(store, artifact.key, options).describe("query"), "with": artifact.key}
+    config = {"backbone": EncoderSpec(store, artifact.key, options).settings("query"), "with": artifact.key}
     inputs: dict[str, Artifact | ArtifactReference] = {"model": artifact}
     if (topics := artifact.inputs.get("topics")) is not None:
         inputs["topics"] = ArtifactReference(topics["artifact"], topics["fingerprint"])

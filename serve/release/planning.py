@@ -159,7 +159,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
         return True
     for key in (key for key in store.incomplete_keys() if key.startswith("embeddings/")):
         manifest = store.manifest(key)
-        if manifest is None or DENSE.holds(manifest["config"]):
+        if manifest is None or DENSE.is_kind_of(manifest["config"]):
             raise InputError(
                 f"{store.url}/{key} was begun and is not complete: run the command that makes it again, or give "
                 f"parameter embeddings {NO_EMBEDDINGS} to serve the store without dense search"
@@ -213,7 +213,7 @@ def _find_space(
     if (prompt := spec.prompt()) is not None:
         check_prompt_settings(prompt, spec)
     base = before.task(BASE) if before else None
-    encoder = spec.describe("passage")
+    encoder = spec.settings("passage")
     if put is not None and put.space and (base is None or put.space != base.space):
         space = open_space(store, *put.space, corpus)
         check_passages(name, encoder, space.embeddings)

@@ -131,7 +131,7 @@ def renew_release(store: Store, release: Release) -> Release:
         if task.space and spec:
             space = spaces[task.space]
             parts += space.generations
-            check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), space.embeddings)
+            check_passages(task.name, replace(spec, task=task.prompt).settings("passage"), space.embeddings)
     parts += reranker_inputs(store, release.reranker or "").values()
     return replace(release, fingerprints=fingerprints_of(parts))
 

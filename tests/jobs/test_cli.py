@@ -11,7 +11,7 @@ from jobs.common import cli
 from jobs.common.steps import job_names
 from jobs.common.yaml_files import read_yaml
 from jobs.import_corpus import ImportCorpus
-from jobs.search import Search
+from jobs.search import SearchJob
 
 import pytest
 from local_cluster import without_progress
@@ -221,7 +221,7 @@ def test_every_recipe_fits_its_job(file: Path) -> None:
 
 
 def test_options_have_the_defaults_that_the_help_names() -> None:
-    options = cli.parse_arguments(Search, ["--store", "s"])
+    options = cli.parse_arguments(SearchJob, ["--store", "s"])
     assert (options.mode, options.limit, options.plan) == (None, None, False)
     assert (options.split, options.k) == (None, None), "test and 1000, or with --query none and 10"
 
