@@ -27,7 +27,7 @@ def main(options: Compare) -> None:
     work = open_comparison(Store(options.store).require(), options)
     path = options.json or default_results_path(work)
     if options.plan:
-        say_plan(work, [path, options.html])
+        print_plan(work, [path, options.html])
         return
     comparison = compare_runs(work)
     contents = [(path, json.dumps(comparison.document(), indent=1, ensure_ascii=False) + "\n")]
@@ -45,7 +45,7 @@ def main(options: Compare) -> None:
         say(f"page: {options.html}")
 
 
-def say_plan(work: EvaluationWork, files: list[str | None]) -> None:
+def print_plan(work: EvaluationWork, files: list[str | None]) -> None:
     """Prints what a comparison measures and writes."""
     evaluation_queries = work.queries
     say(

@@ -7,7 +7,7 @@ r"""Convert prompts from DPTDR's authors or PEFT, or to PEFT's prefix tuning.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, format_bytes, run, say, say_complete
+from jobs.common.cli import Common, format_bytes, print_complete, run, say
 
 import tempfile
 from dataclasses import asdict, dataclass, field
@@ -119,7 +119,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
         }
         target = ArtifactTarget("prompts", options.task, spec.inputs(), config)
         if options.plan and (complete := complete_target(store, target)):
-            return say_complete(complete.url)
+            return print_complete(complete.url)
         say(f"prompt    {describe_prompt(prompt)}, of {_TOOLS[read.format]}")
         say(f"backbone  {describe_comparison(read, options.backbone)}")
         size = format_bytes(sum(file.stat().st_size for file in files))

@@ -7,7 +7,7 @@ r"""Encode a corpus with a pool of encoders, part by part.
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, as_options, chosen_task, format_bytes, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, as_options, chosen_task, format_bytes, print_complete, print_stages, run, say
 
 import time
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     kind = find_index_kind(encoder_settings).reader.kind
     encoded = is_encoded(store, name, encoder_settings, options.limit)
     if options.plan and encoded:
-        say_complete(store.generations("embeddings", name)[-1].url)
+        print_complete(store.generations("embeddings", name)[-1].url)
         return None
     if options.plan:
         print_plan(store, options, spec, kind, name)
@@ -98,11 +98,11 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
             f"{artifact.url}: {artifact.rows:,} {kind.describe_vectors(encoder_settings)}, "
             f"{artifact.config['numerics']}"
         )
-    say_cuts(options, spec, generations)
+    print_cuts(options, spec, generations)
     return generations[-1]
 
 
-def say_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Artifact]) -> None:
+def print_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Artifact]) -> None:
     """Prints how many passages were cut, those of earlier runs included; nothing if none was."""
     cuts = sum_cuts(part for artifact in generations for part in artifact.numbered_parts("part"))
     if cuts.cut_texts:
@@ -155,7 +155,7 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
         limit=options.limit,
         allow_unknown_tokens=options.allow_unknown_tokens,
     )
-    say_topics(work)
+    print_topics(work)
     speed = EncodingSpeed()
     stages: list[StageProgress] = []
 
@@ -221,13 +221,13 @@ def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: Vec
     say(
         f"encoder  {options.task or spec.name}: {encoder_settings['dim']} dimensions, {similarity_of(encoder_settings)}"
     )
-    say_topics(work)
-    say_stages(work)
+    print_topics(work)
+    print_stages(work)
     say(f"writes   {kind.describe_size(encoder_settings, rows)}")
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
 
 
-def say_topics(work: EncodeCorpusWork) -> None:
+def print_topics(work: EncodeCorpusWork) -> None:
     """Prints where the topics of passages are from, if they are encoded by them."""
     if work.topics is None:
         return

@@ -18,7 +18,7 @@ The vectors of embeddings are measured with the judged pairs of the split, by al
 
 from __future__ import annotations
 
-from jobs.common.cli import run, say, say_complete, say_stages
+from jobs.common.cli import print_complete, print_stages, run, say
 
 import json
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ def run_job(store: Store, options: Evaluate) -> None:
     queries = work.queries.query_set
     works = {name: open_embeddings(store, name, queries, options) for name in options.embeddings}
     if options.plan:
-        say_plan(work, works)
+        print_plan(work, works)
         return
     work.search()
     path = options.json or default_results_path(work)
@@ -83,16 +83,16 @@ def run_job(store: Store, options: Evaluate) -> None:
     say(f"{num_queries:,} queries of {queries.artifact.key} {options.split}; figures in {path}")
 
 
-def say_plan(work: EvaluationWork, works: Mapping[str, MeasureWork]) -> None:
+def print_plan(work: EvaluationWork, works: Mapping[str, MeasureWork]) -> None:
     """Prints what an evaluation searches and measures."""
     options, evaluation_queries = work.options, work.queries
     for search in work.searches:
         check_targets(work.store, search)
         say(f"source {search.source}: run {search.name}")
         if artifact := complete_artifact(work.store, search):
-            say_complete(artifact.url)
+            print_complete(artifact.url)
         else:
-            say_stages(search)
+            print_stages(search)
     if work.runs:
         names = work.metrics + ([f"median length of {options.median_length}"] if options.median_length else [])
         size = f"{len(evaluation_queries.ids):,} queries, {len(evaluation_queries.qrels):,} judgements"

@@ -9,7 +9,7 @@ passages; those of earlier passages do not change.
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, Workers, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, Workers, print_complete, print_stages, run, say
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -66,7 +66,7 @@ def run_job(store: Store, options: FitTopics) -> Topics | None:
 def print_plan(store: Store, work: FitTopicsWork, page: str | None) -> None:
     """Prints what a fit reads and writes."""
     if work.complete:
-        say_complete(work.previous[-1].url, page)
+        print_complete(work.previous[-1].url, page)
         return
     check_targets(store, work)
     rows = work.end - work.first_row
@@ -75,7 +75,7 @@ def print_plan(store: Store, work: FitTopicsWork, page: str | None) -> None:
         say(f"topics   inferred by {work.previous[0].url}")
     else:
         say(f"fit      on at most {work.options.sample:,} of them, in one thread")
-    say_stages(work)
+    print_stages(work)
     say(f"writes   {store.url}/{KIND}/{work.name}, about {rows * 8:,} bytes and the model")
     if page:
         say(f"writes   {page}")

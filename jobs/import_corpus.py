@@ -11,7 +11,7 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, Workers, as_options, format_bytes, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, Workers, as_options, format_bytes, print_complete, print_stages, run, say
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -120,7 +120,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         latest = work.previous[-1]
         name = queries_name(with_queries, options, latest) if with_queries else ""
         if with_queries is None or find_complete_queries(store, with_queries, name, hold_out=hold_out):
-            say_complete(latest.url)
+            print_complete(latest.url)
             return None
     if options.plan:
         print_plan(store, source, work, options)
@@ -176,11 +176,11 @@ def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
     work = AddFiltersWork(store, options.filters)
     names = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
     if options.plan and work.complete:
-        say_complete(work.before.generations[-1].url)
+        print_complete(work.before.generations[-1].url)
         return None
     if options.plan:
         say(f"filters  {names}, from the metadata of {work.before.num_rows:,} passages")
-        say_stages(work)
+        print_stages(work)
         return None
     run_work(store, work, open_runner(store, options), StageProgress)
     latest = store.generations("corpus")[-1]

@@ -7,13 +7,13 @@ riptide search --store data/squad --query "who wrote Dracula?" --query "who wrot
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, chosen_task, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, chosen_task, print_complete, print_stages, run, say
 
 import sys
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from jobs.common.cuts import say_part_cuts, say_search_cuts
+from jobs.common.cuts import print_part_cuts, print_search_cuts
 from jobs.common.options import Heading, options_by_name
 from jobs.common.session import num_gpus, open_runner
 from jobs.common.workers import GpuWorkers
@@ -150,7 +150,7 @@ def search_split(store: Store, source: str, options: SearchJob) -> Artifact | No
     )
     artifact = complete_artifact(store, work)
     if options.plan:
-        say_plan(work, artifact, options.run)
+        print_plan(work, artifact, options.run)
         return None
     if artifact is None:
         [artifact] = run_work(store, work, open_runner(store, options), StageProgress)
@@ -158,14 +158,14 @@ def search_split(store: Store, source: str, options: SearchJob) -> Artifact | No
     if queries_without_hits := work.queries_without_hits():
         more = f" and {len(queries_without_hits) - SHOWN} more" if len(queries_without_hits) > SHOWN else ""
         say(f"  {len(queries_without_hits):,} queries found nothing: {', '.join(queries_without_hits[:SHOWN])}{more}")
-    say_part_cuts(artifact.numbered_parts("part"), work.sources)
+    print_part_cuts(artifact.numbered_parts("part"), work.sources)
     if options.run:
         write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)
         say(options.run)
     return artifact
 
 
-def say_plan(work: SearchQueriesWork, artifact: Artifact | None, file: str | None) -> None:
+def print_plan(work: SearchQueriesWork, artifact: Artifact | None, file: str | None) -> None:
     """Prints what a search would do.
 
     Args:
@@ -174,15 +174,15 @@ def say_plan(work: SearchQueriesWork, artifact: Artifact | None, file: str | Non
         file: The TREC file to write.
     """
     if artifact is not None:
-        say_complete(artifact.url, file)
+        print_complete(artifact.url, file)
         return
     check_targets(work.store, work)
     say(f"run      {work.store.url}/runs/{work.name}")
     say(f"queries  {len(work.split.ids):,} of {work.queries.artifact.key} {work.config['split']}")
     say(f"source   {work.source}, over {work.corpus.num_rows:,} passages")
-    say_filter(work.allowed)
+    print_filter(work.allowed_rows)
     say(f"hits     up to {len(work.split.ids) * work.k:,}")
-    say_stages(work)
+    print_stages(work)
 
 
 def choose_source(store: Store, options: SearchJob) -> str:
@@ -204,15 +204,15 @@ def show_hits(store: Store, source: str, options: SearchJob) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
     search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank, by=options.by)
-    allowed = search.matching_rows(options.filter)
+    allowed_rows = search.matching_rows(options.filter)
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
-    say_filter(allowed)
+    print_filter(allowed_rows)
     if options.plan:
         say(f"queries  {len(options.query):,}, in this process")
         say(f"source   {search.source}, over {search.corpus.num_rows:,} passages")
         say(f"hits     up to {len(options.query) * k:,}, printed only")
         return
-    results = search.search(options.query, k, rerank_depth=depth, allowed=allowed)
+    results = search.search(options.query, k, rerank_depth=depth, allowed_rows=allowed_rows)
     style = style_for(sys.stdout)
     for number, query in enumerate(options.query):
         rows = results.rows[number][results.rows[number] >= 0]
@@ -226,13 +226,13 @@ def show_hits(store: Store, source: str, options: SearchJob) -> None:
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
         for line in hit_table(hits, query, style) if hits else ():
             say(line)
-    say_search_cuts(search.count_cuts(), search.sources)
+    print_search_cuts(search.count_cuts(), search.sources)
 
 
-def say_filter(allowed: np.ndarray | None) -> None:
-    """Prints how many passages match the filter, if there is one. allowed: their rows."""
-    if allowed is not None:
-        say(f"filter   {len(allowed):,} passages match")
+def print_filter(allowed_rows: np.ndarray | None) -> None:
+    """Prints how many passages match the filter, if there is one. allowed_rows: their rows."""
+    if allowed_rows is not None:
+        say(f"filter   {len(allowed_rows):,} passages match")
 
 
 def check_options(options: SearchJob) -> None:

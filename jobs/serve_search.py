@@ -171,7 +171,7 @@ def main(options: ServeSearch) -> None:
     check_binding(options.host, tokens)
     examples = read_examples(store, options.examples)  # a bad file ends the job before it makes a release
     choice = choose_release(store, options)
-    say_release(store, choice)
+    print_release(store, choice)
     if options.row_ranges:
         check_row_ranges(ReleaseArtifacts(store, choice.release), options.row_ranges)
     if options.plan:
@@ -218,7 +218,7 @@ def choose_release(store: Store, options: ServeSearch) -> ReleaseChoice:
     return ReleaseChoice(release, is_new, tag, live if is_new and not options.renew else None)
 
 
-def say_release(store: Store, choice: ReleaseChoice) -> None:
+def print_release(store: Store, choice: ReleaseChoice) -> None:
     """Prints the release that is served, with its backbone, tasks and re-ranker."""
     release = choice.release
     say(f"release   {release.id}{' (new)' if choice.is_new else ''} of {store.url}")

@@ -362,5 +362,5 @@ def _task(live: ReleaseArtifacts, task: ServedTask) -> dict[str, Any]:
         "index": task.index,
         "bm25": task.bm25,
         "modes": supported_modes(task),
-        "sources": [source.text for source in task.served()],
+        "sources": [source.source_text for source in task.served()],
     }

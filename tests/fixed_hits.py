@@ -27,20 +27,22 @@ class FixedSource:
     search_parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def source(self) -> str:
+    def source_text(self) -> str:
         return f"fixed:{self.artifact.key.partition('/')[2]}"
 
     def inputs(self) -> dict[str, Artifact]:
-        return {self.source: self.artifact}
+        return {self.source_text: self.artifact}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
-        return fixed_hits(self.artifact, self.corpus, len(texts), k, allowed)
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
+        return fixed_hits(self.artifact, self.corpus, len(texts), k, allowed_rows)
 
 
-def fixed_hits(artifact: Artifact, corpus: Corpus, num_queries: int, k: int, allowed: np.ndarray | None = None) -> Hits:
+def fixed_hits(
+    artifact: Artifact, corpus: Corpus, num_queries: int, k: int, allowed_rows: np.ndarray | None = None
+) -> Hits:
     """Returns the artifact's rows that are allowed and not deleted, with the scores 100, 99, …"""
     rows = artifact.config["rows"]
-    alive = [row for row in rows if row not in corpus.deleted and (allowed is None or row in allowed)][:k]
+    alive = [row for row in rows if row not in corpus.deleted and (allowed_rows is None or row in allowed_rows)][:k]
     rows, scores = np.full((num_queries, k), -1, np.int64), np.full((num_queries, k), -np.inf, np.float32)
     rows[:, : len(alive)] = alive
     scores[:, : len(alive)] = 100 - np.arange(len(alive))

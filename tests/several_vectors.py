@@ -149,7 +149,7 @@ class SearchTask:
     queries: Vectors
     k: int
     deleted: np.ndarray
-    allowed: np.ndarray | None
+    allowed_rows: np.ndarray | None
     resources: WorkerResources = ONE_CORE
 
     def open(self, allocation: Allocation) -> Callable[[tuple[Artifact, ArtifactPart], Report], Hits]:
@@ -157,7 +157,7 @@ class SearchTask:
 
     def _search(self, table: np.ndarray) -> Hits:
         rows = np.setdiff1d(table[:, 0].astype(np.int64), self.deleted)
-        rows = rows if self.allowed is None else np.intersect1d(rows, self.allowed)
+        rows = rows if self.allowed_rows is None else np.intersect1d(rows, self.allowed_rows)
         passages = [table[table[:, 0] == row, 1:].astype(np.float32) for row in rows]
         scores = np.array([[max_sim(query, passage) for passage in passages] for query in self.queries], np.float32)
         order = np.argsort(-scores, axis=1, kind="stable")[:, : self.k]
@@ -167,8 +167,8 @@ class SearchTask:
 class SeveralSource(VectorSource[SeveralEmbeddings, SeveralIndex]):
     index_kind = "several"
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
-        task = SearchTask(self.encoder.encode(texts, runner), k, self.corpus.deleted, allowed)
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
+        task = SearchTask(self.encoder.encode(texts, runner), k, self.corpus.deleted, allowed_rows)
         return merge_results((hits for _, hits in runner.run(task, self.index.shards)), k)
 
 

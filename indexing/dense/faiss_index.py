@@ -195,7 +195,7 @@ def search_shard(
     *,
     nprobe: int,
     deleted: np.ndarray | None = None,
-    allowed: np.ndarray | None = None,
+    allowed_rows: np.ndarray | None = None,
     threads: int | None = None,
 ) -> np.ndarray:
     """Returns the candidates of each query, best first by the index's approximate score: int64 [q, depth], -1 for none.
@@ -206,7 +206,7 @@ def search_shard(
         depth: Number of candidates per query.
         nprobe: Lists to probe; a flat index scores all vectors.
         deleted: int64 rows that are excluded.
-        allowed: int64 rows that alone are considered, without deleted ones.
+        allowed_rows: int64 rows that alone are considered, without deleted ones.
         threads: None: one for each core.
 
     Raises:
@@ -218,8 +218,8 @@ def search_shard(
     if depth < 1 or nprobe < 1:
         raise InputError(f"depth is {depth} and nprobe is {nprobe}, expected 1 or more")
     options: dict[str, Any] = {}
-    if allowed is not None:
-        options["sel"] = faiss.IDSelectorBatch(np.ascontiguousarray(allowed, dtype=np.int64))
+    if allowed_rows is not None:
+        options["sel"] = faiss.IDSelectorBatch(np.ascontiguousarray(allowed_rows, dtype=np.int64))
     elif deleted is not None and len(deleted):
         excluded = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
         options["sel"] = faiss.IDSelectorNot(excluded)

@@ -82,7 +82,7 @@ class DenseShard:
         Args:
             queries: float32 [q, dim].
             k: Number of hits per query.
-            filter: Consider matching rows only, as the `allowed` ones of `OpenShard.search`.
+            filter: Consider matching rows only, as the `allowed_rows` ones of `OpenShard.search`.
             exact: Score every vector even if there is an index.
         """
 
@@ -108,8 +108,8 @@ class DenseShard:
         *,
         exact: bool,
     ) -> Hits:
-        allowed = None if filter is None else matches.rows(filter)
+        allowed_rows = None if filter is None else matches.rows(filter)
         if exact or self.index is None:
-            return shard.search_exact(queries, k, threads=self.threads, allowed=allowed)
+            return shard.search_exact(queries, k, threads=self.threads, allowed_rows=allowed_rows)
         nprobe, depth = self.index.nprobe, max(k, self.index.depth)
-        return shard.search(queries, k, nprobe=nprobe, depth=depth, threads=self.threads, allowed=allowed)
+        return shard.search(queries, k, nprobe=nprobe, depth=depth, threads=self.threads, allowed_rows=allowed_rows)

@@ -50,50 +50,56 @@ class OpenShard:
         nprobe: int,
         depth: int,
         threads: int | None,
-        allowed: np.ndarray | None = None,
+        allowed_rows: np.ndarray | None = None,
     ) -> Hits:
         """Returns the top k of each query: candidates of the index, scored again by their float16 vectors.
 
         Args:
             queries: float32 [q, dim].
             k: Hits per query.
-            nprobe: Lists to probe; with `allowed`, the number grows by the ratio of rows to allowed rows.
+            nprobe: Lists to probe; with `allowed_rows`, the number grows by the ratio of rows to allowed rows.
             depth: Candidates per query, at least k.
             threads: Threads of the search; None: one for each core.
-            allowed: Consider only these rows, int64, ascending, none of them deleted; None: all. Those of other shards
-                are ignored. Up to EXACT_ROWS of them are all scored.
+            allowed_rows: Consider only these rows, int64, ascending, none of them deleted; None: all. Those of other
+                shards are ignored. Up to EXACT_ROWS of them are all scored.
         """
-        allowed = self._rows_in_shard(allowed)
-        if self.index is None or (allowed is not None and len(allowed) <= EXACT_ROWS):
-            return self.search_exact(queries, k, threads=threads, allowed=allowed)
-        if allowed is not None:
-            nprobe = -(-nprobe * (self.end - self.first_row) // len(allowed))
-        rows = self.find_candidates(queries, depth, nprobe=nprobe, threads=threads, allowed=allowed)
+        allowed_rows = self._rows_in_shard(allowed_rows)
+        if self.index is None or (allowed_rows is not None and len(allowed_rows) <= EXACT_ROWS):
+            return self.search_exact(queries, k, threads=threads, allowed_rows=allowed_rows)
+        if allowed_rows is not None:
+            nprobe = -(-nprobe * (self.end - self.first_row) // len(allowed_rows))
+        rows = self.find_candidates(queries, depth, nprobe=nprobe, threads=threads, allowed_rows=allowed_rows)
         return self.rescore(queries, rows, k, threads)
 
     def search_exact(
-        self, queries: np.ndarray, k: int, *, threads: int | None, allowed: np.ndarray | None = None
+        self, queries: np.ndarray, k: int, *, threads: int | None, allowed_rows: np.ndarray | None = None
     ) -> Hits:
         """Returns the exact top k of each query; arguments as of `search`."""
-        allowed = self._rows_in_shard(allowed)
-        if allowed is None:
+        allowed_rows = self._rows_in_shard(allowed_rows)
+        if allowed_rows is None:
             return exact_search(queries, self.parts, k, deleted=self.deleted, threads=threads)
-        if not len(allowed):
+        if not len(allowed_rows):
             return empty_hits(len(queries), k)
-        if len(allowed) <= EXACT_ROWS:
-            hits = exact_search(queries, [(0, self.embeddings.take(allowed))], k, threads=threads)
-            return Hits(hits.scores, np.where(hits.rows >= 0, allowed[hits.rows], -1))
-        others = np.setdiff1d(np.arange(self.first_row, self.end), allowed, assume_unique=True)
+        if len(allowed_rows) <= EXACT_ROWS:
+            hits = exact_search(queries, [(0, self.embeddings.take(allowed_rows))], k, threads=threads)
+            return Hits(hits.scores, np.where(hits.rows >= 0, allowed_rows[hits.rows], -1))
+        others = np.setdiff1d(np.arange(self.first_row, self.end), allowed_rows, assume_unique=True)
         return exact_search(queries, self.parts, k, deleted=others, threads=threads)
 
     def find_candidates(
-        self, queries: np.ndarray, depth: int, *, nprobe: int, threads: int | None, allowed: np.ndarray | None = None
+        self,
+        queries: np.ndarray,
+        depth: int,
+        *,
+        nprobe: int,
+        threads: int | None,
+        allowed_rows: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns the candidates of the index, int64 [q, depth], -1 for none; arguments as of `search`."""
         from indexing.dense import faiss_index
 
         return faiss_index.search_shard(
-            self.index, queries, depth, nprobe=nprobe, deleted=self.deleted, allowed=allowed, threads=threads
+            self.index, queries, depth, nprobe=nprobe, deleted=self.deleted, allowed_rows=allowed_rows, threads=threads
         )
 
     def _rows_in_shard(self, rows: np.ndarray | None) -> np.ndarray | None:

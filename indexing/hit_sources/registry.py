@@ -52,7 +52,7 @@ def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSourc
             name = context.store.only("index", name)
             for other in index_kinds():
                 if other.is_index(config):
-                    raise InputError(f"index/{name} {other.summary}: search it by the source {other.text(name)}")
+                    raise InputError(f"index/{name} {other.summary}: search it by the source {other.source_text(name)}")
             raise InputError(f"index/{name} is over vectors of an unknown kind: expected an index that {kind.summary}")
     return kind.open(context, name)
 

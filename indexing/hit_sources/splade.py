@@ -31,9 +31,9 @@ class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):
 
     index_kind = "splade"
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         vectors = self.encoder.encode(texts, runner)
-        return search_impacts(self.index, vectors, k, self.corpus.deleted, runner, allowed=allowed)
+        return search_impacts(self.index, vectors, k, self.corpus.deleted, runner, allowed_rows=allowed_rows)
 
 
 @dataclass(frozen=True)

@@ -64,16 +64,16 @@ class Bm25:
         name = store.only("bm25", name)
         return cls(name, open_chain(store, "bm25", name, corpus.generations))
 
-    def searcher(self, searched: slice = slice(None)) -> LuceneSearch:
+    def searcher(self, shard_range: slice = slice(None)) -> LuceneSearch:
         """Opens the shards in this process; the next call for the same shards returns the same object.
 
         Args:
-            searched: Which of the shards are searched; the statistics are those of all.
+            shard_range: Which of the shards are searched; the statistics are those of all.
 
         Raises:
             InputError: If they were made with another version of Lucene, whose terms may differ.
         """
-        first, end, _ = searched.indices(len(self.shards))
+        first, end, _ = shard_range.indices(len(self.shards))
         with OPENING:
             check_lucene_versions(self.generations[0])
             return _open_searcher(segment_files(self.shards), self.k1, self.b, self.language, first, end)
@@ -85,19 +85,19 @@ class Bm25:
         deleted: np.ndarray,
         *,
         threads: int = 1,
-        among: np.ndarray | None = None,
+        allowed_rows: np.ndarray | None = None,
         searcher: LuceneSearch | None = None,
     ) -> Hits:
         """Returns the top k passages of each query; see `SegmentedIndex.search`.
 
         Deleted rows still count in the statistics.
         """
-        return search_segments(searcher or self.searcher(), queries, k, deleted, among, threads)
+        return search_segments(searcher or self.searcher(), queries, k, deleted, allowed_rows, threads)
 
 
 @functools.lru_cache(maxsize=2)
 def _open_searcher(files: SegmentFiles, k1: float, b: float, language: str, first: int, end: int) -> LuceneSearch:
-    return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, searched=slice(first, end))
+    return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, shard_range=slice(first, end))
 
 
 class BuildBm25Work(GrowingWork):
@@ -198,7 +198,7 @@ def search_bm25(
     deleted: np.ndarray,
     runner: Runner,
     *,
-    allowed: np.ndarray | None = None,
+    allowed_rows: np.ndarray | None = None,
 ) -> Hits:
     """Returns the top k of each query by BM25.
 
@@ -208,9 +208,9 @@ def search_bm25(
         k: Hits per query.
         deleted: Rows to exclude, int64, ascending. They still count in the statistics.
         runner: What spreads the queries over workers.
-        allowed: Only these rows are hits, int64, ascending, none of them deleted; None: all rows.
+        allowed_rows: Only these rows are hits, int64, ascending, none of them deleted; None: all rows.
     """
-    task = SearchBm25Task(bm25, k, deleted, allowed)
+    task = SearchBm25Task(bm25, k, deleted, allowed_rows)
     return search_blocks(task, len(queries), lambda first, end: list(queries[first:end]), runner)
 
 
@@ -221,7 +221,7 @@ class SearchBm25Task:
     bm25: Bm25
     k: int
     deleted: np.ndarray
-    allowed: np.ndarray | None
+    allowed_rows: np.ndarray | None
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[tuple[int, list[str]], Report], Hits]:
@@ -230,7 +230,12 @@ class SearchBm25Task:
 
         def search(block: tuple[int, list[str]], report: Report) -> Hits:
             return self.bm25.search(
-                block[1], self.k, self.deleted, threads=allocation.cores, among=self.allowed, searcher=searcher
+                block[1],
+                self.k,
+                self.deleted,
+                threads=allocation.cores,
+                allowed_rows=self.allowed_rows,
+                searcher=searcher,
             )
 
         return search

@@ -178,7 +178,7 @@ class SegmentSearch(abc.ABC):
         shards: Sequence[tuple[LuceneSegmentFiles, Path]],
         similarity: Any,
         *,
-        searched: slice = slice(None),
+        shard_range: slice = slice(None),
         first_row: int = 0,
     ):
         """Opens shards.
@@ -186,19 +186,19 @@ class SegmentSearch(abc.ABC):
         Args:
             shards: The shards in the order of their rows, each with the path of its bulk.
             similarity: Lucene's similarity, which gives the scores.
-            searched: The shards that are searched, a slice with step 1; the statistics are those of all.
+            shard_range: The shards that are searched, a slice with step 1; the statistics are those of all.
             first_row: First row of the first shard.
         """
         java = lucene_jvm()
         readers = [_cast("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
-        self.num_documents = sum(reader.numDocs() for reader in readers[searched])
+        self.num_documents = sum(reader.numDocs() for reader in readers[shard_range])
         self.first_row = first_row
         # Also for one shard: its reader is closed together with the MultiReader.
         reader = _java_class("index.MultiReader")(readers, True)
         self._searcher = _java_class("search.IndexSearcher")(_cast("index.IndexReader", reader))
         self._searcher.setSimilarity(_cast("search.similarities.Similarity", similarity))
         # A shard is one segment, so the leaves of Lucene's reader are the shards.
-        first, end, _ = searched.indices(len(shards))
+        first, end, _ = shard_range.indices(len(shards))
         leaves = self._searcher.getTopReaderContext().leaves()
         self._leaves = None if end - first == len(shards) else leaves.subList(first, end)
         self._collectors = _java_class("search.TopScoreDocCollector")
@@ -253,10 +253,10 @@ class LuceneSearch(SegmentSearch):
         k1: float,
         b: float,
         language: str = "en",
-        searched: slice = slice(None),
+        shard_range: slice = slice(None),
     ):
-        """shards, searched: as of SegmentSearch; the first shard begins with row 0."""
-        super().__init__(shards, _java_class("search.similarities.BM25Similarity")(k1, b), searched=searched)
+        """shards, shard_range: as of SegmentSearch; the first shard begins with row 0."""
+        super().__init__(shards, _java_class("search.similarities.BM25Similarity")(k1, b), shard_range=shard_range)
         self._analyzer = _cast("analysis.Analyzer", make_analyzer(language))
         self._generator = lucene_jvm().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
 

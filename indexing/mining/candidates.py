@@ -123,13 +123,13 @@ class PoolCandidatesWork(BaseWork):
             )
         self.sources = HitSources(store, self.corpus, search)
         self.hit_sources = [self.sources.open(source) for source in options.sources]
-        sources = [each.source for each in self.hit_sources]
+        sources = [each.source_text for each in self.hit_sources]
         if len(set(sources)) < len(sources) or not sources:
             raise InputError(f"parameter sources {' '.join(options.sources)}: expected at least one, and each once")
         self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{source_label('+'.join(sources))}"
         self.config = {
             "sources": sources,
-            "search_parameters": {each.source: each.search_parameters for each in self.hit_sources},
+            "search_parameters": {each.source_text: each.search_parameters for each in self.hit_sources},
             "split": split,
             "depth": options.depth,
             "drop_answers": options.drop_answers,
@@ -212,7 +212,7 @@ class PoolStage(BaseStage):
         work, block = self.work, unit.payload
         texts = [text for _, queries in block for text in queries.texts]
         # Positives are dropped later, so a source may leave fewer than `depth` candidates.
-        hits = {each.source: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
+        hits = {each.source_text: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
         items: list[PoolItem] = []
         start = 0
         for name, queries in block:

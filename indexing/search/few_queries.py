@@ -73,7 +73,7 @@ class LocalSearch:
     @property
     def source(self) -> str:
         """The source's name in the grammar of sources, with all names filled in."""
-        return self.hit_source.source
+        return self.hit_source.source_text
 
     def matching_rows(self, filter: Mapping[str, Any] | str | None) -> np.ndarray | None:
         """Returns the rows that match a filter, int64 ascending, deleted ones excluded; None without a filter.
@@ -88,7 +88,7 @@ class LocalSearch:
         return self._matches.rows(Filter.parse(filter, filter_columns(self.corpus)))
 
     def search(
-        self, queries: Sequence[str], k: int, *, rerank_depth: int = 0, allowed: np.ndarray | None = None
+        self, queries: Sequence[str], k: int, *, rerank_depth: int = 0, allowed_rows: np.ndarray | None = None
     ) -> Hits:
         """Returns the top k passages of each query, or the best passage of each of the top k documents.
 
@@ -96,7 +96,7 @@ class LocalSearch:
             queries: The texts of the queries.
             k: Number of hits per query, at least 1.
             rerank_depth: Number of hits per query that the re-ranker orders; lower hits keep their order below them.
-            allowed: Only these rows are hits, as `matching_rows` returns them; None: all rows.
+            allowed_rows: Only these rows are hits, as `matching_rows` returns them; None: all rows.
 
         Returns:
             Scores and rows, [q, at most k].
@@ -114,12 +114,12 @@ class LocalSearch:
                 k,
                 self.runner,
                 self.documents,
-                allowed=allowed,
+                allowed_rows=allowed_rows,
                 rerank=reorder,
                 rerank_depth=depth,
             )
         depth_of_source = min(max(k, depth), max(1, self.corpus.num_rows))
-        hits = self.hit_source.search(queries, depth_of_source, self.runner, allowed)
+        hits = self.hit_source.search(queries, depth_of_source, self.runner, allowed_rows)
         if reorder:
             hits = reorder(hits, queries)
         return Hits(hits.scores[:, :k], hits.rows[:, :k])

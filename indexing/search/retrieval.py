@@ -49,7 +49,7 @@ class SearchQueriesWork:
         name: The name of the run.
         split: The queries.
         source: The source's name in the grammar of sources, with all names filled in.
-        allowed: The rows that match the filter, int64 ascending; None: there is no filter.
+        allowed_rows: The rows that match the filter, int64 ascending; None: there is no filter.
         documents: The documents of the corpus, if the hits are documents; None: they are passages.
     """
 
@@ -81,13 +81,13 @@ class SearchQueriesWork:
         self.store, self.k, self.drop_self = store, k, drop_self
         self.corpus = Corpus.open(store)
         parsed = None if filter is None else Filter.parse(filter, filter_columns(self.corpus))
-        self.allowed = None if parsed is None else parsed.rows(self.corpus)
+        self.allowed_rows = None if parsed is None else parsed.rows(self.corpus)
         self.documents = DocumentNumbers(self.corpus.parts) if is_by_document(self.corpus, by) else None
         self.queries = Queries.open(store, queries)
         self.split = self.queries.split(split, limit)
         self.sources = HitSources(store, self.corpus, options)
         self.hit_source = self.sources.open(source)
-        self.source = self.hit_source.source
+        self.source = self.hit_source.source_text
         self.reranker = open_reranker(store, reranker) if reranker else None
         self.reranker_name = reranker or ""
         self._reranker_inputs = reranker_inputs(store, reranker) if reranker else {}
@@ -173,14 +173,14 @@ class SearchQueriesWork:
                 self.k,
                 runner,
                 self.documents,
-                allowed=self.allowed,
+                allowed_rows=self.allowed_rows,
                 rerank=reorder,
                 rerank_depth=self.rerank_depth if rerank_task else 0,
                 excluded=self.corpus.rows_of_documents(ids)[0] if self.drop_self else None,
             )
             return FoundHits(hits, self.corpus.ids(hits.rows), cuts)
         depth = min(self.k + self.drop_self, max(1, self.corpus.num_rows))  # sources allocate as many per query
-        hits, passage_ids = self.without_self(ids, self.hit_source.search(texts, depth, runner, self.allowed))
+        hits, passage_ids = self.without_self(ids, self.hit_source.search(texts, depth, runner, self.allowed_rows))
         if reorder:
             hits = reorder(hits, texts)
             passage_ids = self.corpus.ids(hits.rows)

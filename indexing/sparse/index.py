@@ -56,16 +56,16 @@ class ImpactIndex:
         name = store.only("index", name, cls.is_index)
         return cls(name, open_chain(store, "index", name, embeddings.generations), embeddings)
 
-    def searcher(self, searched: slice = slice(None)) -> ImpactSearch:
+    def searcher(self, shard_range: slice = slice(None)) -> ImpactSearch:
         """Opens shards in this process; the next call for the same shards returns the same object.
 
         Args:
-            searched: Which of the shards are opened and searched, at least one.
+            shard_range: Which of the shards are opened and searched, at least one.
 
         Raises:
             InputError: If they were made with another version of Lucene.
         """
-        shards = self.shards[searched]
+        shards = self.shards[shard_range]
         with OPENING:
             check_lucene_versions(self.generations[0])
             return _open_searcher(segment_files(shards), segment_rows(shards)[0].first)
@@ -77,7 +77,7 @@ class ImpactIndex:
         deleted: np.ndarray,
         *,
         threads: int = 1,
-        among: np.ndarray | None = None,
+        allowed_rows: np.ndarray | None = None,
         searcher: ImpactSearch | None = None,
         first_query: int = 0,
     ) -> Hits:
@@ -91,7 +91,7 @@ class ImpactIndex:
             k: Hits per query.
             deleted: Rows to exclude, int64, ascending.
             threads: Threads that search.
-            among: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
+            allowed_rows: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
             searcher: The open shards; None: `searcher` opens them.
             first_query: The number of the first query in errors.
 
@@ -102,7 +102,7 @@ class ImpactIndex:
         open_searcher, texts = searcher or self.searcher(), query_texts(impacts)
 
         def find(texts: Sequence[str], depth: int) -> Hits:
-            return search_segments(open_searcher, texts, depth, deleted, among, threads)
+            return search_segments(open_searcher, texts, depth, deleted, allowed_rows, threads)
 
         hits = find(texts, k)
         for number in np.flatnonzero(hits.scores[:, 0] >= EXACT) if k else ():
@@ -164,10 +164,10 @@ def search_impacts(
     deleted: np.ndarray,
     runner: Runner,
     *,
-    allowed: np.ndarray | None = None,
+    allowed_rows: np.ndarray | None = None,
 ) -> Hits:
-    """Returns the top k of each query, spread over workers; see `ImpactIndex.search`, `allowed` is its `among`."""
-    task = SearchImpactsTask(index, k, deleted, allowed)
+    """Returns the top k of each query, spread over workers; see `ImpactIndex.search`."""
+    task = SearchImpactsTask(index, k, deleted, allowed_rows)
     return search_blocks(task, len(queries), queries.between, runner)
 
 
@@ -178,7 +178,7 @@ class SearchImpactsTask:
     index: ImpactIndex
     k: int
     deleted: np.ndarray
-    allowed: np.ndarray | None
+    allowed_rows: np.ndarray | None
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
@@ -188,7 +188,12 @@ class SearchImpactsTask:
         def search(block: tuple[int, SparseVectors], report: Report) -> Hits:
             first, queries = block
             return self.index.search(
-                queries, self.k, self.deleted, threads=allocation.cores, among=self.allowed, first_query=first
+                queries,
+                self.k,
+                self.deleted,
+                threads=allocation.cores,
+                allowed_rows=self.allowed_rows,
+                first_query=first,
             )
 
         return search

@@ -194,7 +194,7 @@ def wait_for_nodes(
         return
     with (
         actors_of(WaitForNodes, nodes, cores, gpus, count),
-        say_waiting(say, lambda: nodes, cores, gpus, lambda: count),
+        announce_waiting_workers(say, lambda: nodes, cores, gpus, lambda: count),
     ):
         require_room(nodes, cores, gpus, needed, request)
 
@@ -278,7 +278,7 @@ def open_worker(task: WorkerTask, allocation: Allocation) -> Callable[[Any, Repo
 
 
 @contextlib.contextmanager
-def say_waiting(
+def announce_waiting_workers(
     say: Say, nodes: Callable[[], ClusterNodes], cores: int, gpus: int, num_workers: Callable[[], int]
 ) -> Iterator[None]:
     """Prints a line every WAIT_S seconds within the block while workers wait for nodes.

@@ -72,7 +72,7 @@ class RayActors(RayTasks):
             enable_true_multi_threading=True,
         )
         numbers = ray.data.from_items([{"item": n} for n in items], override_num_blocks=len(items))
-        with self._say_waiting(allocation, lambda: min(size, len(unfinished))):
+        with self._announce_waiting(allocation, lambda: min(size, len(unfinished))):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # the last two arguments have no replacement yet
                 dataset = numbers.map(

@@ -14,9 +14,9 @@ from indexing.work.nodes import (
     NodeFailure,
     Say,
     actors_of,
+    announce_waiting_workers,
     open_worker,
     require_room,
-    say_waiting,
     wait_for_nodes,
 )
 from indexing.work.ray_progress import open_reporter, progress_board
@@ -121,7 +121,7 @@ class RayTasks:
         allocation, most = self.allocate(task.resources), self.request.max_workers
         with contextlib.ExitStack() as stack:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore_progress))
-            stack.enter_context(self._say_waiting(allocation, lambda: min(most, len(pending))))
+            stack.enter_context(self._announce_waiting(allocation, lambda: min(most, len(pending))))
             call = self._make_submitter(task, task_name(task))
             while True:
                 while may_submit(pending.values(), 2 * most) and (item := next(source, END)) is not END:
@@ -155,7 +155,7 @@ class RayTasks:
         actor_class = type(f"probe {task_name(task)}", (SingleCall,), {})
         key, handle = self._put_task(task)
         lost = 0
-        with self._say_waiting(allocation, lambda: count):
+        with self._announce_waiting(allocation, lambda: count):
             while True:
                 with actors_of(actor_class, self.nodes, allocation.cores, allocation.gpus, count) as actors:
                     pending = [actor.call.remote(item, key, [handle], allocation) for actor in actors]
@@ -172,10 +172,10 @@ class RayTasks:
                     return result
                 self._exclude(result, allocation)
 
-    def _say_waiting(
+    def _announce_waiting(
         self, allocation: Allocation, num_workers: Callable[[], int]
     ) -> contextlib.AbstractContextManager[None]:
-        return say_waiting(self.say, lambda: self.nodes, allocation.cores, allocation.gpus, num_workers)
+        return announce_waiting_workers(self.say, lambda: self.nodes, allocation.cores, allocation.gpus, num_workers)
 
     def _make_submitter(self, task: WorkerTask, name: str) -> Callable[[Any, Any, int], Any]:
         """Returns a function that submits a task for (item, board, number of the item) and returns its reference.

@@ -150,10 +150,10 @@ class Search:
     def _answer(self, files: _Open, texts: list[str], k: int, filter: Mapping[str, Any] | str | None) -> SearchResults:
         """Searches texts and reads their passages."""
         search, results = files.search, SearchResults()
-        allowed = search.matching_rows(filter)
+        allowed_rows = search.matching_rows(filter)
         if not texts:
             return results
-        hits = self._find(search, texts, k, allowed)
+        hits = self._find(search, texts, k, allowed_rows)
         rows = hits.rows[hits.rows >= 0]
         passages = files.read_passages(rows)
         by_document = search.documents is not None
@@ -167,14 +167,14 @@ class Search:
             results.append(query_hits)
         return results
 
-    def _find(self, search: LocalSearch, texts: list[str], k: int, allowed: np.ndarray | None) -> Hits:
+    def _find(self, search: LocalSearch, texts: list[str], k: int, allowed_rows: np.ndarray | None) -> Hits:
         """Searches texts; the first search, which loads models, runs alone."""
         if not self._is_loaded:
             with self._first:
-                hits = search.search(texts, k, rerank_depth=self._rerank_depth, allowed=allowed)
+                hits = search.search(texts, k, rerank_depth=self._rerank_depth, allowed_rows=allowed_rows)
                 self._is_loaded = True
                 return hits
-        return search.search(texts, k, rerank_depth=self._rerank_depth, allowed=allowed)
+        return search.search(texts, k, rerank_depth=self._rerank_depth, allowed_rows=allowed_rows)
 
     def _check_current(self, error: Exception) -> None:
         """Raises InputError if the store no longer has the corpus that is searched."""

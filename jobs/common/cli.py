@@ -253,14 +253,14 @@ def chosen_task(store: Store, name: str | None) -> str | None:
     return task
 
 
-def say_complete(url: str, *files: str | None) -> None:
+def print_complete(url: str, *files: str | None) -> None:
     """Prints for --plan that an artifact is complete, and the files that the job also writes."""
     say(f"nothing to make: {url} is complete")
     for file in filter(None, files):
         say(f"writes   {file}")
 
 
-def say_stages(work: Work) -> None:
+def print_stages(work: Work) -> None:
     """Prints the stages of a work for --plan."""
     for line in plan_stages(work):
         say(f"stage    {line}")

@@ -50,7 +50,7 @@ def source_rate(search: SearchQueriesWork, depth: int, texts: Sequence[str], bat
 
     def search_batch(some: Sequence[str]) -> Hits:
         if search.documents is not None:
-            return search_documents(source, some, depth, runner, search.documents, allowed=search.allowed)
-        return source.search(some, depth, runner, search.allowed)
+            return search_documents(source, some, depth, runner, search.documents, allowed_rows=search.allowed_rows)
+        return source.search(some, depth, runner, search.allowed_rows)
 
     return measure_rate(search_batch, texts, batch)

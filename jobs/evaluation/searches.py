@@ -103,10 +103,10 @@ def make_unique(store: Store, search: SearchQueriesWork, taken: set[str]) -> Non
 
 def make_run(store: Store, search: SearchQueriesWork, options: Evaluate) -> None:
     """Searches a source, unless the store has its run, and prints how many queries were cut."""
-    from jobs.common.cuts import say_part_cuts
+    from jobs.common.cuts import print_part_cuts
     from jobs.common.session import open_runner
 
     artifact = complete_artifact(store, search)
     if artifact is None:
         [artifact] = run_work(store, search, open_runner(store, options), StageProgress)
-    say_part_cuts(artifact.numbered_parts("part"), search.sources)
+    print_part_cuts(artifact.numbered_parts("part"), search.sources)

@@ -72,7 +72,7 @@ def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
         if not report_if_complete(options, store, setup.target):
             weights = sum(file.stat().st_size for file in weight_files(setup.folder))
             print_plan(options, setup.rip, count_eligible(corpus, setup.rip, options.limit, LocalRunner()), weights)
-            say_head(options, setup.head)
+            print_head(options, setup.head)
         return None
     artifact = make_artifact(
         options,
@@ -173,7 +173,7 @@ def find_eligible(
     runner = RayTasks(options.worker_request(), say_line) if on_ray else LocalRunner()
     rows = training_rows(setup.corpus, rip, options.limit, runner)
     fitted = limit_batch_to_corpus(options, rip, len(rows))
-    say_head(options, head)
+    print_head(options, head)
     maker = RipMaker(
         store=store,
         backbone=options.backbone,
@@ -223,7 +223,7 @@ def limit_batch_to_corpus(options: PretrainRip, rip: RipOptions, num_eligible: i
     return fitted
 
 
-def say_head(options: PretrainRip, head: dict[str, str] | None) -> None:
+def print_head(options: PretrainRip, head: dict[str, str] | None) -> None:
     """Prints a line if the second stage of coCondenser starts without the head of the first one."""
     if options.pretraining.objective == "cocondenser" and head is None:
         say(f"head      new: {options.backbone} has none; --objective condenser trains a backbone with its head first")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, format_bytes, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, format_bytes, print_complete, print_stages, say
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -105,9 +105,9 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
     work = SweepWork(options.task, runs, inputs, configs, train_run)
     if options.plan:
         if (artifact := complete_artifact(store, work)) is not None:
-            say_complete(artifact.url, options.curves)
+            print_complete(artifact.url, options.curves)
             return None
-        say_stages(work)
+        print_stages(work)
         for run in runs:
             say(f"run      {run.options.kind}/{run.options.task}")
         say("the first run:")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, as_options, say, say_complete
+from jobs.common.cli import StageProgress, as_options, print_complete, say
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -97,7 +97,7 @@ def report_if_complete(options: Training, store: Store, target: ArtifactTarget) 
     """Whether the artifact of a target is complete; prints that for --plan."""
     artifact = complete_target(store, target)
     if artifact is not None:
-        say_complete(artifact.url, options.curves)
+        print_complete(artifact.url, options.curves)
     return artifact is not None
 
 

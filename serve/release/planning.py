@@ -296,8 +296,8 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
         if kind.name in OWN_KINDS:
             raise InputError(f"source {source!r}: name it by parameter {OWN_KINDS[kind.name]}, as the tasks have one")
         hit_source = open_source(kind, SearchContext(store, corpus), expression.terms[0].name)
-        if hit_source.source not in names:
-            names[hit_source.source] = None
+        if hit_source.source_text not in names:
+            names[hit_source.source_text] = None
             artifacts += hit_source.inputs().values()
     return tuple(names), artifacts
 

@@ -150,14 +150,14 @@ def test_a_part_is_its_hits_without_positives_and_answering_passages(store: Stor
 class Batched:
     """A source whose scores hang on the questions asked together, as vectors of one batch do."""
 
-    source: str = "batched"
+    source_text: str = "batched"
     search_parameters: dict[str, Any] = field(default_factory=dict)
     calls: list[list[str]] = field(default_factory=list)
 
     def inputs(self) -> dict[str, Artifact]:
         return {}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         self.calls.append(list(texts))
         rows = np.tile(np.arange(k), (len(texts), 1))
         return Hits(np.full(rows.shape, sum(map(len, texts)), np.float32) - rows, rows)
