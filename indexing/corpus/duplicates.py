@@ -85,7 +85,7 @@ class _NewRows:
         owners = np.searchsorted(self.starts, rows, side="right") - 1
         for index in np.unique(owners):
             positions = np.flatnonzero(owners == index)
-            some = _contents(self._table(index), rows[positions] - self.starts[index])
+            some = _read_contents(self._open_part_table(index), rows[positions] - self.starts[index])
             for position, content in zip(positions, some, strict=True):
                 contents[position] = content
         return contents
@@ -93,12 +93,12 @@ class _NewRows:
     def source_id(self, row: int) -> str:
         """Returns the id of a row in the source, for messages."""
         index, offset = self._locate(row)
-        return short_repr(self._table(index).column(self.id_column)[offset].as_py())
+        return short_repr(self._open_part_table(index).column(self.id_column)[offset].as_py())
 
     def file_and_line(self, row: int) -> str:
         """Returns `file:line` of a row; if a line can hold several rows (KILT), that of the first line of the part."""
         index, offset = self._locate(row)
-        part, table = self.parts[index], self._table(index)
+        part, table = self.parts[index], self._open_part_table(index)
         pieces, num_rows = part.facts["source"], part.rows
         if "document" in table.schema.names:
             documents = document_starts(table)
@@ -118,12 +118,12 @@ class _NewRows:
         index = int(np.searchsorted(self.starts, row, side="right")) - 1
         return index, row - int(self.starts[index])
 
-    def _table(self, index: int) -> pa.Table:
+    def _open_part_table(self, index: int) -> pa.Table:
         """Returns the passages of a part, memory-mapped."""
         return pa.ipc.open_file(pa.memory_map(str(self.draft.local(self.parts[index])))).read_all()
 
 
-def _contents(table: pa.Table, rows: np.ndarray) -> Iterator[Content]:
+def _read_contents(table: pa.Table, rows: np.ndarray) -> Iterator[Content]:
     """Yields id, title and text of rows of a table; in a split corpus, also the number of passages of their documents.
 
     So two documents are equal if all their passages are.
@@ -140,7 +140,7 @@ def _known_contents(before: Corpus, rows: np.ndarray) -> list[Content]:
     """Returns the contents of rows of the earlier generations, in their order."""
     contents: list[Content] = [()] * len(rows)
     for part, positions, local in split_rows(before.parts, rows):
-        for position, content in zip(positions, _contents(open_table(part), local), strict=True):
+        for position, content in zip(positions, _read_contents(open_table(part), local), strict=True):
             contents[position] = content
     return contents
 

@@ -165,11 +165,11 @@ class _Compiler:
     def _compile_group(self, name: str, documents: Any) -> Test:
         if name == "not":
             if not isinstance(documents, dict):
-                raise InputError(f"filter: not: expected a filter, an object, found {_shown(documents)}")
+                raise InputError(f"filter: not: expected a filter, an object, found {_shown_value(documents)}")
             test = self.compile_filter(documents)
             return lambda table: ~test(table)
         if not isinstance(documents, list) or not documents or not all(isinstance(each, dict) for each in documents):
-            raise InputError(f"filter: {name}: expected a list of filters, as objects, found {_shown(documents)}")
+            raise InputError(f"filter: {name}: expected a list of filters, as objects, found {_shown_value(documents)}")
         tests = [self.compile_filter(document) for document in documents]
         combine = _and_masks if name == "and" else _or_masks
         return lambda table: combine([test(table) for test in tests])
@@ -182,13 +182,13 @@ class _Compiler:
         if condition is None:
             return lambda table: _as_bools(pc.is_null(table.column(column)))
         if not pa.types.is_list(kind):
-            conditions = _conditions(name, condition, kind)
+            conditions = _parse_conditions(name, condition, kind)
             return lambda table: _conditions_hold(table.column(column), conditions)
-        conditions = _conditions(name, condition, kind.value_type)
+        conditions = _parse_conditions(name, condition, kind.value_type)
         return lambda table: _hold_for_one_value(table.column(column).combine_chunks(), conditions)
 
 
-def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str, Any]]:
+def _parse_conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str, Any]]:
     """Returns the conditions on a field: (operator, Arrow value). Raises InputError for a bad condition."""
     if isinstance(condition, list):
         if not 1 <= len(condition) <= _MAX_CONDITIONS:
@@ -199,7 +199,7 @@ def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str,
     if not condition or set(condition) - set(_ORDER) or pa.types.is_boolean(kind):
         raise InputError(
             f"filter: {name}: expected a value, a list of values or bounds ({', '.join(_ORDER)}; none of "
-            f"a bool), found {_shown(condition)}"
+            f"a bool), found {_shown_value(condition)}"
         )
     return [(operator, pa.scalar(_typed_value(name, value, kind), kind)) for operator, value in condition.items()]
 
@@ -221,7 +221,7 @@ def _typed_value(name: str, value: Any, kind: pa.DataType) -> Any:
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
             pass
-    raise InputError(f"filter: {name}: expected values of type {type_name(kind)}, found {_shown(value)}")
+    raise InputError(f"filter: {name}: expected values of type {type_name(kind)}, found {_shown_value(value)}")
 
 
 def _conditions_hold(values: pa.Array | pa.ChunkedArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
@@ -262,5 +262,5 @@ def _quoted(field: str) -> str:
     return field if re.fullmatch(r"""[^\s"'=!<>(),]+""", field) else json.dumps(field, ensure_ascii=False)
 
 
-def _shown(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     return json.dumps(value, default=repr)[:80]

@@ -90,7 +90,7 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
         clustering.min_points_per_centroid = 1  # silences a warning: few points cost recall, which a build measures
     if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False  # minutes of training for a search mode that is never used here
-    with _threads(threads):
+    with _limited_threads(threads):
         for transform in _transforms(index):
             if not transform.is_trained:
                 transform.train(sample)
@@ -141,7 +141,7 @@ def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, thr
     is_list_index = isinstance(_inner_index(index), faiss.IndexIVF)
     if not is_list_index or isinstance(_inner_index(index), faiss.IndexIVFFastScan):
         index = index if is_list_index else faiss.IndexIDMap2(index)
-        with _threads(1):
+        with _limited_threads(1):
             for row, block in _read_blocks(parts, first_row, index.d):
                 index.add_with_ids(*_check_block(row, block))
         return index
@@ -149,7 +149,7 @@ def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, thr
     spare = [faiss.clone_index(trained) for _ in range(workers)]
 
     def add(copy: Any, row: int, block: np.ndarray) -> Any:
-        with _threads(1):  # a setting of this thread alone
+        with _limited_threads(1):  # a setting of this thread alone
             copy.add_with_ids(*_check_block(row, block))
         return copy
 
@@ -230,7 +230,7 @@ def search_shard(
         parameters = faiss.SearchParameters(**options)
     if isinstance(faiss.downcast_index(index), faiss.IndexPreTransform):
         parameters = faiss.SearchParametersPreTransform(index_params=parameters, **options)
-    with _threads(_search_threads(threads, index)):
+    with _limited_threads(_search_threads(threads, index)):
         return index.search(queries, depth, params=parameters)[1]
 
 
@@ -318,7 +318,7 @@ def _search_threads(threads: int | None, index: Any) -> int:
 
 
 @contextmanager
-def _threads(threads: int) -> Iterator[None]:
+def _limited_threads(threads: int) -> Iterator[None]:
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)
     try:

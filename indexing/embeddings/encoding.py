@@ -176,11 +176,11 @@ class EncodeWorker:
         # The model runs in this one thread only. OpenMP keeps a pool of threads for each thread that calls it; if these
         # exceed the number of cores, its workers sleep between steps instead of spinning.
         self.model_thread = ThreadPoolExecutor(1, "riptide-model")
-        self.encoder = self.model_thread.submit(self._open).result()
+        self.encoder = self.model_thread.submit(self._open_encoder).result()
         self.ready = 0.0
         self.startup = time.time() - started
 
-    def _open(self) -> Encoder:
+    def _open_encoder(self) -> Encoder:
         task, pinned = self.task, self.task.drafts[0]
         encoder = task.spec.open(side="passage", device=self.allocation.device, threads=self.allocation.cores)
         check_encoder(task.spec.config_of(encoder, "passage"), pinned.config["encoder"])

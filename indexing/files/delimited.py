@@ -125,7 +125,7 @@ def read_header(file: str, delimiter: str = "") -> TableColumns:
     piece = DelimitedRows(file, delimiter).take(1)
     if piece is None:
         raise no_rows_error(file)
-    names = [name.strip() for name in next(_python_rows(piece, delimiter))[1]]
+    names = [name.strip() for name in next(_parse_with_csv_module(piece, delimiter))[1]]
     if "" in names:
         raise InputError(
             f"{file}:1: found no name for column {names.index('') + 1} of {len(names)}, expected a header that names "
@@ -189,7 +189,7 @@ def read_fields(piece: FilePiece, table: TableColumns, wanted: Sequence[int]) ->
         read = None
     if read is None or len(read) != piece.rows:  # pyarrow skips empty lines, and ends rows at a bare CR
         lines, rows = [], []
-        for line, fields in _python_rows(piece, table.delimiter):
+        for line, fields in _parse_with_csv_module(piece, table.delimiter):
             if len(fields) != len(names):
                 raise _wrong_fields_error(piece, table, line, fields)
             lines.append(line)
@@ -239,7 +239,7 @@ def line_of_row(file: str, delimiter: str, first_line: int, offset: int) -> str:
     return f"{known} or after"
 
 
-def _python_rows(piece: FilePiece, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _parse_with_csv_module(piece: FilePiece, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yields the rows by Python's csv module, each with its line. Raises InputError for a row that it cannot read."""
     allow_long_fields()
     data = piece.data or b""

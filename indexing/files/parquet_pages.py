@@ -239,12 +239,12 @@ class _ColumnPages:
             offset = chunk.dictionary_page_offset
         size = self.opened.size()
         while seen < chunk.num_values and 0 < offset < size:
-            page = self._header(offset)
+            page = self._read_header(offset)
             yield page
             offset = page.offset + page.compressed_size
             seen += 0 if page.kind == DICTIONARY else page.num_values
 
-    def _header(self, offset: int) -> PageHeader:
+    def _read_header(self, offset: int) -> PageHeader:
         length = 256
         while True:
             self.opened.seek(offset)

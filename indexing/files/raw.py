@@ -156,9 +156,9 @@ def read_blocks(file: str) -> Iterator[bytes]:
         start = True
         held: list[bytes] = []  # line ends that belong to the text if a later block has text
         held_bytes = 0
-        while block := _read(stream, file):
+        while block := _read_block(stream, file):
             if start:
-                while len(block) < len(BOM) and (more := _read(stream, file)):
+                while len(block) < len(BOM) and (more := _read_block(stream, file)):
                     block += more
                 block, start = block.removeprefix(BOM), False
             body = block.rstrip(b"\r\n")
@@ -173,7 +173,7 @@ def read_blocks(file: str) -> Iterator[bytes]:
                     held.append(block[len(body) :])
 
 
-def _read(stream: BinaryIO, file: str) -> bytes:
+def _read_block(stream: BinaryIO, file: str) -> bytes:
     try:
         return stream.read(BLOCK)
     except EOFError:

@@ -87,7 +87,12 @@ def detect_source(
     if listing is None:
         chosen = requested or _detect_corpus(path, is_named)
         source = ImportSource(
-            chosen, _stem(path), (path,), (), {}, titles=_title_file(chosen, _title_files_beside(chosen, path))
+            chosen,
+            _name_without_endings(path),
+            (path,),
+            (),
+            {},
+            titles=_title_file(chosen, _title_files_beside(chosen, path)),
         )
     else:
         chosen, corpus = _find_corpus_files(path, listing, requested)
@@ -136,7 +141,7 @@ def detect_query_source(
     path, listing = list_files(path)
     if listing is None:
         chosen = requested or _detect_queries(path, is_named)
-        return _with_query_columns(ImportSource(chosen, _stem(path), (), (path,), {}), names, split)
+        return _with_query_columns(ImportSource(chosen, _name_without_endings(path), (), (path,), {}), names, split)
     for candidate in [requested] if requested else [each for each in FORMATS if not each.has_columns]:
         queries, qrels = _find_queries(path, listing, candidate)
         if queries:
@@ -376,7 +381,7 @@ def _import_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _stem(path: str) -> str:
+def _name_without_endings(path: str) -> str:
     """Returns a file's name without its endings."""
     name = _import_name(path).removesuffix(".gz")
     return name.rpartition(".")[0] or name

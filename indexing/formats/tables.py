@@ -99,13 +99,13 @@ class TableFormat(CorpusFormat):
         for file in files:
             judged: dict[tuple[str, str], tuple[int, int]] = {}  # query and passage -> score, line
             is_empty = True
-            for piece, line, row in self._rows(file, columns, files[0]):
+            for piece, line, row in self._read_rows(file, columns, files[0]):
                 is_empty = False
                 id, text, metadata = _parse_query(piece, line, row, columns)
                 here = file_and_line(piece, line)
                 first_place, known_text, known_metadata = known.setdefault(id, (here, text, metadata))
                 if first_place != here:
-                    _check_repeated(
+                    _check_repeated_query(
                         piece, line, id, first_place, (text, metadata), (known_text, known_metadata), columns
                     )
                 score = _parse_score(piece, line, row, columns)
@@ -138,7 +138,9 @@ class TableFormat(CorpusFormat):
         values = [list(known), [text for _, text, _ in known.values()], [metadata for _, _, metadata in known.values()]]
         return pa.table(values, schema=QUERIES_SCHEMA), judgements
 
-    def _rows(self, file: str, columns: QueryColumns, first: str) -> Iterator[tuple[FilePiece, int, dict[str, Any]]]:
+    def _read_rows(
+        self, file: str, columns: QueryColumns, first: str
+    ) -> Iterator[tuple[FilePiece, int, dict[str, Any]]]:
         """Yields the rows of a file, each with its block and line. first: the file that the columns are chosen from."""
         table = self.read_table(file)
         if missing := table.missing(columns.used):
@@ -225,7 +227,7 @@ def _parse_query(piece: FilePiece, line: int, row: dict[str, Any], columns: Quer
     return id, text, dump_metadata(piece, line, fields) if fields else ""
 
 
-def _check_repeated(
+def _check_repeated_query(
     piece: FilePiece,
     line: int,
     id: str,

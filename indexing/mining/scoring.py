@@ -121,10 +121,10 @@ class ScoreCandidatesWork(BaseWork):
         """Returns the next generation. Its fingerprint depends on the content of its parts, not on the options."""
         inputs = dict(self._inputs) | ({"previous": self.previous[-1]} if self.previous else {})
         config = {"reranker": self.spec.config, "numerics": self.spec.numerics}
-        return [ArtifactTarget("scores", self._next, inputs, config, by_content=True)]
+        return [ArtifactTarget("scores", self._next_name, inputs, config, by_content=True)]
 
     @property
-    def _next(self) -> str:
+    def _next_name(self) -> str:
         """The name of the next generation."""
         return f"{self.name}/{generation(len(self.previous))}"
 
@@ -134,7 +134,7 @@ class ScoreCandidatesWork(BaseWork):
         Raises:
             InputError: If the user requests another kind of device than that of the generation.
         """
-        key = artifact_key("scores", self._next)
+        key = artifact_key("scores", self._next_name)
         pinned = (self.store.pinned_config(key) or {}).get("numerics")
         count = len(self.candidates.numbered_parts("part"))
         numerics = numerics_of_reranker(runner, count, pinned, f"{self.store.url}/{key}")
@@ -263,7 +263,7 @@ class ScoreTask:
         table = pq.read_table(self.candidates.local(name))
         known = known_probabilities(table, name, self.previous)
         is_new = np.zeros(len(table), bool)
-        texts, cuts = self._texts(table), Cuts()
+        texts, cuts = self._query_texts(table), Cuts()
         while len(chosen := pairs_to_score(table, known, self.options)):
             pairs = [texts[id] for id in table["query_id"].take(chosen).to_pylist()]
             known[chosen], cut = scorer.score(pairs, self.corpus, table["row"].to_numpy()[chosen])
@@ -296,7 +296,7 @@ class ScoreTask:
         numbers = np.repeat(np.arange(len(queries.ids)), [len(rows) for rows in queries.positives])
         return numbers[is_unknown], np.concatenate([*queries.positives, np.empty(0, np.int64)])[is_unknown]
 
-    def _texts(self, table: pa.Table) -> dict[str, str]:
+    def _query_texts(self, table: pa.Table) -> dict[str, str]:
         """Returns the texts of a part's queries by id."""
         texts = self.queries.table.select(["id", "text"])
         texts = texts.filter(pc.is_in(texts["id"], table["query_id"].combine_chunks().unique()))

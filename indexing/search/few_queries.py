@@ -106,7 +106,7 @@ class LocalSearch:
         """
         _check_unicode(queries)
         self._pair_cuts, depth = Cuts(), rerank_depth if self._rerank_task else 0
-        reorder = partial(self._rerank, depth) if self._rerank_task else None
+        reorder = partial(self._rerank_hits, depth) if self._rerank_task else None
         if self.documents is not None:
             return search_documents(
                 self.hit_source,
@@ -124,7 +124,7 @@ class LocalSearch:
             hits = reorder(hits, queries)
         return Hits(hits.scores[:, :k], hits.rows[:, :k])
 
-    def _rerank(self, depth: int, hits: Hits, queries: Sequence[str]) -> Hits:
+    def _rerank_hits(self, depth: int, hits: Hits, queries: Sequence[str]) -> Hits:
         assert self._rerank_task is not None
         hits, cuts = rerank(hits, queries, depth, self._rerank_task, self.runner)
         self._pair_cuts += cuts

@@ -220,7 +220,7 @@ class SearchStage(BaseStage):
         self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Searches a block of queries and commits the hits."""
-        search, rerank_task = self.search, self._reranker(draft, runner)
+        search, rerank_task = self.search, self._make_rerank_task(draft, runner)
         piece = slice(unit.payload, unit.payload + QUERY_BLOCK)
         ids, texts = search.split.ids[piece], search.split.texts[piece]
         try:
@@ -244,7 +244,7 @@ class SearchStage(BaseStage):
         if rerank_task:
             counter.add("pairs", pair_cuts.texts)
 
-    def _reranker(self, draft: Draft, runner: Runner) -> RerankTask | None:
+    def _make_rerank_task(self, draft: Draft, runner: Runner) -> RerankTask | None:
         """Returns the re-ranking task. Raises InputError if committed parts are of another numerics class."""
         search = self.search
         if search.reranker and self._rerank_task is None:

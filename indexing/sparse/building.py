@@ -73,7 +73,7 @@ class FillImpactsTask:
         check_lucene_versions(self.draft)
         return self._fill
 
-    def _label(self, first_row: int, number: int) -> str:
+    def _vector_label(self, first_row: int, number: int) -> str:
         return f"embeddings/{self.embeddings.name}: passage {first_row + number}"
 
     def _fill(self, unit: WorkUnit, report: Report) -> None:
@@ -89,7 +89,7 @@ class FillImpactsTask:
                 for start, stop in blocks(vectors.offsets):
                     row = first_row + start
                     report(row - first)
-                    impacts = quantise(vectors.between(start, stop), partial(self._label, row))
+                    impacts = quantise(vectors.between(start, stop), partial(self._vector_label, row))
                     largest = max(largest, int(impacts.impacts.max(initial=0)))
                     postings += len(impacts.words)
                     yield from document_texts(impacts)

@@ -98,7 +98,7 @@ class ImpactIndex:
         Raises:
             TextsError: If a weight of a query does not fit, or if a single product is 2^24 or more.
         """
-        impacts = self._impacts(queries, first_query)
+        impacts = self._quantise_queries(queries, first_query)
         open_searcher, texts = searcher or self.searcher(), query_texts(impacts)
 
         def find(texts: Sequence[str], depth: int) -> Hits:
@@ -106,7 +106,7 @@ class ImpactIndex:
 
         hits = find(texts, k)
         for number in np.flatnonzero(hits.scores[:, 0] >= EXACT) if k else ():
-            candidates = _candidates(find, texts[number], k, open_searcher.num_documents)
+            candidates = _find_candidates(find, texts[number], k, open_searcher.num_documents)
             passages = quantise(self.embeddings.take(candidates), lambda row: f"candidate {row}")
             scores = exact_scores(impacts, int(number), passages, self.embeddings.dim)
             best = np.lexsort((candidates, -scores))[:k]
@@ -114,7 +114,7 @@ class ImpactIndex:
             hits.rows[number, : len(best)] = candidates[best]
         return hits
 
-    def _impacts(self, queries: SparseVectors, first_query: int) -> Impacts:
+    def _quantise_queries(self, queries: SparseVectors, first_query: int) -> Impacts:
         """Returns the impacts of queries. Raises TextsError if some of them cannot be searched exactly."""
         reasons = unquantisable_vectors(queries)
         good = np.array([number for number in range(len(queries)) if number not in reasons], np.int64)
@@ -132,7 +132,7 @@ class ImpactIndex:
         return impacts
 
 
-def _candidates(find: Callable[[Sequence[str], int], Hits], text: str, k: int, num_documents: int) -> np.ndarray:
+def _find_candidates(find: Callable[[Sequence[str], int], Hits], text: str, k: int, num_documents: int) -> np.ndarray:
     """Returns the rows whose rounded score is at least that of the k-th hit, int64 [any].
 
     Rounding does not change the order of different scores, so the exact top k are among these.

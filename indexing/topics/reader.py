@@ -74,7 +74,7 @@ class Topics:
         Raises:
             InputError: If a file holds other numbers than topics.
         """
-        pieces = [self._topics(part) for part in self.parts]
+        pieces = [self._read_topics(part) for part in self.parts]
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
     def sizes(self) -> np.ndarray:
@@ -82,7 +82,7 @@ class Topics:
         topics = self.topic_per_row()
         return np.bincount(topics[topics >= 0], minlength=self.model.num_topics)
 
-    def _topics(self, part: RowPart) -> np.ndarray:
+    def _read_topics(self, part: RowPart) -> np.ndarray:
         """Returns the topics of a part: int64 [rows]."""
         topics = np.load(part.artifact.local(part.part))
         if topics.shape != (part.part.rows,) or topics.dtype != np.int64:

@@ -157,9 +157,9 @@ class FitTask:
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker."""
-        return lambda unit, report: self._fit(report)
+        return lambda unit, report: self._fit_topics(report)
 
-    def _fit(self, report: Report) -> None:
+    def _fit_topics(self, report: Report) -> None:
         pinned, version = self.draft.config["tomotopy"], tomotopy_version()
         if version != pinned:
             raise InputError(
@@ -194,9 +194,9 @@ class AssignTask:
         known = np.empty((0, 2), np.int64)
         if self.fitted is None:
             known = np.load(self.draft.local(self.draft.committed()[FITTED]))
-        return lambda unit, report: self._assign(model, known, unit, report)
+        return lambda unit, report: self._assign_topics(model, known, unit, report)
 
-    def _assign(self, model: TopicModel, known: np.ndarray, unit: WorkUnit, report: Report) -> None:
+    def _assign_topics(self, model: TopicModel, known: np.ndarray, unit: WorkUnit, report: Report) -> None:
         [name], part = unit.names, unit.payload
         if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
             return

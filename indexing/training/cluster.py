@@ -66,10 +66,10 @@ def run_on_ray(
         Stopped: If a stop was requested.
     """
     with stop_requests() as must_stop:
-        return _run(task, count, show, say, must_stop)
+        return _run_with_monitor(task, count, show, say, must_stop)
 
 
-def _run(
+def _run_with_monitor(
     task: TrainingTask,
     count: Callable[[int, bool], object],
     show: Show,

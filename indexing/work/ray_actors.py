@@ -53,7 +53,7 @@ class RayActors(RayTasks):
             while unfinished:
                 failure = yield from self._run_pool(task, allocation, unfinished, board)
                 if failure is not None:
-                    self._exclude(failure, allocation)
+                    self._exclude_node(failure, allocation)
 
     def _run_pool(
         self, task: WorkerTask, allocation: Allocation, unfinished: dict[int, Any], board: Any

@@ -95,7 +95,7 @@ class RayTasks:
             require_room(self.nodes, allocation.cores, allocation.gpus, workers, self.request)
             self._room[allocation] = workers
 
-    def _exclude(self, failure: NodeFailure, allocation: Allocation) -> None:
+    def _exclude_node(self, failure: NodeFailure, allocation: Allocation) -> None:
         """Excludes the node of a worker that could not open, and says so. Raises InputError if no other one is left.
 
         The work then continues with any number of workers, but needs room for one.
@@ -135,7 +135,7 @@ class RayTasks:
                 result = ray.get(done)
                 del done
                 if isinstance(result, NodeFailure):
-                    self._exclude(result, allocation)
+                    self._exclude_node(result, allocation)
                     call = self._make_submitter(task, task_name(task))
                     pending[call(item, board, number)] = item
                     number += 1
@@ -170,7 +170,7 @@ class RayTasks:
                         continue
                 if not isinstance(result, NodeFailure):
                     return result
-                self._exclude(result, allocation)
+                self._exclude_node(result, allocation)
 
     def _announce_waiting(
         self, allocation: Allocation, num_workers: Callable[[], int]
@@ -186,7 +186,9 @@ class RayTasks:
 
         allocation = self.allocate(task.resources)
         # max_calls=0: a worker keeps what it has opened; Ray would end one that has a GPU after each task.
-        call = ray.remote(num_cpus=allocation.cores, num_gpus=allocation.gpus, max_retries=RETRIES, max_calls=0)(_call)
+        call = ray.remote(num_cpus=allocation.cores, num_gpus=allocation.gpus, max_retries=RETRIES, max_calls=0)(
+            _call_worker
+        )
         call = call.options(name=name, label_selector=self.nodes.selector)
         key, handle = self._put_task(task)
         return lambda item, board, number: call.remote(item, key, [handle], allocation, board, number)
@@ -211,13 +213,13 @@ class SingleCall:
 
     def call(self, item: Any, key: str, handles: list[Any], allocation: Allocation) -> Any:
         """Returns the result, or a NodeFailure if the worker could not open."""
-        return _call(item, key, handles, allocation, None, 0)
+        return _call_worker(item, key, handles, allocation, None, 0)
 
 
 _workers: dict[tuple[str, Allocation], tuple[Callable[[Any, Report], Any], bool]] = {}  # with whether it stays open
 
 
-def _call(item: Any, key: str, handles: list[Any], allocation: Allocation, board: Any, number: int) -> Any:
+def _call_worker(item: Any, key: str, handles: list[Any], allocation: Allocation, board: Any, number: int) -> Any:
     """Calls the worker of this process; it is opened for the first item of its task.
 
     Returns its result, or a NodeFailure if the worker could not open.

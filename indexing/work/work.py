@@ -192,7 +192,7 @@ Progress = Callable[[str, int | None, str, str], contextlib.AbstractContextManag
 """progress(title, total, noun, artifact's key) is called for each stage, and left when the stage has ended."""
 
 
-class _Silent:
+class _HiddenProgress:
     """A ProgressCounter that shows nothing."""
 
     def count(self, amount: int, kept: bool = False) -> None: ...
@@ -206,7 +206,7 @@ def hide_progress(
     title: str, total: int | None, noun: str, artifact: str
 ) -> contextlib.AbstractContextManager[ProgressCounter]:
     """The Progress of work that is not shown."""
-    return contextlib.nullcontext(_Silent())
+    return contextlib.nullcontext(_HiddenProgress())
 
 
 @dataclass
@@ -316,7 +316,7 @@ def run_work(
     try:
         with resumable(lambda: any(draft.complete or draft.committed() for draft in drafts)):
             for target in targets:
-                drafts.append(_begin(store, target))
+                drafts.append(_begin_draft(store, target))
             if not all(draft.complete for draft in drafts):
                 with keep_alive(drafts):
                     for stage in work.stages:
@@ -373,7 +373,7 @@ def complete_target(store: Store, target: ArtifactTarget) -> Artifact | None:
     return None
 
 
-def _begin(store: Store, target: ArtifactTarget) -> Draft:
+def _begin_draft(store: Store, target: ArtifactTarget) -> Draft:
     return store.create(
         target.kind,
         target.name,

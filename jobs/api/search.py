@@ -122,7 +122,7 @@ class Search:
             check_texts(texts)
             check_count("k", k)
             try:
-                results = self._answer(self._require_open(), texts, k, filter)
+                results = self._search_and_read(self._require_open(), texts, k, filter)
             except (InputError, FileNotFoundError) as error:
                 self._check_current(error)
                 raise
@@ -147,13 +147,15 @@ class Search:
             raise InputError(f"the search of {self.source} is closed: open another one with store.search")
         return files
 
-    def _answer(self, files: _Open, texts: list[str], k: int, filter: Mapping[str, Any] | str | None) -> SearchResults:
+    def _search_and_read(
+        self, files: _Open, texts: list[str], k: int, filter: Mapping[str, Any] | str | None
+    ) -> SearchResults:
         """Searches texts and reads their passages."""
         search, results = files.search, SearchResults()
         allowed_rows = search.matching_rows(filter)
         if not texts:
             return results
-        hits = self._find(search, texts, k, allowed_rows)
+        hits = self._search_texts(search, texts, k, allowed_rows)
         rows = hits.rows[hits.rows >= 0]
         passages = files.read_passages(rows)
         by_document = search.documents is not None
@@ -167,7 +169,7 @@ class Search:
             results.append(query_hits)
         return results
 
-    def _find(self, search: LocalSearch, texts: list[str], k: int, allowed_rows: np.ndarray | None) -> Hits:
+    def _search_texts(self, search: LocalSearch, texts: list[str], k: int, allowed_rows: np.ndarray | None) -> Hits:
         """Searches texts; the first search, which loads models, runs alone."""
         if not self._is_loaded:
             with self._first:

@@ -65,17 +65,17 @@ def serving(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]:
         if (address := addresses.get()) is None:
             process.wait()
             readers[1].join()
-            raise InputError(_problem(errors, process.returncode))
+            raise InputError(_startup_problem(errors, process.returncode))
         yield Client(address, token=_token_from_environment())
     finally:
-        _end(process)
+        _end_server(process)
         for reader in readers:
             reader.join()
         for stream in (process.stdout, process.stderr):
             stream.close()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end_server(process: subprocess.Popen[str]) -> None:
     """Ends a server: with SIGTERM, so that it answers its requests first, and with SIGKILL if it takes too long."""
     process.terminate()
     with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ def _read_errors(stream: IO[str], errors: deque[str], verbose: bool) -> None:
             print(line, end="", file=sys.stderr, flush=True)
 
 
-def _problem(errors: Sequence[str], status: int) -> str:
+def _startup_problem(errors: Sequence[str], status: int) -> str:
     """Returns the line of a server that did not start."""
     lines = [line.strip() for line in errors if line.strip()]
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

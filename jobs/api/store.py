@@ -161,7 +161,7 @@ class Store(Making):
 
         if isinstance(options.get("filter"), Mapping):
             options["filter"] = json.dumps(options["filter"], default=repr)
-        return Run(self, self._run("search_queries", {"source": source, "name": name, **options}))
+        return Run(self, self._run_job("search_queries", {"source": source, "name": name, **options}))
 
     def evaluate(self, runs: Measured | Iterable[Measured], **options: Any) -> Evaluation:
         """Measures runs against judgements, with a paired test of each against the first one.
@@ -196,7 +196,7 @@ class Store(Making):
         others = [title for title in titles if title not in sources]
         metrics = options.get("metrics")
         options |= {"metrics": [metrics] if isinstance(metrics, str) else metrics}
-        with self._job("evaluate", options) as (store, read):
+        with self._open_job("evaluate", options) as (store, read):
             work = open_evaluation(store, replace(read, run=tuple(others), source=tuple(sources)))
             named = dict(zip([*others, *sources], work.runs, strict=True))
             work.runs = [replace(named[title], title=title) for title in titles]
@@ -228,7 +228,7 @@ class Store(Making):
         runs = [self._run_name(each, "compare") for each in (first, second)]
         metrics = options.get("metrics")
         options |= {"metrics": [metrics] if isinstance(metrics, str) else metrics}
-        with self._job("compare", {"first": runs[0], "second": runs[1], **options}) as (store, read):
+        with self._open_job("compare", {"first": runs[0], "second": runs[1], **options}) as (store, read):
             return compare(store, read)
 
     def _run_name(self, run: Any, method: str) -> str:

@@ -266,7 +266,7 @@ def print_stages(work: Work) -> None:
         say(f"stage    {line}")
 
 
-def _rate(rate: float) -> str:
+def _format_rate(rate: float) -> str:
     """Formats a rate per second."""
     return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
@@ -328,7 +328,7 @@ class StageProgress:
         if kind is None:
             seconds = time.monotonic() - self.started
             kept = f" ({self.kept:,} kept)" if self.kept else ""
-            rate = f", {_rate(self.done / seconds)}" if self.done and seconds > 0.05 else ""
+            rate = f", {_format_rate(self.done / seconds)}" if self.done and seconds > 0.05 else ""
             say(f"{self.name}: {self.done + self.kept:,} {self.unit}{kept} in {seconds:,.1f} s{rate}")
 
     def say(self, line: str) -> None:
@@ -347,7 +347,7 @@ class StageProgress:
         line = f"{self.name}: {done + self.kept:,}"
         if self.total:
             line += f" of {self.total:,}"
-        line += f" {self.unit}, {_rate(rate)}"
+        line += f" {self.unit}, {_format_rate(rate)}"
         if self.total and done:
             line += f", {(self.total - done - self.kept) / rate:,.0f} s left"
         if self.remark:

@@ -42,7 +42,7 @@ class JobStep:
     @property
     def label(self) -> str:
         """The name of what it makes, if its options say it; otherwise empty."""
-        values = (self._value(name) for name in self.options.NAMED_BY)
+        values = (self._value_of_option(name) for name in self.options.NAMED_BY)
         return next((value for value in values if value is not None), "")
 
     @property
@@ -78,14 +78,14 @@ class JobStep:
     def reads(self) -> Iterator[str]:
         """Yields the keys of the artifacts that its options name."""
         for name, kind in self.options.READS.items():
-            value = self._value(name)
+            value = self._value_of_option(name)
             for each in value if isinstance(value, list | tuple) else filter(None, [value]):
                 if kind == "sources":
                     yield from _searched_keys(each)
                 else:
                     yield f"{kind}/{each.removeprefix(f'{kind}/')}"
 
-    def _value(self, name: str) -> Any:
+    def _value_of_option(self, name: str) -> Any:
         """Returns the value of an option."""
         return options_by_name(type(self.options))[name].value(self.options)
 

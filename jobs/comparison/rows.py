@@ -115,14 +115,16 @@ def make_rows(
     rows = []
     for number, (query, ids) in enumerate(relevant.items()):
         grades = judgements.grades[query]
-        results = [_result(run, query, number, grades, passages) for run in (first, second)]
+        results = [_result_of_query(run, query, number, grades, passages) for run in (first, second)]
         difference = results[1].values[metric] - results[0].values[metric]
         judged = tuple(passages.show(id, grades) for id in ids)
         rows.append(ComparedQuery(query, texts[query], difference, results[0], results[1], judged))
     return tuple(sorted(rows, key=lambda row: (-row.difference, row.id)))
 
 
-def _result(run: MeasuredRun, query: str, number: int, grades: Mapping[str, int], passages: ShownTexts) -> RunResult:
+def _result_of_query(
+    run: MeasuredRun, query: str, number: int, grades: Mapping[str, int], passages: ShownTexts
+) -> RunResult:
     """Returns the result of a run for the query of a number."""
     top = passages.show(run.hits[query][0], grades, run.top_passages[query]) if run.hits[query] else None
     values = {metric: float(of_queries[number]) for metric, of_queries in run.values.items()}

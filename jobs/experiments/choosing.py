@@ -30,14 +30,14 @@ def choose(arm: str, tried: Mapping[str, list[Any]], quality: Quality, *, one_at
     """
     if not one_at_a_time:
         combinations = [dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())]
-        return _best(arm, combinations, quality)
+        return _best_candidate(arm, combinations, quality)
     chosen = {option: values[0] for option, values in tried.items()}
     for option, values in tried.items():
-        chosen = _best(arm, [{**chosen, option: value} for value in values], quality)
+        chosen = _best_candidate(arm, [{**chosen, option: value} for value in values], quality)
     return chosen
 
 
-def _best(arm: str, candidates: list[Settings], quality: Quality) -> Settings:
+def _best_candidate(arm: str, candidates: list[Settings], quality: Quality) -> Settings:
     """Returns the candidate with the best quality."""
     if len(candidates) == 1:
         return candidates[0]

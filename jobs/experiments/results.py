@@ -78,11 +78,11 @@ def summarise(
                     arm: {metric: bootstrap_interval([results.mean(set_name, arm, metric)[mask]]) for metric in metrics}
                     for arm in arms
                 },
-                "differences": _differences(results, [set_name], metrics, pairs, {set_name: mask}),
+                "differences": _compare_pairs(results, [set_name], metrics, pairs, {set_name: mask}),
             }
     if len(results.values) > 1:
         every = {set_name: masks["all"] for set_name, masks in subsets.items()}
-        document["mean over sets"] = _differences(results, [*results.values], metrics, pairs, every)
+        document["mean over sets"] = _compare_pairs(results, [*results.values], metrics, pairs, every)
     return document
 
 
@@ -103,7 +103,7 @@ def _mean_figures(arms: Mapping[str, Mapping[int, RunValues]]) -> dict[str, dict
     }
 
 
-def _differences(
+def _compare_pairs(
     results: Results,
     sets: Sequence[str],
     metrics: Sequence[str],
@@ -136,10 +136,10 @@ def markdown_tables(document: Mapping[str, Any]) -> str:
         for subset, figures in of_set["subsets"].items():
             lines += ["", f"{' '.join(filter(None, (set_name, subset)))}: {figures['queries']:,} queries", ""]
             metrics = list(next(iter(figures["arms"].values())))
-            lines += _header("arm", *metrics, f"{metrics[0]} by seed")
+            lines += _table_header("arm", *metrics, f"{metrics[0]} by seed")
             for arm, intervals in figures["arms"].items():
                 by_seed = ", ".join(f"{means[metrics[0]]:.4f}" for means in of_set["by_seed"][arm])
-                lines.append(_row(arm, *(_cell(interval) for interval in intervals.values()), by_seed))
+                lines.append(_table_row(arm, *(_interval_cell(interval) for interval in intervals.values()), by_seed))
             lines += _difference_table(figures["differences"])
         lines += _figure_lines(of_set["figures"])
     return "\n".join(lines) + "\n"
@@ -152,10 +152,10 @@ def _figure_lines(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
     shared = {name: of_arms.pop() for name, of_arms in values.items() if len(figures) > 1 and len(of_arms) == 1}
     lines = ["", "; ".join(f"{name} {value:,.4g}" for name, value in shared.items())] if shared else []
     if others := [name for name in names if name not in shared]:
-        lines += ["", *_header("arm", *others)]
+        lines += ["", *_table_header("arm", *others)]
         for arm, of_arm in figures.items():
             if not of_arm.keys().isdisjoint(others):
-                lines.append(_row(arm, *(f"{of_arm[name]:,.4g}" if name in of_arm else "" for name in others)))
+                lines.append(_table_row(arm, *(f"{of_arm[name]:,.4g}" if name in of_arm else "" for name in others)))
     return lines
 
 
@@ -163,25 +163,27 @@ def _difference_table(differences: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """Returns the lines of the table of differences; none if there are none."""
     if not differences:
         return []
-    lines = ["", *_header("difference", *next(iter(differences.values())))]
+    lines = ["", *_table_header("difference", *next(iter(differences.values())))]
     for pair, by_metric in differences.items():
         tests = (f" (p = {each['p']:.2g})" if "p" in each else "" for each in by_metric.values())
-        cells = (_cell(each["interval"], "+") + test for each, test in zip(by_metric.values(), tests, strict=True))
-        lines.append(_row(pair, *cells))
+        cells = (
+            _interval_cell(each["interval"], "+") + test for each, test in zip(by_metric.values(), tests, strict=True)
+        )
+        lines.append(_table_row(pair, *cells))
     return lines
 
 
-def _cell(interval: Interval, sign: str = "") -> str:
+def _interval_cell(interval: Interval, sign: str = "") -> str:
     """Returns a mean with its interval."""
     mean, low, high = (f"{value:{sign}.4f}" for value in interval)
     return f"{mean} [{low}, {high}]"
 
 
-def _header(*titles: str) -> list[str]:
+def _table_header(*titles: str) -> list[str]:
     """Returns the two lines above the rows of a table."""
-    return [_row(*titles), "| --- " * len(titles) + "|"]
+    return [_table_row(*titles), "| --- " * len(titles) + "|"]
 
 
-def _row(*cells: str) -> str:
+def _table_row(*cells: str) -> str:
     """Returns the line of a row."""
     return f"| {' | '.join(cells)} |"

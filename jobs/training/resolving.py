@@ -128,13 +128,17 @@ class MethodGroup:
     switch: str
 
 
-def _methods(options: TrainRetriever) -> Iterator[MethodGroup]:
+def _method_groups(options: TrainRetriever) -> Iterator[MethodGroup]:
     """Yields the methods whose options are refused where they have no effect."""
     prompt, by_categories = options.prompt_kind, options.positives == "categories"
     topic_loss = ("topic_sample", "topic_margin", "topic_loss")
-    yield MethodGroup(_group("lora"), options.train == "lora", "a LoRA adapter", "--train lora")
-    yield MethodGroup(_group("categories"), by_categories, "positives with a common category", "--positives categories")
-    yield MethodGroup(("topics", *_group("topic_prompts")), prompt == "topics", "prompts of topics", "--prompt topics")
+    yield MethodGroup(_options_of_field("lora"), options.train == "lora", "a LoRA adapter", "--train lora")
+    yield MethodGroup(
+        _options_of_field("categories"), by_categories, "positives with a common category", "--positives categories"
+    )
+    yield MethodGroup(
+        ("topics", *_options_of_field("topic_prompts")), prompt == "topics", "prompts of topics", "--prompt topics"
+    )
     yield MethodGroup(topic_loss, by_categories, "the loss of topics, which needs categories", "--positives categories")
     yield MethodGroup(
         ("prompt_bottleneck",), prompt in COMPUTED, "prompts that are computed from each query", "--prompt synthesised"
@@ -146,20 +150,24 @@ def _methods(options: TrainRetriever) -> Iterator[MethodGroup]:
         "--prompt synthesised or topics",
     )
     yield MethodGroup(
-        tuple(name for name in (*_group("basic_prompts"), *_group("divergence")) if name != "prompt_bottleneck"),
+        tuple(
+            name
+            for name in (*_options_of_field("basic_prompts"), *_options_of_field("divergence"))
+            if name != "prompt_bottleneck"
+        ),
         prompt == "synthesised",
         "prompts that are computed from each query",
         "--prompt synthesised",
     )
 
 
-def _group(field: str) -> tuple[str, ...]:
+def _options_of_field(field: str) -> tuple[str, ...]:
     return tuple(name for name, each in options_by_name(TrainRetriever).items() if each.path[0] == field)
 
 
 def refuse_unused(options: TrainRetriever) -> None:
     """Raises InputError if an option is set that no chosen method uses."""
-    for method in _methods(options):
+    for method in _method_groups(options):
         if not method.is_used:
             refuse_options(options, method.options, f"is for {method.what}: give {method.switch}, or leave it out")
     no_loss = "--no-topic-loss" if not options.topic_prompts.loss else "--category-weight 0"
@@ -276,7 +284,7 @@ def flops_options(options: TrainRetriever, pooling: str, steps: int) -> FlopsOpt
     """
     if pooling != SPLADE:
         reason = f"regularises sparse vectors, and --pooling is {pooling}: give --pooling splade, or leave it out"
-        refuse_options(options, _group("flops"), reason)
+        refuse_options(options, _options_of_field("flops"), reason)
         return None
     has_passages = options.weights.sides != "query"
     if not has_passages:

@@ -45,19 +45,19 @@ def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetu
         changes = describe_differences(settings, backbone_settings)
         return [
             f"the prompt cannot be served with embeddings/{name}: it would have {changes}; "
-            f"{_remedy(settings, backbone_settings)}, or encode the corpus with the prompt's settings under another "
-            "name"
+            f"{_suggest_options(settings, backbone_settings)}, or encode the corpus with the prompt's settings under "
+            "another name"
         ]
     return [
         f"one server cannot serve the prompt and prompts/{name}: "
         f"it would have {describe_differences(settings, backbone_settings)}; "
-        f"{_remedy(settings, backbone_settings)} to serve both"
+        f"{_suggest_options(settings, backbone_settings)} to serve both"
         for name, settings in others("prompts", "backbone").items()
         if name != options.task and differing_settings(settings, backbone_settings)
     ]
 
 
-def _remedy(settings: Mapping[str, Any], backbone_settings: Mapping[str, Any]) -> str:
+def _suggest_options(settings: Mapping[str, Any], backbone_settings: Mapping[str, Any]) -> str:
     """Returns a remedy for the user: the options with which a prompt would have the settings of an artifact."""
     flags = []
     for name in differing_settings(settings, backbone_settings):

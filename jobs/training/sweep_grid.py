@@ -64,7 +64,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
             raise InputError(f"--sweep {text}: {name} is not an option that can be swept; {hint}")
         if name in values:
             raise InputError(f"--sweep {text}: {name} is swept twice; give all values in one list")
-        values[name] = [_parse(value.strip(), flat[name].type, text) for value in listed.split(",")]
+        values[name] = [_parse_value(value.strip(), flat[name].type, text) for value in listed.split(",")]
         if len({_name_part(value) for value in values[name]}) < len(values[name]):
             raise InputError(f"--sweep {text}: a value comes twice")
     count = 1
@@ -76,7 +76,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
     return [SweepRun(settings, replace_options(options, settings)) for settings in combinations]
 
 
-def _parse(value: str, hint: Any, text: str) -> Any:
+def _parse_value(value: str, hint: Any, text: str) -> Any:
     """Returns a value of the type of its option, as the command line reads it."""
     try:
         return parse_words(hint, [value])

@@ -90,7 +90,7 @@ def test_a_shard_has_the_same_bytes_for_any_fill_threads(factory, vectors, monke
     index = faiss.clone_index(trained)
     if "IVF" in factory:
         for start, end in itertools.pairwise([*range(0, 3_000, 700), *range(3_000, 5_000, 700), 5_000]):
-            with faiss_index._threads(1):
+            with faiss_index._limited_threads(1):
                 index.add_with_ids(vectors[start:end].astype(np.float32), np.arange(start, end) + 10**10)
         assert faiss.serialize_index(index).tobytes() == expected
 
