@@ -25,7 +25,7 @@ from jobs.common.steps import JobStep, make_step
 from jobs.experiments.experiment import RunExperiment, main
 from jobs.experiments.measuring import ArmControl, ControlSearchRequest
 from jobs.pipeline import run_step
-from jobs.training.opening import open_all
+from jobs.training.opening import open_retriever_setup
 from jobs.training.retriever import train
 
 from indexing.corpus.corpus import Corpus
@@ -191,7 +191,7 @@ def train_random(step: JobStep) -> None:
     """Trains prompts of topics whose texts have random topics, unless the store has them."""
     options: Any = step.options
     store = Store(options.store)
-    job = open_all(store, options)
+    job = open_retriever_setup(store, options)
     maker = RandomTopicsMaker(**{field.name: getattr(job.maker, field.name) for field in fields(job.maker)})
     target = replace(job.target, config={**job.target.config, "control": "random topics"})
     train(store, options, replace(job, maker=maker, target=target))

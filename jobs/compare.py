@@ -24,7 +24,7 @@ from indexing.store.store import Store
 
 
 def main(options: Compare) -> None:
-    work = open_comparison(Store(options.store).require(), options)
+    work = open_comparison(Store(options.store).require_not_empty(), options)
     path = options.json or default_results_path(work)
     if options.plan:
         print_plan(work, [path, options.html])

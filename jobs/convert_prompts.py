@@ -63,7 +63,7 @@ class ConvertPrompts(Common):
 
 def main(options: ConvertPrompts) -> None:
     check_options(options)
-    store = Store(options.store).require()
+    store = Store(options.store).require_not_empty()
     check_name("prompts", options.task)
     if options.to is not None:
         export(store, options, options.to)
@@ -127,7 +127,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
             say(f"writes    prompts/{options.task}, {size}")
             return None
         with store.create(target.kind, target.name, inputs=target.inputs, config=config) as draft:
-            if not draft.complete:
+            if not draft.is_complete:
                 draft.add_notes(backbone=options.backbone, options=encoder.stored(), format=read.format)
                 commit_files(draft, Path(folder))
     say(f"{store.open('prompts', options.task).url}: {size}")

@@ -131,7 +131,7 @@ def check_options(options: Draw) -> None:
 
 def draw_attention(options: Draw) -> None:
     """Draws the similarities of query sets by the mean weights of the basic prompts."""
-    store = Store(options.store).require()
+    store = Store(options.store).require_not_empty()
     names = [parse_query_set(text) for text in options.queries]
     if len(names) < 2:
         raise InputError(f"--queries {options.queries[0]}: one query set, expected at least 2 to compare; name more")
@@ -199,7 +199,7 @@ def draw_passages(options: Draw) -> None:
     if options.sample < 2 or not 0 <= options.seed <= MAX_SEED:
         raise InputError(f"--sample {options.sample} --seed {options.seed}: expected at least 2, and 0 to {MAX_SEED}")
     points = open_points(
-        Store(options.store).require(),
+        Store(options.store).require_not_empty(),
         options.embeddings,
         topics=options.topics,
         field=options.categories_field,

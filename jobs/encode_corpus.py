@@ -67,7 +67,7 @@ def main(options: EncodeCorpus) -> None:
 
 def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     """Encodes the corpus. Returns the newest generation of the embeddings; None with --plan."""
-    store.require()
+    store.require_not_empty()
     options = replace(options, task=chosen_task(store, options.task))
     encoder_options = options.vectors
     spec = find_encoder_spec(store, options.encoder, options.task, encoder_options)

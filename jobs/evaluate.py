@@ -41,7 +41,7 @@ from retriever.options.categories import FIELD
 
 def main(options: Evaluate) -> None:
     check_options(options)
-    run_job(Store(options.store).require(), options)
+    run_job(Store(options.store).require_not_empty(), options)
 
 
 def run_job(store: Store, options: Evaluate) -> None:

@@ -48,12 +48,12 @@ def main(options: FitTopics) -> None:
 
 def run_job(store: Store, options: FitTopics) -> Topics | None:
     """Fits the topics. Returns them; None with --plan."""
-    store.require()
+    store.require_not_empty()
     work = FitTopicsWork(store, options.name, options.fit, limit=options.limit)
     if options.plan:
         print_plan(store, work, options.page)
         return None
-    if not work.complete:
+    if not work.is_complete:
         run_work(store, work, open_runner(store, options), StageProgress)
     topics = Topics.open(store, options.name)
     print_topics(topics)
@@ -65,7 +65,7 @@ def run_job(store: Store, options: FitTopics) -> Topics | None:
 
 def print_plan(store: Store, work: FitTopicsWork, page: str | None) -> None:
     """Prints what a fit reads and writes."""
-    if work.complete:
+    if work.is_complete:
         print_complete(work.previous[-1].url, page)
         return
     check_targets(store, work)
@@ -83,7 +83,7 @@ def print_plan(store: Store, work: FitTopicsWork, page: str | None) -> None:
 
 def print_topics(topics: Topics) -> None:
     """Prints the topics: their sizes and words."""
-    sizes = topics.sizes()
+    sizes = topics.passages_per_topic()
     without = topics.num_rows - int(sizes.sum())
     nodes = topics.tree.nodes
     merged = sum(node.merged for node in nodes)

@@ -116,7 +116,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         drop_duplicates=options.drop_duplicates,
     )
     work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
-    if options.plan and work.complete:
+    if options.plan and work.is_complete:
         latest = work.previous[-1]
         name = queries_name(with_queries, options, latest) if with_queries else ""
         if with_queries is None or find_complete_queries(store, with_queries, name, hold_out=hold_out):
@@ -126,12 +126,12 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         print_plan(store, source, work, options)
         return None
     judged = None
-    if not work.complete:
+    if not work.is_complete:
         if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
             partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
             judged = read_judged_queries(with_queries, partial=partial)
         run_work(store, work, open_runner(store, options), StageProgress)
-    latest = describe(store, source, work)
+    latest = print_corpus(store, source, work)
     if with_queries:
         name = queries_name(with_queries, options, latest)
         with resumable():  # the corpus is complete; after an interruption the same command adds the queries
@@ -153,7 +153,7 @@ def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Imp
     return source
 
 
-def describe(store: Store, source: ImportSource | None, work: ImportCorpusWork) -> Artifact:
+def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWork) -> Artifact:
     """Prints the corpus after an import, and returns its newest generation."""
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
@@ -175,7 +175,7 @@ def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
     """Gives the existing corpus the filters, in a new generation without passages."""
     work = AddFiltersWork(store, options.filters)
     names = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
-    if options.plan and work.complete:
+    if options.plan and work.is_complete:
         print_complete(work.before.generations[-1].url)
         return None
     if options.plan:

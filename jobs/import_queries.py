@@ -67,7 +67,7 @@ def main(options: ImportQueries) -> None:
 
 def run_job(store: Store, options: ImportQueries) -> Queries | None:
     """Imports the queries. Returns them; None with --plan."""
-    store.require()
+    store.require_not_empty()
     names = QueryNames(options.id, options.text, options.relevant, options.score, options.metadata)
     hold_out = hold_out_of(options)
     source = detect_query_source(options.source, options.format, names, options.split)

@@ -87,7 +87,7 @@ def main(options: MineNegatives) -> None:
 
 def run_job(store: Store, options: MineNegatives) -> Artifact | None:
     """Mines negatives. Returns them; None with --plan."""
-    store.require()
+    store.require_not_empty()
     shape, draw = options.pool, options.negatives
     search = SearchOptions(encoder=options.encoder, task=chosen_task(store, options.task))
     pool = PoolCandidatesWork(

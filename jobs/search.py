@@ -104,7 +104,7 @@ class SearchJob(GpuWorkers):
 
 
 def main(options: SearchJob) -> None:
-    run_job(Store(options.store).require(), options)
+    run_job(Store(options.store).require_not_empty(), options)
 
 
 def run_job(store: Store, options: SearchJob) -> Artifact | None:

@@ -22,7 +22,7 @@ class Verify(Common):
 
 
 def main(options: Verify) -> None:
-    store = Store(options.store).require()
+    store = Store(options.store).require_not_empty()
     files = list(store.storage.list(""))
     if options.plan:
         say(f"{store.url}: would read {len(files):,} files, {format_bytes(sum(size for _, size in files))}")

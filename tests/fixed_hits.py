@@ -88,7 +88,7 @@ class FixedKind(SourceKind):
     online = OnlineFixed()
 
     def open(self, context: SearchContext, name: str) -> FixedSource:
-        return FixedSource(context.store.open("fixed", context.store.only("fixed", name)), context.corpus)
+        return FixedSource(context.store.open("fixed", context.store.only_name("fixed", name)), context.corpus)
 
 
 @contextmanager
@@ -105,6 +105,6 @@ def fixed_kind() -> Iterator[FixedKind]:
 def save_fixed(store: Store, name: str, rows: Sequence[int]) -> Artifact:
     """Makes fixed/NAME."""
     with store.create("fixed", name, config={"rows": list(rows)}) as draft:
-        if not draft.complete:
+        if not draft.is_complete:
             draft.add_notes(rows=len(rows))
     return store.open("fixed", name)

@@ -47,6 +47,6 @@ def fit_small(root: Path, name: str = "topics", options: FitOptions = SMALL, lim
     """Fits topics to the corpus of the store `root`/store, or makes their next generation."""
     store = Store(str(root / "store"))
     work = FitTopicsWork(store, name, options, limit=limit)
-    if not work.complete:
+    if not work.is_complete:
         run_work(store, work, InlineRunner())
     return Topics.open(store, name)

@@ -90,7 +90,7 @@ class SeveralEmbeddings(EmbeddingsReader):
         every = [vectors for part in self.parts for vectors in self.vectors(part)]
         return [every[row] for row in rows]
 
-    def open_vectors(self) -> Callable[[np.ndarray], np.ndarray]:
+    def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
         raise NotImplementedError
 
 
@@ -110,11 +110,11 @@ class BuildSeveralWork(BaseWork):
         check_lineage(self.previous, embeddings.generations)
         self.config = {"embeddings": embeddings.name, "several": PIECE, "shards": shards}
         self.first_row = SeveralIndex(name, self.previous).num_rows
-        self.complete = bool(self.previous) and self.first_row >= embeddings.num_rows
+        self.is_complete = bool(self.previous) and self.first_row >= embeddings.num_rows
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        if self.complete:
+        if self.is_complete:
             return []
         return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
 
@@ -153,7 +153,7 @@ class SearchTask:
     resources: WorkerResources = ONE_CORE
 
     def open(self, allocation: Allocation) -> Callable[[tuple[Artifact, ArtifactPart], Report], Hits]:
-        return lambda shard, report: self._search(np.load(shard[0].local(shard[1])))
+        return lambda shard, report: self._search(np.load(shard[0].local_path(shard[1])))
 
     def _search(self, table: np.ndarray) -> Hits:
         rows = np.setdiff1d(table[:, 0].astype(np.int64), self.deleted)

@@ -76,7 +76,7 @@ class _NewRows:
 
     def hash_files(self, committed: Mapping[str, ArtifactPart]) -> list[tuple[Path, int]]:
         """Returns the file of the hashes of each part, with the first row of the part."""
-        files = [self.draft.local(committed[part.name.replace("part", "hashes")]) for part in self.parts]
+        files = [self.draft.local_path(committed[part.name.replace("part", "hashes")]) for part in self.parts]
         return list(zip(files, self.starts.tolist(), strict=False))
 
     def contents(self, rows: np.ndarray) -> list[Content]:
@@ -120,7 +120,7 @@ class _NewRows:
 
     def _open_part_table(self, index: int) -> pa.Table:
         """Returns the passages of a part, memory-mapped."""
-        return pa.ipc.open_file(pa.memory_map(str(self.draft.local(self.parts[index])))).read_all()
+        return pa.ipc.open_file(pa.memory_map(str(self.draft.local_path(self.parts[index])))).read_all()
 
 
 def _read_contents(table: pa.Table, rows: np.ndarray) -> Iterator[Content]:
@@ -166,9 +166,9 @@ def _repeated_from_earlier(
     """
     deleted = before.deleted if before.generations else np.empty(0, np.int64)
     if "deleted" in committed:
-        deleted = np.union1d(deleted, np.load(new.draft.local(committed["deleted"])))
+        deleted = np.union1d(deleted, np.load(new.draft.local_path(committed["deleted"])))
     for artifact in before.generations:
-        files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
+        files = [np.load(artifact.local_path(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
         positions, known = rows_with_hashes(files, ids[0])
         alive = ~np.isin(known, deleted)
         rows, known = ids[1][positions[alive]].astype(np.int64), known[alive]

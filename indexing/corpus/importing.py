@@ -110,10 +110,10 @@ class ImportCorpusWork(BaseWork):
         if options.drop_duplicates:
             self.config["drop_duplicates"] = True
         done = self.previous[1:][-1:] if grows else self.previous[:1]
-        self.complete = any(artifact.config == self.config for artifact in done)
+        self.is_complete = any(artifact.config == self.config for artifact in done)
         self.before = Corpus(self.previous)
         self.deleted: np.ndarray | None = None
-        if self.complete:
+        if self.is_complete:
             return
         if self.previous and not grows:
             changes = describe_changes(self.previous[0].config, self.config)
@@ -130,7 +130,7 @@ class ImportCorpusWork(BaseWork):
     @property
     def targets(self) -> list[ArtifactTarget]:
         """Returns the generation to be made. After bad input nothing of it counts, and the next import replaces it."""
-        if self.complete:
+        if self.is_complete:
             return []
         target = ArtifactTarget(
             "corpus",
@@ -261,7 +261,9 @@ class MergeIdsStage(BaseStage):
 
     def task(self, drafts: Sequence[Draft]) -> MergeIdsTask:
         """Returns the task of a worker."""
-        return MergeIdsTask(drafts[0], drafts[0].committed(), self.before.generations, self.options.drop_duplicates)
+        return MergeIdsTask(
+            drafts[0], drafts[0].committed_parts(), self.before.generations, self.options.drop_duplicates
+        )
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class AddFiltersWork(BaseWork):
         if not self.before.generations:
             raise InputError(f"{store.url} has no corpus yet: import one, with its filters")
         latest = self.before.generations[-1]
-        self.complete = latest.config["filters"] == self.filters
+        self.is_complete = latest.config["filters"] == self.filters
         self.config = {
             "format": None,
             "part_size": latest.config["part_size"],
@@ -56,7 +56,7 @@ class AddFiltersWork(BaseWork):
     @property
     def targets(self) -> list[ArtifactTarget]:
         """Returns the generation. After bad input nothing of it counts, and the next command replaces it."""
-        if self.complete:
+        if self.is_complete:
             return []
         generations = self.before.generations
         inputs = {"previous": generations[-1]}
@@ -73,7 +73,7 @@ class AddFiltersWork(BaseWork):
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Raises InputError for a filter without a value in any passage."""
-        refuse_filters_without_values([part.facts for part in drafts[0].committed().values()], self.filters)
+        refuse_filters_without_values([part.facts for part in drafts[0].committed_parts().values()], self.filters)
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class Queries:
     @classmethod
     def open(cls, store: Store, name: str | None = None) -> Queries:
         """Opens a query set. `name` may be left out if the store has only one. Raises InputError if it is missing."""
-        return cls(store.open("queries", store.only("queries", name)))
+        return cls(store.open("queries", store.only_name("queries", name)))
 
     def __repr__(self) -> str:
         return f"Queries({self.artifact.name!r}, splits={self.splits})"
@@ -65,7 +65,7 @@ class Queries:
     def table(self) -> pa.Table:
         """The queries as columns id, text, metadata (JSON text or "")."""
         parts = [
-            pa.ipc.open_file(pa.memory_map(str(self.artifact.local(p)))).read_all()
+            pa.ipc.open_file(pa.memory_map(str(self.artifact.local_path(p)))).read_all()
             for p in self.artifact.numbered_parts("part")
         ]
         return pa.concat_tables(parts)
@@ -98,7 +98,7 @@ class Queries:
                 f"{self.artifact.url}: no split {split!r} with qrels; it has {have} (and {ALL}, without qrels)"
             )
         # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
-        with pq.ParquetFile(self.artifact.local(f"qrels-{split}")) as file:
+        with pq.ParquetFile(self.artifact.local_path(f"qrels-{split}")) as file:
             return file.read()
 
 

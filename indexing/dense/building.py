@@ -109,7 +109,7 @@ class BuildIndexWork(GrowingWork):
         [draft] = drafts
         if self.previous:
             return FillTask(draft, self.embeddings, Index(self.name, self.previous).quantizer)
-        return FillTask(draft, self.embeddings, (draft, draft.committed()["quantizer"]))
+        return FillTask(draft, self.embeddings, (draft, draft.committed_parts()["quantizer"]))
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Measures recall and notes the search parameters that reach the requested value."""
@@ -124,7 +124,7 @@ class BuildIndexWork(GrowingWork):
     def _choose_search_setting(self, draft: Draft, runner: Runner) -> SearchSetting:
         """Chooses nprobe and depth by their recall of exact search; vectors of the corpus are the queries."""
         shards = list(Index(self.name, self.previous).shards) if self.previous else []
-        for part in draft.committed().values():
+        for part in draft.committed_parts().values():
             if part.name.startswith("shard-"):
                 shards.append(IndexShard(draft, part, part.facts["first_row"], part.facts["end"]))
         own_rows = draw_queries(self.end, SAMPLE_QUERIES, SEED)
@@ -233,8 +233,8 @@ class FillTask:
         [name] = unit.names
         first, end = unit.payload
         owner, part = self.quantizer
-        vectors = (piece for _, piece in self.embeddings.between(first, end))
-        filled = fill_shard(read_index(owner.local(part)), report_rows(vectors, report), first, threads=1)
+        vectors = (piece for _, piece in self.embeddings.read_range(first, end))
+        filled = fill_shard(read_index(owner.local_path(part)), report_rows(vectors, report), first, threads=1)
         self.draft.commit(
             name, ".faiss", lambda path: write_index(filled, path), rows=end - first, first_row=first, end=end
         )
@@ -276,7 +276,7 @@ class SearchDepthsTask:
         """Returns the worker."""
 
         def probe(shard: IndexShard, report: Report) -> Hits:
-            index = read_index(shard.artifact.local(shard.part))
+            index = read_index(shard.artifact.local_path(shard.part))
             open_shard = OpenShard(self.embeddings, shard.first_row, shard.end, index=index)
             rows = open_shard.find_candidates(
                 self.queries, max(self.depths), nprobe=self.nprobe, threads=allocation.cores

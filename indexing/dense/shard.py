@@ -29,7 +29,7 @@ class OpenShard:
         self, embeddings: Embeddings, first_row: int, end: int, deleted: np.ndarray = NONE_DELETED, index: Any = None
     ):
         self.embeddings, self.first_row, self.end, self.index = embeddings, first_row, end, index
-        self.parts = embeddings.between(first_row, end)
+        self.parts = embeddings.read_range(first_row, end)
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
 
     @classmethod
@@ -39,7 +39,7 @@ class OpenShard:
         if shard.artifact.config["factory"] != "Flat":
             from indexing.dense.faiss_index import read_index
 
-            index = read_index(shard.artifact.local(shard.part), mmap=True)
+            index = read_index(shard.artifact.local_path(shard.part), mmap=True)
         return cls(embeddings, shard.first_row, shard.end, deleted, index)
 
     def search(

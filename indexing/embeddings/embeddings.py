@@ -66,7 +66,7 @@ class Embeddings(EmbeddingsReader):
         """Returns the vectors of some rows: float16 [n, dim]."""
         return self._take(rows, self.vectors)
 
-    def open_vectors(self) -> Callable[[np.ndarray], np.ndarray]:
+    def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a `take` that keeps the files of the parts open, for many calls: int64 [n] -> float16 [n, dim]."""
         files: dict[int, np.ndarray] = {}
 
@@ -84,7 +84,7 @@ class Embeddings(EmbeddingsReader):
             vectors[positions] = vectors_of(part)[local]
         return vectors
 
-    def between(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
+    def read_range(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
         """Returns (first row, float16 [n, dim]) of each piece of the rows [first_row, end), memory-mapped."""
         return [
             (part.first_row + rows.start, self.vectors(part)[rows])

@@ -200,7 +200,7 @@ class EncodeWorker:
         self.ready = self.ready or time.time()
         task, part = self.task, self.task.corpus.parts[unit.payload]
         draft = task.drafts[unit.target]
-        if draft.find(part.part.name):  # committed by an earlier attempt whose acknowledgement was lost
+        if draft.find_part(part.part.name):  # committed by an earlier attempt whose acknowledgement was lost
             return PartDone(unit.rows, 0, self.ready, self.startup, 0)
         tokens = tokenize_part(
             self.encoder, part, unit.rows, self.model_thread, allow_unknown_tokens=task.allow_unknown_tokens
@@ -226,7 +226,7 @@ class EncodeWorker:
         inferred = self.encoder.text_topics(self.task.spec.task or "")
         if inferred is None or self.task.topics is None:
             return None
-        topics = self.task.topics.of_part(inferred.model, part, rows)
+        topics = self.task.topics.topics_of_part(inferred.model, part, rows)
         draft.commit(topics_name(part), ".npy", functools.partial(save_array, topics.astype(np.int32)), rows=rows)
         return topics
 

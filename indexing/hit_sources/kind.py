@@ -244,4 +244,4 @@ class IndexKind(SourceKind):
 
     def config_of(self, store: Store, name: str) -> dict[str, Any]:
         """Returns the configuration of index/NAME."""
-        return store.generations("index", store.only("index", name))[-1].config
+        return store.generations("index", store.only_name("index", name))[-1].config

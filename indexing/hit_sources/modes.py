@@ -72,7 +72,7 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
     for kind in index_kinds():
         if kind is not INDEX and _has_index(store, kind.is_index):
             return kind.source_text(
-                store.only("index", None, kind.is_index, choice=f"the source {kind.source_text('NAME')}")
+                store.only_name("index", None, kind.is_index, choice=f"the source {kind.source_text('NAME')}")
             )
     if names := store.names("embeddings"):
         vectors = vector_kind_of(store.generations("embeddings", names[0])[0].config["encoder"])
@@ -105,8 +105,8 @@ def dense_names(store: Store, embeddings: str | None, index: str | None) -> tupl
         InputError: If there are no such artifacts, or several, or if the index is over other embeddings.
     """
     if index is not None:
-        return store.only("embeddings", _embeddings_of(store, index, embeddings)), index
-    embeddings = store.only("embeddings", embeddings, DENSE.holds)
+        return store.only_name("embeddings", _embeddings_of(store, index, embeddings)), index
+    embeddings = store.only_name("embeddings", embeddings, DENSE.holds)
     return embeddings, find_index_over(store, embeddings, "say which with parameter index NAME")
 
 
@@ -167,15 +167,15 @@ def source_of_mode(
         )
     if mode == "exact":
         choice = EXACT.source_text("NAME") if by_name else None
-        return EXACT.source_text(store.only("embeddings", embeddings, DENSE.holds, choice=choice))
-    name = store.only("index", index, INDEX.is_index, choice=INDEX.source_text("NAME") if by_name else None)
+        return EXACT.source_text(store.only_name("embeddings", embeddings, DENSE.holds, choice=choice))
+    name = store.only_name("index", index, INDEX.is_index, choice=INDEX.source_text("NAME") if by_name else None)
     _embeddings_of(store, name, embeddings)
     return INDEX.source_text(name)
 
 
 def _embeddings_of(store: Store, index: str, expected: str | None) -> str:
     """Returns the embeddings of an index. Raises InputError if it is missing or not over the expected embeddings."""
-    [latest] = store.generations("index", store.only("index", index))[-1:]
+    [latest] = store.generations("index", store.only_name("index", index))[-1:]
     embeddings = str(latest.config["embeddings"])
     if expected not in (None, embeddings):
         raise InputError(f"index/{index} is over embeddings/{embeddings}, not {expected}")

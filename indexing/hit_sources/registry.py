@@ -49,7 +49,7 @@ def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSourc
     if isinstance(kind, IndexKind):
         config = kind.config_of(context.store, name)
         if not kind.is_index(config):
-            name = context.store.only("index", name)
+            name = context.store.only_name("index", name)
             for other in index_kinds():
                 if other.is_index(config):
                     raise InputError(f"index/{name} {other.summary}: search it by the source {other.source_text(name)}")

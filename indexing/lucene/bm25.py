@@ -61,7 +61,7 @@ class Bm25:
             if DEFAULT not in names:
                 raise InputError(f"{store.url} has several bm25: {', '.join(names)}; say which with bm25:NAME")
             name = DEFAULT
-        name = store.only("bm25", name)
+        name = store.only_name("bm25", name)
         return cls(name, open_chain(store, "bm25", name, corpus.generations))
 
     def searcher(self, shard_range: slice = slice(None)) -> LuceneSearch:
@@ -175,7 +175,7 @@ class FillLuceneTask:
     def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
-        if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
             return
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
             texts = report_texts(passage_contents(self.parts, first, end), report)

@@ -29,7 +29,7 @@ def segment_files(shards: Sequence[tuple[Artifact, ArtifactPart]]) -> SegmentFil
     files = []
     for artifact, part in shards:
         small = tuple((name, base64.b64decode(content)) for name, content in part.facts["small_files"].items())
-        files.append((part.facts["segment_file"], small, str(artifact.local(part))))
+        files.append((part.facts["segment_file"], small, str(artifact.local_path(part))))
     return tuple(files)
 
 

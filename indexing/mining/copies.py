@@ -127,5 +127,5 @@ def read_copies(artifact: Artifact | Draft) -> CopyGroups:
         part = next((part for part in artifact.parts if part.name == PART), None)
     if part is None:
         return CopyGroups(np.empty(0, np.uint64), np.empty(0, np.int64))
-    table = pq.read_table(artifact.local(part))
+    table = pq.read_table(artifact.local_path(part))
     return CopyGroups(table["hash"].to_numpy(), table["row"].to_numpy())

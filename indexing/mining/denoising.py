@@ -72,14 +72,14 @@ class SampleNegativesWork(BaseWork):
     def pools(self) -> Iterator[tuple[pa.Table, np.ndarray | None]]:
         """Yields each part of the pool with its probabilities, float32, NaN for none; None without scores."""
         for name, _ in self.pool.parts():
-            table = pq.read_table(self.candidates.local(name))
+            table = pq.read_table(self.candidates.local_path(name))
             yield table, known_probabilities(table, name, self.scores) if self.scores else None
 
     def tables(self) -> Iterator[pa.Table]:
         """Yields the parts of the complete artifact, in order."""
         artifact = self.pool.store.open("negatives", self.name)
         for part in artifact.numbered_parts("part"):
-            yield pq.read_table(artifact.local(part))
+            yield pq.read_table(artifact.local_path(part))
 
 
 def complete_negatives(
@@ -90,7 +90,7 @@ def complete_negatives(
     if candidates is None:
         return None
     scores = None if reranker is None else ScoreCandidatesWork(store, candidates, reranker, options, numerics="")
-    if scores and not scores.complete:
+    if scores and not scores.is_complete:
         return None
     return complete_artifact(store, SampleNegativesWork(pool, scores, options, name))
 
@@ -111,7 +111,7 @@ class SampleTask:
 
     def _sample(self, unit: WorkUnit, report: Report) -> None:
         [name], queries = unit.names, unit.payload
-        table = pq.read_table(self.candidates.local(name))
+        table = pq.read_table(self.candidates.local_path(name))
         of_positives = positive_scores(queries, name, self.scores)
         lowest = [scores.min() if len(scores) else np.nan for scores in of_positives]
         samples = sample_negatives(

@@ -96,7 +96,7 @@ class ScoreCandidatesWork(BaseWork):
                 raise InputError(f"{artifact.url} was scored by another re-ranker than {reranker}: remove it")
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the existing generations have all scores that the options need."""
         return self._are_sufficient(self.previous)
 
@@ -177,7 +177,7 @@ def score_candidates(
     numerics = ""
     while True:
         work = ScoreCandidatesWork(store, candidates, reranker, options, numerics=numerics, parts=parts)
-        if work.complete:
+        if work.is_complete:
             return work
         numerics = numerics or work.pin_numerics(runner)
         run_work(store, work, runner, progress)
@@ -258,9 +258,9 @@ class ScoreTask:
         If the unit has queries, scores their positives too.
         """
         [name], queries = unit.names, unit.payload
-        if part := self.draft.find(name):
+        if part := self.draft.find_part(name):
             return part.rows
-        table = pq.read_table(self.candidates.local(name))
+        table = pq.read_table(self.candidates.local_path(name))
         known = known_probabilities(table, name, self.previous)
         is_new = np.zeros(len(table), bool)
         texts, cuts = self._query_texts(table), Cuts()
@@ -332,7 +332,7 @@ def _known_scores(keys: np.ndarray, name: str, generations: Sequence[Artifact]) 
     """Returns the scores of pairs (`pair_keys`, int64 [n]) of a part: float32 [n], NaN if no generation has them."""
     scores = np.full(len(keys), np.nan, np.float32)
     for artifact in generations:
-        table = pq.read_table(artifact.local(name))
+        table = pq.read_table(artifact.local_path(name))
         scored_keys = _table_keys(table)
         order = np.argsort(scored_keys)
         places = np.searchsorted(scored_keys[order], keys)

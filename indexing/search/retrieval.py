@@ -132,7 +132,7 @@ class SearchQueriesWork:
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Notes the number of hits and the re-ranker's numerics class."""
         [draft] = drafts
-        parts = draft.committed().values()
+        parts = draft.committed_parts().values()
         numerics = {part.facts["numerics"] for part in parts if "numerics" in part.facts}
         draft.add_notes(hits=sum(part.rows for part in parts), **({"numerics": numerics.pop()} if numerics else {}))
 

@@ -79,13 +79,13 @@ class FillImpactsTask:
     def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
-        if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
             return
         largest = postings = 0
 
         def texts() -> Iterator[str]:
             nonlocal largest, postings
-            for first_row, vectors in self.embeddings.between(first, end):
+            for first_row, vectors in self.embeddings.read_range(first, end):
                 for start, stop in blocks(vectors.offsets):
                     row = first_row + start
                     report(row - first)

@@ -67,7 +67,7 @@ def model_folder(artifact: Artifact) -> Path:
         path = PurePosixPath(part.facts["path"])
         if path.is_absolute() or ".." in path.parts:
             raise InputError(f"{artifact.url}/{part.file}: its path {path} leads out of the model's folder")
-        _make_link(folder / path, artifact.local(part).absolute())
+        _make_link(folder / path, artifact.local_path(part).absolute())
     return folder
 
 

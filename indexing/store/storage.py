@@ -70,7 +70,7 @@ class Storage(Protocol):
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         """Returns the bytes and the version tag of a mutable object, None if it does not exist."""
 
-    def swap(self, key: str, data: bytes, tag: str | None) -> bool:
+    def compare_and_swap(self, key: str, data: bytes, tag: str | None) -> bool:
         """Replaces a mutable object if its tag is still `tag` (None: if it does not exist). Returns False otherwise."""
 
     def touch_if_equal(self, key: str, data: bytes) -> bool:
@@ -170,7 +170,7 @@ class LocalStorage:
             return None
         return data, hashlib.sha256(data).hexdigest()
 
-    def swap(self, key: str, data: bytes, tag: str | None) -> bool:
+    def compare_and_swap(self, key: str, data: bytes, tag: str | None) -> bool:
         target = self.local_path(key)
         with explain_disk_errors(target):
             _make_folder(target.parent)

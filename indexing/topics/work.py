@@ -93,9 +93,9 @@ class FitTopicsWork(GrowingWork):
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Notes the number of topics and their sizes, in this generation."""
         [draft] = drafts
-        committed = draft.committed()
+        committed = draft.committed_parts()
         model = read_model(self.previous[0] if self.previous else draft)
-        topics = np.concatenate([np.load(draft.local(part)) for name, part in committed.items() if _is_part(name)])
+        topics = np.concatenate([np.load(draft.local_path(part)) for name, part in committed.items() if _is_part(name)])
         notes: dict[str, object] = {
             "topics": model.num_topics,
             "paths": len(model.path_topics),
@@ -113,7 +113,7 @@ def _is_part(name: str) -> bool:
 
 def model_part(of: Artifact | Draft) -> ArtifactPart:
     """Returns the part with the topic model. Raises InputError if it is missing."""
-    parts = of.committed().values() if isinstance(of, Draft) else of.parts
+    parts = of.committed_parts().values() if isinstance(of, Draft) else of.parts
     for part in parts:
         if part.name == MODEL:
             return part
@@ -122,7 +122,7 @@ def model_part(of: Artifact | Draft) -> ArtifactPart:
 
 def read_model(of: Artifact | Draft) -> TopicModel:
     """Returns the topic model of the generation that was fitted."""
-    return read_topics(of.local(model_part(of))).model
+    return read_topics(of.local_path(model_part(of))).model
 
 
 def sample_rows(corpus: Corpus, end: int, sample: int, seed: int) -> np.ndarray:
@@ -193,12 +193,12 @@ class AssignTask:
         model = read_model(self.fitted or self.draft)
         known = np.empty((0, 2), np.int64)
         if self.fitted is None:
-            known = np.load(self.draft.local(self.draft.committed()[FITTED]))
+            known = np.load(self.draft.local_path(self.draft.committed_parts()[FITTED]))
         return lambda unit, report: self._assign_topics(model, known, unit, report)
 
     def _assign_topics(self, model: TopicModel, known: np.ndarray, unit: WorkUnit, report: Report) -> None:
         [name], part = unit.names, unit.payload
-        if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
             return
         first, end = part.first_row, part.first_row + unit.rows
         topics = np.full(unit.rows, NO_TOPIC, np.int64)

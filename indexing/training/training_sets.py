@@ -65,7 +65,7 @@ def resolve_stores(store: Store, names: Sequence[SetName]) -> tuple[SetName, ...
     urls = {_canonical_url(store.url): ""}
     result = []
     for name in names:
-        url = Store(name.store).require().url if name.store else store.url
+        url = Store(name.store).require_not_empty().url if name.store else store.url
         result.append(replace(name, store=urls.setdefault(_canonical_url(url), url)))
     return tuple(result)
 

@@ -135,7 +135,7 @@ class RetrieverMaker:
             return []
         reader = find_index_kind(self.backbone_settings).reader
         return [
-            reader.open(Store(each.store) if each.store else self.store, name, each.corpus).open_vectors()
+            reader.open(Store(each.store) if each.store else self.store, name, each.corpus).open_vector_reader()
             for each, name in zip(corpora, self.embeddings, strict=True)
         ]
 
@@ -278,7 +278,7 @@ def open_prompt(store: Store, name: str) -> Artifact:
     url, found, short = name.rpartition("/prompts/")
     if not found:
         return store.open("prompts", name.removeprefix("prompts/"))
-    return Store(url).require().open("prompts", short)
+    return Store(url).require_not_empty().open("prompts", short)
 
 
 def join_vector_readers(readers: Sequence[ReadVectors], sizes: Sequence[int]) -> ReadVectors:
@@ -320,7 +320,7 @@ def find_passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus,
     """
     backbone_settings = backbone.settings("passage")
     reasons: dict[str, str] = {}
-    for each in store.names("embeddings") if name is None else [store.only("embeddings", name)]:
+    for each in store.names("embeddings") if name is None else [store.only_name("embeddings", name)]:
         try:
             encoder = store.generations("embeddings", each)[-1].config["encoder"]
         except InputError:

@@ -45,14 +45,14 @@ class GrowingWork(BaseWork, ABC):
         self.first_row = sum(artifact.rows for artifact in self.previous)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the existing generations cover all rows."""
         return bool(self.previous) and self.first_row >= self.end
 
     @property
     def targets(self) -> list[ArtifactTarget]:
         """Returns the generation to be made."""
-        if self.complete:
+        if self.is_complete:
             return []
         return [next_target(self.kind, self.name, self.source, self.previous, self.config)]
 

@@ -81,7 +81,7 @@ class RayTasks:
         """Returns all cores of a node for workers with so many GPUs, decided once; with a GPU at most 4."""
         if gpus not in self._cores:
             self._wait_for_node(gpus)
-            cores = self.nodes.cores(gpus)
+            cores = self.nodes.cores_of_smallest(gpus)
             self._cores[gpus] = min(4, cores) if gpus else cores
         return self._cores[gpus]
 

@@ -220,7 +220,7 @@ class _StageRun:
     names: list[set[str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.committed = [draft.committed() for draft in self.drafts]
+        self.committed = [draft.committed_parts() for draft in self.drafts]
         self.names = [set() for _ in self.drafts]
 
     def pending(self) -> Iterator[WorkUnit]:
@@ -261,7 +261,7 @@ class _StageRun:
                 if close := getattr(results, "close", None):
                     close()  # ends the workers now, and not when the traceback of an exception is released
         for draft, names in zip(self.drafts, self.names, strict=True):
-            if names - draft.committed().keys():
+            if names - draft.committed_parts().keys():
                 raise draft.removed_error()
 
 
@@ -314,17 +314,17 @@ def run_work(
     drafts: list[Draft] = []
     targets = work.targets
     try:
-        with resumable(lambda: any(draft.complete or draft.committed() for draft in drafts)):
+        with resumable(lambda: any(draft.is_complete or draft.committed_parts() for draft in drafts)):
             for target in targets:
                 drafts.append(_begin_draft(store, target))
-            if not all(draft.complete for draft in drafts):
+            if not all(draft.is_complete for draft in drafts):
                 with keep_alive(drafts):
                     for stage in work.stages:
                         with progress(stage.title, stage.total, stage.noun, drafts[-1].key) as counter:
                             _StageRun(stage, drafts, counter).run(runner, observe)
                     work.finish(drafts, runner, progress)
                 for draft in drafts:
-                    if not draft.complete:
+                    if not draft.is_complete:
                         draft.finish()
     except BaseException as error:
         for target, draft in zip(targets, drafts, strict=False):
@@ -388,9 +388,9 @@ def _clean_up_draft(store: Store, target: ArtifactTarget, draft: Draft, error: I
     """Leaves a draft such that the corrected command can be run."""
     if target.fails_whole:
         draft.fail(" ".join(str(getattr(error, "cause", None) or error).split()))  # Ray's wrapper has a cause
-    elif draft.created and not draft.complete:
+    elif draft.created and not draft.is_complete:
         with contextlib.suppress(InputError, OSError):  # the first error is the one to report
-            if draft.is_pinned() and not draft.committed():
+            if draft.is_pinned() and not draft.committed_parts():
                 store.remove(draft.key)
 
 

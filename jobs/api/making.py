@@ -320,20 +320,20 @@ NOT_EVALUATED = ("embeddings", "sample", "seed", "rate_queries", "rate_batch", "
 def _parameters_of(method: str) -> Parameters:
     """Returns the parameters of a method."""
     if method == "serve":
-        return Parameters.of("serve", job="serve_search", excluded=("host", "tokens"))
+        return Parameters.of_method("serve", job="serve_search", excluded=("host", "tokens"))
     if method == "search_queries":
-        return Parameters.of("search_queries", job="search", excluded=("query",))
+        return Parameters.of_method("search_queries", job="search", excluded=("query",))
     if method == "evaluate":
-        return Parameters.of("evaluate", excluded=NOT_EVALUATED)
+        return Parameters.of_method("evaluate", excluded=NOT_EVALUATED)
     if method == "compare":
-        return Parameters.of("compare", excluded=("examples", "json", "html", "overwrite"))
+        return Parameters.of_method("compare", excluded=("examples", "json", "html", "overwrite"))
     if method not in METHODS or method == "serve_search":
         names = [name for name in METHODS if name != "serve_search"]
         raise InputError(
             f"{method!r} is no method with the options of a job; the methods are "
             f"{', '.join([*names, 'serve', 'search_queries', 'evaluate', 'compare'])}"
         )
-    return Parameters.of(method)
+    return Parameters.of_method(method)
 
 
 def _name_of(artifact: Artifact) -> str:

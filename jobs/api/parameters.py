@@ -59,7 +59,7 @@ class Parameters:
     options: Mapping[str, Option]
 
     @classmethod
-    def of(cls, method: str, *, job: str = "", excluded: tuple[str, ...] = ()) -> Parameters:
+    def of_method(cls, method: str, *, job: str = "", excluded: tuple[str, ...] = ()) -> Parameters:
         """Returns the parameters of a method.
 
         Args:

@@ -84,7 +84,7 @@ class Search:
         runner = LocalRunner(gpus=gpus)
         self._store, self._rerank_depth = store, RERANK_DEPTH if rerank_depth is None else rerank_depth
         search = LocalSearch(store, chosen, settings, runner, reranker=rerank, by=by, stays_open=True)
-        self._open: _Open | None = _Open(search, search.corpus.open_passages())
+        self._open: _Open | None = _Open(search, search.corpus.open_passage_reader())
         self.source = search.source
         self._first = threading.Lock()
         self._is_loaded = False

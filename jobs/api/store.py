@@ -66,7 +66,7 @@ class Store(Making):
 
         with named_parameters({"name": name}):
             check_name("name", name)
-            return Queries.open(self, self.only("queries", name, choice="parameter name NAME"))
+            return Queries.open(self, self.only_name("queries", name, choice="parameter name NAME"))
 
     def embeddings(self, name: str | None = None) -> EmbeddingsReader:
         """Opens embeddings, whose `encoder()` encodes further texts as they were encoded.
@@ -81,7 +81,7 @@ class Store(Making):
         """
         with named_parameters({"name": name}):
             check_name("name", name)
-            return self._open_embeddings(self.only("embeddings", name, choice="parameter name NAME"))
+            return self._open_embeddings(self.only_name("embeddings", name, choice="parameter name NAME"))
 
     def search(
         self,
@@ -128,7 +128,7 @@ class Store(Making):
         settings = {"encoder": encoder, "task": task, "nprobe": nprobe, "depth": depth}
         choices = {"embeddings": embeddings, "index": index, "rerank": rerank, "rerank_depth": rerank_depth}
         with named_parameters({"source": source, "by": by, **settings, **choices}):
-            self.require()
+            self.require_not_empty()
             check_name("task", task)
             task = None if task is None else resolve_task(self, task)
             options = SearchOptions(encoder=encoder, task=task, nprobe=nprobe, depth=depth)
@@ -185,7 +185,7 @@ class Store(Making):
         if not measured:
             raise InputError("evaluate: expected at least one run, file or source")
         with named_parameters({}):
-            self.require()
+            self.require_not_empty()
         titles = [self._run_name(each, "evaluate") for each in measured]
         if repeated := next((title for title in titles if titles.count(title) > 1), None):
             raise InputError(f"evaluate: {repeated!r} is given twice; leave one of them out")
@@ -224,7 +224,7 @@ class Store(Making):
         from jobs.comparison.comparing import compare
 
         with named_parameters({}):
-            self.require()
+            self.require_not_empty()
         runs = [self._run_name(each, "compare") for each in (first, second)]
         metrics = options.get("metrics")
         options |= {"metrics": [metrics] if isinstance(metrics, str) else metrics}

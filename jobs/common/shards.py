@@ -19,7 +19,7 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
         The newest generation of the index; None with --plan.
     """
     work = build.work
-    if options.plan and work.complete:
+    if options.plan and work.is_complete:
         print_complete(work.previous[-1].url)
         return None
     if options.plan:
@@ -29,7 +29,7 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
         say(f"memory   {build.memory}")
         return None
     generations = work.previous
-    if not work.complete:
+    if not work.is_complete:
         runner = open_runner(store, options)
         build.prepare(runner)
         generations = run_work(store, work, runner, StageProgress)

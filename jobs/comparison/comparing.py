@@ -64,7 +64,7 @@ def queries_of(store: Store, runs: Sequence[str]) -> tuple[str | None, str]:
     Raises:
         InputError: If a run is missing, or if two runs are over other query sets or splits.
     """
-    artifacts = [store.open("runs", store.only("runs", run)) for run in runs]
+    artifacts = [store.open("runs", store.only_name("runs", run)) for run in runs]
     if not artifacts:
         return None, "test"
     inputs, splits = [each.inputs["queries"] for each in artifacts], [each.config["split"] for each in artifacts]
@@ -83,13 +83,13 @@ def queries_of(store: Store, runs: Sequence[str]) -> tuple[str | None, str]:
 def compare_runs(work: EvaluationWork) -> Comparison:
     """Returns the comparison of two opened runs, after warnings about queries and passages that are missing."""
     evaluation_queries, metrics, split = work.queries, work.metrics, work.options.split
-    judgements = Judgements.of(evaluation_queries.qrels, relevant_level(metrics[0]))
+    judgements = Judgements.from_qrels(evaluation_queries.qrels, relevant_level(metrics[0]))
     measure = make_measure(
         work.store, evaluation_queries.query_set, evaluation_queries.qrels, evaluation_queries.ids, metrics
     )
     depth = needed_depth(metrics, None, DEEPEST)
     tables = [read_checked_run(work.store, run, evaluation_queries, split, depth) for run in work.runs]
-    first, second = (MeasuredRun.of(table, measure(table), judgements) for table in tables)
+    first, second = (MeasuredRun.from_table(table, measure(table), judgements) for table in tables)
     queries = evaluation_queries.query_set.table
     texts = dict(zip(queries["id"].to_pylist(), queries["text"].to_pylist(), strict=True))
     return Comparison(

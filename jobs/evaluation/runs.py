@@ -149,7 +149,7 @@ def read_run_table(store: Store, name: str, queries: Queries, split: str, *, is_
     """
     if is_file:
         return read_trec(name)
-    artifact = store.open("runs", store.only("runs", name))
+    artifact = store.open("runs", store.only_name("runs", name))
     run_queries = artifact.inputs["queries"]
     if run_queries["fingerprint"] != queries.artifact.fingerprint or artifact.config["split"] not in (split, ALL):
         raise InputError(
@@ -219,7 +219,7 @@ def run_contents(store: Store, runs: Sequence[RunReference]) -> list[list[str]]:
     return [
         [run.name, hashlib.sha256(Path(run.name).read_bytes()).hexdigest()]
         if run.is_file
-        else [run.name, store.open("runs", store.only("runs", run.name)).fingerprint]
+        else [run.name, store.open("runs", store.only_name("runs", run.name)).fingerprint]
         for run in runs
     ]
 

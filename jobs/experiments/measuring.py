@@ -246,4 +246,4 @@ def measure_sparsity(data_set: DataSet, name: str, task: str | None, split: str)
     embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
     texts = Queries.open(store, data_set.queries).split(split).texts
     queries: SparseVectors = QueryEncoder(store, embeddings, SearchOptions(task=task)).encode(texts, LocalRunner())
-    return sparsity_figures([queries], [vectors for _, vectors in embeddings.between(0, embeddings.num_rows)])
+    return sparsity_figures([queries], [vectors for _, vectors in embeddings.read_range(0, embeddings.num_rows)])

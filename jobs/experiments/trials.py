@@ -140,6 +140,6 @@ def copy_prompt(source: str, target: str, name: str) -> None:
     artifact = Store(source).open("prompts", name)
     config = {"copy": {"store": source, "fingerprint": artifact.fingerprint}}
     with Store(target).create("prompts", name, inputs={}, config=config) as draft:
-        if not draft.complete:
+        if not draft.is_complete:
             draft.add_notes(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
             commit_files(draft, model_folder(artifact))

@@ -70,7 +70,7 @@ class RetrieverSetup:
     topic_agreement: float | None = None
 
 
-def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
+def open_retriever_setup(store: Store, options: TrainRetriever) -> RetrieverSetup:
     """Opens and checks the artifacts that the options name.
 
     Raises:
@@ -313,7 +313,7 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
     negatives = None
     is_judged = options.positives == "judged"  # otherwise there are no mined negatives
     if is_judged and options.negatives != NO_NEGATIVES:
-        negatives = store.only("negatives", options.negatives)
+        negatives = store.only_name("negatives", options.negatives)
     elif is_judged and NO_NEGATIVES in store.names("negatives"):
         raise InputError(
             f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
@@ -335,6 +335,6 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
                 f"--also-train dev={other.dev}: is measured together with --dev-split, the split of --queries: give it "
                 "too"
             )
-        Queries.open(Store(other.store).require() if other.store else store, other.queries).qrels(other.dev)
+        Queries.open(Store(other.store).require_not_empty() if other.store else store, other.queries).qrels(other.dev)
     size = options.task_size
     return resolve_stores(store, [each if each.size else replace(each, size=size) for each in (first, *further)])

@@ -65,8 +65,8 @@ class PretrainingSetup:
 
 def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
     """Runs the job. Returns the prompts or the model; None with --plan."""
-    store.require()
-    setup = open_all(store, options)
+    store.require_not_empty()
+    setup = open_pretraining_setup(store, options)
     corpus = setup.corpus
     if options.plan:
         if not report_if_complete(options, store, setup.target):
@@ -96,7 +96,7 @@ def num_passages(options: PretrainRip, corpus: Corpus) -> int:
     return min(corpus.num_rows, options.limit or corpus.num_rows)
 
 
-def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
+def open_pretraining_setup(store: Store, options: PretrainRip) -> PretrainingSetup:
     """Opens and checks the artifacts that the options name.
 
     Raises:

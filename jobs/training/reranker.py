@@ -52,8 +52,8 @@ class RerankerSetup:
 
 def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
     """Runs the job. Returns the model; None with --plan."""
-    store.require()
-    setup = open_all(store, options)
+    store.require_not_empty()
+    setup = open_reranker_setup(store, options)
     if options.plan:
         if not report_if_complete(options, store, setup.target):
             print_plan(options, setup)
@@ -95,13 +95,13 @@ def describe_ranking_change(order: dict[str, Any] | None) -> str:
     )
 
 
-def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
+def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
     """Opens and checks the artifacts that the options name.
 
     Raises:
         InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
     """
-    negatives = store.open("negatives", store.only("negatives", options.negatives))
+    negatives = store.open("negatives", store.only_name("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
     corpus = mined_corpus(store, negatives)
     data = read_training_data(corpus, queries, options.split, negatives, options.limit)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.training.opening import RetrieverSetup, open_all
+from jobs.training.opening import RetrieverSetup, open_retriever_setup
 from jobs.training.options import TrainRetriever
 from jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
 from jobs.training.serving import serving_warnings
@@ -65,10 +65,10 @@ FIXED = (
 
 def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
     """Runs the job. Returns the prompts, the model or the sweep; None with --plan."""
-    store.require()
+    store.require_not_empty()
     if options.sweep:
         return sweep(store, options)
-    setup = open_all(store, options)
+    setup = open_retriever_setup(store, options)
     for warning in serving_warnings(store, options, setup):
         say(f"warning: {warning}")
     if options.plan:
@@ -90,7 +90,7 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
         raise InputError(
             f"--sweep {' '.join(options.sweep)}: expected --dev-split too, which chooses a run, and --evaluate-every"
         )
-    setup = {run.options.task: open_all(store, run.options) for run in runs}
+    setup = {run.options.task: open_retriever_setup(store, run.options) for run in runs}
     for each in runs:
         check_derived_names(store, each.options, setup[each.options.task])
     first = setup[runs[0].options.task]
@@ -203,7 +203,7 @@ def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOpti
     if (topics := artifact.inputs.get("topics")) is not None:
         inputs["topics"] = ArtifactReference(topics["artifact"], topics["fingerprint"])
     with store.create("prompts", name, inputs=inputs, config=config) as draft:
-        if not draft.complete:
+        if not draft.is_complete:
             draft.add_notes(backbone=artifact.key, options=artifact.notes["options"])
             commit_files(draft, model_folder(artifact) / PROMPT)
     return store.open("prompts", name)
@@ -216,7 +216,7 @@ def commit_task_prompts(store: Store, artifact: Artifact) -> list[Artifact]:
         name = f"{artifact.key.partition('/')[2]}-{folder.name}"
         config = {"backbone": artifact.config["backbone"], "task": folder.name}
         with store.create("prompts", name, inputs={"tasks": artifact}, config=config) as draft:
-            if not draft.complete:
+            if not draft.is_complete:
                 draft.add_notes(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
                 commit_files(draft, folder)
         result.append(store.open("prompts", name))

@@ -75,7 +75,7 @@ def make_artifact(
     identity = fingerprint_of([{role: a.fingerprint for role, a in target.inputs.items()}, target.config])
     last, best = (Checkpoints(store, checkpoints, identity) for checkpoints in checkpoint_names(kind, name))
     draft.check(abandoned_s=abandoned_after_s(last))  # refuses other options before anything is opened
-    if not draft.complete:
+    if not draft.is_complete:
         with note_checkpoint(draft, last):
             on_ray = join_cluster(store, private=options.ray or options.workers > 1)
             group = plan_group(options, on_ray)
@@ -86,7 +86,7 @@ def make_artifact(
             result = train_task(options, task, on_ray, max_length)
             draft.begin()  # joins the draft that the first worker has begun
             draft.add_notes(**notes, **result.notes())
-            if not draft.complete:
+            if not draft.is_complete:
                 draft.finish()
     last.clear()
     best.clear()

@@ -126,9 +126,9 @@ class SweepStage(BaseStage):
 
 def read_outcomes(artifact: Artifact | Draft) -> list[SweepOutcome]:
     """Returns the outcomes of a sweep's runs, in the order of the grid."""
-    parts = artifact.committed().values() if isinstance(artifact, Draft) else artifact.parts
+    parts = artifact.committed_parts().values() if isinstance(artifact, Draft) else artifact.parts
     ordered = sorted(parts, key=lambda part: part.name)
-    return [SweepOutcome(**json.loads(artifact.local(part).read_text(encoding="utf-8"))) for part in ordered]
+    return [SweepOutcome(**json.loads(artifact.local_path(part).read_text(encoding="utf-8"))) for part in ordered]
 
 
 def choose_run(outcomes: Sequence[SweepOutcome]) -> SweepChoice:

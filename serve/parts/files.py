@@ -42,7 +42,7 @@ class PartFiles:
             status = _status(path)
             if status is None or status != self._seen[number]:
                 artifact, part = self._files[number]
-                artifact.local(part)
+                artifact.local_path(part)
                 self._seen[number] = status
 
     def read(self, budget: int, seconds: float, known: set[Path]) -> int:
@@ -59,7 +59,7 @@ class PartFiles:
         ends, size_bytes = time.monotonic() + seconds, 0
         buffer = bytearray(BLOCK)
         for artifact, part in self._files:
-            path = artifact.local(part)
+            path = artifact.local_path(part)
             if path in known:
                 continue
             with open(path, "rb", buffering=0) as file:

@@ -98,7 +98,7 @@ def build_bm25(corpus: Corpus, root: Path, name: str = "bm25", **options: Any) -
     """Builds or extends bm25/NAME in the store `root`/store; `options` are those of BuildBm25Work."""
     store = Store(str(root / "store"))
     work = BuildBm25Work(store, corpus, name, **options)
-    if not work.complete:
+    if not work.is_complete:
         work.pin_versions(shuffling_runner())
         run_work(store, work, shuffling_runner())
     return Bm25.open(store, work.name, corpus)

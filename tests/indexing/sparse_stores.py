@@ -47,7 +47,7 @@ def build_index(root: Path, shards: int, name: str | None = None) -> ImpactIndex
     store = Store(str(root / "store"))
     embeddings = SparseEmbeddings.open(store, "s", Corpus.open(store))
     work = BuildImpactsWork(store, embeddings, name or f"i{shards}", shards=shards)
-    if not work.complete:
+    if not work.is_complete:
         work.pin_versions(shuffling_runner())
         run_work(store, work, shuffling_runner())
     return ImpactIndex.open(store, work.name, embeddings)

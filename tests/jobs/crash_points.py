@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-WRITES = ("put", "put_new", "swap", "delete")
+WRITES = ("put", "put_new", "compare_and_swap", "delete")
 EXIT_STATUS = 9
 
 

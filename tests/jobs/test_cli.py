@@ -238,7 +238,7 @@ def test_a_mistake_in_the_code_keeps_its_traceback(world, job, monkeypatch: pyte
     def broken(_: Store) -> Store:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Store, "require", broken)
+    monkeypatch.setattr(Store, "require_not_empty", broken)
     with pytest.raises(ZeroDivisionError):
         job("verify", "--store", world.store)
 

@@ -147,7 +147,7 @@ def test_the_live_release_is_not_removed(world, refused) -> None:
     store = Store(str(world.store))
     with store.create("releases", "0" * 16, inputs={"index": store.open("index", "idx/g0000")}):
         pass
-    store.storage.swap("serving/current.json", LiveRecord("0" * 16, ()).document(), None)
+    store.storage.compare_and_swap("serving/current.json", LiveRecord("0" * 16, ()).document(), None)
     line = refused("store", "remove", "index/idx", "--with-dependents", "--store", world.store)
     assert line.endswith(f"serving/current.json, as releases/{'0' * 16} is live: serve another release first")
 

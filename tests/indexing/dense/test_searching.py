@@ -145,7 +145,7 @@ class Rows:
     def __init__(self, vectors: np.ndarray):
         self.vectors, self.num_rows = vectors, len(vectors)
 
-    def between(self, first_row: int, end: int) -> Pieces:
+    def read_range(self, first_row: int, end: int) -> Pieces:
         return [(first_row, self.vectors[first_row:end])]
 
 

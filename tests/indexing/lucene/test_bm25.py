@@ -110,13 +110,13 @@ def test_growth_adds_shards_and_equals_what_is_built_in_one_go(tmp_path: Path) -
         raised.value
     )
     work = BuildBm25Work(store, corpus, "bm25", shards=2)
-    assert (work.complete, work.first_row, work.end) == (False, 120, 300)
+    assert (work.is_complete, work.first_row, work.end) == (False, 120, 300)
     grown = build_bm25(corpus, tmp_path, shards=2)
     assert [artifact.key for artifact in grown.generations] == ["bm25/bm25/g0000", "bm25/bm25/g0002"]
     assert grown.generations[1].inputs["previous"]["fingerprint"] == first.generations[0].fingerprint
     assert [part.facts["end"] for _, part in grown.shards] == [60, 120, 210, 300]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert BuildBm25Work(store, corpus, "bm25", shards=2).complete
+    assert BuildBm25Work(store, corpus, "bm25", shards=2).is_complete
 
     once = build_bm25(corpus, tmp_path, "once", shards=1)
     equal(search_bm25(grown, QUERIES, 60, NOTHING), search_bm25(once, QUERIES, 60, NOTHING))
@@ -138,7 +138,7 @@ def test_deleted_passages_never_appear_and_k_are_found_without_them(tmp_path: Pa
     whole = search_bm25(before, QUERIES, 400, NOTHING)
     gone = {int(row) for row in whole.rows[:, :2].ravel()} | set(range(int(400 * share)))
     corpus = extend_corpus(tmp_path, [], sorted(gone))
-    assert BuildBm25Work(store, corpus, "bm25", shards=3).complete
+    assert BuildBm25Work(store, corpus, "bm25", shards=3).is_complete
     found = Bm25.open(store, "bm25", corpus)
     for k in (1, 10, 400):
         hits = search_bm25(found, QUERIES, k, corpus.deleted)
@@ -295,7 +295,7 @@ def test_a_shard_is_not_filled_by_another_lucene(tmp_path: Path, monkeypatch) ->
         InputError, match=rf"g0000 was made with lucene 8\.0\.0, here is {lucene_versions()['lucene']}: build"
     ):
         FillLuceneTask(draft, corpus.parts, "en").open(Allocation(1))
-    assert draft.committed() == {}
+    assert draft.committed_parts() == {}
 
 
 def test_a_store_on_another_file_system_than_temporary_files(tmp_path: Path, monkeypatch) -> None:
@@ -315,7 +315,7 @@ def test_other_options_are_refused_with_both_sides_named(tmp_path: Path) -> None
     build_bm25(corpus, tmp_path, shards=1)
     store = Store(str(tmp_path / "store"))
     given: dict[str, Any] = {"k1": 0.9, "b": 0.4, "language": "en", "shards": 1}
-    assert BuildBm25Work(store, corpus, "bm25", **given).complete
+    assert BuildBm25Work(store, corpus, "bm25", **given).is_complete
     for key, other in {"k1": 1.2, "b": 0.75, "language": "de", "shards": 2}.items():
         with pytest.raises(InputError, match="bm25/bm25/g0000 was built otherwise") as raised:
             BuildBm25Work(store, corpus, "bm25", **{**given, key: other})

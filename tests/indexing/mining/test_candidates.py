@@ -134,7 +134,7 @@ def test_a_part_is_its_hits_without_positives_and_answering_passages(store: Stor
         task = PoolTask(draft, 6, corpus if drop else None, read_copies(draft))
         task.open(Allocation(1))(("part-00000", asked, found, {}), ignore_progress)
     pool = store.open("candidates", "pool")
-    lines = pq.read_table(pool.local("part-00000")).to_pylist()
+    lines = pq.read_table(pool.local_path("part-00000")).to_pylist()
     assert pool.part("part-00000").rows == len(lines)
     expected = [
         (id, row, row + 1, {5: 1, 4: 2}.get(row))

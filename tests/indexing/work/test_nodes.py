@@ -71,7 +71,7 @@ def test_what_a_worker_gets_does_not_change_while_the_job_runs(monkeypatch: pyte
     before = runner.allocate(ALL_CORES), runner.allocate(ANY_DEVICE)
     nodes_of(monkeypatch, {"CPU": 8.0}, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0})
     assert (runner.allocate(ALL_CORES), runner.allocate(ANY_DEVICE)) == before
-    assert ClusterNodes().cores() == 2
+    assert ClusterNodes().cores_of_smallest() == 2
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ KINDS = ({"kind": "cpu", "zone": "a"}, {"kind": "gpu", "zone": "a", "ray.io/node
 def test_only_nodes_with_the_labels_that_are_not_excluded_count(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}, labels=KINDS)
     counts = [
-        (some.count_worker_slots(1), some.cores(), some.num_gpus())
+        (some.count_worker_slots(1), some.cores_of_smallest(), some.num_gpus())
         for some in (
             ClusterNodes(),
             ClusterNodes({"kind": "cpu"}),

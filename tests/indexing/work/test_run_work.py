@@ -61,7 +61,7 @@ class Squares(BaseStage):
         return Square(drafts[0], self.power, self.bad, self.resources)
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        drafts[0].add_notes(parts=len(drafts[0].committed()))
+        drafts[0].add_notes(parts=len(drafts[0].committed_parts()))
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ WORK = Squares(tuple(range(7)))
 
 def contents(store: Store) -> dict[str, str]:
     artifact = store.open("squares", "n")
-    return {part.name: artifact.local(part).read_text() for part in artifact.parts}
+    return {part.name: artifact.local_path(part).read_text() for part in artifact.parts}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.common.options import build_options
 from jobs.training.options import TrainReranker
-from jobs.training.reranker import describe_ranking_change, open_all
+from jobs.training.reranker import describe_ranking_change, open_reranker_setup
 
 import numpy as np
 import pytest
@@ -132,7 +132,7 @@ def test_training_judges_the_model_that_it_saves(world) -> None:
         TrainReranker,
         {"store": str(world.store), "backbone": world.model, "negatives": "hand", "split": "test", "lr": 1e-3, **small},
     )
-    opened, lists = open_all(store, options), read(store)
+    opened, lists = open_reranker_setup(store, options), read(store)
     assert lists is not None
     last, best = (Checkpoints(store, name, "x") for name in ("ce.last", "ce.best"))
     group = WorkerGroup(workers=1, min_workers=1, cpus=1, gpus=0)

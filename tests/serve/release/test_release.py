@@ -26,7 +26,7 @@ from serve.release.tasks import ServedTask
 
 def make(store: Store, kind: str, name: str, **config: object) -> Artifact:
     with store.create(kind, name, config=config) as draft:
-        if not draft.complete:
+        if not draft.is_complete:
             draft.commit("file-00000", ".file", lambda path: path.write_bytes(name.encode()), rows=0, path="file")
     return store.open(kind, name)
 
@@ -241,7 +241,7 @@ def test_a_release_that_becomes_live_while_it_is_removed_is_put_back(store_url: 
         tagged = store.storage.read_tagged(CURRENT)
         assert tagged is not None
         if json.loads(tagged[0])["release"] == first.id:
-            assert store.storage.swap(CURRENT, LiveRecord(second.id, (first.id,)).document(), tagged[1])
+            assert store.storage.compare_and_swap(CURRENT, LiveRecord(second.id, (first.id,)).document(), tagged[1])
 
     assert remove_release(hooked(store_url, after=swap_at_once), f"releases/{second.id}") == []
     check_live(store, second)
