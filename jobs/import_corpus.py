@@ -176,10 +176,10 @@ def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
     work = AddFiltersWork(store, options.filters)
     names = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
     if options.plan and work.is_complete:
-        print_complete(work.before.generations[-1].url)
+        print_complete(work.earlier_corpus.generations[-1].url)
         return None
     if options.plan:
-        say(f"filters  {names}, from the metadata of {work.before.num_rows:,} passages")
+        say(f"filters  {names}, from the metadata of {work.earlier_corpus.num_rows:,} passages")
         print_stages(work)
         return None
     run_work(store, work, open_runner(store, options), StageProgress)

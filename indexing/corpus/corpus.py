@@ -303,11 +303,11 @@ def deletion_parts(generation: Artifact) -> list[ArtifactPart]:
     return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
 
 
-def passage_contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:
-    """Yields title and text of each row in [first, end) as one string, as Anserini's flat collections do."""
+def passage_contents(parts: Sequence[RowPart], first_row: int, end: int) -> Iterator[str]:
+    """Yields title and text of each row in [first_row, end) as one string, as Anserini's flat collections do."""
     for part in parts:
-        if part.first_row < end and part.end > first:
-            start = max(first, part.first_row)
+        if part.first_row < end and part.end > first_row:
+            start = max(first_row, part.first_row)
             table = open_table(part).slice(start - part.first_row, min(end, part.end) - start)
             for batch in table.select(["title", "text"]).to_batches():
                 for title, text in zip(batch["title"].to_pylist(), batch["text"].to_pylist(), strict=True):

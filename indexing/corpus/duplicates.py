@@ -47,15 +47,15 @@ def merge_ids(
     Raises:
         InputError: For an id that occurs twice, or that the corpus has already, unless its row is dropped.
     """
-    before = Corpus(previous)
-    new = _NewRows(draft, committed, before.num_rows)
+    earlier_corpus = Corpus(previous)
+    new = _NewRows(draft, committed, earlier_corpus.num_rows)
     ids = merge_bucket(new.hash_files(committed), bucket, buckets)
     dropped = []
     for one, other, is_equal in _repeated_in_import(new, ids):
         if not (drop_duplicates and is_equal):
             raise _duplicate_error(new, one, other, drop_duplicates)
         dropped.append(other)
-    for row, known, is_equal in _repeated_from_earlier(new, ids, before, committed):
+    for row, known, is_equal in _repeated_from_earlier(new, ids, earlier_corpus, committed):
         if not (drop_duplicates and is_equal):
             raise _known_id_error(new, row, known, drop_duplicates)
         dropped.append(row)
@@ -136,10 +136,10 @@ def _read_contents(table: pa.Table, rows: np.ndarray) -> Iterator[Content]:
     return zip(*columns, strict=True)
 
 
-def _known_contents(before: Corpus, rows: np.ndarray) -> list[Content]:
+def _known_contents(earlier_corpus: Corpus, rows: np.ndarray) -> list[Content]:
     """Returns the contents of rows of the earlier generations, in their order."""
     contents: list[Content] = [()] * len(rows)
-    for part, positions, local in split_rows(before.parts, rows):
+    for part, positions, local in split_rows(earlier_corpus.parts, rows):
         for position, content in zip(positions, _read_contents(open_table(part), local), strict=True):
             contents[position] = content
     return contents
@@ -157,49 +157,49 @@ def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, i
 
 
 def _repeated_from_earlier(
-    new: _NewRows, ids: np.ndarray, before: Corpus, committed: Mapping[str, ArtifactPart]
+    new: _NewRows, ids: np.ndarray, earlier_corpus: Corpus, committed: Mapping[str, ArtifactPart]
 ) -> Iterator[tuple[int, int, bool]]:
     """Yields new rows with the id of a passage of an earlier generation that is not deleted.
 
     Yields:
         The new row, the earlier row, and whether title and text are equal too.
     """
-    deleted = before.deleted if before.generations else np.empty(0, np.int64)
+    deleted = earlier_corpus.deleted if earlier_corpus.generations else np.empty(0, np.int64)
     if "deleted" in committed:
         deleted = np.union1d(deleted, np.load(new.draft.local_path(committed["deleted"])))
-    for artifact in before.generations:
+    for artifact in earlier_corpus.generations:
         files = [np.load(artifact.local_path(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
         positions, known = rows_with_hashes(files, ids[0])
         alive = ~np.isin(known, deleted)
         rows, known = ids[1][positions[alive]].astype(np.int64), known[alive]
         for start in range(0, len(rows), PAIRS_AT_ONCE):
             block = slice(start, start + PAIRS_AT_ONCE)
-            pairs = zip(new.contents(rows[block]), _known_contents(before, known[block]), strict=True)
+            pairs = zip(new.contents(rows[block]), _known_contents(earlier_corpus, known[block]), strict=True)
             for row, earlier, (one, other) in zip(rows[block].tolist(), known[block].tolist(), pairs, strict=True):
                 if one[0] == other[0]:
                     yield row, earlier, one == other
 
 
-def _duplicate_error(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
-    """Returns the error for two new rows with the same id. `drops`: equal rows are dropped, so these differ."""
+def _duplicate_error(new: _NewRows, first_row: int, second_row: int, drop_duplicates: bool) -> InputError:
+    """Returns the error for two new rows with the same id. With `drop_duplicates` they differ."""
     columns = new.draft.config.get("columns")
     if columns and columns["id"] is None:
         return InputError(
-            f"{new.file_and_line(other)}: found the title and text of {new.file_and_line(one)}, "
+            f"{new.file_and_line(second_row)}: found the title and text of {new.file_and_line(first_row)}, "
             "expected distinct passages, since their ids are hashes of title and text; remove one, give every "
             "passage an id, or leave the later one out by parameter drop_duplicates"
         )
-    difference = " with another title or text" if drops else ""
+    difference = " with another title or text" if drop_duplicates else ""
     return InputError(
-        f"{new.file_and_line(other)}: id {new.source_id(other)} comes a second time{difference}, "
-        f"first in {new.file_and_line(one)}; rename or remove one and import again"
+        f"{new.file_and_line(second_row)}: id {new.source_id(second_row)} comes a second time{difference}, "
+        f"first in {new.file_and_line(first_row)}; rename or remove one and import again"
     )
 
 
-def _known_id_error(new: _NewRows, row: int, known: int, drops: bool) -> InputError:
-    """Returns the error for a row whose id the corpus already has. `drops`: equal rows are dropped, so these differ."""
-    difference = " with another title or text" if drops else ""
+def _known_id_error(new: _NewRows, row: int, known_row: int, drop_duplicates: bool) -> InputError:
+    """Returns the error for a row whose id the corpus already has. With `drop_duplicates` they differ."""
+    difference = " with another title or text" if drop_duplicates else ""
     return InputError(
-        f"{new.file_and_line(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known}; "
+        f"{new.file_and_line(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known_row}; "
         "delete it in the same command to replace it, or leave the line out"
     )

@@ -111,7 +111,7 @@ class ImportCorpusWork(BaseWork):
             self.config["drop_duplicates"] = True
         done = self.previous[1:][-1:] if grows else self.previous[:1]
         self.is_complete = any(artifact.config == self.config for artifact in done)
-        self.before = Corpus(self.previous)
+        self.earlier_corpus = Corpus(self.previous)
         self.deleted: np.ndarray | None = None
         if self.is_complete:
             return
@@ -123,7 +123,7 @@ class ImportCorpusWork(BaseWork):
         if not self.previous and grows:
             raise InputError(f"{store.url} has no corpus yet: import one first, without append and delete")
         if delete:
-            self.deleted = rows_to_delete(self.before, delete)
+            self.deleted = rows_to_delete(self.earlier_corpus, delete)
         if source:
             _parse_first_rows(source, options)
 
@@ -149,7 +149,7 @@ class ImportCorpusWork(BaseWork):
         if self.deleted is not None:
             stages.append(DeleteStage(self.deleted))
         if self.source:
-            stages += [ParseStage(self.source, self.options), MergeIdsStage(self.before, self.options)]
+            stages += [ParseStage(self.source, self.options), MergeIdsStage(self.earlier_corpus, self.options)]
         return stages
 
 
@@ -238,7 +238,7 @@ class ParseTask:
 class MergeIdsStage(BaseStage):
     """The stage that merges the hashes of all ids into buckets and finds ids that occur twice."""
 
-    before: Corpus
+    earlier_corpus: Corpus
     options: ImportOptions
     title: str = "check ids"
     noun: str = "ids"
@@ -246,7 +246,7 @@ class MergeIdsStage(BaseStage):
 
     def units(self, committed: Committed) -> list[WorkUnit]:
         """Returns a unit for each bucket. Raises InputError if there are no passages, or a filter without values."""
-        if not self.before.generations:
+        if not self.earlier_corpus.generations:
             parts = [part.facts for name, part in committed[0].items() if name.startswith("part-")]
             refuse_filters_without_values(parts, self.options.filters)
         total = sum(part.rows for name, part in committed[0].items() if name.startswith("part-"))
@@ -262,7 +262,7 @@ class MergeIdsStage(BaseStage):
     def task(self, drafts: Sequence[Draft]) -> MergeIdsTask:
         """Returns the task of a worker."""
         return MergeIdsTask(
-            drafts[0], drafts[0].committed_parts(), self.before.generations, self.options.drop_duplicates
+            drafts[0], drafts[0].committed_parts(), self.earlier_corpus.generations, self.options.drop_duplicates
         )
 
 
@@ -337,28 +337,31 @@ def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: M
             )
 
 
-def _require_same_filters(existing: Artifact, latest: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
+def _require_same_filters(
+    generation: Artifact, latest_generation: Artifact, filters: Mapping[str, str]
+) -> Mapping[str, str]:
     """Returns the filters of an existing generation.
 
     Raises:
         InputError: For filters that neither this generation nor the latest one has.
     """
-    expected: Mapping[str, str] = existing.config["filters"]
-    if filters and dict(filters) not in (expected, latest.config["filters"]):
+    expected: Mapping[str, str] = generation.config["filters"]
+    if filters and dict(filters) not in (expected, latest_generation.config["filters"]):
         raise InputError(
-            f"filters {dict(filters)}: {latest.url} has the filters {latest.config['filters']}; leave them out, or "
-            "first run the import with these filters and without a source, which replaces those of the corpus"
+            f"filters {dict(filters)}: {latest_generation.url} has the filters "
+            f"{latest_generation.config['filters']}; leave them out, or first run the import with these filters and without a source, which replaces those of the corpus"
         )
     return expected
 
 
-def _require_same_split(first: Artifact, split: DocumentSplit | None) -> DocumentSplit | None:
+def _require_same_split(first_generation: Artifact, split: DocumentSplit | None) -> DocumentSplit | None:
     """Returns how the first generation is split, which holds for all later ones. Refuses another split."""
-    existing = DocumentSplit(**first.config["split"]) if "split" in first.config else None
+    existing = DocumentSplit(**first_generation.config["split"]) if "split" in first_generation.config else None
     if split is not None and split != existing:
         actual = f"with {existing}" if existing else "without parameter split_words"
         raise InputError(
-            f"{split}: {first.url} was imported {actual}; leave the options out, or import into another store"
+            f"{split}: {first_generation.url} was imported {actual}; leave the options out, or import into another "
+            "store"
         )
     return existing
 
@@ -368,7 +371,7 @@ def hash_lines(piece: FilePiece) -> str:
     return xxhash.xxh3_128_hexdigest(piece.data) if piece.data is not None else ""
 
 
-def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
+def rows_to_delete(earlier_corpus: Corpus, delete: str) -> np.ndarray:
     """Returns the rows, int64 ascending, of the ids in a file, one per line; an id with a line break cannot be given.
 
     The ids are those of documents in a split corpus, and all passages of each are deleted.
@@ -380,7 +383,7 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
     first, num_unknown = "", 0
     while piece := lines.take(1 << 20):
         ids = [id for _, id in text_lines(piece)]
-        firsts, ends = before.rows_of_documents(ids)
+        firsts, ends = earlier_corpus.rows_of_documents(ids)
         unknown = np.flatnonzero(firsts < 0)
         if len(unknown) and not num_unknown:
             line = int(unknown[0])

@@ -308,15 +308,15 @@ def _known_judgements(file: str, qrels: pa.Table, corpus: Corpus, partial: bool)
     return qrels.filter(pa.array(known)).drop_columns(["line"])
 
 
-def _refuse_unknown(file: str, qrels: pa.Table, column: str, known: np.ndarray, what: str, where: str) -> None:
-    """Raises InputError that names the first line whose query or passage is not known (`known`: bool [lines])."""
-    if known.all():
+def _refuse_unknown(file: str, qrels: pa.Table, column: str, is_known: np.ndarray, noun: str, place: str) -> None:
+    """Raises InputError that names the first line whose query or passage is not known (`is_known`: bool [lines])."""
+    if is_known.all():
         return
-    first = int(np.flatnonzero(~known)[0])
-    more = int((~known).sum()) - 1
+    first = int(np.flatnonzero(~is_known)[0])
+    more = int((~is_known).sum()) - 1
     raise InputError(
-        f"{file}:{qrels['line'][first]}: judges {what} {short_repr(qrels[column][first].as_py())}, which is not in "
-        f"{where}{f' (and {more} more lines like it)' if more else ''}; add the {what} or remove the line"
+        f"{file}:{qrels['line'][first]}: judges {noun} {short_repr(qrels[column][first].as_py())}, which is not in "
+        f"{place}{f' (and {more} more lines like it)' if more else ''}; add the {noun} or remove the line"
     )
 
 

@@ -121,15 +121,15 @@ def read_index(path: str | Path, *, mmap: bool = False) -> Any:
         raise InputError(f"{path}: not a FAISS index that can be read ({_error_text(error)})") from error
 
 
-def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
-    """Returns a new index with the quantizer of `trained` and the given vectors; the same bytes for any threads.
+def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
+    """Returns a new index with the quantizer of `trained_index` and the given vectors; the same bytes for any threads.
 
-    Each block of ADD_ROWS rows is added by one thread to an empty copy of `trained`, and the copies are merged in the
-    order of the rows. Flat indexes, and fast-scan codes (`fs`), whose packed lists cannot be merged to the same bytes,
-    are filled by one thread.
+    Each block of ADD_ROWS rows is added by one thread to an empty copy of `trained_index`, and the copies are merged in
+    the order of the rows. Flat indexes, and fast-scan codes (`fs`), whose packed lists cannot be merged to the same
+    bytes, are filled by one thread.
 
     Args:
-        trained: The result of `train_quantizer`; it stays empty.
+        trained_index: The result of `train_quantizer`; it stays empty.
         parts: Vectors, float [n, dim] each.
         first_row: Id of the first vector; the others follow it.
         threads: Blocks that are added at the same time; None: one for each core.
@@ -137,7 +137,7 @@ def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, thr
     Raises:
         InputError: For vectors of another shape, NaN and Inf.
     """
-    index = faiss.clone_index(trained)
+    index = faiss.clone_index(trained_index)
     is_list_index = isinstance(_inner_index(index), faiss.IndexIVF)
     if not is_list_index or isinstance(_inner_index(index), faiss.IndexIVFFastScan):
         index = index if is_list_index else faiss.IndexIDMap2(index)
@@ -146,7 +146,7 @@ def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, thr
                 index.add_with_ids(*_check_block(row, block))
         return index
     workers = threads or available_threads()
-    spare = [faiss.clone_index(trained) for _ in range(workers)]
+    spare = [faiss.clone_index(trained_index) for _ in range(workers)]
 
     def add(copy: Any, row: int, block: np.ndarray) -> Any:
         with _limited_threads(1):  # a setting of this thread alone

@@ -78,11 +78,11 @@ class KernelSearch:
         bad = self._library.riptide_search_add_converted(self._searches[0], converted.pointer)
         _raise_problem(bad, converted.first_row)
 
-    def _add(self, which: int, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
+    def _add(self, search_number: int, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
         deleted = np.ascontiguousarray(deleted, dtype=np.int64)
         half = int(vectors.dtype == np.float16)
         bad = self._library.riptide_search_add(
-            self._searches[which],
+            self._searches[search_number],
             vectors.ctypes.data,
             half,
             *vectors.shape,

@@ -157,7 +157,9 @@ def delimited_blocks(piece: FilePiece, table: TableColumns) -> Iterator[FilePiec
         first, start = last + 1, end + 1
 
 
-def read_fields(piece: FilePiece, table: TableColumns, wanted: Sequence[int]) -> tuple[Sequence[int], list[list[str]]]:
+def read_fields(
+    piece: FilePiece, table: TableColumns, column_numbers: Sequence[int]
+) -> tuple[Sequence[int], list[list[str]]]:
     """Returns the first line of each row of a piece, and the values of some columns.
 
     pyarrow reads the piece; Python's csv module, five times slower, finds the line of a row that pyarrow refuses.
@@ -165,7 +167,7 @@ def read_fields(piece: FilePiece, table: TableColumns, wanted: Sequence[int]) ->
     Args:
         piece: Whole rows, as `delimited_blocks` cuts them.
         table: All columns of the file.
-        wanted: Numbers of the columns to return, from 0.
+        column_numbers: Numbers of the columns to return, from 0.
 
     Raises:
         InputError: If a row has another number of fields, is empty, or is not UTF-8.
@@ -174,7 +176,7 @@ def read_fields(piece: FilePiece, table: TableColumns, wanted: Sequence[int]) ->
     if len(data) > limits.BLOCK_BYTES:  # one row
         limits.check_columns(f"{piece.file}:{piece.first_line}", data, table.delimiter)
     names = [str(number) for number in range(len(table.names))]
-    keep = sorted(set(wanted)) or [0]
+    keep = sorted(set(column_numbers)) or [0]
     try:
         read = pa_csv.read_csv(
             pa.BufferReader(data),
@@ -194,9 +196,9 @@ def read_fields(piece: FilePiece, table: TableColumns, wanted: Sequence[int]) ->
                 raise _wrong_fields_error(piece, table, line, fields)
             lines.append(line)
             rows.append(fields)
-        return lines, [[fields[number] for fields in rows] for number in wanted]
+        return lines, [[fields[number] for fields in rows] for number in column_numbers]
     columns = {number: read.column(names[number]).to_pylist() for number in keep}
-    return row_lines(piece), [columns[number] for number in wanted]
+    return row_lines(piece), [columns[number] for number in column_numbers]
 
 
 def row_lines(piece: FilePiece) -> Sequence[int]:

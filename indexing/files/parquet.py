@@ -203,11 +203,11 @@ def _read_batches(
             return
 
 
-def _split_batch(piece: FilePiece, first: int, batch: Any) -> Iterator[FilePiece]:
+def _split_batch(piece: FilePiece, first_row: int, batch: Any) -> Iterator[FilePiece]:
     """Yields a record batch as blocks of about BLOCK_BYTES. Raises InputError for a row of more than MAX_ROW_BYTES."""
     sizes = sum((_count_bytes(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     if len(long_rows := np.flatnonzero(sizes > limits.MAX_ROW_BYTES)):
-        raise limits.too_long_error(f"{piece.file} row {first + long_rows[0]}", int(sizes[long_rows[0]]))
+        raise limits.too_long_error(f"{piece.file} row {first_row + long_rows[0]}", int(sizes[long_rows[0]]))
     values = sum((_count_values(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     ends = np.cumsum(sizes + VALUE_BYTES * values)
     start = 0
@@ -215,7 +215,7 @@ def _split_batch(piece: FilePiece, first: int, batch: Any) -> Iterator[FilePiece
         before = int(ends[start - 1]) if start else 0
         end = max(start + 1, int(np.searchsorted(ends, before + limits.BLOCK_BYTES, side="right")))
         size = int(sizes[start:end].sum())
-        yield FilePiece(piece.file, first + start, end - start, size, None, batch.slice(start, end - start))
+        yield FilePiece(piece.file, first_row + start, end - start, size, None, batch.slice(start, end - start))
         start = end
 
 

@@ -239,19 +239,19 @@ def _unknown_ending_error(start: FileStart, candidates: Sequence[CorpusFormat]) 
 
 
 def _find_corpus_files(
-    path: str, listing: list[str], requested: CorpusFormat | None
+    path: str, listing: list[str], requested_format: CorpusFormat | None
 ) -> tuple[CorpusFormat, tuple[str, ...]]:
     """Returns the format of a folder's corpus and its files; the folder itself if the format is one of folders."""
-    if requested is not None and requested.is_folder:
-        return requested, (path,)
-    candidates = [requested] if requested else _corpus_formats(has_columns=False)
+    if requested_format is not None and requested_format.is_folder:
+        return requested_format, (path,)
+    candidates = [requested_format] if requested_format else _corpus_formats(has_columns=False)
     matches = [(each, names) for each in candidates if (names := each.find_corpus(listing))]
-    if requested is None:
+    if requested_format is None:
         matches = [(each, names) for each, names in matches if not each.is_generic] or matches
     if not matches:
-        if requested is None and (format := _folder_format(path, listing)):
+        if requested_format is None and (format := _folder_format(path, listing)):
             return format, (path,)
-        raise _no_corpus_error(path, listing, requested)
+        raise _no_corpus_error(path, listing, requested_format)
     if len(matches) > 1:
         corpora = ", ".join(f"{each.name}: {_list_some(files)}" for each, files in matches)
         raise InputError(
@@ -278,10 +278,10 @@ def _possible_files(listing: list[str]) -> list[str]:
     return [name for name in files if any(each.has_ending(FileStart(name)) for each in _corpus_formats(False))]
 
 
-def _no_corpus_error(path: str, listing: list[str], requested: CorpusFormat | None) -> InputError:
+def _no_corpus_error(path: str, listing: list[str], requested_format: CorpusFormat | None) -> InputError:
     """Returns the error for a folder without a corpus."""
-    if requested is not None:
-        expected = requested.describe_files(requested.corpus_files)
+    if requested_format is not None:
+        expected = requested_format.describe_files(requested_format.corpus_files)
     else:
         expected = f"one of the formats {', '.join(each.name for each in FORMATS)}"
     file = next(iter(_possible_files(listing)), "FILE")

@@ -139,12 +139,12 @@ class TableFormat(CorpusFormat):
         return pa.table(values, schema=QUERIES_SCHEMA), judgements
 
     def _read_rows(
-        self, file: str, columns: QueryColumns, first: str
+        self, file: str, columns: QueryColumns, first_file: str
     ) -> Iterator[tuple[FilePiece, int, dict[str, Any]]]:
-        """Yields the rows of a file, each with its block and line. first: the file that the columns are chosen from."""
+        """Yields the rows of a file, each with its block and line. first_file: where the columns are chosen."""
         table = self.read_table(file)
         if missing := table.missing(columns.used):
-            raise InputError(f"{file}: found {named_columns(table.shown)}, expected {missing[0]} as in {first}")
+            raise InputError(f"{file}: found {named_columns(table.shown)}, expected {missing[0]} as in {first_file}")
         rows = self.open_rows(file, table)
         while piece := rows.take(QUERIES_AT_ONCE):
             for block in self.query_blocks(piece, table):
@@ -231,7 +231,7 @@ def _check_repeated_query(
     piece: FilePiece,
     line: int,
     id: str,
-    first: str,
+    first_place: str,
     actual: tuple[str, str],
     expected: tuple[str, str],
     columns: QueryColumns,
@@ -242,21 +242,23 @@ def _check_repeated_query(
         piece: The piece that holds the row.
         line: The line of the row.
         id: Id of the query.
-        first: The file and line of its first row.
+        first_place: The file and line of its first row.
         actual: Text and metadata of this row.
         expected: Text and metadata of the first row.
         columns: The columns of the table.
     """
     if not columns.relevant:
         what = f"query id {short_repr(id)}" if columns.id else f"the query {short_repr(actual[0])}"
-        raise row_error(piece, line, f"{what} a second time", f"it once (first in {first})", "remove or rename one")
+        raise row_error(
+            piece, line, f"{what} a second time", f"it once (first in {first_place})", "remove or rename one"
+        )
     if actual[0] != expected[0]:
         problem = f"query {short_repr(id)} with the text {short_repr(actual[0])}"
-        raise row_error(piece, line, problem, f"the text of {first}", "rename one of the queries")
+        raise row_error(piece, line, problem, f"the text of {first_place}", "rename one of the queries")
     if actual[1] != expected[1]:
         problem = f"query {short_repr(id)} with the metadata {short_repr(actual[1])}"
         remedy = "name the columns that belong to the query by parameter metadata"
-        raise row_error(piece, line, problem, f"{short_repr(expected[1])} as in {first}", remedy)
+        raise row_error(piece, line, problem, f"{short_repr(expected[1])} as in {first_place}", remedy)
 
 
 def _parse_passage_ids(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:

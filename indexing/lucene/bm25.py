@@ -96,8 +96,10 @@ class Bm25:
 
 
 @functools.lru_cache(maxsize=2)
-def _open_searcher(files: SegmentFiles, k1: float, b: float, language: str, first: int, end: int) -> LuceneSearch:
-    return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, shard_range=slice(first, end))
+def _open_searcher(
+    files: SegmentFiles, k1: float, b: float, language: str, first_shard: int, end_shard: int
+) -> LuceneSearch:
+    return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, shard_range=slice(first_shard, end_shard))
 
 
 class BuildBm25Work(GrowingWork):

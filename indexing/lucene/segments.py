@@ -38,13 +38,13 @@ def segments_of(files: SegmentFiles) -> list[tuple[LuceneSegmentFiles, Path]]:
     return [(LuceneSegmentFiles(bulk, dict(small)), Path(path)) for bulk, small, path in files]
 
 
-def check_lucene_versions(of: Artifact | Draft) -> None:
+def check_lucene_versions(artifact: Artifact | Draft) -> None:
     """Raises InputError if this process has another Lucene than the pinned one."""
     for package, version in lucene_versions().items():
-        if of.config[package] != version:
+        if artifact.config[package] != version:
             raise InputError(
-                f"{of.url} was made with {package} {of.config[package]}, here is {version}: build another one "
-                "(parameter name), or install that version of pyserini on every node"
+                f"{artifact.url} was made with {package} {artifact.config[package]}, here is {version}: build another "
+                "one (parameter name), or install that version of pyserini on every node"
             )
 
 

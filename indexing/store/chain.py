@@ -81,9 +81,9 @@ def parts_of_range(parts: Sequence[RowPart], first_row: int, end: int) -> Iterat
             yield part, slice(start - part.first_row, stop - part.first_row)
 
 
-def split_range(first: int, end: int, pieces: int) -> list[RowRange]:
-    """Splits the rows [first, end) into `pieces` ranges of nearly equal length."""
-    bounds = np.linspace(first, end, pieces + 1).astype(np.int64).tolist()
+def split_range(first_row: int, end: int, num_ranges: int) -> list[RowRange]:
+    """Splits the rows [first_row, end) into `num_ranges` ranges of nearly equal length."""
+    bounds = np.linspace(first_row, end, num_ranges + 1).astype(np.int64).tolist()
     return list(itertools.starmap(RowRange, itertools.pairwise(bounds)))
 
 

@@ -409,9 +409,9 @@ def open_storage(url: str) -> Storage:
     return storage
 
 
-def _correct_form(scheme: str | None, rest: str | None, known: str | None, path: str | None) -> str:
+def _correct_form(scheme: str | None, rest: str | None, known_scheme: str | None, path: str | None) -> str:
     """Returns advice on the correct form of an invalid store URL."""
-    kind, place = (scheme or known or "").lower(), (rest or path or "").strip("/")
+    kind, place = (scheme or known_scheme or "").lower(), (rest or path or "").strip("/")
     if kind in ("s3", "s3a", "s3n"):
         return f"did you mean s3://{place or 'bucket/prefix'}?"
     if kind == "file":

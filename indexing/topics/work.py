@@ -111,18 +111,18 @@ def _is_part(name: str) -> bool:
     return name.startswith("part-")
 
 
-def model_part(of: Artifact | Draft) -> ArtifactPart:
+def model_part(artifact: Artifact | Draft) -> ArtifactPart:
     """Returns the part with the topic model. Raises InputError if it is missing."""
-    parts = of.committed_parts().values() if isinstance(of, Draft) else of.parts
+    parts = artifact.committed_parts().values() if isinstance(artifact, Draft) else artifact.parts
     for part in parts:
         if part.name == MODEL:
             return part
-    raise InputError(f"{of.url}: holds no topic model: fit topics under another name")
+    raise InputError(f"{artifact.url}: holds no topic model: fit topics under another name")
 
 
-def read_model(of: Artifact | Draft) -> TopicModel:
+def read_model(artifact: Artifact | Draft) -> TopicModel:
     """Returns the topic model of the generation that was fitted."""
-    return read_topics(of.local_path(model_part(of))).model
+    return read_topics(artifact.local_path(model_part(artifact))).model
 
 
 def sample_rows(corpus: Corpus, end: int, sample: int, seed: int) -> np.ndarray:
@@ -196,14 +196,14 @@ class AssignTask:
             known = np.load(self.draft.local_path(self.draft.committed_parts()[FITTED]))
         return lambda unit, report: self._assign_topics(model, known, unit, report)
 
-    def _assign_topics(self, model: TopicModel, known: np.ndarray, unit: WorkUnit, report: Report) -> None:
+    def _assign_topics(self, model: TopicModel, fitted_topics: np.ndarray, unit: WorkUnit, report: Report) -> None:
         [name], part = unit.names, unit.payload
         if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
             return
         first, end = part.first_row, part.first_row + unit.rows
         topics = np.full(unit.rows, NO_TOPIC, np.int64)
         is_known = np.zeros(unit.rows, bool)
-        here = known[(known[:, 0] >= first) & (known[:, 0] < end)]
+        here = fitted_topics[(fitted_topics[:, 0] >= first) & (fitted_topics[:, 0] < end)]
         topics[here[:, 0] - first] = here[:, 1]
         is_known[here[:, 0] - first] = True
         for row, text in enumerate(passage_contents([part], first, end)):

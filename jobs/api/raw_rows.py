@@ -107,8 +107,8 @@ def _dicts_to_table(rows: Iterable[Any]) -> pa.Table:
         raise InputError(f"{NAME}: {_one_line(error)}; give all values of a column one type") from None
 
 
-def _to_column(name: str, values: Sequence[Any], first: int) -> pa.Array:
-    """Returns the values of a column; objects of metadata as JSON. first: the number of the first row."""
+def _to_column(name: str, values: Sequence[Any], first_row: int) -> pa.Array:
+    """Returns the values of a column; objects of metadata as JSON. first_row: the number of the first row."""
     try:
         if name == METADATA and any(isinstance(value, Mapping) for value in values):
             values = [
@@ -118,7 +118,7 @@ def _to_column(name: str, values: Sequence[Any], first: int) -> pa.Array:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         kinds = [type(value) for value in values]
         expected = next(kind for kind in kinds if kind is not type(None))
-        number = next((n for n, kind in enumerate(kinds, first) if kind not in (expected, type(None))), first)
+        number = next((n for n, kind in enumerate(kinds, first_row) if kind not in (expected, type(None))), first_row)
         raise InputError(
             f"{NAME} row {number}: column {name}: {_one_line(error)}; give all values of a column one type"
         ) from None

@@ -82,27 +82,27 @@ def parse_arguments(options: type[Options], arguments: Sequence[str], module: st
     return build_options(options, values)
 
 
-def refuse_argument(argument: str, known: Mapping[str, Option]) -> NoReturn:
+def refuse_argument(argument: str, known_options: Mapping[str, Option]) -> NoReturn:
     """Raises UsageError for an argument that no option takes."""
     if not argument.startswith("-"):
         raise UsageError(f"{argument!r}: unexpected argument; options have names, for example --store")
     flag = argument.partition("=")[0]
-    named = {name: option.flag for name, option in known.items() if not option.is_positional}
+    named = {name: option.flag for name, option in known_options.items() if not option.is_positional}
     remedy = suggest_option(flag.lstrip("-").removeprefix("no-").replace("-", "_"), named)
     raise UsageError(f"{flag}: unknown option; {remedy or '--help lists the options'}")
 
 
-def suggest_option(name: str, known: Mapping[str, str]) -> str:
+def suggest_option(name: str, spellings: Mapping[str, str]) -> str:
     """Returns what to write instead of an unknown option; empty: nothing is similar.
 
     Args:
         name: The unknown option.
-        known: How each known option is written, by name.
+        spellings: How each known option is written, by name.
     """
-    if new := [known[each] for each in RENAMED.get(name, ()) if each in known]:
+    if new := [spellings[each] for each in RENAMED.get(name, ()) if each in spellings]:
         return f"it is {' or '.join(new)} now"
-    close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {known[close[0]]}?" if close else ""
+    close = difflib.get_close_matches(name, spellings, 1)
+    return f"did you mean {spellings[close[0]]}?" if close else ""
 
 
 def _parse_value(option: Option, words: Any) -> Any:

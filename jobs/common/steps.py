@@ -126,13 +126,13 @@ def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Job
     return [_read_step(path, number, len(entries), entry, store, limit) for number, entry in enumerate(entries, 1)]
 
 
-def find_step(steps: Sequence[JobStep], wanted: str) -> JobStep:
+def find_step(steps: Sequence[JobStep], step_name: str) -> JobStep:
     """Returns the step with a number, job, label or title, in which dashes count as underscores.
 
     Raises:
         InputError: If no step or several steps have this name.
     """
-    name = wanted.replace("-", "_")
+    name = step_name.replace("-", "_")
     matches = [
         step
         for step in steps
@@ -141,7 +141,7 @@ def find_step(steps: Sequence[JobStep], wanted: str) -> JobStep:
     if len(matches) != 1:
         choice = ", ".join(f"{step.number} {step.title}" for step in matches or steps)
         many = "several steps have" if matches else "no step has"
-        raise InputError(f"step {wanted!r}: {many} this name; give the number: {choice}")
+        raise InputError(f"step {step_name!r}: {many} this name; give the number: {choice}")
     return matches[0]
 
 

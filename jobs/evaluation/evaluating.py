@@ -50,11 +50,11 @@ class EvaluationWork:
     Attributes:
         store: The store.
         options: The options of the job; the task that a sweep chose stands for the sweep.
-        queries: The evaluation_queries queries.
+        queries: The measured queries.
         metrics: Names of metrics.
         searches: The searches of the sources.
         runs: The runs, the first of which the others are compared with.
-        category: Measures runs by category; None: they are evaluation_queries by judgements.
+        category: Measures runs by category; None: they are measured by judgements.
     """
 
     store: Store

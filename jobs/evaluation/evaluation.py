@@ -114,13 +114,13 @@ def format_table(means: Mapping[str, Mapping[str, float]]) -> str:
     )
 
 
-def format_tests(first: str, p_values: Mapping[str, Mapping[str, float]]) -> str:
+def format_tests(first_run: str, p_values: Mapping[str, Mapping[str, float]]) -> str:
     """Returns one line per run with the p-value of each metric against the first run."""
     metrics = list(p_values)
     names = p_values[metrics[0]]
     rows = {name: [f"{p_values[metric][name]:.4f}" for metric in metrics] for name in names}
     corrected = ", adjusted for the number of tests in each column (Holm)" if len(names) > 1 else ""
-    title = f"p-values against {first}: two-sided paired randomisation test over the queries{corrected}"
+    title = f"p-values against {first_run}: two-sided paired randomisation test over the queries{corrected}"
     return f"\n{title}\n{_align_columns('run', rows, metrics)}"
 
 

@@ -68,19 +68,19 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
     return searches
 
 
-def needed_depth(metrics: list[str], median_length: int | None, most: int) -> int:
+def needed_depth(metrics: list[str], median_length: int | None, max_depth: int) -> int:
     """Returns the number of hits per query that the measures need.
 
     Args:
         metrics: Names of metrics.
         median_length: Hits per query whose length is measured; None: none.
-        most: The number that a metric without a cutoff needs.
+        max_depth: The number that a metric without a cutoff needs.
     """
     cutoffs = [_CUTOFF.search(metric) for metric in metrics]
-    return max([median_length or 1, *(int(match[1]) if match else most for match in cutoffs)])
+    return max([median_length or 1, *(int(match[1]) if match else max_depth for match in cutoffs)])
 
 
-def make_unique(store: Store, search: SearchQueriesWork, taken: set[str]) -> None:
+def make_unique(store: Store, search: SearchQueriesWork, taken_names: set[str]) -> None:
     """Gives the run of a search another name if a run with other inputs or settings has its name.
 
     The digits that are added are a hash of the run's inputs and settings, so the next evaluation finds the run.
@@ -88,11 +88,11 @@ def make_unique(store: Store, search: SearchQueriesWork, taken: set[str]) -> Non
     Args:
         store: The store.
         search: The search.
-        taken: Names that other searches of this evaluation have.
+        taken_names: Names that other searches of this evaluation have.
     """
     try:
         check_targets(store, search)
-        is_free = search.name not in taken
+        is_free = search.name not in taken_names
     except InputError:  # also if the name is too long
         is_free = False
     if not is_free:

@@ -228,7 +228,7 @@ def _check_experiment(experiment: Experiment, path: str) -> None:
             raise InputError(f"{where}.try: expected the option dev_split, whose quality chooses, or choose.metric")
 
 
-def _check_known(name: str, known: list[str], where: str, noun: str = "one") -> None:
+def _check_known(name: str, known_names: list[str], place: str, noun: str = "one") -> None:
     """Raises InputError if a name is not a known one."""
-    if name not in known:
-        raise InputError(f"{where}: found {name!r}; expected {noun} of {', '.join(known) or 'none'}")
+    if name not in known_names:
+        raise InputError(f"{place}: found {name!r}; expected {noun} of {', '.join(known_names) or 'none'}")

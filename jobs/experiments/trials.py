@@ -52,19 +52,29 @@ class Trial:
 
 
 def make_trial(
-    experiment: Experiment, arm: str, chosen: Mapping[str, Settings], seed: int, set_name: str, *, choosing: bool
+    experiment: Experiment,
+    arm: str,
+    chosen_settings: Mapping[str, Settings],
+    seed: int,
+    set_name: str,
+    *,
+    choosing: bool,
 ) -> Trial:
-    """Returns the training run of an arm that is set_name on a set.
+    """Returns the training run of an arm that is measured on a set.
 
     Args:
         experiment: The experiment.
         arm: Name of the arm.
-        chosen: The chosen values by arm, those of this arm too.
+        chosen_settings: The chosen values by arm, those of this arm too.
         seed: The seed.
         set_name: Name of the set.
         choosing: Whether the run chooses values.
     """
-    arm_options = {**experiment.own_options(arm), **inherited_values(experiment, arm, chosen), **chosen[arm]}
+    arm_options = {
+        **experiment.own_options(arm),
+        **inherited_values(experiment, arm, chosen_settings),
+        **chosen_settings[arm],
+    }
     replaced = experiment.choose.options if choosing else {}
     train_on = (choosing and experiment.choose.train_on) or experiment.arms[arm].train_on or experiment.train_on
     options = {**experiment.common, **arm_options, **replaced}
@@ -82,18 +92,18 @@ def make_trial(
         options = {**experiment.common, **first.train, **arm_options, **replaced}
         if others:
             options["also_train"] = [_training_set(each, arm_options) for each in others]
-    values = [f"{option}{_name_part(value)}" for option, value in chosen[arm].items()]
+    values = [f"{option}{_name_part(value)}" for option, value in chosen_settings[arm].items()]
     words = [CHOOSING if replaced else "", arm, without, *values, f"seed{seed}"]
     name = "-".join(filter(None, words)).replace("_", "-")
     return Trial(arm, name, store, {**options, "seed": seed}, seed, trained_on)
 
 
-def inherited_values(experiment: Experiment, arm: str, chosen: Mapping[str, Settings]) -> Settings:
+def inherited_values(experiment: Experiment, arm: str, chosen_settings: Mapping[str, Settings]) -> Settings:
     """Returns the chosen values of the arm that an arm is like, apart from its own options."""
     like = experiment.arms[arm].like
     if like is None:
         return {}
-    values = {**inherited_values(experiment, like, chosen), **chosen[like]}
+    values = {**inherited_values(experiment, like, chosen_settings), **chosen_settings[like]}
     return {option: value for option, value in values.items() if option not in experiment.arms[arm].settings}
 
 

@@ -193,12 +193,12 @@ def with_regularisers(
 
 
 def vector_inputs(
-    corpora: Sequence[SetCorpus], stored: Sequence[EmbeddingsReader]
+    corpora: Sequence[SetCorpus], embeddings: Sequence[EmbeddingsReader]
 ) -> dict[str, Artifact | ArtifactReference]:
     """Returns the embeddings of each corpus as inputs by role, as many generations as the corpus has."""
     inputs: dict[str, Artifact | ArtifactReference] = {}
-    for each, embeddings in zip(corpora, stored, strict=True):
-        for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):
+    for each, reader in zip(corpora, embeddings, strict=True):
+        for number, artifact in enumerate(reader.generations[: len(each.corpus.generations)]):
             role = f"embeddings/{number}" if each.number == 1 else f"embeddings:{each.number}/{number}"
             inputs[role] = ArtifactReference(artifact.url, artifact.fingerprint) if each.store else artifact
     return inputs
@@ -226,14 +226,16 @@ def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOp
     return config
 
 
-def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: TopicOptions) -> tuple[Topics, float]:
+def open_topics(
+    store: Store, options: TrainRetriever, training: OpenSets, topic_options: TopicOptions
+) -> tuple[Topics, float]:
     """Returns the topics of --topics, and the share of queries whose text has the topic of their passage.
 
     Args:
         store: The store.
         options: The options of the job.
         training: The training sets.
-        of: The options of the prompts of topics.
+        topic_options: The options of the prompts of topics.
 
     Raises:
         InputError: If the topics are of another corpus, or if a query has no word that they know.
@@ -244,7 +246,7 @@ def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: T
             "out the sets of other stores"
         )
     data = training.data
-    topics, of_texts = open_training_topics(store, options.topics, data.queries, data.num_passages, of)
+    topics, of_texts = open_training_topics(store, options.topics, data.queries, data.num_passages, topic_options)
     return topics, topic_agreement(of_texts, data)
 
 
