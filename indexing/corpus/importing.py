@@ -349,7 +349,8 @@ def _require_same_filters(
     if filters and dict(filters) not in (expected, latest_generation.config["filters"]):
         raise InputError(
             f"filters {dict(filters)}: {latest_generation.url} has the filters "
-            f"{latest_generation.config['filters']}; leave them out, or first run the import with these filters and without a source, which replaces those of the corpus"
+            f"{latest_generation.config['filters']}; leave them out, or first run the import with these filters "
+            "and without a source, which replaces those of the corpus"
         )
     return expected
 
