@@ -26,7 +26,7 @@ from jobs.experiments.experiment import RunExperiment, main
 from jobs.experiments.measuring import ArmControl, ControlSearchRequest
 from jobs.pipeline import run_step
 from jobs.training.opening import open_retriever_setup
-from jobs.training.retriever import train
+from jobs.training.retriever import train_one_task
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
@@ -194,7 +194,7 @@ def train_random(step: JobStep) -> None:
     job = open_retriever_setup(store, options)
     maker = RandomTopicsMaker(**{field.name: getattr(job.maker, field.name) for field in fields(job.maker)})
     target = replace(job.target, config={**job.target.config, "control": "random topics"})
-    train(store, options, replace(job, maker=maker, target=target))
+    train_one_task(store, options, replace(job, maker=maker, target=target))
 
 
 CONTROLS = {

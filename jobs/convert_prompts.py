@@ -66,9 +66,9 @@ def main(options: ConvertPrompts) -> None:
     store = Store(options.store).require_not_empty()
     check_name("prompts", options.task)
     if options.to is not None:
-        export(store, options, options.to)
+        export_prompt(store, options, options.to)
     else:
-        convert(store, options)
+        import_prompt(store, options)
 
 
 def check_options(options: ConvertPrompts) -> None:
@@ -92,7 +92,7 @@ def check_options(options: ConvertPrompts) -> None:
 _SOURCE_OPTIONS = set(options_by_name(ConvertPrompts)) - {"to", "limit"}
 
 
-def convert(store: Store, options: ConvertPrompts) -> None:
+def import_prompt(store: Store, options: ConvertPrompts) -> None:
     """Makes prompts/TASK from a prompt of another tool."""
     from retriever.interchange.backbone import open_backbone
     from retriever.interchange.prompts import read_prompt, task_prompt
@@ -150,7 +150,7 @@ def describe_comparison(read: ReadPrompt, backbone: str) -> str:
     return f"{backbone}; the files hold no weights to compare it with, only the shape"
 
 
-def export(store: Store, options: ConvertPrompts, to: str) -> None:
+def export_prompt(store: Store, options: ConvertPrompts, to: str) -> None:
     """Writes prompts/TASK for PEFT."""
     from retriever.interchange.prompts import check_writable, write_prompt
     from retriever.prompts.prompts import load_prompt

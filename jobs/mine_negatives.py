@@ -122,7 +122,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
     print_part_cuts(candidates.numbered_parts("part"), pool.sources)
     if scores is not None:
         print_pair_cuts(scores.count_cuts())
-    export(options, negatives)
+    write_exports(options, negatives)
     return artifact
 
 
@@ -192,7 +192,7 @@ def print_some_ids(what: str, ids: list[str]) -> None:
         say(f"  {len(ids):,} queries {what}: {', '.join(ids[:SHOWN])}{more}")
 
 
-def export(options: MineNegatives, negatives: SampleNegativesWork) -> None:
+def write_exports(options: MineNegatives, negatives: SampleNegativesWork) -> None:
     """Writes the requested export files and the report."""
     corpus, mined = negatives.pool.corpus, negatives.pool.mined
     queries = dict(zip(mined.ids, mined.texts, strict=True))

@@ -302,7 +302,7 @@ def show_query(store: Store, key: str, query_id: str, k: int) -> None:
     for title, hits in tables.items():
         if hits:
             say(f"\n{title}".rstrip() if title else "")
-            for line in hit_table(hits, text, style, judged=True):
+            for line in hit_table(hits, text, style, with_judgements=True):
                 say(line)
     if query.num_missed_irrelevant:
         say(f"\n{query.num_missed_irrelevant:,} more judged passages are missing, with relevance 0 or less")

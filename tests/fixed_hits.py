@@ -76,7 +76,7 @@ class FixedSearcher:
 
     def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
         scores, rows = fixed_hits(self.artifact, self.corpus, len(queries), k)
-        is_own = (rows >= self.scope.rows.first) & (rows < self.scope.rows.end)
+        is_own = (rows >= self.scope.rows.first_row) & (rows < self.scope.rows.end)
         return Hits(np.where(is_own, scores, -np.inf), np.where(is_own, rows, -1))
 
 

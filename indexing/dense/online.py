@@ -34,7 +34,7 @@ def searched_row_ranges(embeddings: Embeddings, index: Index | None, rows: RowRa
     """Returns the rows that a DenseShard of a range searches, as (first row, end): of each shard of the index."""
     if index is not None:
         return [(shard.first_row, shard.end) for shard in shards_in_range(index, rows)]
-    return [(min(rows.first, embeddings.num_rows), min(rows.end, embeddings.num_rows))]
+    return [(min(rows.first_row, embeddings.num_rows), min(rows.end, embeddings.num_rows))]
 
 
 class DenseShard:

@@ -60,7 +60,7 @@ def segments_in_range(index: SegmentedIndex, rows: RowRange) -> tuple[slice, Row
     segment_ranges = segment_rows(index.shards)
     share = rows.select_shards(segment_ranges)
     first, *_, last = [*segment_ranges[share], *segment_ranges[share]] or [RowRange(0, 0)] * 2
-    return share, RowRange(first.first, last.end)
+    return share, RowRange(first.first_row, last.end)
 
 
 class OpenSegments:

@@ -223,7 +223,7 @@ class PoolStage(BaseStage):
                     (name, queries, block_hits, work.sources.numerics() | work.sources.count_cuts(slice(start, end)))
                 )
             else:
-                counter.count(len(queries.ids), kept=True)
+                counter.count(len(queries.ids), is_kept=True)
             start = end
         corpus = work.corpus if work.options.drop_answers else None
         task = PoolTask(draft, work.options.depth, corpus, read_copies(draft))

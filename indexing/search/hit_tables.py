@@ -50,18 +50,18 @@ def style_for(stream: TextIO) -> TableStyle:
     return TableStyle(width, BOLD if on_terminal else PLAIN)
 
 
-def hit_table(hits: Sequence[ShownHit], query: str, style: TableStyle, *, judged: bool = False) -> list[str]:
+def hit_table(hits: Sequence[ShownHit], query: str, style: TableStyle, *, with_judgements: bool = False) -> list[str]:
     """Returns the lines of a table of hits.
 
     Args:
         hits: The hits, in display order.
         query: Its words are marked in the snippets.
         style: Width and marks.
-        judged: Adds a column with the relevance, `-` if a passage is not judged.
+        with_judgements: Adds a column with the relevance, `-` if a passage is not judged.
     """
     words = QueryWords(query)
-    rows = [_cells_of_hit(hit, judged) for hit in hits]
-    names = ["rank", "score", *(["relevance"] if judged else []), "id"]
+    rows = [_cells_of_hit(hit, with_judgements) for hit in hits]
+    names = ["rank", "score", *(["relevance"] if with_judgements else []), "id"]
     widths = [max(display_width(row[n]) for row in [names, *rows]) for n in range(len(names))]
     lines = [f"{_join_aligned(names, widths)}  title"]
     indent = widths[0] + 2
@@ -74,11 +74,11 @@ def hit_table(hits: Sequence[ShownHit], query: str, style: TableStyle, *, judged
     return lines
 
 
-def _cells_of_hit(hit: ShownHit, judged: bool) -> list[str]:
+def _cells_of_hit(hit: ShownHit, with_judgements: bool) -> list[str]:
     rank = "-" if hit.rank is None else str(hit.rank)
     score = "-" if hit.score is None else f"{hit.score:.6g}"
     relevance = "-" if hit.relevance is None else str(hit.relevance)
-    return [rank, score, *([relevance] if judged else []), one_line(hit.id)]
+    return [rank, score, *([relevance] if with_judgements else []), one_line(hit.id)]
 
 
 def _join_aligned(cells: Sequence[str], widths: Sequence[int]) -> str:

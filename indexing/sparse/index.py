@@ -68,7 +68,7 @@ class ImpactIndex:
         shards = self.shards[shard_range]
         with OPENING:
             check_lucene_versions(self.generations[0])
-            return _open_searcher(segment_files(shards), segment_rows(shards)[0].first)
+            return _open_searcher(segment_files(shards), segment_rows(shards)[0].first_row)
 
     def search(
         self,

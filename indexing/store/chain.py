@@ -37,9 +37,9 @@ class RowPart:
 
 
 class RowRange(NamedTuple):
-    """The rows [first, end)."""
+    """The rows [first_row, end)."""
 
-    first: int
+    first_row: int
     end: int
 
     def select_shards(self, shards: Sequence[tuple[int, int]]) -> slice:
@@ -51,7 +51,7 @@ class RowRange(NamedTuple):
             shards: First row and end of each shard, in the order of their rows.
         """
         middles = [(first + end) // 2 for first, end in shards]
-        return slice(bisect.bisect_left(middles, self.first), bisect.bisect_left(middles, self.end))
+        return slice(bisect.bisect_left(middles, self.first_row), bisect.bisect_left(middles, self.end))
 
 
 def row_parts(generations: Sequence[Artifact]) -> list[RowPart]:

@@ -107,7 +107,7 @@ def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class StoredCheckpoint:
     """The last checkpoint of a training run, under checkpoints/NAME. It can be sent to workers.
 
     A checkpoint is one file. It counts from the moment when `latest.json`, which names it with its sha256, is replaced.

@@ -178,8 +178,8 @@ class BaseWork:
 class ProgressCounter(Protocol):
     """Receives the progress of a stage."""
 
-    def count(self, amount: int, kept: bool = False) -> None:
-        """Adds rows that are done; `kept`: by an earlier run."""
+    def count(self, amount: int, is_kept: bool = False) -> None:
+        """Adds rows that are done; `is_kept`: by an earlier run."""
 
     def show(self, unfinished: int) -> None:
         """Receives the number of rows that are done within units that are not."""
@@ -195,7 +195,7 @@ Progress = Callable[[str, int | None, str, str], contextlib.AbstractContextManag
 class _HiddenProgress:
     """A ProgressCounter that shows nothing."""
 
-    def count(self, amount: int, kept: bool = False) -> None: ...
+    def count(self, amount: int, is_kept: bool = False) -> None: ...
 
     def show(self, unfinished: int) -> None: ...
 
@@ -233,7 +233,7 @@ class _StageRun:
                 yield unit
                 continue
             self.stage.check(unit, parts)
-            self.counter.count(unit.rows, kept=True)
+            self.counter.count(unit.rows, is_kept=True)
             self._count_parts(unit)
 
     def _count_parts(self, unit: WorkUnit) -> None:

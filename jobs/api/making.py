@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import quiet
+from jobs.common.cli import print_only_warnings
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -257,13 +257,13 @@ class Making(indexing.store.store.Store):
         Raises:
             InputError: If the server does not start; with its error.
         """
-        from jobs.api.server import serving
+        from jobs.api.server import start_server
 
         parameters, keywords = _parameters_of("serve"), {"port": port, **options}
         arguments = parameters.arguments(self.url, keywords)
         with contextlib.ExitStack() as stack:
             with parameters.named(keywords):
-                client = stack.enter_context(serving(arguments, verbose=self.verbose))
+                client = stack.enter_context(start_server(arguments, verbose=self.verbose))
             yield client
 
     def _run_import(self, method: str, source: Any, keywords: dict[str, Any]) -> Any:
@@ -307,7 +307,11 @@ class Making(indexing.store.store.Store):
         parameters = _parameters_of(method)
         options = parameters.read(self.url, keywords)
         store = indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
-        lines = contextlib.nullcontext() if self.verbose else quiet(partial(parameters.in_words, keywords=keywords))
+        lines = (
+            contextlib.nullcontext()
+            if self.verbose
+            else print_only_warnings(partial(parameters.in_words, keywords=keywords))
+        )
         with lines, parameters.named(keywords, clean):
             yield store, options
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import find_input_error, options_of
+from jobs.common.cli import find_input_error, options_class_of
 
 import contextlib
 import importlib
@@ -69,7 +69,7 @@ class Parameters:
         """
         name = job or method
         module = importlib.import_module(f"jobs.{name}")
-        options, other_names = options_of(module.main), {old: new for new, old in METHODS.get(name, {}).items()}
+        options, other_names = options_class_of(module.main), {old: new for new, old in METHODS.get(name, {}).items()}
         shown = {
             other_names.get(each.name, each.name): each
             for each in options_by_name(options).values()

@@ -27,7 +27,7 @@ KEPT_LINES = 50  # of what a server printed on stderr
 
 
 @contextlib.contextmanager
-def serving(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]:
+def start_server(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]:
     """Yields a client of a server of this machine, which ends with the block; its tokens are those of the environment.
 
     The server has a separate process group, so Ctrl-C of this process does not reach it. It ends when its stdin is

@@ -130,15 +130,15 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
             main(parsed)
     except KeyboardInterrupt as end:
         name, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
-        fail("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)
+        exit_with_error("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)
     except BrokenPipeError:
         os._exit(141)
     except BaseException as error:
         cause = find_input_error(error)
-        problem = str(cause) if cause is not None else os_problem(error, place)
+        problem = str(cause) if cause is not None else describe_os_problem(error, place)
         if problem is None:
             raise
-        fail(problem, 2 if isinstance(cause, UsageError) else 1)
+        exit_with_error(problem, 2 if isinstance(cause, UsageError) else 1)
 
 
 class Terminated(KeyboardInterrupt):
@@ -168,14 +168,14 @@ def raise_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def os_problem(error: BaseException, place: str) -> str | None:
+def describe_os_problem(error: BaseException, place: str) -> str | None:
     """Returns one line for an operating-system error that a user can fix, through Ray's wrappers; otherwise None."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         error = inner
     return describe_os_error(error, place) if isinstance(error, OSError) else None
 
 
-def options_of(main: Callable[[Any], object]) -> type[Common]:
+def options_class_of(main: Callable[[Any], object]) -> type[Common]:
     """Returns the class of the options that a job's main takes."""
     options: type[Common] = typing.get_type_hints(main)["options"]
     return options
@@ -196,7 +196,7 @@ def find_input_error(error: BaseException) -> InputError | None:
     return None
 
 
-def fail(message: str, status: int) -> typing.NoReturn:
+def exit_with_error(message: str, status: int) -> typing.NoReturn:
     """Prints one line to stderr and exits."""
     print(f"error: {shorten(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
@@ -220,7 +220,7 @@ _rewrite: ContextVar[Callable[[str], str] | None] = ContextVar("rewrite", defaul
 
 
 @contextlib.contextmanager
-def quiet(rewrite: Callable[[str], str] = str) -> Iterator[None]:
+def print_only_warnings(rewrite: Callable[[str], str] = str) -> Iterator[None]:
     """Within the block, jobs print warnings only, as `rewrite` returns them, to stderr: for programs that call jobs."""
     before = _rewrite.set(rewrite)
     try:
@@ -291,9 +291,9 @@ class StageProgress:
         self.started = self._told = time.monotonic()
         self._open = False
 
-    def count(self, amount: int, kept: bool = False) -> None:
-        """Adds `amount` units. `kept` marks the work of an earlier run, which does not count in the rate."""
-        if kept:
+    def count(self, amount: int, is_kept: bool = False) -> None:
+        """Adds `amount` units. `is_kept` marks the work of an earlier run, which does not count in the rate."""
+        if is_kept:
             self.kept += amount
             return
         self.done += amount

@@ -67,10 +67,10 @@ def _run_command(arguments: Sequence[str], version: str) -> None:
     elif name == COMPLETION:
         print_completion(others)
     elif (job := name.replace("_", "-")) in command_names():
-        from jobs.common.cli import options_of, run
+        from jobs.common.cli import options_class_of, run
 
         main = importlib.import_module(f"jobs.{job.replace('-', '_')}").main
-        run(main, options_of(main), others)
+        run(main, options_class_of(main), others)
     else:
         _refuse_command(name)
 
@@ -97,7 +97,7 @@ def print_completion(arguments: Sequence[str]) -> None:
     """Prints the completion script of a shell; it imports every job, which takes seconds."""
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         _exit_with_usage_error(f"{' '.join([COMPLETION, *arguments])}: expected one shell: {', '.join(SHELLS)}")
-    from jobs.common.cli import options_of
+    from jobs.common.cli import options_class_of
 
     import argparse
 
@@ -116,7 +116,7 @@ def print_completion(arguments: Sequence[str]) -> None:
     commands = parser.add_subparsers()
     for name in command_names():
         module = importlib.import_module(f"jobs.{name.replace('-', '_')}")
-        job_parser = make_parser(options_of(module.main), module.__name__, complete)
+        job_parser = make_parser(options_class_of(module.main), module.__name__, complete)
         commands.add_parser(name, help=summary(name), parents=[job_parser], add_help=False)
     commands.add_parser(COMPLETION, help="Print a completion script.").add_argument("shell", choices=SHELLS)
     print(shtab.complete(parser, arguments[0]))

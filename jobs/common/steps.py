@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, options_of
+from jobs.common.cli import Common, options_class_of
 
 import contextlib
 import difflib
@@ -206,4 +206,4 @@ def _open_job(name: str, where: str) -> tuple[Callable[[Any], Any], type[Common]
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
         raise InputError(f"{where}: unknown job {name!r}; {hint}")
     module = importlib.import_module(f"jobs.{name}")
-    return module.main, options_of(module.main)
+    return module.main, options_class_of(module.main)

@@ -67,7 +67,7 @@ def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
     """Runs the job. Returns the prompts, the model or the sweep; None with --plan."""
     store.require_not_empty()
     if options.sweep:
-        return sweep(store, options)
+        return train_sweep(store, options)
     setup = open_retriever_setup(store, options)
     for warning in serving_warnings(store, options, setup):
         say(f"warning: {warning}")
@@ -76,12 +76,12 @@ def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
             check_derived_names(store, options, setup)
             print_plan(options, setup)
         return None
-    artifact = train(store, options, setup)
+    artifact = train_one_task(store, options, setup)
     print_summary(options, artifact)
     return artifact
 
 
-def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
+def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
     """Trains every combination of the options in --sweep, and chooses one by the dev split. None with --plan."""
     check_name("sweeps", options.task)
     runs = parse_grid(options.sweep, replace(options, sweep=()), FIXED)
@@ -98,7 +98,7 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
     inputs = merge_inputs([(run.suffix, setup[run.options.task].target.inputs) for run in runs])
 
     def train_run(each: SweepRun) -> Artifact:
-        artifact = train(store, each.options, setup[each.options.task])
+        artifact = train_one_task(store, each.options, setup[each.options.task])
         draw_curves(each.options, artifact)
         return artifact
 
@@ -163,7 +163,7 @@ def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverS
         )
 
 
-def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artifact:
+def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artifact:
     """Trains a task, unless it is complete."""
     check_derived_names(store, options, setup)
     notes: dict[str, Any] = {

@@ -18,7 +18,7 @@ from jobs.training.run_options import Training
 from indexing.corpus.queries import Queries
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import begun_document, fingerprint_of
-from indexing.store.models import Checkpoints, checkpoint_names
+from indexing.store.models import StoredCheckpoint, checkpoint_names
 from indexing.store.store import Store, artifact_key
 from indexing.training.cluster import run_on_ray
 from indexing.training.curves import Curves
@@ -73,7 +73,7 @@ def make_artifact(
     document = begun_document(kind, target.inputs, target.config, False)
     draft = Draft(store.storage, store.cache, artifact_key(kind, name), document)
     identity = fingerprint_of([{role: a.fingerprint for role, a in target.inputs.items()}, target.config])
-    last, best = (Checkpoints(store, checkpoints, identity) for checkpoints in checkpoint_names(kind, name))
+    last, best = (StoredCheckpoint(store, checkpoints, identity) for checkpoints in checkpoint_names(kind, name))
     draft.check(abandoned_s=abandoned_after_s(last))  # refuses other options before anything is opened
     if not draft.is_complete:
         with note_checkpoint(draft, last):
@@ -81,7 +81,13 @@ def make_artifact(
             group = plan_group(options, on_ray)
             maker, loop, notes = prepare(on_ray)
             task = TrainingTask(
-                draft=draft, last=last, best=best, loop=loop, maker=maker, dtype=options.dtype, group=group
+                draft=draft,
+                last_checkpoint=last,
+                best_checkpoint=best,
+                loop=loop,
+                maker=maker,
+                dtype=options.dtype,
+                group=group,
             )
             result = train_task(options, task, on_ray, max_length)
             draft.begin()  # joins the draft that the first worker has begun
@@ -199,18 +205,18 @@ def draw_curves(options: Training, artifact: Artifact) -> None:
 
 
 @contextlib.contextmanager
-def note_checkpoint(draft: Draft, last: Checkpoints) -> Iterator[None]:
+def note_checkpoint(draft: Draft, last_checkpoint: StoredCheckpoint) -> Iterator[None]:
     """Adds to a KeyboardInterrupt that ends the block the step from which the same command resumes.
 
     Args:
         draft: What is trained.
-        last: Its last checkpoint.
+        last_checkpoint: Its last checkpoint.
     """
     try:
         yield
     except KeyboardInterrupt as interruption:
         with contextlib.suppress(InputError, OSError):  # without an answer of the store, nothing is promised
-            step = last.step()
+            step = last_checkpoint.step()
             if step is None:
                 interruption.add_note(f"nothing of {draft.key} was saved: the next run starts from the beginning")
             else:

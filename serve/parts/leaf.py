@@ -260,4 +260,4 @@ class PassagesPart(ServicePart):
 
     def _answer_probe(self, release_id: str) -> None:
         passages: OpenPassages = self._of(release_id)
-        passages.fetch(np.array([passages.rows.first]))
+        passages.fetch(np.array([passages.rows.first_row]))

@@ -217,7 +217,7 @@ def test_every_recipe_fits_its_job(file: Path) -> None:
     command = next(line for line in file.read_text().splitlines() if "riptide " in line)
     name = command.partition("riptide ")[2].split()[0].replace("-", "_")
     module = importlib.import_module(f"jobs.{name}")
-    cli.parse_arguments(cli.options_of(module.main), ["--config", str(file), "--store", "s"])
+    cli.parse_arguments(cli.options_class_of(module.main), ["--config", str(file), "--store", "s"])
 
 
 def test_options_have_the_defaults_that_the_help_names() -> None:

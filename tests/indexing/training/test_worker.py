@@ -15,7 +15,7 @@ from tiny import VOCABULARY, save_bert
 
 from indexing.store.artifact import Draft
 from indexing.store.documents import begun_document
-from indexing.store.models import Checkpoints, model_folder
+from indexing.store.models import StoredCheckpoint, model_folder
 from indexing.store.store import Store
 from indexing.training.cluster import run_worker
 from indexing.training.local import plan_local_worker, run_local
@@ -82,10 +82,18 @@ def task_of(tmp_path: Path) -> Callable[[SmallMaker], TrainingTask]:
 
     def make(maker: SmallMaker) -> TrainingTask:
         draft = Draft(store.storage, store.cache, "models/m", begun_document("models", {}, {}, False))
-        last, best = (Checkpoints(store, name, "identity") for name in ("m.models", "m.models.best"))
+        last, best = (StoredCheckpoint(store, name, "identity") for name in ("m.models", "m.models.best"))
         loop = LoopOptions(steps=3, lr=1e-3, checkpoint_every=2)
         group = WorkerGroup(workers=1, min_workers=1, cpus=1, gpus=0)
-        return TrainingTask(draft=draft, last=last, best=best, loop=loop, maker=maker, dtype="float32", group=group)
+        return TrainingTask(
+            draft=draft,
+            last_checkpoint=last,
+            best_checkpoint=best,
+            loop=loop,
+            maker=maker,
+            dtype="float32",
+            group=group,
+        )
 
     return make
 
@@ -108,7 +116,7 @@ def test_a_worker_reports_its_start_its_steps_and_its_result(
     assert end.result.loss == steps[-1].loss
     assert messages_of(task)[:2] == [WorkerStarted(0), RunResumed(3)]
     task.draft.finish()
-    assert (model_folder(task.last.store.open("models", "m")) / "config.json").is_file()
+    assert (model_folder(task.last_checkpoint.store.open("models", "m")) / "config.json").is_file()
 
 
 def test_a_worker_that_is_stopped_reports_no_end_and_resumes(
@@ -122,7 +130,7 @@ def test_a_worker_that_is_stopped_reports_no_end_and_resumes(
     messages: list[Message] = []
     run_worker(task, messages.append, device=CPU, rank=0, world=1, stop_requests=stop_after_a_step)
     start, step = messages
-    assert (start, isinstance(step, StepDone), task.last.step()) == (WorkerStarted(0), True, 1)
+    assert (start, isinstance(step, StepDone), task.last_checkpoint.step()) == (WorkerStarted(0), True, 1)
     again = messages_of(task)
     assert again[:2] == [WorkerStarted(0), RunResumed(1)]
     assert isinstance(again[-1], RunFinished)
@@ -133,7 +141,7 @@ def test_bad_input_is_reported_and_leaves_no_draft(
 ) -> None:
     task = task_of(SmallMaker(backbone, InputError("weights: cut off")))
     assert messages_of(task) == [WorkerStarted(0), InvalidInput("weights: cut off")]
-    assert task.last.store.incomplete_keys() == []
+    assert task.last_checkpoint.store.incomplete_keys() == []
 
 
 def test_another_error_is_reported_and_raised(backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]) -> None:
@@ -160,7 +168,7 @@ def test_too_little_memory_of_a_gpu_is_one_line(backbone: Path, task_of: Callabl
     task = task_of(SmallMaker(backbone, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")))
     with pytest.raises(InputError, match=r"step 1: the memory of the GPU does not suffice \(CUDA out of memory"):
         run_local(task, lambda *_: None, lambda _: None)
-    assert task.last.store.incomplete_keys() == []
+    assert task.last_checkpoint.store.incomplete_keys() == []
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.search.rescoring import OPTIONS
-from indexing.store.models import Checkpoints
+from indexing.store.models import StoredCheckpoint
 from indexing.store.store import Store
 from indexing.training.dev import open_dev_set
 from retriever.encoding.reranker import Reranker
@@ -268,14 +268,14 @@ def test_a_resume_whose_other_store_is_not_as_before_is_refused(
     ask = command(form, world, "cut", *more, *foreign.training_set("mined"))
     store = Store(str(world.store))
     done(*command(form, world, "whole", *more, *foreign.training_set("mined")))
-    save = Checkpoints.save
+    save = StoredCheckpoint.save
 
-    def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
+    def interrupted(self: StoredCheckpoint, step: int, write: Callable) -> None:
         save(self, step, write)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", interrupted)
+        patch.setattr(StoredCheckpoint, "save", interrupted)
         assert job(*ask).status == 130
 
     original = Path(shutil.copytree(foreign.path, tmp_path / "original"))

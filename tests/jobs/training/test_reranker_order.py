@@ -21,7 +21,7 @@ from indexing.exact import Hits
 from indexing.mining import pools as mining
 from indexing.mining.candidates import read_queries
 from indexing.search.runs import write_parquet
-from indexing.store.models import Checkpoints, model_folder
+from indexing.store.models import StoredCheckpoint, model_folder
 from indexing.store.store import Store
 from indexing.training.local import run_local
 from indexing.training.order import DEPTH, MAX_LISTS, MIN_LISTS, RankedLists, compare_orders, count_lists, read_lists
@@ -134,12 +134,18 @@ def test_training_judges_the_model_that_it_saves(world) -> None:
     )
     opened, lists = open_reranker_setup(store, options), read(store)
     assert lists is not None
-    last, best = (Checkpoints(store, name, "x") for name in ("ce.last", "ce.best"))
+    last, best = (StoredCheckpoint(store, name, "x") for name in ("ce.last", "ce.best"))
     group = WorkerGroup(workers=1, min_workers=1, cpus=1, gpus=0)
     with store.create("models", "ce", inputs=opened.target.inputs, config=opened.target.config) as draft:
         maker = replace(opened.maker, lists=lists)
         task = TrainingTask(
-            draft=draft, last=last, best=best, loop=opened.loop, maker=maker, dtype="float32", group=group
+            draft=draft,
+            last_checkpoint=last,
+            best_checkpoint=best,
+            loop=opened.loop,
+            maker=maker,
+            dtype="float32",
+            group=group,
         )
         order = run_local(task, lambda *_: None, lambda _: None).judged["order"]
     reranker = Reranker(str(model_folder(store.open("models", "ce"))))
