@@ -166,12 +166,12 @@ class DeleteStage(BaseStage):
         """The number of deleted passages."""
         return len(self.rows)
 
-    def units(self, committed: Committed) -> list[WorkUnit]:
+    def units(self, committed_parts: Committed) -> list[WorkUnit]:
         """Returns the one unit."""
         return [WorkUnit(("deleted",), len(self.rows), None)]
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Commits the rows."""
         draft.commit("deleted", ".npy", lambda path: save_array(self.rows, path), rows=len(self.rows))
@@ -188,13 +188,13 @@ class ParseStage(BaseStage):
     noun: str = "passages"
     total: int | None = None
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each chunk, as a stream: the raw text of few chunks is in memory at a time."""
         options = self.options
         for chunk in cut_into_chunks(self.source, options.part_size, limit=options.limit, split=options.split):
             names = (f"part-{chunk.index:05d}", f"hashes-{chunk.index:05d}")
             size = sum(len(piece.data) for piece in chunk.pieces if piece.data is not None)
-            part = committed[0].get(names[0])
+            part = committed_parts[0].get(names[0])
             rows = part.rows if part else sum(piece.rows for piece in chunk.pieces)
             yield WorkUnit(names, rows, chunk, size_bytes=size)
 
@@ -244,12 +244,12 @@ class MergeIdsStage(BaseStage):
     noun: str = "ids"
     total: int | None = None
 
-    def units(self, committed: Committed) -> list[WorkUnit]:
+    def units(self, committed_parts: Committed) -> list[WorkUnit]:
         """Returns a unit for each bucket. Raises InputError if there are no passages, or a filter without values."""
         if not self.earlier_corpus.generations:
-            parts = [part.facts for name, part in committed[0].items() if name.startswith("part-")]
+            parts = [part.facts for name, part in committed_parts[0].items() if name.startswith("part-")]
             refuse_filters_without_values(parts, self.options.filters)
-        total = sum(part.rows for name, part in committed[0].items() if name.startswith("part-"))
+        total = sum(part.rows for name, part in committed_parts[0].items() if name.startswith("part-"))
         if total == 0:
             raise InputError("the source has no passages; nothing is imported")
         buckets = num_buckets(total)

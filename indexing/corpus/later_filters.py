@@ -90,7 +90,7 @@ class FilterStage(BaseStage):
         """The number of passages."""
         return self.earlier_corpus.num_rows
 
-    def units(self, committed: Committed) -> list[WorkUnit]:
+    def units(self, committed_parts: Committed) -> list[WorkUnit]:
         """Returns a unit for each part of passages."""
         parts = enumerate(self.earlier_corpus.parts)
         return [WorkUnit((f"filters-{number:05d}",), part.part.rows, part) for number, part in parts]

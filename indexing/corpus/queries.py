@@ -250,16 +250,16 @@ class CommitQueriesWork(BaseWork, BaseStage):
         """The number of queries."""
         return len(self.queries)
 
-    def units(self, committed: Committed) -> list[WorkUnit]:
+    def units(self, committed_parts: Committed) -> list[WorkUnit]:
         """Returns the one unit."""
         splits = (f"qrels-{split}" for split, table in self.qrels.items() if len(table))
         return [WorkUnit(("part-00000", *splits), len(self.queries), None)]
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Commits the missing tables."""
-        for name in missing:
+        for name in missing_names:
             if name == "part-00000":
                 draft.commit(name, ".arrow", lambda path: write_table(self.queries, path), rows=len(self.queries))
             else:

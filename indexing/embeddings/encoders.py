@@ -215,8 +215,8 @@ def differing_settings(expected: Mapping[str, Any], actual: Mapping[str, Any], *
     """Returns the names of the settings in which two encoders differ.
 
     Args:
-        expected: The result of `describe` for the first encoder.
-        actual: The result of `describe` for the second encoder.
+        expected: The result of `EncoderSpec.settings` for the first encoder.
+        actual: The result of `EncoderSpec.settings` for the second encoder.
         passages: Compare only the settings that the vectors of passages depend on, and the encoders of queries that
             belong to them if both have one.
     """

@@ -168,12 +168,12 @@ class CopiesStage(BaseStage):
         self.work = work
         self.total: int | None = work.corpus.num_rows
 
-    def units(self, committed: Committed) -> list[WorkUnit]:
+    def units(self, committed_parts: Committed) -> list[WorkUnit]:
         """Returns the one unit."""
         return [WorkUnit((COPIES,), self.work.corpus.num_rows, None)]
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Reads the corpus and commits the copies."""
         positives = np.concatenate([*self.work.mined.positives, np.empty(0, np.int64)])
@@ -194,9 +194,9 @@ class PoolStage(BaseStage):
         self.work = work
         self.total: int | None = len(work.mined.ids)
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each block of parts; pins the numerics classes of the committed parts."""
-        for name, part in committed[0].items():
+        for name, part in committed_parts[0].items():
             if name != COPIES:
                 self.work.sources.pin(part.facts)
         parts = self.work.parts()
@@ -206,7 +206,7 @@ class PoolStage(BaseStage):
             yield WorkUnit(tuple(name for name, _ in block), sum(len(queries.ids) for _, queries in block), block)
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Searches a block and commits its missing parts."""
         work, block = self.work, unit.payload
@@ -217,7 +217,7 @@ class PoolStage(BaseStage):
         start = 0
         for name, queries in block:
             end = start + len(queries.ids)
-            if name in missing:
+            if name in missing_names:
                 block_hits = {s: Hits(each.scores[start:end], each.rows[start:end]) for s, each in hits.items()}
                 items.append(
                     (name, queries, block_hits, work.sources.numerics() | work.sources.count_cuts(slice(start, end)))

@@ -193,10 +193,10 @@ class ScoreStage(BaseStage):
     def __init__(self, work: ScoreCandidatesWork):
         self.work = work
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each part of the pool. Its number of pairs is known only after scoring."""
         for part in self.work.candidates.numbered_parts("part"):
-            scored = committed[0].get(part.name)
+            scored = committed_parts[0].get(part.name)
             queries = self.work.parts[part.name] if self.work.parts else None
             yield WorkUnit((part.name,), scored.rows if scored else 0, queries)
 

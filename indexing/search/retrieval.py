@@ -207,9 +207,9 @@ class SearchStage(BaseStage):
         self._rerank_task: RerankTask | None = None
         self._committed: list[ArtifactPart] = []
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each block of queries; pins the numerics classes of the committed parts."""
-        for part in committed[0].values():
+        for part in committed_parts[0].values():
             self.search.sources.pin(part.facts)
             self._committed.append(part)
         for number, start in enumerate(range(0, len(self.search.split.ids), QUERY_BLOCK)):
@@ -217,7 +217,7 @@ class SearchStage(BaseStage):
             yield WorkUnit((f"part-{number:05d}",), rows, start)
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Searches a block of queries and commits the hits."""
         search, rerank_task = self.search, self._make_rerank_task(draft, runner)

@@ -173,7 +173,7 @@ class Draft:
         return self
 
     def check(self, *, abandoned_s: float | None = None) -> None:
-        """Raises the InputError that `begin` would raise now; sets `complete`. Writes nothing."""
+        """Raises the InputError that `begin` would raise now; sets `is_complete`. Writes nothing."""
         with contextlib.suppress(FileNotFoundError):
             pinned = read_begun(self._storage, self.key)
             if not self._is_replaceable(pinned, abandoned_s):

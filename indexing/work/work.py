@@ -76,8 +76,8 @@ class WorkStage(Protocol):
     def total(self) -> int | None:
         """The number of its rows, None if unknown."""
 
-    def units(self, committed: Committed) -> Iterable[WorkUnit]:
-        """Returns every unit, the committed ones too. `committed`: the parts of earlier stages and runs."""
+    def units(self, committed_parts: Committed) -> Iterable[WorkUnit]:
+        """Returns every unit, the committed ones too. `committed_parts`: the parts of earlier stages and runs."""
 
     def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
         """Raises InputError if the committed parts of a unit are not what the unit would make now."""
@@ -98,9 +98,9 @@ class DriverStage(WorkStage, Protocol):
     """A stage whose units are made one after the other, each by several tasks."""
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
-        """Makes and commits the parts `missing` of a unit."""
+        """Makes and commits the missing parts of a unit, which have these names."""
 
 
 class BaseStage:
@@ -135,7 +135,7 @@ class TaskStage(BaseStage):
         """The number of rows of all units."""
         return sum(unit.rows for unit in self.all_units)
 
-    def units(self, committed: Committed) -> Sequence[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Sequence[WorkUnit]:
         """Returns all units."""
         return self.all_units
 

@@ -103,13 +103,13 @@ class SweepStage(BaseStage):
         """The number of runs."""
         return len(self.runs)
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each run."""
         for number, run in enumerate(self.runs):
             yield WorkUnit((f"run-{number:05d}",), 1, run)
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Trains a run and commits its outcome."""
         run: SweepRun = unit.payload

@@ -50,7 +50,7 @@ class Squares(BaseStage):
     def total(self) -> int:
         return len(self.numbers)
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         for number in self.numbers:
             yield WorkUnit((f"part-{number:05d}",), 1, number)
 
