@@ -65,7 +65,7 @@ class EmbeddingsReader(ABC):
         Raises:
             InputError: If their vectors are of another kind, if they are of another corpus, or if they lack rows of it.
         """
-        name = store.only_name("embeddings", name, cls.kind.holds)
+        name = store.only_name("embeddings", name, cls.kind.is_kind_of)
         generations = store.generations("embeddings", name)
         first = generations[0]
         if not cls.kind.is_kind_of(first.config):

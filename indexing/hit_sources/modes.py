@@ -106,7 +106,7 @@ def dense_names(store: Store, embeddings: str | None, index: str | None) -> tupl
     """
     if index is not None:
         return store.only_name("embeddings", _embeddings_of(store, index, embeddings)), index
-    embeddings = store.only_name("embeddings", embeddings, DENSE.holds)
+    embeddings = store.only_name("embeddings", embeddings, DENSE.is_kind_of)
     return embeddings, find_index_over(store, embeddings, "say which with parameter index NAME")
 
 
@@ -167,7 +167,7 @@ def source_of_mode(
         )
     if mode == "exact":
         choice = EXACT.source_text("NAME") if by_name else None
-        return EXACT.source_text(store.only_name("embeddings", embeddings, DENSE.holds, choice=choice))
+        return EXACT.source_text(store.only_name("embeddings", embeddings, DENSE.is_kind_of, choice=choice))
     name = store.only_name("index", index, INDEX.is_index, choice=INDEX.source_text("NAME") if by_name else None)
     _embeddings_of(store, name, embeddings)
     return INDEX.source_text(name)

@@ -122,7 +122,7 @@ def commit_copies(draft: Draft, copies: CopyGroups) -> None:
 def read_copies(artifact: Artifact | Draft) -> CopyGroups:
     """Returns the groups that an artifact, or a draft, holds; none if it lacks the part."""
     if isinstance(artifact, Draft):
-        part = artifact.find(PART)
+        part = artifact.find_part(PART)
     else:
         part = next((part for part in artifact.parts if part.name == PART), None)
     if part is None:
