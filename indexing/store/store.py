@@ -52,7 +52,7 @@ _NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # other folders of a stor
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SCHEMES = "s3|s3a|s3n|gs|gcs|az|abfs|abfss|wasb|wasbs|azure|hdfs|file|http|https|ftp|oss|r2|minio"
 _LIKE_URL = re.compile(
-    rf"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)|(?P<known>{_SCHEMES})(:/*|//+)(?P<path>.*)", re.IGNORECASE
+    rf"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)|(?P<known_scheme>{_SCHEMES})(:/*|//+)(?P<path>.*)", re.IGNORECASE
 )
 
 

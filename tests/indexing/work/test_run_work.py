@@ -101,8 +101,8 @@ class Log:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def count(self, amount: int, kept: bool = False) -> None:
-        self.lines.append("kept" if kept else amount)
+    def count(self, amount: int, is_kept: bool = False) -> None:
+        self.lines.append("kept" if is_kept else amount)
 
     def show(self, unfinished: int) -> None: ...
 
