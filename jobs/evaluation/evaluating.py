@@ -123,7 +123,7 @@ def check_options(options: Evaluate) -> None:
         if getattr(options, option) is not None and not options.source and not options.embeddings:
             raise InputError(
                 f"parameter {option} {getattr(options, option)}: expected parameter embeddings or parameter source "
-                "too; a run is evaluation_queries without an encoder"
+                "too; a run is measured without an encoder"
             )
     if options.median_length is not None and (options.median_length < 1 or not (options.run or options.source)):
         raise InputError(
@@ -133,7 +133,7 @@ def check_options(options: Evaluate) -> None:
     if options.rate_queries is not None and (options.rate_queries < 1 or not options.source):
         raise InputError(
             f"parameter rate_queries {options.rate_queries}: expected at least 1, and parameter source: the rate of a "
-            "search is evaluation_queries, not of a run; correct it or name a source"
+            "search is measured, not of a run; correct it or name a source"
         )
     if options.rate_batch < 1:
         raise InputError(f"parameter rate_batch {options.rate_batch}: expected at least 1")
