@@ -47,7 +47,9 @@ def main() -> None:
             relevant.setdefault(query, set()).add(passage)
     store = Store(options.store)
     corpus, artifact = Corpus.open(store), store.open("negatives", options.negatives)
-    rows = [row for part in artifact.numbered_parts("part") for row in pq.read_table(artifact.local(part)).to_pylist()]
+    rows = [
+        row for part in artifact.numbered_parts("part") for row in pq.read_table(artifact.local_path(part)).to_pylist()
+    ]
     draw = np.random.default_rng(0).choice(len(rows), min(options.count, len(rows)), replace=False)
     counts = {"queries": len(draw), "negatives": 0, "positives_among_them": 0, "with_an_answer": 0}
     for row in (rows[number] for number in draw):

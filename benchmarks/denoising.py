@@ -44,10 +44,10 @@ def main() -> None:
     probabilities: list[float] = []
     has_answer: list[bool] = []
     for part in pool.numbered_parts("part"):
-        table = pq.read_table(pool.local(part))
+        table = pq.read_table(pool.local_path(part))
         pairs = zip(table["query"].to_pylist(), table["row"].to_pylist(), strict=True)
         query_ids = dict(zip(pairs, table["query_id"].to_pylist(), strict=True))
-        scored = pq.read_table(scores.local(part.name)).to_pylist()
+        scored = pq.read_table(scores.local_path(part.name)).to_pylist()
         ids = corpus.ids(np.array([pair["row"] for pair in scored], np.int64))
         patterns: dict[str, list[re.Pattern[str]]] = {}
         for pair, id in zip(scored, ids, strict=True):

@@ -79,8 +79,7 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
 
     from indexing.embeddings.embeddings import DENSE
     from indexing.embeddings.encoders import find_encoder_spec
-    from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
-    from indexing.embeddings.encoding import PartDone, numerics_of
+    from indexing.embeddings.encoding import EncodeCorpusWork, PartDone, numerics_of
     from indexing.store.store import Store
     from indexing.work.tasks import WorkerResources
     from indexing.work.work import WorkUnit, run_work
@@ -96,10 +95,10 @@ def run_job(store: str, name: str, limit: int, job_options: list[str]) -> None:
     def main(options: EncodeCorpus) -> None:
         corpus_store = Store(options.store)
         spec = find_encoder_spec(corpus_store, options.encoder, options.task, options.vectors)
-        model_type = spec.describe("passage")["model_type"]
+        model_type = spec.settings("passage")["model_type"]
         runner, resources = open_encoders(corpus_store, options, spec, model_type, name)
         numerics = numerics_of(runner, spec.options, model_type, WorkerResources(resources.cores, resources.gpus), 1)
-        work = EncodeWork(corpus_store, spec, DENSE, name, resources=resources, numerics=numerics, limit=limit)
+        work = EncodeCorpusWork(corpus_store, spec, DENSE, name, resources=resources, numerics=numerics, limit=limit)
         run_work(corpus_store, work, runner, observe=observe)
 
     sys.argv[1:] = ["--store", store, "--encoder", MINILM, "--name", name, *job_options]

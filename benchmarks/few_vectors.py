@@ -27,7 +27,7 @@ from benchmarks.common.program import Parser
 from benchmarks.common.timing import in_turns
 from benchmarks.exact_search import make_vectors
 from indexing.dense.faiss_index import fill_shard, search_shard, train_quantizer
-from indexing.exact import OpenPart, available_threads, exact_search, rescore_pieces, search_open_parts
+from indexing.exact import OpenPart, available_threads, exact_search, rescore_candidates, search_open_parts
 
 
 def measure(rows: int, options: argparse.Namespace) -> dict[int, dict[str, float]]:
@@ -48,7 +48,7 @@ def measure(rows: int, options: argparse.Namespace) -> dict[int, dict[str, float
 
     def search_lists(batch: np.ndarray) -> Any:
         candidates = search_shard(index, batch, options.depth, nprobe=options.nprobe, threads=threads)
-        return rescore_pieces(batch, candidates, [(0, vectors)], 10, threads=threads)
+        return rescore_candidates(batch, candidates, [(0, vectors)], 10, threads=threads)
 
     ways: dict[str, Callable[[np.ndarray], Any]] = {
         "lists": search_lists,

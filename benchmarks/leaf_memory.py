@@ -56,7 +56,7 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     config = {"encoder": {"dim": dim, "pooling": "mean"}, "limit": None, "numerics": "random"}
     inputs = {"corpus": corpus.generations[-1]}
     with store.create("embeddings", f"random/{generation(0)}", inputs=inputs, config=config) as draft:
-        if not draft.complete:
+        if not draft.is_complete:
             vectors = make_vectors(passages, dim)
             for part in corpus.parts:
                 rows = vectors[part.first_row : part.end]

@@ -65,7 +65,7 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
     from jobs import encode_corpus, search
     from jobs.common.options import build_options
     from jobs.evaluation.measures import make_run_measure
-    from jobs.evaluation.runs import load
+    from jobs.evaluation.runs import read_run_table
 
     from indexing.corpus.corpus import Corpus
     from indexing.corpus.queries import Queries
@@ -80,13 +80,13 @@ def measure(store_url: str, folder: str, name: str, length: int, query_set: str 
         build_options(encode_corpus.EncodeCorpus, {"store": store_url, "encoder": folder, "name": name, **lengths})
     )
     search.main(
-        search.Search(store=store_url, source=f"exact:{name}", queries=query_set, split="test", k=100, name=run)
+        search.SearchJob(store=store_url, source=f"exact:{name}", queries=query_set, split="test", k=100, name=run)
     )
     store = Store(store_url)
     queries, corpus = Queries.open(store, query_set), Corpus.open(store)
     qrels, split = queries.qrels("test"), queries.split("test")
     metrics_of = make_run_measure(store, queries, qrels, split.ids, ["RR@10", "R@100"])
-    values_by_metric = metrics_of(load(store, run, queries, "test"))
+    values_by_metric = metrics_of(read_run_table(store, run, queries, "test"))
     figures = {metric: float(values.mean()) for metric, values in values_by_metric.items()}
     texts = dict(zip(*split, strict=True))
     pairs = list(dict(zip(qrels["query_id"].to_pylist(), qrels["corpus_id"].to_pylist(), strict=True)).items())[:PAIRS]

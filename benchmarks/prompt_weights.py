@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.program import Parser
 from indexing.corpus.queries import Queries
-from indexing.measures.attention import MeasureAttention
+from indexing.measures.attention import MeasureAttentionWork
 from indexing.measures.distributions import cosines
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add("--stores", None, "the stores, each with one query set", required=True, nargs="+")
     parser.add("--count", 300, "test queries of each store")
     options = parser.parse_args()
-    attention = MeasureAttention(Store(options.stores[0]), options.task)
+    attention = MeasureAttentionWork(Store(options.stores[0]), options.task)
     weights = []
     for store in options.stores:
         texts = Queries.open(Store(store), None).split("test").texts[: options.count]

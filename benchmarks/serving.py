@@ -72,7 +72,7 @@ def serve_peer(store_url: str, tuned: bool, port: int) -> None:
     store = Store(store_url)
     corpus = Corpus.open(store)
     embeddings = Embeddings.open(store, None, corpus)
-    vectors = np.concatenate([v for _, v in embeddings.between(0, embeddings.num_rows)]).astype(np.float32)
+    vectors = np.concatenate([v for _, v in embeddings.read_range(0, embeddings.num_rows)]).astype(np.float32)
     passages = corpus.passages(np.arange(corpus.num_rows))
     folder = str(find_model_folder(embeddings.encoder_name))
     if tuned:

@@ -162,7 +162,7 @@ def compare(
     store = Store(store_url)
     corpus = Corpus.open(store)
     embeddings = SparseEmbeddings.open(store, name, corpus)
-    passages = concatenate([vectors for _, vectors in embeddings.between(0, corpus.num_rows)], embeddings.dim)
+    passages = concatenate([vectors for _, vectors in embeddings.read_range(0, corpus.num_rows)], embeddings.dim)
     expected = brute_force(queries, passages, options.depth, corpus.deleted)
     threads = max(options.threads)
     differing, sizes = {}, {"embeddings": sum(part.part.bytes for part in embeddings.parts)}

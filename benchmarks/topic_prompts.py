@@ -25,8 +25,8 @@ from jobs.common.steps import JobStep, make_step
 from jobs.experiments.experiment import RunExperiment, main
 from jobs.experiments.measuring import ArmControl, ControlSearchRequest
 from jobs.pipeline import run_step
-from jobs.training.opening import open_all
-from jobs.training.retriever import train
+from jobs.training.opening import open_retriever_setup
+from jobs.training.retriever import train_one_task
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
@@ -36,7 +36,7 @@ from indexing.search.runs import hits_table, write_trec
 from indexing.store.models import model_folder
 from indexing.store.store import Store
 from indexing.topics.reader import Topics
-from indexing.training.tuning import TuneMaker
+from indexing.training.tuning import RetrieverMaker
 from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions, Side
 from retriever.prompts.prompts import load_prompt
@@ -170,7 +170,7 @@ def search_same_topic(search: ControlSearchRequest) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomTopicsMaker(TuneMaker):
+class RandomTopicsMaker(RetrieverMaker):
     """Makes a system whose texts have random topics of equal sizes in training."""
 
     def make(self, **place: Any) -> Any:
@@ -193,10 +193,10 @@ def train_random(step: JobStep) -> None:
     """Trains prompts of topics whose texts have random topics, unless the store has them."""
     options: Any = step.options
     store = Store(options.store)
-    job = open_all(store, options)
+    job = open_retriever_setup(store, options)
     maker = RandomTopicsMaker(**{field.name: getattr(job.maker, field.name) for field in fields(job.maker)})
     target = replace(job.target, config={**job.target.config, "control": "random topics"})
-    train(store, options, replace(job, maker=maker, target=target))
+    train_one_task(store, options, replace(job, maker=maker, target=target))
 
 
 CONTROLS = {

@@ -13,8 +13,7 @@ from typing import ClassVar
 from jobs.common.shards import fill_shards
 
 from indexing.corpus.corpus import Corpus
-from indexing.lucene.bm25 import Bm25
-from indexing.lucene.bm25 import BuildBm25 as BuildWork
+from indexing.lucene.bm25 import Bm25, BuildBm25Work
 from indexing.lucene.java import FILL_MEMORY
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
@@ -45,9 +44,9 @@ def main(options: BuildBm25) -> None:
 
 def run_job(store: Store, options: BuildBm25) -> Artifact | None:
     """Builds the index. Returns its newest generation; None with --plan."""
-    store.require()
+    store.require_not_empty()
     corpus = Corpus.open(store)
-    work = BuildWork(
+    work = BuildBm25Work(
         store,
         corpus,
         options.name,

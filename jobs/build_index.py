@@ -58,13 +58,13 @@ def main(options: BuildIndex) -> None:
 
 def run_job(store: Store, options: BuildIndex) -> Artifact | None:
     """Builds the index. Returns its newest generation; None with --plan."""
-    store.require()
+    store.require_not_empty()
     check_minimums(options, shards=1)
     if not 0 < options.recall <= 1:
         raise InputError(f"--recall {options.recall}: expected more than 0, and at most 1")
     if options.memory_gb is not None and (options.factory != "auto" or not 0 < options.memory_gb * 1e9 < math.inf):
         raise InputError(f"--memory-gb {options.memory_gb}: expected a number above 0, and --factory auto")
-    name = store.only("embeddings", options.embeddings)
+    name = store.only_name("embeddings", options.embeddings)
     kind = find_index_kind(store.generations("embeddings", name)[0].config["encoder"])
     embeddings = kind.reader.open(store, name, Corpus.open(store))
     check_options(options, kind, name)

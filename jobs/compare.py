@@ -24,10 +24,10 @@ from indexing.store.store import Store
 
 
 def main(options: Compare) -> None:
-    work = open_comparison(Store(options.store).require(), options)
-    path = options.json or default_path(work)
+    work = open_comparison(Store(options.store).require_not_empty(), options)
+    path = options.json or default_results_path(work)
     if options.plan:
-        say_plan(work, [path, options.html])
+        print_plan(work, [path, options.html])
         return
     comparison = compare_runs(work)
     contents = [(path, json.dumps(comparison.document(), indent=1, ensure_ascii=False) + "\n")]
@@ -45,22 +45,22 @@ def main(options: Compare) -> None:
         say(f"page: {options.html}")
 
 
-def say_plan(work: EvaluationWork, files: list[str | None]) -> None:
+def print_plan(work: EvaluationWork, files: list[str | None]) -> None:
     """Prints what a comparison measures and writes."""
-    measured = work.queries
+    evaluation_queries = work.queries
     say(
-        f"{work.runs[0].label} and {work.runs[1].label}: {len(measured.ids):,} queries of "
-        f"{measured.queries.artifact.key} {work.options.split}, {len(measured.qrels):,} judgements: "
-        f"{', '.join(work.metrics)}"
+        f"{work.runs[0].label} and {work.runs[1].label}: {len(evaluation_queries.ids):,} queries of "
+        f"{evaluation_queries.query_set.artifact.key} {work.options.split}, "
+        f"{len(evaluation_queries.qrels):,} judgements: {', '.join(work.metrics)}"
     )
     for file in filter(None, files):
         say(f"writes   {file}")
 
 
-def default_path(work: EvaluationWork) -> str:
+def default_results_path(work: EvaluationWork) -> str:
     """Returns a separate file name for each comparison, so that repeating one finds its file."""
     options = work.options
-    queries, contents = work.queries.queries.artifact, run_contents(work.store, work.runs)
+    queries, contents = work.queries.query_set.artifact, run_contents(work.store, work.runs)
     digits = fingerprint_of([queries.fingerprint, options.split, options.limit, work.metrics, contents])[:8]
     return f"results/comparison-{options.split}-{joined_names(work.runs)}-{digits}.json"
 

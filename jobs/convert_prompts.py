@@ -7,7 +7,7 @@ r"""Convert prompts from DPTDR's authors or PEFT, or to PEFT's prefix tuning.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, format_bytes, run, say, say_complete
+from jobs.common.cli import Common, format_bytes, print_complete, run, say
 
 import tempfile
 from dataclasses import asdict, dataclass, field
@@ -63,12 +63,12 @@ class ConvertPrompts(Common):
 
 def main(options: ConvertPrompts) -> None:
     check_options(options)
-    store = Store(options.store).require()
+    store = Store(options.store).require_not_empty()
     check_name("prompts", options.task)
     if options.to is not None:
-        export(store, options, options.to)
+        export_prompt(store, options, options.to)
     else:
-        convert(store, options)
+        import_prompt(store, options)
 
 
 def check_options(options: ConvertPrompts) -> None:
@@ -92,7 +92,7 @@ def check_options(options: ConvertPrompts) -> None:
 _SOURCE_OPTIONS = set(options_by_name(ConvertPrompts)) - {"to", "limit"}
 
 
-def convert(store: Store, options: ConvertPrompts) -> None:
+def import_prompt(store: Store, options: ConvertPrompts) -> None:
     """Makes prompts/TASK from a prompt of another tool."""
     from retriever.interchange.backbone import open_backbone
     from retriever.interchange.prompts import make_task_prompt, read_prompt
@@ -103,7 +103,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
     assert options.backbone is not None
     encoder = EncoderOptions(**asdict(options.vectors))
     spec = EncoderSpec(store, options.backbone, encoder)
-    described = spec.describe("query")
+    backbone_settings = spec.settings("query")
     recipe = read_recipe(find_model_folder(spec.folder), encoder)
     backbone = open_backbone(options.backbone, recipe)
     imported = read_prompt(Path(options.source).expanduser(), backbone)
@@ -114,14 +114,14 @@ def convert(store: Store, options: ConvertPrompts) -> None:
         prompt.save(Path(folder))
         files = [Path(folder, name) for name in (SETTINGS, WEIGHTS)]
         config = {
-            "backbone": described,
+            "backbone": backbone_settings,
             "converted": {"prompt": fingerprint_of([file_sha256(file) for file in files])},
             "side": options.side,
             "position_offset": options.position_offset,
         }
         target = ArtifactTarget("prompts", options.task, spec.inputs(), config)
         if options.plan and (complete := complete_target(store, target)):
-            return say_complete(complete.url)
+            return print_complete(complete.url)
         say(f"prompt    {describe_prompt(prompt)}, of {_TOOLS[imported.format]}")
         say(f"backbone  {describe_backbone_check(imported, options.backbone)}")
         size = format_bytes(sum(file.stat().st_size for file in files))
@@ -129,7 +129,7 @@ def convert(store: Store, options: ConvertPrompts) -> None:
             say(f"writes    prompts/{options.task}, {size}")
             return None
         with store.create(target.kind, target.name, inputs=target.inputs, config=config) as draft:
-            if not draft.complete:
+            if not draft.is_complete:
                 draft.add_notes(backbone=options.backbone, options=encoder.to_dict(), format=imported.format)
                 commit_files(draft, Path(folder))
     say(f"{store.open('prompts', options.task).url}: {size}")
@@ -152,7 +152,7 @@ def describe_backbone_check(imported: ImportedPrompt, backbone: str) -> str:
     return f"{backbone}; the files hold no weights to compare it with, only the shape"
 
 
-def export(store: Store, options: ConvertPrompts, to: str) -> None:
+def export_prompt(store: Store, options: ConvertPrompts, to: str) -> None:
     """Writes prompts/TASK for PEFT."""
     from retriever.interchange.prompts import check_writable, write_prompt
     from retriever.prompts.prompts import load_prompt

@@ -131,16 +131,16 @@ def check_options(options: Draw) -> None:
 
 def draw_attention(options: Draw) -> None:
     """Draws the similarities of query sets by the mean weights of the basic prompts."""
-    store = Store(options.store).require()
+    store = Store(options.store).require_not_empty()
     names = [parse_query_set(text) for text in options.queries]
     if len(names) < 2:
         raise InputError(f"--queries {options.queries[0]}: one query set, expected at least 2 to compare; name more")
     sets = open_query_sets(store, names, options.split, options.limit)
-    from indexing.measures.attention import MeasureAttention
+    from indexing.measures.attention import MeasureAttentionWork
 
     task = chosen_task(store, options.task) or ""
-    measure = MeasureAttention(store, task)
-    path = options.png or default_path("attention", task, *(queries.label for queries in sets))
+    measure = MeasureAttentionWork(store, task)
+    path = options.png or default_picture_path("attention", task, *(queries.label for queries in sets))
     if options.plan:
         for queries in sets:
             say(f"queries  {len(queries.texts):,} of {queries.key}")
@@ -173,7 +173,7 @@ def draw_rates_of(options: Draw) -> None:
     metric, points = read_points(
         options.evaluation, options.metric, parse_rates(options.rate), parse_labels(options.label)
     )
-    path = options.png or default_path("rates", metric, *(Path(file).stem for file in options.evaluation))
+    path = options.png or default_picture_path("rates", metric, *(Path(file).stem for file in options.evaluation))
     for file in options.evaluation:
         if Path(file).resolve() == numbers_path(path).resolve():
             raise InputError(f"--png {path}: its numbers would replace {file}, which is drawn; give another name")
@@ -199,7 +199,7 @@ def draw_passages(options: Draw) -> None:
     if options.sample < 2 or not 0 <= options.seed <= MAX_SEED:
         raise InputError(f"--sample {options.sample} --seed {options.seed}: expected at least 2, and 0 to {MAX_SEED}")
     points = open_points(
-        Store(options.store).require(),
+        Store(options.store).require_not_empty(),
         options.embeddings,
         topics=options.topics,
         field=options.categories_field,
@@ -207,7 +207,7 @@ def draw_passages(options: Draw) -> None:
         seed=options.seed,
     )
     name = points.embeddings.name
-    path = options.png or default_path("points", name, *(panel.title for panel in points.panels))
+    path = options.png or default_picture_path("points", name, *(panel.title for panel in points.panels))
     if options.plan:
         say(f"passages {len(points.rows):,} of {points.embeddings.num_rows:,} of embeddings/{name}")
         return say(f"writes   {path}")
@@ -227,10 +227,10 @@ def draw_passages(options: Draw) -> None:
     return say(f"{len(points.rows):,} of {points.embeddings.num_rows:,} passages of embeddings/{name}: {path}")
 
 
-def default_path(picture: str, *names: str) -> str:
-    """Returns the path of a picture that names none."""
+def default_picture_path(kind: str, *names: str) -> str:
+    """Returns the file of a picture without --png: its kind, and the names of what it shows."""
     text = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(names))[:NAME_LENGTH]
-    return f"results/{picture}-{text}.png"
+    return f"results/{kind}-{text}.png"
 
 
 def write_picture(path: str, picture: bytes, document: dict[str, Any], options: Draw) -> None:

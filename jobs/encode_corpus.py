@@ -7,7 +7,7 @@ r"""Encode a corpus with a pool of encoders, part by part.
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, as_options, chosen_task, format_bytes, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, as_options, chosen_task, format_bytes, print_complete, print_stages, run, say
 
 import time
 from collections.abc import Sequence
@@ -18,8 +18,15 @@ from jobs.common.session import join_cluster, num_gpus
 from jobs.common.workers import GpuWorkers, say_line
 
 from indexing.embeddings.encoders import EncoderSpec, find_encoder_spec
-from indexing.embeddings.encoding import CALLS, PartDone, count_pending, is_encoded, numerics_of, similarity_of
-from indexing.embeddings.encoding import EncodeCorpus as EncodeWork
+from indexing.embeddings.encoding import (
+    CALLS,
+    EncodeCorpusWork,
+    PartDone,
+    count_pending,
+    is_encoded,
+    numerics_of,
+    similarity_of,
+)
 from indexing.embeddings.kind import VectorKind
 from indexing.hit_sources.registry import find_index_kind
 from indexing.store.artifact import Artifact
@@ -60,7 +67,7 @@ def main(options: EncodeCorpus) -> None:
 
 def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     """Encodes the corpus. Returns the newest generation of the embeddings; None with --plan."""
-    store.require()
+    store.require_not_empty()
     options = replace(options, task=chosen_task(store, options.task))
     encoder_options = options.vectors
     spec = find_encoder_spec(store, options.encoder, options.task, encoder_options)
@@ -71,11 +78,11 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
         )
     name = options.name or options.task or spec.name.rstrip("/").rpartition("/")[2]
     check_name("embeddings", name)
-    described = spec.describe("passage")
-    kind = find_index_kind(described).reader.kind
-    encoded = is_encoded(store, name, described, options.limit)
+    encoder_settings = spec.settings("passage")
+    kind = find_index_kind(encoder_settings).reader.kind
+    encoded = is_encoded(store, name, encoder_settings, options.limit)
     if options.plan and encoded:
-        say_complete(store.generations("embeddings", name)[-1].url)
+        print_complete(store.generations("embeddings", name)[-1].url)
         return None
     if options.plan:
         print_plan(store, options, spec, kind, name)
@@ -87,12 +94,15 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
         )
     generations = store.generations("embeddings", name)
     for artifact in generations:
-        say(f"{artifact.url}: {artifact.rows:,} {kind.describe(described)}, {artifact.config['numerics']}")
-    say_cuts(options, spec, generations)
+        say(
+            f"{artifact.url}: {artifact.rows:,} {kind.describe_vectors(encoder_settings)}, "
+            f"{artifact.config['numerics']}"
+        )
+    print_cuts(options, spec, generations)
     return generations[-1]
 
 
-def say_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Artifact]) -> None:
+def print_cuts(options: EncodeCorpus, spec: EncoderSpec, generations: Sequence[Artifact]) -> None:
     """Prints how many passages were cut, those of earlier runs included; nothing if none was."""
     cuts = sum_cuts(part for artifact in generations for part in artifact.numbered_parts("part"))
     if cuts.cut_texts:
@@ -131,11 +141,11 @@ class EncodingSpeed:
 
 def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> EncodingSpeed:
     """Encodes the pending parts of the corpus and completes its generations."""
-    model_type = kind.batched_model_type(spec.describe("passage"))
+    model_type = kind.batched_model_type(spec.settings("passage"))
     runner, resources = open_encoders(store, options, spec, model_type, name)
     count = count_pending(store, name, options.limit)
     numerics = numerics_of(runner, spec.options, model_type, WorkerResources(resources.cores, resources.gpus), count)
-    work = EncodeWork(
+    work = EncodeCorpusWork(
         store,
         spec,
         kind,
@@ -145,7 +155,7 @@ def encode(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorK
         limit=options.limit,
         allow_unknown_tokens=options.allow_unknown_tokens,
     )
-    say_topics(work)
+    print_topics(work)
     speed = EncodingSpeed()
     stages: list[StageProgress] = []
 
@@ -203,19 +213,21 @@ def open_encoders(
 
 def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
     """Prints what an encoding reads and writes; only a run tells the time."""
-    work = EncodeWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
-    described = work.described
+    work = EncodeCorpusWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
+    encoder_settings = work.encoder_settings
     corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)
     say(f"corpus   {corpus.num_rows:,} passages in {len(corpus.parts):,} parts, {format_bytes(text)}")
-    say(f"encoder  {options.task or spec.name}: {described['dim']} dimensions, {similarity_of(described)}")
-    say_topics(work)
-    say_stages(work)
-    say(f"writes   {kind.plan(described, rows)}")
+    say(
+        f"encoder  {options.task or spec.name}: {encoder_settings['dim']} dimensions, {similarity_of(encoder_settings)}"
+    )
+    print_topics(work)
+    print_stages(work)
+    say(f"writes   {kind.describe_size(encoder_settings, rows)}")
     say(f"tokens   about {text / 4.5 * rows / max(1, corpus.num_rows):,.0f} (4.5 bytes a token), before cutting")
 
 
-def say_topics(work: EncodeWork) -> None:
+def print_topics(work: EncodeCorpusWork) -> None:
     """Prints where the topics of passages are from, if they are encoded by them."""
     if work.topics is None:
         return

@@ -18,7 +18,7 @@ The vectors of embeddings are measured with the judged pairs of the split, by al
 
 from __future__ import annotations
 
-from jobs.common.cli import run, say, say_complete, say_stages
+from jobs.common.cli import print_complete, print_stages, run, say
 
 import json
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ from retriever.options.categories import FIELD
 
 def main(options: Evaluate) -> None:
     check_options(options)
-    run_job(Store(options.store).require(), options)
+    run_job(Store(options.store).require_not_empty(), options)
 
 
 def run_job(store: Store, options: Evaluate) -> None:
@@ -56,13 +56,13 @@ def run_job(store: Store, options: Evaluate) -> None:
     """
     work = open_evaluation(store, options)
     options = work.options
-    queries = work.queries.queries
+    queries = work.queries.query_set
     works = {name: open_embeddings(store, name, queries, options) for name in options.embeddings}
     if options.plan:
-        say_plan(work, works)
+        print_plan(work, works)
         return
     work.search()
-    path = options.json or default_path(work)
+    path = options.json or default_results_path(work)
     if options.rate_queries is not None and not options.overwrite and Path(path).exists():
         raise InputError(
             f"{path}: the file exists, and a rate differs from call to call: give --overwrite to replace it, or "
@@ -83,43 +83,43 @@ def run_job(store: Store, options: Evaluate) -> None:
     say(f"{num_queries:,} queries of {queries.artifact.key} {options.split}; figures in {path}")
 
 
-def say_plan(work: EvaluationWork, works: Mapping[str, MeasureWork]) -> None:
+def print_plan(work: EvaluationWork, works: Mapping[str, MeasureWork]) -> None:
     """Prints what an evaluation searches and measures."""
-    options, measured = work.options, work.queries
+    options, evaluation_queries = work.options, work.queries
     for search in work.searches:
         check_targets(work.store, search)
         say(f"source {search.source}: run {search.name}")
         if artifact := complete_artifact(work.store, search):
-            say_complete(artifact.url)
+            print_complete(artifact.url)
         else:
-            say_stages(search)
+            print_stages(search)
     if work.runs:
         names = work.metrics + ([f"median length of {options.median_length}"] if options.median_length else [])
-        size = f"{len(measured.ids):,} queries, {len(measured.qrels):,} judgements"
+        size = f"{len(evaluation_queries.ids):,} queries, {len(evaluation_queries.qrels):,} judgements"
         say(f"{len(work.runs)} runs x {size}: {', '.join(names)}")
     for name, each in works.items():
         say(f"embeddings {name}: {len(each.texts):,} queries to encode, {each.describe()}")
 
 
-def default_path(work: EvaluationWork) -> str:
+def default_results_path(work: EvaluationWork) -> str:
     """Returns a separate file name for each evaluation.
 
     Its digits depend on the queries, the metrics, and the contents of runs and embeddings, so that repeating an
     evaluation finds its file and no other is replaced.
     """
     store, options = work.store, work.options
-    queries, contents = work.queries.queries.artifact, run_contents(store, work.runs)
-    measured: list[Any] = [queries.fingerprint, options.split, options.limit, work.metrics, contents]
+    queries, contents = work.queries.query_set.artifact, run_contents(store, work.runs)
+    settings: list[Any] = [queries.fingerprint, options.split, options.limit, work.metrics, contents]
     if options.embeddings:
         fingerprints = [[g.fingerprint for g in store.generations("embeddings", name)] for name in options.embeddings]
-        measured.append([fingerprints, options.task, options.sample, options.seed])
+        settings.append([fingerprints, options.task, options.sample, options.seed])
     if options.median_length is not None:
-        measured.append({"median_length": options.median_length})
+        settings.append({"median_length": options.median_length})
     if options.relevance == "category":
-        measured.append({"relevance": options.categories_field or FIELD})
+        settings.append({"relevance": options.categories_field or FIELD})
     if options.rate_queries is not None:
-        measured.append({"rate_queries": options.rate_queries, "rate_batch": options.rate_batch})
-    digits = fingerprint_of(measured)[:8]
+        settings.append({"rate_queries": options.rate_queries, "rate_batch": options.rate_batch})
+    digits = fingerprint_of(settings)[:8]
     return f"results/evaluation-{options.split}-{joined_names(work.runs, options.embeddings)}-{digits}.json"
 
 

@@ -9,7 +9,7 @@ passages; those of earlier passages do not change.
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, Workers, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, Workers, print_complete, print_stages, run, say
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -20,7 +20,7 @@ from indexing.store.store import Store
 from indexing.topics.options import FitOptions
 from indexing.topics.page import write_page
 from indexing.topics.reader import Topics
-from indexing.topics.work import KIND, FitTopics
+from indexing.topics.work import KIND, FitTopicsWork
 from indexing.work.work import check_targets, run_work
 from retriever.options import option
 
@@ -28,7 +28,7 @@ SHOWN_WORDS = 10  # of a topic, in the lines that the job prints
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitTopicsOptions(Workers):
+class FitTopics(Workers):
     GROUP: ClassVar = "output"
     MAKES: ClassVar = ("topics",)
     NAMED_BY: ClassVar = ("name",)
@@ -42,18 +42,18 @@ class FitTopicsOptions(Workers):
     """Replace a file of --page that has other content."""
 
 
-def main(options: FitTopicsOptions) -> None:
+def main(options: FitTopics) -> None:
     run_job(Store(options.store), options)
 
 
-def run_job(store: Store, options: FitTopicsOptions) -> Topics | None:
+def run_job(store: Store, options: FitTopics) -> Topics | None:
     """Fits the topics. Returns them; None with --plan."""
-    store.require()
-    work = FitTopics(store, options.name, options.fit, limit=options.limit)
+    store.require_not_empty()
+    work = FitTopicsWork(store, options.name, options.fit, limit=options.limit)
     if options.plan:
         print_plan(store, work, options.page)
         return None
-    if not work.complete:
+    if not work.is_complete:
         run_work(store, work, open_runner(store, options), StageProgress)
     topics = Topics.open(store, options.name)
     print_topics(topics)
@@ -63,10 +63,10 @@ def run_job(store: Store, options: FitTopicsOptions) -> Topics | None:
     return topics
 
 
-def print_plan(store: Store, work: FitTopics, page: str | None) -> None:
+def print_plan(store: Store, work: FitTopicsWork, page: str | None) -> None:
     """Prints what a fit reads and writes."""
-    if work.complete:
-        say_complete(work.previous[-1].url, page)
+    if work.is_complete:
+        print_complete(work.previous[-1].url, page)
         return
     check_targets(store, work)
     rows = work.end - work.first_row
@@ -75,7 +75,7 @@ def print_plan(store: Store, work: FitTopics, page: str | None) -> None:
         say(f"topics   inferred by {work.previous[0].url}")
     else:
         say(f"fit      on at most {work.options.sample:,} of them, in one thread")
-    say_stages(work)
+    print_stages(work)
     say(f"writes   {store.url}/{KIND}/{work.name}, about {rows * 8:,} bytes and the model")
     if page:
         say(f"writes   {page}")
@@ -83,7 +83,7 @@ def print_plan(store: Store, work: FitTopics, page: str | None) -> None:
 
 def print_topics(topics: Topics) -> None:
     """Prints the topics: their sizes and words."""
-    sizes = topics.sizes()
+    sizes = topics.passages_per_topic()
     without = topics.num_rows - int(sizes.sum())
     nodes = topics.tree.nodes
     merged = sum(node.merged for node in nodes)
@@ -97,4 +97,4 @@ def print_topics(topics: Topics) -> None:
 
 
 if __name__ == "__main__":
-    run(main, FitTopicsOptions)
+    run(main, FitTopics)

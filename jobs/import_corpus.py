@@ -11,7 +11,7 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, Workers, as_options, format_bytes, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, Workers, as_options, format_bytes, print_complete, print_stages, run, say
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -21,9 +21,8 @@ from jobs.common.session import open_runner
 from jobs.import_queries import hold_out_of
 
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.importing import ImportCorpus as ImportWork
-from indexing.corpus.importing import ImportOptions
-from indexing.corpus.later_filters import AddFilters
+from indexing.corpus.importing import ImportCorpusWork, ImportOptions
+from indexing.corpus.later_filters import AddFiltersWork
 from indexing.corpus.queries import check_splits, find_complete_queries, import_queries, read_judged_queries
 from indexing.files.columns import PassageNames
 from indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
@@ -116,23 +115,23 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         split=split,
         drop_duplicates=options.drop_duplicates,
     )
-    work = ImportWork(store, source, shape, append=options.append, delete=options.delete)
-    if options.plan and work.complete:
+    work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
+    if options.plan and work.is_complete:
         latest = work.previous[-1]
         name = queries_name(with_queries, options, latest) if with_queries else ""
         if with_queries is None or find_complete_queries(store, with_queries, name, hold_out=hold_out):
-            say_complete(latest.url)
+            print_complete(latest.url)
             return None
     if options.plan:
         print_plan(store, source, work, options)
         return None
     judged = None
-    if not work.complete:
+    if not work.is_complete:
         if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
             partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
             judged = read_judged_queries(with_queries, partial=partial)
         run_work(store, work, open_runner(store, options), StageProgress)
-    latest = describe(store, source, work)
+    latest = print_corpus(store, source, work)
     if with_queries:
         name = queries_name(with_queries, options, latest)
         with resumable():  # the corpus is complete; after an interruption the same command adds the queries
@@ -154,7 +153,7 @@ def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Imp
     return source
 
 
-def describe(store: Store, source: ImportSource | None, work: ImportWork) -> Artifact:
+def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWork) -> Artifact:
     """Prints the corpus after an import, and returns its newest generation."""
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
@@ -174,14 +173,14 @@ def describe(store: Store, source: ImportSource | None, work: ImportWork) -> Art
 
 def add_filters(store: Store, options: ImportCorpus) -> Artifact | None:
     """Gives the existing corpus the filters, in a new generation without passages."""
-    work = AddFilters(store, options.filters)
+    work = AddFiltersWork(store, options.filters)
     names = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
-    if options.plan and work.complete:
-        say_complete(work.before.generations[-1].url)
+    if options.plan and work.is_complete:
+        print_complete(work.earlier_corpus.generations[-1].url)
         return None
     if options.plan:
-        say(f"filters  {names}, from the metadata of {work.before.num_rows:,} passages")
-        say_stages(work)
+        say(f"filters  {names}, from the metadata of {work.earlier_corpus.num_rows:,} passages")
+        print_stages(work)
         return None
     run_work(store, work, open_runner(store, options), StageProgress)
     latest = store.generations("corpus")[-1]
@@ -229,7 +228,7 @@ def check_queries_name(source: ImportSource) -> None:
         ) from None
 
 
-def print_plan(store: Store, source: ImportSource | None, work: ImportWork, options: ImportCorpus) -> None:
+def print_plan(store: Store, source: ImportSource | None, work: ImportCorpusWork, options: ImportCorpus) -> None:
     """Prints what an import reads and about how large the corpus becomes: Arrow needs as many bytes as plain text."""
     say(f"store    {store.url} ({len(store.generations('corpus'))} generations of a corpus now)")
     if source:

@@ -8,7 +8,7 @@ The columns of each format are listed in docs/data.md.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, as_options, run, say, say_complete
+from jobs.common.cli import Common, as_options, print_complete, run, say
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -67,7 +67,7 @@ def main(options: ImportQueries) -> None:
 
 def run_job(store: Store, options: ImportQueries) -> Queries | None:
     """Imports the queries. Returns them; None with --plan."""
-    store.require()
+    store.require_not_empty()
     names = QueryNames(options.id, options.text, options.relevant, options.score, options.metadata)
     hold_out = hold_out_of(options)
     source = detect_query_source(options.source, options.format, names, options.split)
@@ -78,7 +78,7 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     if options.plan and (
         complete := find_complete_queries(store, source, name, limit=options.limit, hold_out=hold_out)
     ):
-        say_complete(complete.artifact.url)
+        print_complete(complete.artifact.url)
         return None
     if options.plan:
         say(f"would read {', '.join(source.queries)}; splits with qrels: {', '.join(source.qrels) or 'none'}")

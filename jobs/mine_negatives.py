@@ -10,13 +10,13 @@ A re-ranker denoises the pool. The store keeps the output of each step: the pool
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, chosen_task, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, chosen_task, print_complete, print_stages, run, say
 
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from jobs.common.cuts import say_pair_cuts, say_part_cuts
+from jobs.common.cuts import print_pair_cuts, print_part_cuts
 from jobs.common.options import Heading
 from jobs.common.session import open_runner
 from jobs.common.workers import GpuWorkers
@@ -24,8 +24,8 @@ from jobs.common.workers import GpuWorkers
 import pyarrow.compute as pc
 
 from indexing.hit_sources.options import SearchOptions
-from indexing.mining.candidates import MiningOptions, PoolCandidates
-from indexing.mining.denoising import SampleNegatives, complete_negatives
+from indexing.mining.candidates import MiningOptions, PoolCandidatesWork
+from indexing.mining.denoising import SampleNegativesWork, complete_negatives
 from indexing.mining.exports import export_sentence_transformers, export_tevatron
 from indexing.mining.report import PoolStatistics, read_examples, write_report
 from indexing.mining.sampling import NegativeOptions, check_scales, queries_with_too_few
@@ -87,10 +87,10 @@ def main(options: MineNegatives) -> None:
 
 def run_job(store: Store, options: MineNegatives) -> Artifact | None:
     """Mines negatives. Returns them; None with --plan."""
-    store.require()
+    store.require_not_empty()
     shape, draw = options.pool, options.negatives
     search = SearchOptions(encoder=options.encoder, task=chosen_task(store, options.task))
-    pool = PoolCandidates(
+    pool = PoolCandidatesWork(
         store, options.queries, options.split, shape, name=options.candidates, search=search, limit=options.limit
     )
     if options.reranker is None:
@@ -104,7 +104,7 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
     check_targets(store, pool)
     artifact_key("negatives", options.name or pool.name)  # a wrong name fails here too
     if options.plan and (artifact := complete_negatives(store, pool, options.reranker, draw, options.name)):
-        say_complete(artifact.url, options.tevatron, options.sentence_transformers, options.report)
+        print_complete(artifact.url, options.tevatron, options.sentence_transformers, options.report)
         return None
     if options.plan:
         print_plan(store, options, pool)
@@ -116,24 +116,24 @@ def run_job(store: Store, options: MineNegatives) -> Artifact | None:
         if options.reranker is not None:
             parts = dict(pool.parts()) if draw.needs_positives else None
             scores = score_candidates(store, candidates, options.reranker, draw, runner, StageProgress, parts=parts)
-        negatives = SampleNegatives(pool, scores, draw, options.name)
+        negatives = SampleNegativesWork(pool, scores, draw, options.name)
         [artifact] = run_work(store, negatives, runner, StageProgress)
     print_summary(candidates, negatives)
-    say_part_cuts(candidates.numbered_parts("part"), pool.sources)
+    print_part_cuts(candidates.numbered_parts("part"), pool.sources)
     if scores is not None:
-        say_pair_cuts(scores.count_cuts())
-    export(options, negatives)
+        print_pair_cuts(scores.count_cuts())
+    write_exports(options, negatives)
     return artifact
 
 
-def print_plan(store: Store, options: MineNegatives, pool: PoolCandidates) -> None:
+def print_plan(store: Store, options: MineNegatives, pool: PoolCandidatesWork) -> None:
     """Prints the size of the pool, of the scores and of the negatives."""
     shape, draw, num_queries = options.pool, options.negatives, len(pool.mined.ids)
     pairs = num_queries * shape.depth * len(shape.sources)
     sources = f"{len(shape.sources)} sources x {shape.depth}"
     say(f"pool     {num_queries:,} queries x {sources}: up to {pairs:,} pairs")
     say(f"         in {len(pool.parts()):,} parts of {store.url}/candidates/{pool.name}")
-    say_stages(pool)
+    print_stages(pool)
     every = draw.scoring_settings["score_all"]
     per_query = max(draw.denoised_negatives, draw.pool_negatives if draw.teacher_scores else 0)
     minimum = 0 if options.reranker is None else pairs if every else num_queries * per_query
@@ -142,7 +142,7 @@ def print_plan(store: Store, options: MineNegatives, pool: PoolCandidates) -> No
     say(f"draws    up to {num_queries * per_query:,} negatives")
 
 
-def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
+def print_summary(candidates: Artifact, negatives: SampleNegativesWork) -> None:
     """Prints the numbers of candidates and negatives, and the queries that have too few of them."""
     requested = (negatives.options.pool_negatives, negatives.num_denoised)
     few: list[str] = []
@@ -164,11 +164,11 @@ def print_summary(candidates: Artifact, negatives: SampleNegatives) -> None:
     say(f"{negatives.pool.store.url}/negatives/{negatives.name}: {total:,} negatives")
     without_positive = [id for id, rows in zip(queries.ids, queries.positives, strict=True) if not len(rows)]
     denoised = f" from the pool, or fewer than {requested[1]} denoised ones" if requested[1] else ""
-    say_some_ids(f"have fewer than {requested[0]} negatives{denoised}", few)
-    say_some_ids("have no relevant passage in the corpus", without_positive)
+    print_some_ids(f"have fewer than {requested[0]} negatives{denoised}", few)
+    print_some_ids("have no relevant passage in the corpus", without_positive)
 
 
-def count_export_columns(negatives: SampleNegatives) -> int:
+def count_export_columns(negatives: SampleNegativesWork) -> int:
     """Returns the number of negatives that each row of an export with a fixed number of columns has.
 
     A passage that is drawn both denoised and from the whole pool is one negative, so queries have different numbers of
@@ -185,14 +185,14 @@ def count_export_columns(negatives: SampleNegatives) -> int:
     return smallest
 
 
-def say_some_ids(what: str, ids: list[str]) -> None:
+def print_some_ids(what: str, ids: list[str]) -> None:
     """Prints the number of queries and the first of their ids, if there are any."""
     if ids:
         more = f" and {len(ids) - SHOWN:,} more" if len(ids) > SHOWN else ""
         say(f"  {len(ids):,} queries {what}: {', '.join(ids[:SHOWN])}{more}")
 
 
-def export(options: MineNegatives, negatives: SampleNegatives) -> None:
+def write_exports(options: MineNegatives, negatives: SampleNegativesWork) -> None:
     """Writes the requested export files and the report."""
     corpus, mined = negatives.pool.corpus, negatives.pool.mined
     queries = dict(zip(mined.ids, mined.texts, strict=True))
@@ -201,7 +201,7 @@ def export(options: MineNegatives, negatives: SampleNegatives) -> None:
             negatives.tables(), queries, corpus, options.tevatron, overwrite=options.overwrite
         )
         say(f"{options.tevatron}: {rows:,} queries")
-        say_some_ids("are left out of it: no positive, or no negative", left_out)
+        print_some_ids("are left out of it: no positive, or no negative", left_out)
     if options.sentence_transformers:
         path = options.sentence_transformers
         num_negatives = count_export_columns(negatives)
@@ -209,7 +209,7 @@ def export(options: MineNegatives, negatives: SampleNegatives) -> None:
             negatives.tables(), queries, corpus, path, num_negatives=num_negatives, overwrite=options.overwrite
         )
         say(f"{path}: {rows:,} rows of {num_negatives} negatives")
-        say_some_ids("are left out of it: no positive, or too few negatives", left_out)
+        print_some_ids("are left out of it: no positive, or too few negatives", left_out)
     if options.report:
         statistics = PoolStatistics()
         for table, known in negatives.pools():

@@ -7,13 +7,13 @@ riptide search --store data/squad --query "who wrote Dracula?" --query "who wrot
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, chosen_task, run, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, chosen_task, print_complete, print_stages, run, say
 
 import sys
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from jobs.common.cuts import say_part_cuts, say_search_cuts
+from jobs.common.cuts import print_part_cuts, print_search_cuts
 from jobs.common.options import Heading, options_by_name
 from jobs.common.session import num_gpus, open_runner
 from jobs.common.workers import GpuWorkers
@@ -26,7 +26,7 @@ from indexing.hit_sources.options import By, Mode, SearchOptions
 from indexing.hit_sources.registry import all_forms
 from indexing.search.few_queries import LocalSearch
 from indexing.search.hit_tables import ShownHit, hit_table, style_for
-from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueries
+from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueriesWork
 from indexing.search.runs import read_hits, write_trec
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
@@ -46,7 +46,7 @@ OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(GpuWorkers):
+class SearchJob(GpuWorkers):
     GROUP: ClassVar = "queries and sources"
     MAKES: ClassVar = ("runs",)
     NAMED_BY: ClassVar = ("name", "task", "embeddings", "source")
@@ -103,11 +103,11 @@ class Search(GpuWorkers):
     100."""
 
 
-def main(options: Search) -> None:
-    run_job(Store(options.store).require(), options)
+def main(options: SearchJob) -> None:
+    run_job(Store(options.store).require_not_empty(), options)
 
 
-def run_job(store: Store, options: Search) -> Artifact | None:
+def run_job(store: Store, options: SearchJob) -> Artifact | None:
     """Makes a run, which is returned, or prints the hits of --query.
 
     Args:
@@ -130,10 +130,10 @@ def run_job(store: Store, options: Search) -> Artifact | None:
     return search_split(store, source, options)
 
 
-def search_split(store: Store, source: str, options: Search) -> Artifact | None:
+def search_split(store: Store, source: str, options: SearchJob) -> Artifact | None:
     """Searches the queries of a split, prints about the run, and returns it; None with --plan."""
     split, k = options.split or "test", options.k or RUN_HITS
-    work = SearchQueries(
+    work = SearchQueriesWork(
         store,
         source=source,
         split=split,
@@ -150,7 +150,7 @@ def search_split(store: Store, source: str, options: Search) -> Artifact | None:
     )
     artifact = complete_artifact(store, work)
     if options.plan:
-        say_plan(work, artifact, options.run)
+        print_plan(work, artifact, options.run)
         return None
     if artifact is None:
         [artifact] = run_work(store, work, open_runner(store, options), StageProgress)
@@ -158,14 +158,14 @@ def search_split(store: Store, source: str, options: Search) -> Artifact | None:
     if queries_without_hits := work.queries_without_hits():
         more = f" and {len(queries_without_hits) - SHOWN} more" if len(queries_without_hits) > SHOWN else ""
         say(f"  {len(queries_without_hits):,} queries found nothing: {', '.join(queries_without_hits[:SHOWN])}{more}")
-    say_part_cuts(artifact.numbered_parts("part"), work.sources)
+    print_part_cuts(artifact.numbered_parts("part"), work.sources)
     if options.run:
         write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)
         say(options.run)
     return artifact
 
 
-def say_plan(work: SearchQueries, artifact: Artifact | None, file: str | None) -> None:
+def print_plan(work: SearchQueriesWork, artifact: Artifact | None, file: str | None) -> None:
     """Prints what a search would do.
 
     Args:
@@ -174,18 +174,18 @@ def say_plan(work: SearchQueries, artifact: Artifact | None, file: str | None) -
         file: The TREC file to write.
     """
     if artifact is not None:
-        say_complete(artifact.url, file)
+        print_complete(artifact.url, file)
         return
     check_targets(work.store, work)
     say(f"run      {work.store.url}/runs/{work.name}")
     say(f"queries  {len(work.split.ids):,} of {work.queries.artifact.key} {work.config['split']}")
     say(f"source   {work.source}, over {work.corpus.num_rows:,} passages")
-    say_filter(work.allowed)
+    print_filter(work.allowed_rows)
     say(f"hits     up to {len(work.split.ids) * work.k:,}")
-    say_stages(work)
+    print_stages(work)
 
 
-def choose_source(store: Store, options: Search) -> str:
+def choose_source(store: Store, options: SearchJob) -> str:
     """Returns the source to search; without --source and --mode it is the default one, and a line says so.
 
     Raises:
@@ -200,19 +200,19 @@ def choose_source(store: Store, options: Search) -> str:
     return source
 
 
-def show_hits(store: Store, source: str, options: Search) -> None:
+def show_hits(store: Store, source: str, options: SearchJob) -> None:
     """Prints a table of hits for each --query. Searches in this process: does not start Ray, writes nothing."""
     runner = LocalRunner(gpus=num_gpus(), request=options.worker_request())
     search = LocalSearch(store, source, options.settings, runner, reranker=options.rerank, by=options.by)
-    allowed = search.matching_rows(options.filter)
+    allowed_rows = search.matching_rows(options.filter)
     k, depth = options.k or SHOWN_HITS, options.rerank_depth or RERANK_DEPTH
-    say_filter(allowed)
+    print_filter(allowed_rows)
     if options.plan:
         say(f"queries  {len(options.query):,}, in this process")
         say(f"source   {search.source}, over {search.corpus.num_rows:,} passages")
         say(f"hits     up to {len(options.query) * k:,}, printed only")
         return
-    results = search.search(options.query, k, rerank_depth=depth, allowed=allowed)
+    results = search.search(options.query, k, rerank_depth=depth, allowed_rows=allowed_rows)
     style = style_for(sys.stdout)
     for number, query in enumerate(options.query):
         rows = results.rows[number][results.rows[number] >= 0]
@@ -226,22 +226,22 @@ def show_hits(store: Store, source: str, options: Search) -> None:
         say(f"{'' if number == 0 else chr(10)}{' '.join(query.split())}  ({search.source}, {len(hits)} hits)")
         for line in hit_table(hits, query, style) if hits else ():
             say(line)
-    say_search_cuts(search.count_cuts(), search.sources)
+    print_search_cuts(search.count_cuts(), search.sources)
 
 
-def say_filter(allowed: np.ndarray | None) -> None:
-    """Prints how many passages match the filter, if there is one. allowed: their rows."""
-    if allowed is not None:
-        say(f"filter   {len(allowed):,} passages match")
+def print_filter(allowed_rows: np.ndarray | None) -> None:
+    """Prints how many passages match the filter, if there is one. allowed_rows: their rows."""
+    if allowed_rows is not None:
+        say(f"filter   {len(allowed_rows):,} passages match")
 
 
-def check_options(options: Search) -> None:
+def check_options(options: SearchJob) -> None:
     """Checks the options.
 
     Raises:
         InputError: For a number below 1, an empty query, or an option of a run together with --query.
     """
-    known = options_by_name(Search)
+    known = options_by_name(SearchJob)
     for name in ("k", "nprobe", "depth", "rerank_depth"):
         if (value := known[name].value(options)) is not None and value < 1:
             raise InputError(f"{known[name].flag} {value}: expected at least 1")
@@ -255,4 +255,4 @@ def check_options(options: Search) -> None:
 
 
 if __name__ == "__main__":
-    run(main, Search)
+    run(main, SearchJob)

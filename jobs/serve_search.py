@@ -166,12 +166,12 @@ class ReleaseChoice:
 
 
 def main(options: ServeSearch) -> None:
-    store = Store(options.store).require()
+    store = Store(options.store).require_not_empty()
     tokens = Tokens.read(options.tokens)
     check_binding(options.host, tokens)
     examples = read_examples(store, options.examples)  # a bad file ends the job before it makes a release
     choice = choose_release(store, options)
-    say_release(store, choice)
+    print_release(store, choice)
     if options.row_ranges:
         check_row_ranges(ReleaseArtifacts(store, choice.release), options.row_ranges)
     if options.plan:
@@ -218,7 +218,7 @@ def choose_release(store: Store, options: ServeSearch) -> ReleaseChoice:
     return ReleaseChoice(release, is_new, tag, live if is_new and not options.renew else None)
 
 
-def say_release(store: Store, choice: ReleaseChoice) -> None:
+def print_release(store: Store, choice: ReleaseChoice) -> None:
     """Prints the release that is served, with its backbone, tasks and re-ranker."""
     release = choice.release
     say(f"release   {release.id}{' (new)' if choice.is_new else ''} of {store.url}")
@@ -376,7 +376,7 @@ async def serve(
         if live_id != choice.release.id:
             service.close_release(choice.release.id)
     service.open_release(live_id)
-    await run_server(service, tokens, options.host, options.port, say_address, options)
+    await run_server(service, tokens, options.host, options.port, print_address, options)
 
 
 def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
@@ -400,7 +400,7 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
         leaf_cpus=0,  # one machine: the threads share its cores
         gpus=GPU_SHARE if ClusterNodes().num_gpus() else 0.0,
     )
-    run_application(application, options.host, options.port, say_address, math.ceil(options.idle_timeout_s))
+    run_application(application, options.host, options.port, print_address, math.ceil(options.idle_timeout_s))
 
 
 def haproxy_variables() -> dict[str, str]:
@@ -430,7 +430,7 @@ def unshared_ports() -> dict[str, str]:
         return {f"RAY_SERVE_{name}_PORT": str(free.getsockname()[1]) for name, free in zip(names, sockets, strict=True)}
 
 
-def say_address(address: str) -> None:
+def print_address(address: str) -> None:
     say(f"serving   {address} (Ctrl-C ends it)")
 
 

@@ -62,7 +62,7 @@ class StoreJob(Common):
 
 
 def main(options: StoreJob) -> None:
-    store = Store(options.store).require()
+    store = Store(options.store).require_not_empty()
     if options.action in ("show", "remove", "export") and options.key is None:
         raise InputError(f"{options.action}: expected an artifact; riptide store list shows what there is")
     if options.key is not None and options.action in ("list", "gc"):
@@ -84,14 +84,14 @@ def main(options: StoreJob) -> None:
     elif options.action == "remove":
         remove_artifact(store, key, options)
     elif options.action == "export":
-        export(store, newest_key(store, key), options)
+        export_artifact(store, newest_key(store, key), options)
     else:
         collect_garbage(store, options)
 
 
 def newest_key(store: Store, key: str) -> str:
     """Returns the key of an artifact, or of its newest generation: the newest complete one, if there is one."""
-    keys = store.find(key)
+    keys = store.find_keys(key)
     return max(set(keys).intersection(store.keys(key)), default=keys[-1])
 
 
@@ -211,7 +211,7 @@ def unfinished_artifacts(store: Store, limit: int | None) -> dict[str, str]:
     return states
 
 
-def export(store: Store, key: str, options: StoreJob) -> None:
+def export_artifact(store: Store, key: str, options: StoreJob) -> None:
     """Copies a model's or a prompt's files to a folder, for other libraries and for a server that will serve it."""
     artifact = store.open(*Key.parse(key))
     if options.to is None:
@@ -302,7 +302,7 @@ def show_query(store: Store, key: str, query_id: str, k: int) -> None:
     for title, hits in tables.items():
         if hits:
             say(f"\n{title}".rstrip() if title else "")
-            for line in hit_table(hits, text, style, judged=True):
+            for line in hit_table(hits, text, style, with_judgements=True):
                 say(line)
     if query.num_missed_irrelevant:
         say(f"\n{query.num_missed_irrelevant:,} more judged passages are missing, with relevance 0 or less")

@@ -7,7 +7,7 @@ The exit status is 1 if a file is damaged or missing.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, StageProgress, as_options, fail, format_bytes, run, say
+from jobs.common.cli import Common, StageProgress, as_options, exit_with_error, format_bytes, run, say
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class Verify(Common):
 
 
 def main(options: Verify) -> None:
-    store = Store(options.store).require()
+    store = Store(options.store).require_not_empty()
     files = list(store.storage.list(""))
     if options.plan:
         say(f"{store.url}: would read {len(files):,} files, {format_bytes(sum(size for _, size in files))}")
@@ -38,7 +38,7 @@ def main(options: Verify) -> None:
         say(f"incomplete: {store.url}/{key}: the command that makes it resumes it")
     if problems:
         remedy = "restore them, or remove their artifacts and make them again"
-        fail(f"{store.url}: {problems} bad or missing files; {remedy}", 1)
+        exit_with_error(f"{store.url}: {problems} bad or missing files; {remedy}", 1)
     say(f"{store.url}: {len(store.keys()):,} artifacts are as they were committed")
 
 

@@ -371,5 +371,5 @@ def _task_document(live: ReleaseArtifacts, task: ServedTask) -> dict[str, Any]:
         "index": task.index,
         "bm25": task.bm25,
         "modes": supported_modes(task),
-        "sources": [source.text for source in task.served_sources()],
+        "sources": [source.source_text for source in task.served_sources()],
     }

@@ -195,7 +195,7 @@ def build(arguments: Application | Mapping[str, Any]) -> Any:
         ValidationError: Of pydantic, if an argument is unknown or its value is not valid.
     """
     args = arguments if isinstance(arguments, Application) else Application(**arguments)
-    store = Store(args.store).require()
+    store = Store(args.store).require_not_empty()
     live = live_release_id(store)
     if live is None:
         raise InputError(f"{store.url} has no live release: make one with riptide serve-search --store {store.url}")

@@ -193,7 +193,7 @@ class RerankRequest(StrictModel):
     timeout_ms: Milliseconds = 30_000
 
 
-class RankedOut(StrictModel):
+class RerankedOut(StrictModel):
     index: int
     relevance_score: float
 
@@ -201,7 +201,7 @@ class RankedOut(StrictModel):
 class RerankResponse(StrictModel):
     request_id: str
     model: str
-    results: list[RankedOut]
+    results: list[RerankedOut]
 
 
 class TaskOut(StrictModel):

@@ -176,7 +176,7 @@ def job_refusal(words: Sequence[str], *, is_partial: bool) -> str:
     main = importlib.import_module(f"jobs.{name.replace('-', '_')}").main
     try:
         with contextlib.redirect_stdout(io.StringIO()):
-            command_line.parse_arguments(cli.options_of(main), arguments)
+            command_line.parse_arguments(cli.options_class_of(main), arguments)
     except SystemExit:
         return ""  # --help
     except InputError as error:

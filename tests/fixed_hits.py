@@ -27,20 +27,22 @@ class FixedSource:
     search_parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def source(self) -> str:
+    def source_text(self) -> str:
         return f"fixed:{self.artifact.key.partition('/')[2]}"
 
     def inputs(self) -> dict[str, Artifact]:
-        return {self.source: self.artifact}
+        return {self.source_text: self.artifact}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
-        return fixed_hits(self.artifact, self.corpus, len(texts), k, allowed)
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
+        return fixed_hits(self.artifact, self.corpus, len(texts), k, allowed_rows)
 
 
-def fixed_hits(artifact: Artifact, corpus: Corpus, num_queries: int, k: int, allowed: np.ndarray | None = None) -> Hits:
+def fixed_hits(
+    artifact: Artifact, corpus: Corpus, num_queries: int, k: int, allowed_rows: np.ndarray | None = None
+) -> Hits:
     """Returns the artifact's rows that are allowed and not deleted, with the scores 100, 99, …"""
     rows = artifact.config["rows"]
-    alive = [row for row in rows if row not in corpus.deleted and (allowed is None or row in allowed)][:k]
+    alive = [row for row in rows if row not in corpus.deleted and (allowed_rows is None or row in allowed_rows)][:k]
     rows, scores = np.full((num_queries, k), -1, np.int64), np.full((num_queries, k), -np.inf, np.float32)
     rows[:, : len(alive)] = alive
     scores[:, : len(alive)] = 100 - np.arange(len(alive))
@@ -74,7 +76,7 @@ class FixedSearcher:
 
     def search(self, queries: Sequence[str], k: int, filter: Filter | None = None) -> Hits:
         scores, rows = fixed_hits(self.artifact, self.corpus, len(queries), k)
-        is_own = (rows >= self.scope.rows.first) & (rows < self.scope.rows.end)
+        is_own = (rows >= self.scope.rows.first_row) & (rows < self.scope.rows.end)
         return Hits(np.where(is_own, scores, -np.inf), np.where(is_own, rows, -1))
 
 
@@ -86,7 +88,7 @@ class FixedKind(SourceKind):
     online = OnlineFixed()
 
     def open(self, context: SearchContext, name: str) -> FixedSource:
-        return FixedSource(context.store.open("fixed", context.store.only("fixed", name)), context.corpus)
+        return FixedSource(context.store.open("fixed", context.store.only_name("fixed", name)), context.corpus)
 
 
 @contextmanager
@@ -103,6 +105,6 @@ def fixed_kind() -> Iterator[FixedKind]:
 def save_fixed(store: Store, name: str, rows: Sequence[int]) -> Artifact:
     """Makes fixed/NAME."""
     with store.create("fixed", name, config={"rows": list(rows)}) as draft:
-        if not draft.complete:
+        if not draft.is_complete:
             draft.add_notes(rows=len(rows))
     return store.open("fixed", name)

@@ -12,7 +12,7 @@ from runners import InlineRunner
 from indexing.store.store import Store
 from indexing.topics.options import FitOptions
 from indexing.topics.reader import Topics
-from indexing.topics.work import FitTopics
+from indexing.topics.work import FitTopicsWork
 from indexing.work.work import run_work
 
 PLANTED = (
@@ -46,7 +46,7 @@ def purity(assigned: Iterable[int], truth: Iterable[int]) -> float:
 def fit_small(root: Path, name: str = "topics", options: FitOptions = SMALL, limit: int | None = None) -> Topics:
     """Fits topics to the corpus of the store `root`/store, or makes their next generation."""
     store = Store(str(root / "store"))
-    work = FitTopics(store, name, options, limit=limit)
-    if not work.complete:
+    work = FitTopicsWork(store, name, options, limit=limit)
+    if not work.is_complete:
         run_work(store, work, InlineRunner())
     return Topics.open(store, name)

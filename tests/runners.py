@@ -89,8 +89,8 @@ class _Counts:
 
     def __exit__(self, *error: object) -> None: ...
 
-    def count(self, amount: int, kept: bool = False) -> None:
-        self._counts.append((kept, amount))
+    def count(self, amount: int, is_kept: bool = False) -> None:
+        self._counts.append((is_kept, amount))
 
     def show(self, unfinished: int) -> None: ...
 

@@ -29,7 +29,7 @@ from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from indexing.work.growth import IndexBuild, count_shards, next_target
 from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, TaskStage, WorkDefaults, WorkUnit, shard_units
+from indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, shard_units
 from retriever.options import VECTORS
 
 PIECE = 8  # numbers of a vector
@@ -76,11 +76,11 @@ class SeveralKind(VectorKind):
     def query_encoder(self, encoder: Any) -> SeveralEncoder:
         return SeveralEncoder(encoder)
 
-    def describe(self, described: Mapping[str, Any]) -> str:
-        return f"passages with up to {described['dim'] // PIECE} vectors"
+    def describe_vectors(self, encoder_settings: Mapping[str, Any]) -> str:
+        return f"passages with up to {encoder_settings['dim'] // PIECE} vectors"
 
-    def plan(self, described: Mapping[str, Any], rows: int) -> str:
-        return f"up to {rows * described['dim'] // PIECE:,} vectors of {PIECE}"
+    def describe_size(self, encoder_settings: Mapping[str, Any], rows: int) -> str:
+        return f"up to {rows * encoder_settings['dim'] // PIECE:,} vectors of {PIECE}"
 
 
 class SeveralEmbeddings(EmbeddingsReader):
@@ -90,7 +90,7 @@ class SeveralEmbeddings(EmbeddingsReader):
         every = [vectors for part in self.parts for vectors in self.vectors(part)]
         return [every[row] for row in rows]
 
-    def open_vectors(self) -> Callable[[np.ndarray], np.ndarray]:
+    def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
         raise NotImplementedError
 
 
@@ -101,7 +101,7 @@ class SeveralIndex:
         self.num_rows = sum(part.rows for _, part in self.shards)
 
 
-class BuildSeveral(WorkDefaults):
+class BuildSeveralWork(BaseWork):
     """The work that makes index/NAME: shards with copies of the vectors."""
 
     def __init__(self, store: Store, embeddings: SeveralEmbeddings, name: str, shards: int):
@@ -110,11 +110,11 @@ class BuildSeveral(WorkDefaults):
         check_lineage(self.previous, embeddings.generations)
         self.config = {"embeddings": embeddings.name, "several": PIECE, "shards": shards}
         self.first_row = SeveralIndex(name, self.previous).num_rows
-        self.complete = bool(self.previous) and self.first_row >= embeddings.num_rows
+        self.is_complete = bool(self.previous) and self.first_row >= embeddings.num_rows
 
     @property
     def targets(self) -> list[ArtifactTarget]:
-        if self.complete:
+        if self.is_complete:
             return []
         return [next_target("index", self.name, self.embeddings.generations, self.previous, self.config)]
 
@@ -149,15 +149,15 @@ class SearchTask:
     queries: Vectors
     k: int
     deleted: np.ndarray
-    allowed: np.ndarray | None
+    allowed_rows: np.ndarray | None
     resources: WorkerResources = ONE_CORE
 
     def open(self, allocation: Allocation) -> Callable[[tuple[Artifact, ArtifactPart], Report], Hits]:
-        return lambda shard, report: self._search(np.load(shard[0].local(shard[1])))
+        return lambda shard, report: self._search(np.load(shard[0].local_path(shard[1])))
 
     def _search(self, table: np.ndarray) -> Hits:
         rows = np.setdiff1d(table[:, 0].astype(np.int64), self.deleted)
-        rows = rows if self.allowed is None else np.intersect1d(rows, self.allowed)
+        rows = rows if self.allowed_rows is None else np.intersect1d(rows, self.allowed_rows)
         passages = [table[table[:, 0] == row, 1:].astype(np.float32) for row in rows]
         scores = np.array([[max_sim(query, passage) for passage in passages] for query in self.queries], np.float32)
         order = np.argsort(-scores, axis=1, kind="stable")[:, : self.k]
@@ -167,8 +167,8 @@ class SearchTask:
 class SeveralSource(VectorSource[SeveralEmbeddings, SeveralIndex]):
     index_kind = "several"
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
-        task = SearchTask(self.encoder.encode(texts, runner), k, self.corpus.deleted, allowed)
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
+        task = SearchTask(self.encoder.encode(texts, runner), k, self.corpus.deleted, allowed_rows)
         return merge_results((hits for _, hits in runner.run(task, self.index.shards)), k)
 
 
@@ -204,7 +204,7 @@ class SeveralSourceKind(IndexKind):
         return SeveralSource(embeddings, index, context.corpus, context.query_encoder(embeddings))
 
     def build(self, store: Store, embeddings: SeveralEmbeddings, name: str, options: Any) -> IndexBuild:
-        work = BuildSeveral(store, embeddings, name, options.shards)
+        work = BuildSeveralWork(store, embeddings, name, options.shards)
         plan = [f"vectors  of {embeddings.num_rows:,} passages in embeddings/{embeddings.name}"]
         report = [f"index/{name}: {embeddings.num_rows} passages"]
         return IndexBuild(work, plan, "the vectors of a shard", lambda: report)

@@ -53,8 +53,8 @@ def store_topic_task(
     """Commits prompts/NAME with random prompts of topics; inputs: role `topics` if it was trained with stored ones."""
     spec = EncoderSpec(store, backbone, options)
     topics = random_saved_topics(model=model, wordless=wordless)
-    prompt = TaskPrompt(backbone_of(spec.describe("query")), options, None, None, topics=topics)
-    config: Mapping[str, object] = {"backbone": spec.describe("query"), "by": "hand", "wordless": wordless}
+    prompt = TaskPrompt(backbone_of(spec.settings("query")), options, None, None, topics=topics)
+    config: Mapping[str, object] = {"backbone": spec.settings("query"), "by": "hand", "wordless": wordless}
     with (
         store.create("prompts", name, inputs=inputs, config=config) as draft,
         tempfile.TemporaryDirectory() as folder,

@@ -70,7 +70,7 @@ def waiting(work: Callable[..., Any], item_of: Callable[..., tuple[str, int]]) -
 
 def patch_tasks(module: Any) -> None:
     """Ray tasks."""
-    module._call = waiting(module._call, lambda item, key, handles, place, board, number: (key, number))
+    module._call_worker = waiting(module._call_worker, lambda item, key, handles, place, board, number: (key, number))
 
 
 def patch_actors(module: Any) -> None:

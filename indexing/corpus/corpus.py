@@ -106,7 +106,7 @@ class Corpus:
     @functools.cached_property
     def deleted(self) -> np.ndarray:
         """The deleted rows: int64, ascending."""
-        files = [artifact.local(part) for artifact in self.generations for part in deletion_parts(artifact)]
+        files = [artifact.local_path(part) for artifact in self.generations for part in deletion_parts(artifact)]
         return np.unique(np.concatenate([np.load(file) for file in files])) if files else np.empty(0, np.int64)
 
     def table(self, part: RowPart) -> pa.Table:
@@ -129,7 +129,7 @@ class Corpus:
         if part.first_row not in self._later_filters:
             return open_table(part)
         artifact, file = self._later_filters[part.first_row]
-        return _map_file(str(artifact.local(file)))
+        return _map_file(str(artifact.local_path(file)))
 
     def passages(self, rows: Sequence[int] | np.ndarray) -> list[Passage]:
         """Returns the passages of rows, in their order. Raises IndexError for a row outside of the corpus."""
@@ -144,7 +144,7 @@ class Corpus:
                 passages[position] = Passage(int(row), *fields)
         return [passage for passage in passages if passage is not None]
 
-    def open_passages(self) -> Callable[[np.ndarray], list[Passage]]:
+    def open_passage_reader(self) -> Callable[[np.ndarray], list[Passage]]:
         """Returns a `passages` that keeps the files of the parts open, for many calls of few rows, int64 [n]."""
         starts = [part.first_row for part in self.parts]
         columns: dict[int, list[pa.ChunkedArray]] = {}
@@ -210,7 +210,7 @@ class Corpus:
         result = np.full(len(ids), -1, np.int64)
         hashes = hash_ids(ids)
         for artifact in self.generations:
-            files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
+            files = [np.load(artifact.local_path(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
             positions, rows = rows_with_hashes(files, hashes)
             if not with_deleted:
                 alive = ~np.isin(rows, self.deleted)
@@ -292,7 +292,7 @@ def open_table(part: RowPart) -> pa.Table:
 
     Raises CorruptError for a damaged file, and InputError if its number of rows is not that of its record.
     """
-    table = _map_file(str(part.artifact.local(part.part)))
+    table = _map_file(str(part.artifact.local_path(part.part)))
     if len(table) != part.part.rows:
         raise InputError(f"{part.artifact.url}/{part.part.file}: {len(table)} rows, its record says {part.part.rows}")
     return table
@@ -303,11 +303,11 @@ def deletion_parts(generation: Artifact) -> list[ArtifactPart]:
     return [part for part in generation.parts if part.name == "deleted" or part.name.startswith("dropped-")]
 
 
-def passage_contents(parts: Sequence[RowPart], first: int, end: int) -> Iterator[str]:
-    """Yields title and text of each row in [first, end) as one string, as Anserini's flat collections do."""
+def passage_contents(parts: Sequence[RowPart], first_row: int, end: int) -> Iterator[str]:
+    """Yields title and text of each row in [first_row, end) as one string, as Anserini's flat collections do."""
     for part in parts:
-        if part.first_row < end and part.end > first:
-            start = max(first, part.first_row)
+        if part.first_row < end and part.end > first_row:
+            start = max(first_row, part.first_row)
             table = open_table(part).slice(start - part.first_row, min(end, part.end) - start)
             for batch in table.select(["title", "text"]).to_batches():
                 for title, text in zip(batch["title"].to_pylist(), batch["text"].to_pylist(), strict=True):

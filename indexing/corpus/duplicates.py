@@ -47,15 +47,15 @@ def merge_ids(
     Raises:
         InputError: For an id that occurs twice, or that the corpus has already, unless its row is dropped.
     """
-    before = Corpus(previous)
-    new = _NewRows(draft, committed, before.num_rows)
+    earlier_corpus = Corpus(previous)
+    new = _NewRows(draft, committed, earlier_corpus.num_rows)
     ids = merge_bucket(new.hash_files(committed), bucket, buckets)
     dropped = []
     for one, other, is_equal in _repeated_in_import(new, ids):
         if not (drop_duplicates and is_equal):
             raise _duplicate_error(new, one, other, drop_duplicates)
         dropped.append(other)
-    for row, known, is_equal in _repeated_from_earlier(new, ids, before, committed):
+    for row, known, is_equal in _repeated_from_earlier(new, ids, earlier_corpus, committed):
         if not (drop_duplicates and is_equal):
             raise _known_id_error(new, row, known, drop_duplicates)
         dropped.append(row)
@@ -76,7 +76,7 @@ class _NewRows:
 
     def hash_files(self, committed: Mapping[str, ArtifactPart]) -> list[tuple[Path, int]]:
         """Returns the file of the hashes of each part, with the first row of the part."""
-        files = [self.draft.local(committed[part.name.replace("part", "hashes")]) for part in self.parts]
+        files = [self.draft.local_path(committed[part.name.replace("part", "hashes")]) for part in self.parts]
         return list(zip(files, self.starts.tolist(), strict=False))
 
     def contents(self, rows: np.ndarray) -> list[Content]:
@@ -85,7 +85,7 @@ class _NewRows:
         owners = np.searchsorted(self.starts, rows, side="right") - 1
         for index in np.unique(owners):
             positions = np.flatnonzero(owners == index)
-            some = _contents(self._table(index), rows[positions] - self.starts[index])
+            some = _read_contents(self._open_part_table(index), rows[positions] - self.starts[index])
             for position, content in zip(positions, some, strict=True):
                 contents[position] = content
         return contents
@@ -93,12 +93,12 @@ class _NewRows:
     def source_id(self, row: int) -> str:
         """Returns the id of a row in the source, for messages."""
         index, offset = self._locate(row)
-        return short_repr(self._table(index).column(self.id_column)[offset].as_py())
+        return short_repr(self._open_part_table(index).column(self.id_column)[offset].as_py())
 
     def file_and_line(self, row: int) -> str:
         """Returns `file:line` of a row; if a line can hold several rows (KILT), that of the first line of the part."""
         index, offset = self._locate(row)
-        part, table = self.parts[index], self._table(index)
+        part, table = self.parts[index], self._open_part_table(index)
         pieces, num_rows = part.facts["source"], part.rows
         if "document" in table.schema.names:
             documents = document_starts(table)
@@ -118,12 +118,12 @@ class _NewRows:
         index = int(np.searchsorted(self.starts, row, side="right")) - 1
         return index, row - int(self.starts[index])
 
-    def _table(self, index: int) -> pa.Table:
+    def _open_part_table(self, index: int) -> pa.Table:
         """Returns the passages of a part, memory-mapped."""
-        return pa.ipc.open_file(pa.memory_map(str(self.draft.local(self.parts[index])))).read_all()
+        return pa.ipc.open_file(pa.memory_map(str(self.draft.local_path(self.parts[index])))).read_all()
 
 
-def _contents(table: pa.Table, rows: np.ndarray) -> Iterator[Content]:
+def _read_contents(table: pa.Table, rows: np.ndarray) -> Iterator[Content]:
     """Yields id, title and text of rows of a table; in a split corpus, also the number of passages of their documents.
 
     So two documents are equal if all their passages are.
@@ -136,11 +136,11 @@ def _contents(table: pa.Table, rows: np.ndarray) -> Iterator[Content]:
     return zip(*columns, strict=True)
 
 
-def _known_contents(before: Corpus, rows: np.ndarray) -> list[Content]:
+def _known_contents(earlier_corpus: Corpus, rows: np.ndarray) -> list[Content]:
     """Returns the contents of rows of the earlier generations, in their order."""
     contents: list[Content] = [()] * len(rows)
-    for part, positions, local in split_rows(before.parts, rows):
-        for position, content in zip(positions, _contents(open_table(part), local), strict=True):
+    for part, positions, local in split_rows(earlier_corpus.parts, rows):
+        for position, content in zip(positions, _read_contents(open_table(part), local), strict=True):
             contents[position] = content
     return contents
 
@@ -157,49 +157,49 @@ def _repeated_in_import(new: _NewRows, ids: np.ndarray) -> Iterator[tuple[int, i
 
 
 def _repeated_from_earlier(
-    new: _NewRows, ids: np.ndarray, before: Corpus, committed: Mapping[str, ArtifactPart]
+    new: _NewRows, ids: np.ndarray, earlier_corpus: Corpus, committed: Mapping[str, ArtifactPart]
 ) -> Iterator[tuple[int, int, bool]]:
     """Yields new rows with the id of a passage of an earlier generation that is not deleted.
 
     Yields:
         The new row, the earlier row, and whether title and text are equal too.
     """
-    deleted = before.deleted if before.generations else np.empty(0, np.int64)
+    deleted = earlier_corpus.deleted if earlier_corpus.generations else np.empty(0, np.int64)
     if "deleted" in committed:
-        deleted = np.union1d(deleted, np.load(new.draft.local(committed["deleted"])))
-    for artifact in before.generations:
-        files = [np.load(artifact.local(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
+        deleted = np.union1d(deleted, np.load(new.draft.local_path(committed["deleted"])))
+    for artifact in earlier_corpus.generations:
+        files = [np.load(artifact.local_path(part), mmap_mode="r") for part in artifact.numbered_parts("ids")]
         positions, known = rows_with_hashes(files, ids[0])
         alive = ~np.isin(known, deleted)
         rows, known = ids[1][positions[alive]].astype(np.int64), known[alive]
         for start in range(0, len(rows), PAIRS_AT_ONCE):
             block = slice(start, start + PAIRS_AT_ONCE)
-            pairs = zip(new.contents(rows[block]), _known_contents(before, known[block]), strict=True)
+            pairs = zip(new.contents(rows[block]), _known_contents(earlier_corpus, known[block]), strict=True)
             for row, earlier, (one, other) in zip(rows[block].tolist(), known[block].tolist(), pairs, strict=True):
                 if one[0] == other[0]:
                     yield row, earlier, one == other
 
 
-def _duplicate_error(new: _NewRows, one: int, other: int, drops: bool) -> InputError:
-    """Returns the error for two new rows with the same id. `drops`: equal rows are dropped, so these differ."""
+def _duplicate_error(new: _NewRows, first_row: int, second_row: int, drop_duplicates: bool) -> InputError:
+    """Returns the error for two new rows with the same id. With `drop_duplicates` they differ."""
     columns = new.draft.config.get("columns")
     if columns and columns["id"] is None:
         return InputError(
-            f"{new.file_and_line(other)}: found the title and text of {new.file_and_line(one)}, "
+            f"{new.file_and_line(second_row)}: found the title and text of {new.file_and_line(first_row)}, "
             "expected distinct passages, since their ids are hashes of title and text; remove one, give every "
             "passage an id, or leave the later one out by parameter drop_duplicates"
         )
-    difference = " with another title or text" if drops else ""
+    difference = " with another title or text" if drop_duplicates else ""
     return InputError(
-        f"{new.file_and_line(other)}: id {new.source_id(other)} comes a second time{difference}, "
-        f"first in {new.file_and_line(one)}; rename or remove one and import again"
+        f"{new.file_and_line(second_row)}: id {new.source_id(second_row)} comes a second time{difference}, "
+        f"first in {new.file_and_line(first_row)}; rename or remove one and import again"
     )
 
 
-def _known_id_error(new: _NewRows, row: int, known: int, drops: bool) -> InputError:
-    """Returns the error for a row whose id the corpus already has. `drops`: equal rows are dropped, so these differ."""
-    difference = " with another title or text" if drops else ""
+def _known_id_error(new: _NewRows, row: int, known_row: int, drop_duplicates: bool) -> InputError:
+    """Returns the error for a row whose id the corpus already has. With `drop_duplicates` they differ."""
+    difference = " with another title or text" if drop_duplicates else ""
     return InputError(
-        f"{new.file_and_line(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known}; "
+        f"{new.file_and_line(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known_row}; "
         "delete it in the same command to replace it, or leave the line out"
     )

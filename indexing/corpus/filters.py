@@ -99,11 +99,11 @@ def check_field_names(names: Iterable[str]) -> None:
             raise InputError(f"filter {name}: and, or and not combine filters, expected another name; rename the field")
 
 
-def type_name(kind: pa.DataType) -> str:
+def type_name(data_type: pa.DataType) -> str:
     """Returns the name that the type of a filter has at import."""
-    if pa.types.is_list(kind):
-        return f"list[{type_name(kind.value_type)}]"
-    return {"double": "float64"}.get(str(kind), str(kind).partition("[")[0])
+    if pa.types.is_list(data_type):
+        return f"list[{type_name(data_type.value_type)}]"
+    return {"double": "float64"}.get(str(data_type), str(data_type).partition("[")[0])
 
 
 def _check_unicode(text: str) -> None:
@@ -165,11 +165,11 @@ class _Compiler:
     def _compile_group(self, name: str, documents: Any) -> Test:
         if name == "not":
             if not isinstance(documents, dict):
-                raise InputError(f"filter: not: expected a filter, an object, found {_shown(documents)}")
+                raise InputError(f"filter: not: expected a filter, an object, found {_shown_value(documents)}")
             test = self.compile_filter(documents)
             return lambda table: ~test(table)
         if not isinstance(documents, list) or not documents or not all(isinstance(each, dict) for each in documents):
-            raise InputError(f"filter: {name}: expected a list of filters, as objects, found {_shown(documents)}")
+            raise InputError(f"filter: {name}: expected a list of filters, as objects, found {_shown_value(documents)}")
         tests = [self.compile_filter(document) for document in documents]
         combine = _and_masks if name == "and" else _or_masks
         return lambda table: combine([test(table) for test in tests])
@@ -182,46 +182,48 @@ class _Compiler:
         if condition is None:
             return lambda table: _as_bools(pc.is_null(table.column(column)))
         if not pa.types.is_list(kind):
-            conditions = _conditions(name, condition, kind)
+            conditions = _parse_conditions(name, condition, kind)
             return lambda table: _conditions_hold(table.column(column), conditions)
-        conditions = _conditions(name, condition, kind.value_type)
+        conditions = _parse_conditions(name, condition, kind.value_type)
         return lambda table: _hold_for_one_value(table.column(column).combine_chunks(), conditions)
 
 
-def _conditions(name: str, condition: Any, kind: pa.DataType) -> list[tuple[str, Any]]:
+def _parse_conditions(name: str, condition: Any, data_type: pa.DataType) -> list[tuple[str, Any]]:
     """Returns the conditions on a field: (operator, Arrow value). Raises InputError for a bad condition."""
     if isinstance(condition, list):
         if not 1 <= len(condition) <= _MAX_CONDITIONS:
             raise InputError(f"filter: {name}: expected 1 to {_MAX_CONDITIONS} values, found {len(condition)}")
-        return [("in", pa.array([_typed_value(name, value, kind) for value in condition], kind))]
+        return [("in", pa.array([_typed_value(name, value, data_type) for value in condition], data_type))]
     if not isinstance(condition, dict):
-        return [("in", pa.array([_typed_value(name, condition, kind)], kind))]
-    if not condition or set(condition) - set(_ORDER) or pa.types.is_boolean(kind):
+        return [("in", pa.array([_typed_value(name, condition, data_type)], data_type))]
+    if not condition or set(condition) - set(_ORDER) or pa.types.is_boolean(data_type):
         raise InputError(
             f"filter: {name}: expected a value, a list of values or bounds ({', '.join(_ORDER)}; none of "
-            f"a bool), found {_shown(condition)}"
+            f"a bool), found {_shown_value(condition)}"
         )
-    return [(operator, pa.scalar(_typed_value(name, value, kind), kind)) for operator, value in condition.items()]
+    return [
+        (operator, pa.scalar(_typed_value(name, value, data_type), data_type)) for operator, value in condition.items()
+    ]
 
 
-def _typed_value(name: str, value: Any, kind: pa.DataType) -> Any:
+def _typed_value(name: str, value: Any, data_type: pa.DataType) -> Any:
     """Returns a JSON value in the type of a column. Raises InputError if it is of another type."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     fits = (
-        (pa.types.is_boolean(kind) and isinstance(value, bool))
-        or (pa.types.is_string(kind) and isinstance(value, str))
-        or (pa.types.is_int64(kind) and number and isinstance(value, int) and -(2**63) <= value < 2**63)
-        or (pa.types.is_float64(kind) and number and abs(value) <= 1e308)
+        (pa.types.is_boolean(data_type) and isinstance(value, bool))
+        or (pa.types.is_string(data_type) and isinstance(value, str))
+        or (pa.types.is_int64(data_type) and number and isinstance(value, int) and -(2**63) <= value < 2**63)
+        or (pa.types.is_float64(data_type) and number and abs(value) <= 1e308)
     )
     if fits:
-        return float(value) if pa.types.is_float64(kind) else value
-    if pa.types.is_timestamp(kind) and isinstance(value, str):
+        return float(value) if pa.types.is_float64(data_type) else value
+    if pa.types.is_timestamp(data_type) and isinstance(value, str):
         try:
             moment = datetime.fromisoformat(value)
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
             pass
-    raise InputError(f"filter: {name}: expected values of type {type_name(kind)}, found {_shown(value)}")
+    raise InputError(f"filter: {name}: expected values of type {type_name(data_type)}, found {_shown_value(value)}")
 
 
 def _conditions_hold(values: pa.Array | pa.ChunkedArray, conditions: list[tuple[str, Any]]) -> np.ndarray:
@@ -262,5 +264,5 @@ def _quoted(field: str) -> str:
     return field if re.fullmatch(r"""[^\s"'=!<>(),]+""", field) else json.dumps(field, ensure_ascii=False)
 
 
-def _shown(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     return json.dumps(value, default=repr)[:80]

@@ -34,7 +34,7 @@ from indexing.store.conflicts import describe_changes
 from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store, generation
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, Committed, ProgressCounter, StageDefaults, WorkDefaults, WorkUnit
+from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, ProgressCounter, WorkUnit
 from retriever.errors import InputError
 
 FIRST_ROWS = 100  # parsed before a generation begins
@@ -54,7 +54,7 @@ class ImportOptions:
     )
 
 
-class ImportCorpus(WorkDefaults):
+class ImportCorpusWork(BaseWork):
     """The work that makes a store's first corpus generation, or (append, delete) its next one.
 
     Attributes:
@@ -110,10 +110,10 @@ class ImportCorpus(WorkDefaults):
         if options.drop_duplicates:
             self.config["drop_duplicates"] = True
         done = self.previous[1:][-1:] if grows else self.previous[:1]
-        self.complete = any(artifact.config == self.config for artifact in done)
-        self.before = Corpus(self.previous)
+        self.is_complete = any(artifact.config == self.config for artifact in done)
+        self.earlier_corpus = Corpus(self.previous)
         self.deleted: np.ndarray | None = None
-        if self.complete:
+        if self.is_complete:
             return
         if self.previous and not grows:
             changes = describe_changes(self.previous[0].config, self.config)
@@ -123,14 +123,14 @@ class ImportCorpus(WorkDefaults):
         if not self.previous and grows:
             raise InputError(f"{store.url} has no corpus yet: import one first, without append and delete")
         if delete:
-            self.deleted = rows_to_delete(self.before, delete)
+            self.deleted = rows_to_delete(self.earlier_corpus, delete)
         if source:
             _parse_first_rows(source, options)
 
     @property
     def targets(self) -> list[ArtifactTarget]:
         """Returns the generation to be made. After bad input nothing of it counts, and the next import replaces it."""
-        if self.complete:
+        if self.is_complete:
             return []
         target = ArtifactTarget(
             "corpus",
@@ -149,12 +149,12 @@ class ImportCorpus(WorkDefaults):
         if self.deleted is not None:
             stages.append(DeleteStage(self.deleted))
         if self.source:
-            stages += [ParseStage(self.source, self.options), MergeIdsStage(self.before, self.options)]
+            stages += [ParseStage(self.source, self.options), MergeIdsStage(self.earlier_corpus, self.options)]
         return stages
 
 
 @dataclass(frozen=True)
-class DeleteStage(StageDefaults):
+class DeleteStage(BaseStage):
     """The stage that records the deleted rows, int64."""
 
     rows: np.ndarray
@@ -166,12 +166,12 @@ class DeleteStage(StageDefaults):
         """The number of deleted passages."""
         return len(self.rows)
 
-    def units(self, committed: Committed) -> list[WorkUnit]:
+    def units(self, committed_parts: Committed) -> list[WorkUnit]:
         """Returns the one unit."""
         return [WorkUnit(("deleted",), len(self.rows), None)]
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Commits the rows."""
         draft.commit("deleted", ".npy", lambda path: save_array(self.rows, path), rows=len(self.rows))
@@ -179,7 +179,7 @@ class DeleteStage(StageDefaults):
 
 
 @dataclass(frozen=True)
-class ParseStage(StageDefaults):
+class ParseStage(BaseStage):
     """The stage that parses the source, one unit for each chunk."""
 
     source: ImportSource
@@ -188,13 +188,13 @@ class ParseStage(StageDefaults):
     noun: str = "passages"
     total: int | None = None
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each chunk, as a stream: the raw text of few chunks is in memory at a time."""
         options = self.options
         for chunk in cut_into_chunks(self.source, options.part_size, limit=options.limit, split=options.split):
             names = (f"part-{chunk.index:05d}", f"hashes-{chunk.index:05d}")
             size = sum(len(piece.data) for piece in chunk.pieces if piece.data is not None)
-            part = committed[0].get(names[0])
+            part = committed_parts[0].get(names[0])
             rows = part.rows if part else sum(piece.rows for piece in chunk.pieces)
             yield WorkUnit(names, rows, chunk, size_bytes=size)
 
@@ -235,21 +235,21 @@ class ParseTask:
 
 
 @dataclass(frozen=True)
-class MergeIdsStage(StageDefaults):
+class MergeIdsStage(BaseStage):
     """The stage that merges the hashes of all ids into buckets and finds ids that occur twice."""
 
-    before: Corpus
+    earlier_corpus: Corpus
     options: ImportOptions
     title: str = "check ids"
     noun: str = "ids"
     total: int | None = None
 
-    def units(self, committed: Committed) -> list[WorkUnit]:
+    def units(self, committed_parts: Committed) -> list[WorkUnit]:
         """Returns a unit for each bucket. Raises InputError if there are no passages, or a filter without values."""
-        if not self.before.generations:
-            parts = [part.facts for name, part in committed[0].items() if name.startswith("part-")]
+        if not self.earlier_corpus.generations:
+            parts = [part.facts for name, part in committed_parts[0].items() if name.startswith("part-")]
             refuse_filters_without_values(parts, self.options.filters)
-        total = sum(part.rows for name, part in committed[0].items() if name.startswith("part-"))
+        total = sum(part.rows for name, part in committed_parts[0].items() if name.startswith("part-"))
         if total == 0:
             raise InputError("the source has no passages; nothing is imported")
         buckets = num_buckets(total)
@@ -261,7 +261,9 @@ class MergeIdsStage(StageDefaults):
 
     def task(self, drafts: Sequence[Draft]) -> MergeIdsTask:
         """Returns the task of a worker."""
-        return MergeIdsTask(drafts[0], drafts[0].committed(), self.before.generations, self.options.drop_duplicates)
+        return MergeIdsTask(
+            drafts[0], drafts[0].committed_parts(), self.earlier_corpus.generations, self.options.drop_duplicates
+        )
 
 
 @dataclass(frozen=True)
@@ -335,28 +337,32 @@ def refuse_filters_without_values(facts: Sequence[Mapping[str, Any]], filters: M
             )
 
 
-def _require_same_filters(existing: Artifact, latest: Artifact, filters: Mapping[str, str]) -> Mapping[str, str]:
+def _require_same_filters(
+    generation: Artifact, latest_generation: Artifact, filters: Mapping[str, str]
+) -> Mapping[str, str]:
     """Returns the filters of an existing generation.
 
     Raises:
         InputError: For filters that neither this generation nor the latest one has.
     """
-    expected: Mapping[str, str] = existing.config["filters"]
-    if filters and dict(filters) not in (expected, latest.config["filters"]):
+    expected: Mapping[str, str] = generation.config["filters"]
+    if filters and dict(filters) not in (expected, latest_generation.config["filters"]):
         raise InputError(
-            f"filters {dict(filters)}: {latest.url} has the filters {latest.config['filters']}; leave them out, or "
-            "first run the import with these filters and without a source, which replaces those of the corpus"
+            f"filters {dict(filters)}: {latest_generation.url} has the filters "
+            f"{latest_generation.config['filters']}; leave them out, or first run the import with these filters "
+            "and without a source, which replaces those of the corpus"
         )
     return expected
 
 
-def _require_same_split(first: Artifact, split: DocumentSplit | None) -> DocumentSplit | None:
+def _require_same_split(first_generation: Artifact, split: DocumentSplit | None) -> DocumentSplit | None:
     """Returns how the first generation is split, which holds for all later ones. Refuses another split."""
-    existing = DocumentSplit(**first.config["split"]) if "split" in first.config else None
+    existing = DocumentSplit(**first_generation.config["split"]) if "split" in first_generation.config else None
     if split is not None and split != existing:
         actual = f"with {existing}" if existing else "without parameter split_words"
         raise InputError(
-            f"{split}: {first.url} was imported {actual}; leave the options out, or import into another store"
+            f"{split}: {first_generation.url} was imported {actual}; leave the options out, or import into another "
+            "store"
         )
     return existing
 
@@ -366,7 +372,7 @@ def hash_lines(piece: FilePiece) -> str:
     return xxhash.xxh3_128_hexdigest(piece.data) if piece.data is not None else ""
 
 
-def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
+def rows_to_delete(earlier_corpus: Corpus, delete: str) -> np.ndarray:
     """Returns the rows, int64 ascending, of the ids in a file, one per line; an id with a line break cannot be given.
 
     The ids are those of documents in a split corpus, and all passages of each are deleted.
@@ -378,7 +384,7 @@ def rows_to_delete(before: Corpus, delete: str) -> np.ndarray:
     first, num_unknown = "", 0
     while piece := lines.take(1 << 20):
         ids = [id for _, id in text_lines(piece)]
-        firsts, ends = before.rows_of_documents(ids)
+        firsts, ends = earlier_corpus.rows_of_documents(ids)
         unknown = np.flatnonzero(firsts < 0)
         if len(unknown) and not num_unknown:
             line = int(unknown[0])

@@ -24,11 +24,11 @@ from indexing.store.artifact import Draft
 from indexing.store.chain import RowPart
 from indexing.store.store import Store, generation
 from indexing.work.tasks import PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, Committed, Progress, StageDefaults, WorkDefaults, WorkUnit
+from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, Progress, WorkUnit
 from retriever.errors import InputError
 
 
-class AddFilters(WorkDefaults):
+class AddFiltersWork(BaseWork):
     """The work that makes a generation of the corpus with other filters.
 
     Attributes:
@@ -39,11 +39,11 @@ class AddFilters(WorkDefaults):
         """Checks the filters (metadata field -> type). Raises InputError for bad ones, or if there is no corpus."""
         check_filter_types(filters)
         check_field_names(filters)
-        self.filters, self.before = dict(filters), Corpus(store.generations("corpus"))
-        if not self.before.generations:
+        self.filters, self.earlier_corpus = dict(filters), Corpus(store.generations("corpus"))
+        if not self.earlier_corpus.generations:
             raise InputError(f"{store.url} has no corpus yet: import one, with its filters")
-        latest = self.before.generations[-1]
-        self.complete = latest.config["filters"] == self.filters
+        latest = self.earlier_corpus.generations[-1]
+        self.is_complete = latest.config["filters"] == self.filters
         self.config = {
             "format": None,
             "part_size": latest.config["part_size"],
@@ -56,9 +56,9 @@ class AddFilters(WorkDefaults):
     @property
     def targets(self) -> list[ArtifactTarget]:
         """Returns the generation. After bad input nothing of it counts, and the next command replaces it."""
-        if self.complete:
+        if self.is_complete:
             return []
-        generations = self.before.generations
+        generations = self.earlier_corpus.generations
         inputs = {"previous": generations[-1]}
         return [
             ArtifactTarget(
@@ -69,18 +69,18 @@ class AddFilters(WorkDefaults):
     @property
     def stages(self) -> list[FilterStage]:
         """Returns the one stage: reading the metadata of all passages."""
-        return [FilterStage(self.before, self.filters)]
+        return [FilterStage(self.earlier_corpus, self.filters)]
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Raises InputError for a filter without a value in any passage."""
-        refuse_filters_without_values([part.facts for part in drafts[0].committed().values()], self.filters)
+        refuse_filters_without_values([part.facts for part in drafts[0].committed_parts().values()], self.filters)
 
 
 @dataclass(frozen=True)
-class FilterStage(StageDefaults):
+class FilterStage(BaseStage):
     """The stage that makes the typed columns, one unit for each part of passages."""
 
-    before: Corpus
+    earlier_corpus: Corpus
     filters: Mapping[str, str]
     title: str = "read metadata"
     noun: str = "passages"
@@ -88,11 +88,11 @@ class FilterStage(StageDefaults):
     @property
     def total(self) -> int:
         """The number of passages."""
-        return self.before.num_rows
+        return self.earlier_corpus.num_rows
 
-    def units(self, committed: Committed) -> list[WorkUnit]:
+    def units(self, committed_parts: Committed) -> list[WorkUnit]:
         """Returns a unit for each part of passages."""
-        parts = enumerate(self.before.parts)
+        parts = enumerate(self.earlier_corpus.parts)
         return [WorkUnit((f"filters-{number:05d}",), part.part.rows, part) for number, part in parts]
 
     def task(self, drafts: Sequence[Draft]) -> FilterTask:

@@ -27,10 +27,10 @@ from indexing.work.local import LocalRunner
 from indexing.work.tasks import Runner
 from indexing.work.work import (
     ArtifactTarget,
+    BaseStage,
+    BaseWork,
     Committed,
     ProgressCounter,
-    StageDefaults,
-    WorkDefaults,
     WorkUnit,
     run_work,
 )
@@ -56,7 +56,7 @@ class Queries:
     @classmethod
     def open(cls, store: Store, name: str | None = None) -> Queries:
         """Opens a query set. `name` may be left out if the store has only one. Raises InputError if it is missing."""
-        return cls(store.open("queries", store.only("queries", name)))
+        return cls(store.open("queries", store.only_name("queries", name)))
 
     def __repr__(self) -> str:
         return f"Queries({self.artifact.name!r}, splits={self.splits})"
@@ -65,7 +65,7 @@ class Queries:
     def table(self) -> pa.Table:
         """The queries as columns id, text, metadata (JSON text or "")."""
         parts = [
-            pa.ipc.open_file(pa.memory_map(str(self.artifact.local(p)))).read_all()
+            pa.ipc.open_file(pa.memory_map(str(self.artifact.local_path(p)))).read_all()
             for p in self.artifact.numbered_parts("part")
         ]
         return pa.concat_tables(parts)
@@ -98,7 +98,7 @@ class Queries:
                 f"{self.artifact.url}: no split {split!r} with qrels; it has {have} (and {ALL}, without qrels)"
             )
         # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
-        with pq.ParquetFile(self.artifact.local(f"qrels-{split}")) as file:
+        with pq.ParquetFile(self.artifact.local_path(f"qrels-{split}")) as file:
             return file.read()
 
 
@@ -189,7 +189,7 @@ def import_queries(
         qrels = hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
     target = ArtifactTarget("queries", name, inputs, config, by_content=True)
-    run_work(store, CommitQueries(target, judged.queries, qrels), LocalRunner(cores=1))
+    run_work(store, CommitQueriesWork(target, judged.queries, qrels), LocalRunner(cores=1))
     return Queries.open(store, name)
 
 
@@ -226,7 +226,7 @@ def _queries_config(source: ImportSource, limit: int | None, hold_out: HoldOut |
 
 
 @dataclass(frozen=True)
-class CommitQueries(WorkDefaults, StageDefaults):
+class CommitQueriesWork(BaseWork, BaseStage):
     """The work that commits checked queries and their judgements, by split, as one unit."""
 
     target: ArtifactTarget
@@ -241,7 +241,7 @@ class CommitQueries(WorkDefaults, StageDefaults):
         return [self.target]
 
     @property
-    def stages(self) -> list[CommitQueries]:
+    def stages(self) -> list[CommitQueriesWork]:
         """Returns the one stage."""
         return [self]
 
@@ -250,16 +250,16 @@ class CommitQueries(WorkDefaults, StageDefaults):
         """The number of queries."""
         return len(self.queries)
 
-    def units(self, committed: Committed) -> list[WorkUnit]:
+    def units(self, committed_parts: Committed) -> list[WorkUnit]:
         """Returns the one unit."""
         splits = (f"qrels-{split}" for split, table in self.qrels.items() if len(table))
         return [WorkUnit(("part-00000", *splits), len(self.queries), None)]
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Commits the missing tables."""
-        for name in missing:
+        for name in missing_names:
             if name == "part-00000":
                 draft.commit(name, ".arrow", lambda path: write_table(self.queries, path), rows=len(self.queries))
             else:
@@ -308,15 +308,15 @@ def _known_judgements(file: str, qrels: pa.Table, corpus: Corpus, partial: bool)
     return qrels.filter(pa.array(known)).drop_columns(["line"])
 
 
-def _refuse_unknown(file: str, qrels: pa.Table, column: str, known: np.ndarray, what: str, where: str) -> None:
-    """Raises InputError that names the first line whose query or passage is not known (`known`: bool [lines])."""
-    if known.all():
+def _refuse_unknown(file: str, qrels: pa.Table, column: str, is_known: np.ndarray, noun: str, place: str) -> None:
+    """Raises InputError that names the first line whose query or passage is not known (`is_known`: bool [lines])."""
+    if is_known.all():
         return
-    first = int(np.flatnonzero(~known)[0])
-    more = int((~known).sum()) - 1
+    first = int(np.flatnonzero(~is_known)[0])
+    more = int((~is_known).sum()) - 1
     raise InputError(
-        f"{file}:{qrels['line'][first]}: judges {what} {short_repr(qrels[column][first].as_py())}, which is not in "
-        f"{where}{f' (and {more} more lines like it)' if more else ''}; add the {what} or remove the line"
+        f"{file}:{qrels['line'][first]}: judges {noun} {short_repr(qrels[column][first].as_py())}, which is not in "
+        f"{place}{f' (and {more} more lines like it)' if more else ''}; add the {noun} or remove the line"
     )
 
 

@@ -40,7 +40,7 @@ class MatchingRows:
 
 def passage_parts(corpus: Corpus, rows: RowRange) -> list[RowPart]:
     """Returns the parts of a corpus that hold passages of a range of rows."""
-    return [part for part in corpus.parts if part.first_row < rows.end and rows.first < part.end]
+    return [part for part in corpus.parts if part.first_row < rows.end and rows.first_row < part.end]
 
 
 class OpenPassages:
@@ -74,4 +74,4 @@ class OpenPassages:
         return rows, self._documents.numbers(rows)
 
     def _rows_in_range(self, rows: np.ndarray) -> np.ndarray:
-        return rows[(rows >= self.rows.first) & (rows < self.rows.end)]
+        return rows[(rows >= self.rows.first_row) & (rows < self.rows.end)]

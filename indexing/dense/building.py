@@ -30,7 +30,7 @@ from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
 from indexing.work.growth import NextGenerationWork, count_shards
 from indexing.work.tasks import ALL_CORES, ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_options, shard_units
+from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config, shard_units
 
 SAMPLE_QUERIES = 1_000  # vectors of the corpus with which recall is measured
 SAMPLE_PARTS = 256  # the training sample is drawn from at most so many parts
@@ -50,7 +50,7 @@ class SearchSetting:
     reached: bool
 
 
-class BuildIndex(NextGenerationWork):
+class BuildIndexWork(NextGenerationWork):
     """The work that makes index/NAME, or its next generation: train a quantizer, fill shards, measure recall.
 
     Attributes:
@@ -83,7 +83,7 @@ class BuildIndex(NextGenerationWork):
         if factory != "Flat" and (first is None or "training_threads" in first):
             self.config["training_threads"] = TRAINING_THREADS
         if self.previous:
-            check_same_options(self.previous[0], {"memory_gb": None, **self.config})
+            check_same_config(self.previous[0], {"memory_gb": None, **self.config})
         self.factory, self.recall = factory, options.recall
         self.end = embeddings.num_rows
         first_rows = self.previous[0].rows if self.previous else 0
@@ -109,7 +109,7 @@ class BuildIndex(NextGenerationWork):
         [draft] = drafts
         if self.previous:
             return FillTask(draft, self.embeddings, Index(self.name, self.previous).quantizer)
-        return FillTask(draft, self.embeddings, (draft, draft.committed()["quantizer"]))
+        return FillTask(draft, self.embeddings, (draft, draft.committed_parts()["quantizer"]))
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Measures recall and notes the search parameters that reach the requested value."""
@@ -124,7 +124,7 @@ class BuildIndex(NextGenerationWork):
     def _choose_search_setting(self, draft: Draft, runner: Runner) -> SearchSetting:
         """Chooses nprobe and depth by their recall of exact search; vectors of the corpus are the queries."""
         shards = list(Index(self.name, self.previous).shards) if self.previous else []
-        for part in draft.committed().values():
+        for part in draft.committed_parts().values():
             if part.name.startswith("shard-"):
                 shards.append(IndexShard(draft, part, part.facts["first_row"], part.facts["end"]))
         own_rows = draw_queries(self.end, SAMPLE_QUERIES, SEED)
@@ -233,8 +233,8 @@ class FillTask:
         [name] = unit.names
         first, end = unit.payload
         owner, part = self.quantizer
-        vectors = (piece for _, piece in self.embeddings.between(first, end))
-        filled = fill_shard(read_index(owner.local(part)), report_rows(vectors, report), first, threads=1)
+        vectors = (piece for _, piece in self.embeddings.read_range(first, end))
+        filled = fill_shard(read_index(owner.local_path(part)), report_rows(vectors, report), first, threads=1)
         self.draft.commit(
             name, ".faiss", lambda path: write_index(filled, path), rows=end - first, first_row=first, end=end
         )
@@ -276,7 +276,7 @@ class SearchDepthsTask:
         """Returns the worker."""
 
         def probe(shard: IndexShard, report: Report) -> Hits:
-            index = read_index(shard.artifact.local(shard.part))
+            index = read_index(shard.artifact.local_path(shard.part))
             open_shard = OpenShard(self.embeddings, shard.first_row, shard.end, index=index)
             rows = open_shard.find_candidates(
                 self.queries, max(self.depths), nprobe=self.nprobe, threads=allocation.cores

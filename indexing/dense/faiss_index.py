@@ -90,7 +90,7 @@ def train_quantizer(sample: np.ndarray, factory: str, *, seed: int, threads: int
         clustering.min_points_per_centroid = 1  # silences a warning: few points cost recall, which a build measures
     if hasattr(inner, "do_polysemous_training"):
         inner.do_polysemous_training = False  # minutes of training for a search mode that is never used here
-    with _threads(threads):
+    with _limited_threads(threads):
         for transform in _transforms(index):
             if not transform.is_trained:
                 transform.train(sample)
@@ -121,15 +121,15 @@ def read_index(path: str | Path, *, mmap: bool = False) -> Any:
         raise InputError(f"{path}: not a FAISS index that can be read ({_error_text(error)})") from error
 
 
-def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
-    """Returns a new index with the quantizer of `trained` and the given vectors; the same bytes for any threads.
+def fill_shard(trained_index: Any, parts: Iterable[np.ndarray], first_row: int, *, threads: int | None = None) -> Any:
+    """Returns a new index with the quantizer of `trained_index` and the given vectors; the same bytes for any threads.
 
-    Each block of ADD_ROWS rows is added by one thread to an empty copy of `trained`, and the copies are merged in the
-    order of the rows. Flat indexes, and fast-scan codes (`fs`), whose packed lists cannot be merged to the same bytes,
-    are filled by one thread.
+    Each block of ADD_ROWS rows is added by one thread to an empty copy of `trained_index`, and the copies are merged in
+    the order of the rows. Flat indexes, and fast-scan codes (`fs`), whose packed lists cannot be merged to the same
+    bytes, are filled by one thread.
 
     Args:
-        trained: The result of `train_quantizer`; it stays empty.
+        trained_index: The result of `train_quantizer`; it stays empty.
         parts: Vectors, float [n, dim] each.
         first_row: Id of the first vector; the others follow it.
         threads: Blocks that are added at the same time; None: one for each core.
@@ -137,19 +137,19 @@ def fill_shard(trained: Any, parts: Iterable[np.ndarray], first_row: int, *, thr
     Raises:
         InputError: For vectors of another shape, NaN and Inf.
     """
-    index = faiss.clone_index(trained)
+    index = faiss.clone_index(trained_index)
     is_list_index = isinstance(_inner_index(index), faiss.IndexIVF)
     if not is_list_index or isinstance(_inner_index(index), faiss.IndexIVFFastScan):
         index = index if is_list_index else faiss.IndexIDMap2(index)
-        with _threads(1):
+        with _limited_threads(1):
             for row, block in _read_blocks(parts, first_row, index.d):
                 index.add_with_ids(*_check_block(row, block))
         return index
     workers = threads or available_threads()
-    spare = [faiss.clone_index(trained) for _ in range(workers)]
+    spare = [faiss.clone_index(trained_index) for _ in range(workers)]
 
     def add(copy: Any, row: int, block: np.ndarray) -> Any:
-        with _threads(1):  # a setting of this thread alone
+        with _limited_threads(1):  # a setting of this thread alone
             copy.add_with_ids(*_check_block(row, block))
         return copy
 
@@ -195,7 +195,7 @@ def search_shard(
     *,
     nprobe: int,
     deleted: np.ndarray | None = None,
-    allowed: np.ndarray | None = None,
+    allowed_rows: np.ndarray | None = None,
     threads: int | None = None,
 ) -> np.ndarray:
     """Returns the candidates of each query, best first by the index's approximate score: int64 [q, depth], -1 for none.
@@ -206,7 +206,7 @@ def search_shard(
         depth: Number of candidates per query.
         nprobe: Lists to probe; a flat index scores all vectors.
         deleted: int64 rows that are excluded.
-        allowed: int64 rows that alone are considered, without deleted ones.
+        allowed_rows: int64 rows that alone are considered, without deleted ones.
         threads: None: one for each core.
 
     Raises:
@@ -218,8 +218,8 @@ def search_shard(
     if depth < 1 or nprobe < 1:
         raise InputError(f"depth is {depth} and nprobe is {nprobe}, expected 1 or more")
     options: dict[str, Any] = {}
-    if allowed is not None:
-        options["sel"] = faiss.IDSelectorBatch(np.ascontiguousarray(allowed, dtype=np.int64))
+    if allowed_rows is not None:
+        options["sel"] = faiss.IDSelectorBatch(np.ascontiguousarray(allowed_rows, dtype=np.int64))
     elif deleted is not None and len(deleted):
         excluded = faiss.IDSelectorBatch(np.ascontiguousarray(deleted, dtype=np.int64))
         options["sel"] = faiss.IDSelectorNot(excluded)
@@ -230,7 +230,7 @@ def search_shard(
         parameters = faiss.SearchParameters(**options)
     if isinstance(faiss.downcast_index(index), faiss.IndexPreTransform):
         parameters = faiss.SearchParametersPreTransform(index_params=parameters, **options)
-    with _threads(_search_threads(threads, index)):
+    with _limited_threads(_search_threads(threads, index)):
         return index.search(queries, depth, params=parameters)[1]
 
 
@@ -318,7 +318,7 @@ def _search_threads(threads: int | None, index: Any) -> int:
 
 
 @contextmanager
-def _threads(threads: int) -> Iterator[None]:
+def _limited_threads(threads: int) -> Iterator[None]:
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)
     try:

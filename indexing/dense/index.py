@@ -60,5 +60,5 @@ class Index:
         Raises:
             InputError: If it was built from other embeddings, or lacks rows that they have.
         """
-        name = store.only("index", name, cls.is_index)
+        name = store.only_name("index", name, cls.is_index)
         return cls(name, open_chain(store, "index", name, embeddings.generations))

@@ -34,7 +34,7 @@ def searched_row_ranges(embeddings: Embeddings, index: Index | None, rows: RowRa
     """Returns the rows that a DenseShard of a range searches, as (first row, end): of each shard of the index."""
     if index is not None:
         return [(shard.first_row, shard.end) for shard in shards_in_range(index, rows)]
-    return [(min(rows.first, embeddings.num_rows), min(rows.end, embeddings.num_rows))]
+    return [(min(rows.first_row, embeddings.num_rows), min(rows.end, embeddings.num_rows))]
 
 
 class DenseShard:
@@ -70,7 +70,7 @@ class DenseShard:
         self._matches = [MatchingRows(corpus, RowRange(first, end)) for first, end in stretches]
         is_small = sum(end - first for first, end in stretches) <= OPEN_ROWS
         self._parts = [
-            [OpenPart(vectors, row, shard.deleted) for row, vectors in shard.pieces]
+            [OpenPart(vectors, row, shard.deleted) for row, vectors in shard.parts]
             if shard.index is None and is_small
             else None
             for shard in self._shards
@@ -82,7 +82,7 @@ class DenseShard:
         Args:
             queries: float32 [q, dim].
             k: Number of hits per query.
-            filter: Consider matching rows only, as the `allowed` ones of `OpenShard.search`.
+            filter: Consider matching rows only, as the `allowed_rows` ones of `OpenShard.search`.
             exact: Score every vector even if there is an index.
         """
 
@@ -108,8 +108,8 @@ class DenseShard:
         *,
         exact: bool,
     ) -> Hits:
-        allowed = None if filter is None else matches.rows(filter)
+        allowed_rows = None if filter is None else matches.rows(filter)
         if exact or self.index is None:
-            return shard.search_exact(queries, k, threads=self.threads, allowed=allowed)
+            return shard.search_exact(queries, k, threads=self.threads, allowed_rows=allowed_rows)
         nprobe, depth = self.index.nprobe, max(k, self.index.depth)
-        return shard.search(queries, k, nprobe=nprobe, depth=depth, threads=self.threads, allowed=allowed)
+        return shard.search(queries, k, nprobe=nprobe, depth=depth, threads=self.threads, allowed_rows=allowed_rows)

@@ -22,7 +22,7 @@ def search_exact(
     k: int,
     runner: Runner,
     *,
-    allowed: np.ndarray | None = None,
+    allowed_rows: np.ndarray | None = None,
     end: int | None = None,
 ) -> Hits:
     """Returns the exact top k of each query.
@@ -32,10 +32,10 @@ def search_exact(
         queries: float32 [q, dim].
         k: Hits per query.
         runner: What spreads stretches of rows over workers.
-        allowed: Consider only these rows, as `OpenShard.search`; None: all.
+        allowed_rows: Consider only these rows, as `OpenShard.search`; None: all.
         end: Search the rows [0, end); None: all rows.
     """
-    task = SearchExactTask(shards, queries, k, allowed)
+    task = SearchExactTask(shards, queries, k, allowed_rows)
     stretches = _split_rows(shards.embeddings.num_rows if end is None else end)
     return merge_results((hits for _, hits in runner.run(task, stretches)), k)
 
@@ -47,7 +47,7 @@ class SearchExactTask:
     shards: OpenShards
     queries: np.ndarray
     k: int
-    allowed: np.ndarray | None
+    allowed_rows: np.ndarray | None
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[tuple[int, int], Report], Hits]:
@@ -55,7 +55,9 @@ class SearchExactTask:
 
         def search(stretch: tuple[int, int], report: Report) -> Hits:
             open_shard = self.shards.rows(*stretch)
-            return open_shard.search_exact(self.queries, self.k, threads=allocation.cores, allowed=self.allowed)
+            return open_shard.search_exact(
+                self.queries, self.k, threads=allocation.cores, allowed_rows=self.allowed_rows
+            )
 
         return search
 
@@ -67,7 +69,7 @@ def search_dense(
     k: int,
     runner: Runner,
     *,
-    allowed: np.ndarray | None = None,
+    allowed_rows: np.ndarray | None = None,
     nprobe: int | None = None,
     depth: int | None = None,
 ) -> Hits:
@@ -79,12 +81,12 @@ def search_dense(
         queries: float32 [q, dim].
         k: Hits per query.
         runner: What spreads the shards over workers.
-        allowed: Consider only these rows, as `OpenShard.search`; None: all.
+        allowed_rows: Consider only these rows, as `OpenShard.search`; None: all.
         nprobe: Lists to probe; None: the number that the build measured.
         depth: Candidates per query and shard, raised to k; None: the number that the build measured.
     """
     nprobe, depth = nprobe or index.nprobe, max(k, depth or index.depth)
-    task = SearchShardTask(shards, queries, k, allowed, nprobe, depth)
+    task = SearchShardTask(shards, queries, k, allowed_rows, nprobe, depth)
     return merge_results((hits for _, hits in runner.run(task, index.shards)), k)
 
 
@@ -95,7 +97,7 @@ class SearchShardTask:
     shards: OpenShards
     queries: np.ndarray
     k: int
-    allowed: np.ndarray | None
+    allowed_rows: np.ndarray | None
     nprobe: int
     depth: int
     resources: WorkerResources = ALL_CORES
@@ -111,7 +113,7 @@ class SearchShardTask:
                 nprobe=self.nprobe,
                 depth=self.depth,
                 threads=allocation.cores,
-                allowed=self.allowed,
+                allowed_rows=self.allowed_rows,
             )
 
         return search

@@ -9,7 +9,7 @@ import numpy as np
 
 from indexing.dense.index import IndexShard
 from indexing.embeddings.embeddings import Embeddings
-from indexing.exact import Hits, empty_hits, exact_search, rescore_pieces
+from indexing.exact import Hits, empty_hits, exact_search, rescore_candidates
 
 NONE_DELETED = np.empty(0, np.int64)
 EXACT_ROWS = 100_000  # allowed rows of a shard up to which all of them are scored
@@ -29,7 +29,7 @@ class OpenShard:
         self, embeddings: Embeddings, first_row: int, end: int, deleted: np.ndarray = NONE_DELETED, index: Any = None
     ):
         self.embeddings, self.first_row, self.end, self.index = embeddings, first_row, end, index
-        self.pieces = embeddings.between(first_row, end)
+        self.parts = embeddings.read_range(first_row, end)
         self.deleted = deleted[(deleted >= first_row) & (deleted < end)]
 
     @classmethod
@@ -39,7 +39,7 @@ class OpenShard:
         if shard.artifact.config["factory"] != "Flat":
             from indexing.dense.faiss_index import read_index
 
-            index = read_index(shard.artifact.local(shard.part), mmap=True)
+            index = read_index(shard.artifact.local_path(shard.part), mmap=True)
         return cls(embeddings, shard.first_row, shard.end, deleted, index)
 
     def search(
@@ -50,50 +50,56 @@ class OpenShard:
         nprobe: int,
         depth: int,
         threads: int | None,
-        allowed: np.ndarray | None = None,
+        allowed_rows: np.ndarray | None = None,
     ) -> Hits:
         """Returns the top k of each query: candidates of the index, scored again by their float16 vectors.
 
         Args:
             queries: float32 [q, dim].
             k: Hits per query.
-            nprobe: Lists to probe; with `allowed`, the number grows by the ratio of rows to allowed rows.
+            nprobe: Lists to probe; with `allowed_rows`, the number grows by the ratio of rows to allowed rows.
             depth: Candidates per query, at least k.
             threads: Threads of the search; None: one for each core.
-            allowed: Consider only these rows, int64, ascending, none of them deleted; None: all. Those of other shards
-                are ignored. Up to EXACT_ROWS of them are all scored.
+            allowed_rows: Consider only these rows, int64, ascending, none of them deleted; None: all. Those of other
+                shards are ignored. Up to EXACT_ROWS of them are all scored.
         """
-        allowed = self._rows_in_shard(allowed)
-        if self.index is None or (allowed is not None and len(allowed) <= EXACT_ROWS):
-            return self.search_exact(queries, k, threads=threads, allowed=allowed)
-        if allowed is not None:
-            nprobe = -(-nprobe * (self.end - self.first_row) // len(allowed))
-        rows = self.find_candidates(queries, depth, nprobe=nprobe, threads=threads, allowed=allowed)
+        allowed_rows = self._rows_in_shard(allowed_rows)
+        if self.index is None or (allowed_rows is not None and len(allowed_rows) <= EXACT_ROWS):
+            return self.search_exact(queries, k, threads=threads, allowed_rows=allowed_rows)
+        if allowed_rows is not None:
+            nprobe = -(-nprobe * (self.end - self.first_row) // len(allowed_rows))
+        rows = self.find_candidates(queries, depth, nprobe=nprobe, threads=threads, allowed_rows=allowed_rows)
         return self.rescore(queries, rows, k, threads)
 
     def search_exact(
-        self, queries: np.ndarray, k: int, *, threads: int | None, allowed: np.ndarray | None = None
+        self, queries: np.ndarray, k: int, *, threads: int | None, allowed_rows: np.ndarray | None = None
     ) -> Hits:
         """Returns the exact top k of each query; arguments as of `search`."""
-        allowed = self._rows_in_shard(allowed)
-        if allowed is None:
-            return exact_search(queries, self.pieces, k, deleted=self.deleted, threads=threads)
-        if not len(allowed):
+        allowed_rows = self._rows_in_shard(allowed_rows)
+        if allowed_rows is None:
+            return exact_search(queries, self.parts, k, deleted=self.deleted, threads=threads)
+        if not len(allowed_rows):
             return empty_hits(len(queries), k)
-        if len(allowed) <= EXACT_ROWS:
-            hits = exact_search(queries, [(0, self.embeddings.take(allowed))], k, threads=threads)
-            return Hits(hits.scores, np.where(hits.rows >= 0, allowed[hits.rows], -1))
-        others = np.setdiff1d(np.arange(self.first_row, self.end), allowed, assume_unique=True)
-        return exact_search(queries, self.pieces, k, deleted=others, threads=threads)
+        if len(allowed_rows) <= EXACT_ROWS:
+            hits = exact_search(queries, [(0, self.embeddings.take(allowed_rows))], k, threads=threads)
+            return Hits(hits.scores, np.where(hits.rows >= 0, allowed_rows[hits.rows], -1))
+        others = np.setdiff1d(np.arange(self.first_row, self.end), allowed_rows, assume_unique=True)
+        return exact_search(queries, self.parts, k, deleted=others, threads=threads)
 
     def find_candidates(
-        self, queries: np.ndarray, depth: int, *, nprobe: int, threads: int | None, allowed: np.ndarray | None = None
+        self,
+        queries: np.ndarray,
+        depth: int,
+        *,
+        nprobe: int,
+        threads: int | None,
+        allowed_rows: np.ndarray | None = None,
     ) -> np.ndarray:
         """Returns the candidates of the index, int64 [q, depth], -1 for none; arguments as of `search`."""
         from indexing.dense import faiss_index
 
         return faiss_index.search_shard(
-            self.index, queries, depth, nprobe=nprobe, deleted=self.deleted, allowed=allowed, threads=threads
+            self.index, queries, depth, nprobe=nprobe, deleted=self.deleted, allowed_rows=allowed_rows, threads=threads
         )
 
     def _rows_in_shard(self, rows: np.ndarray | None) -> np.ndarray | None:
@@ -102,7 +108,7 @@ class OpenShard:
 
     def rescore(self, queries: np.ndarray, rows: np.ndarray, k: int, threads: int | None) -> Hits:
         """Scores the candidate rows of each query (int64 [q, any]) by their vectors; returns the best k."""
-        return rescore_pieces(queries, rows, self.pieces, k, threads)
+        return rescore_candidates(queries, rows, self.parts, k, threads)
 
 
 class OpenShards:

@@ -42,11 +42,11 @@ class DenseKind(VectorKind):
             raise InputError(f"{label}: {vectors.dtype} {list(vectors.shape)}, expected float16 {[rows, dim]}")
         return vectors
 
-    def describe(self, described: Mapping[str, Any]) -> str:
-        return f"vectors of {described['dim']}"
+    def describe_vectors(self, encoder_settings: Mapping[str, Any]) -> str:
+        return f"vectors of {encoder_settings['dim']}"
 
-    def plan(self, described: Mapping[str, Any], rows: int) -> str:
-        return f"{rows:,} vectors, {format_bytes(rows * described['dim'] * 2)} of float16"
+    def describe_size(self, encoder_settings: Mapping[str, Any], rows: int) -> str:
+        return f"{rows:,} vectors, {format_bytes(rows * encoder_settings['dim'] * 2)} of float16"
 
 
 DENSE = DenseKind()
@@ -66,7 +66,7 @@ class Embeddings(EmbeddingsReader):
         """Returns the vectors of some rows: float16 [n, dim]."""
         return self._take(rows, self.vectors)
 
-    def open_vectors(self) -> Callable[[np.ndarray], np.ndarray]:
+    def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a `take` that keeps the files of the parts open, for many calls: int64 [n] -> float16 [n, dim]."""
         files: dict[int, np.ndarray] = {}
 
@@ -84,7 +84,7 @@ class Embeddings(EmbeddingsReader):
             vectors[positions] = vectors_of(part)[local]
         return vectors
 
-    def between(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
+    def read_range(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
         """Returns (first row, float16 [n, dim]) of each piece of the rows [first_row, end), memory-mapped."""
         return [
             (part.first_row + rows.start, self.vectors(part)[rows])

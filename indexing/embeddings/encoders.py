@@ -114,7 +114,7 @@ class EncoderSpec:
         )
         return positions if positions is None or prompt is None else positions - prompt.offset(side)
 
-    def describe(self, side: Side) -> dict[str, Any]:
+    def settings(self, side: Side) -> dict[str, Any]:
         """Returns the settings that shape the vectors of a side, JSON-able; loads no model.
 
         Those of passages name the encoder of queries that belongs to them, if it is another one.
@@ -140,7 +140,7 @@ class EncoderSpec:
         return Encoder(self.folder_of(side), self.options, device=device, threads=threads, tasks=tasks)
 
     def config_of(self, encoder: Encoder, side: Side) -> dict[str, Any]:
-        """Returns the same as `describe`, for an open encoder, from the files of this node."""
+        """Returns the same as `settings`, for an open encoder, from the files of this node."""
         from retriever.prompts.table import task_config
 
         return task_config(encoder.config, self.prompt(), side) | self._other_side_fingerprint(side)
@@ -218,8 +218,8 @@ def differing_settings(expected: Mapping[str, Any], actual: Mapping[str, Any], *
     """Returns the names of the settings in which two encoders differ.
 
     Args:
-        expected: The result of `describe` for the first encoder.
-        actual: The result of `describe` for the second encoder.
+        expected: The result of `EncoderSpec.settings` for the first encoder.
+        actual: The result of `EncoderSpec.settings` for the second encoder.
         passages: Compare only the settings that the vectors of passages depend on, and the encoders of queries that
             belong to them if both have one.
     """
@@ -257,13 +257,13 @@ def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
     from retriever.prompts.prompts import check_backbone, check_prompt_positions
 
     folder = spec.folder_for_prompt(prompt)
-    described = describe(folder, spec.options)
-    check_backbone(prompt, described)
+    encoder_settings = describe(folder, spec.options)
+    check_backbone(prompt, encoder_settings)
     check_prompt_positions(
         read_recipe(find_model_folder(folder), spec.options), {side: prompt.offset(side) for side in SIDES}
     )
     prompt_settings = describe(folder, _with_free_settings(prompt.options, spec.options))
-    if differ := describe_differences(described, prompt_settings):
+    if differ := describe_differences(encoder_settings, prompt_settings):
         raise InputError(
             f"its prompt was trained with other settings than the encoder has: {differ}; serve embeddings "
             "with the prompt's settings, or tune the task again with the encoder's"

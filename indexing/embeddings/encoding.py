@@ -51,7 +51,7 @@ class PartDone:
     size_bytes: int
 
 
-class EncodeCorpus:
+class EncodeCorpusWork:
     """The work that makes embeddings/NAME: one part of vectors for each part of the corpus.
 
     Args:
@@ -80,8 +80,8 @@ class EncodeCorpus:
     ):
         self.corpus, self.spec, self.kind, self.name = Corpus.open(store), spec, kind, name
         self.resources, self.numerics, self.allow_unknown_tokens = resources, numerics, allow_unknown_tokens
-        self.described = spec.describe("passage")
-        self.config = {"encoder": self.described, "numerics": numerics, "limit": limit}
+        self.encoder_settings = spec.settings("passage")
+        self.config = {"encoder": self.encoder_settings, "numerics": numerics, "limit": limit}
         self.num_rows = min(limit or self.corpus.num_rows, self.corpus.num_rows)
         prompt = spec.prompt()
         has_topics = prompt is not None and prompt.topics is not None
@@ -140,8 +140,8 @@ class EncodeCorpus:
                 encoder=spec.name,
                 options=spec.options.to_dict(),
                 task=spec.task,
-                dim=self.described["dim"],
-                similarity=similarity_of(self.described),
+                dim=self.encoder_settings["dim"],
+                similarity=similarity_of(self.encoder_settings),
             )
 
 
@@ -176,11 +176,11 @@ class EncodeWorker:
         # The model runs in this one thread only. OpenMP keeps a pool of threads for each thread that calls it; if these
         # exceed the number of cores, its workers sleep between steps instead of spinning.
         self.model_thread = ThreadPoolExecutor(1, "riptide-model")
-        self.encoder = self.model_thread.submit(self._open).result()
+        self.encoder = self.model_thread.submit(self._open_encoder).result()
         self.ready = 0.0
         self.startup = time.time() - started
 
-    def _open(self) -> Encoder:
+    def _open_encoder(self) -> Encoder:
         task, pinned = self.task, self.task.drafts[0]
         encoder = task.spec.open(side="passage", device=self.allocation.device, threads=self.allocation.cores)
         check_encoder(task.spec.config_of(encoder, "passage"), pinned.config["encoder"])
@@ -200,7 +200,7 @@ class EncodeWorker:
         self.ready = self.ready or time.time()
         task, part = self.task, self.task.corpus.parts[unit.payload]
         draft = task.drafts[unit.target]
-        if draft.find(part.part.name):  # committed by an earlier attempt whose acknowledgement was lost
+        if draft.find_part(part.part.name):  # committed by an earlier attempt whose acknowledgement was lost
             return PartDone(unit.rows, 0, self.ready, self.startup, 0)
         tokens = tokenize_part(
             self.encoder, part, unit.rows, self.model_thread, allow_unknown_tokens=task.allow_unknown_tokens
@@ -226,7 +226,7 @@ class EncodeWorker:
         inferred = self.encoder.text_topics(self.task.spec.task or "")
         if inferred is None or self.task.topics is None:
             return None
-        topics = self.task.topics.of_part(inferred.model, part, rows)
+        topics = self.task.topics.topics_of_part(inferred.model, part, rows)
         draft.commit(topics_name(part), ".npy", functools.partial(save_array, topics.astype(np.int32)), rows=rows)
         return topics
 
@@ -318,9 +318,9 @@ def numerics_of(
     return numerics
 
 
-def similarity_of(described: Mapping[str, Any]) -> str:
+def similarity_of(encoder_settings: Mapping[str, Any]) -> str:
     """Returns what the inner product of an encoder's vectors is: cosine if its head normalises them, else dot."""
-    return "cosine" if described["head"] and described["head"][-1] == "normalize" else "dot"
+    return "cosine" if encoder_settings["head"] and encoder_settings["head"][-1] == "normalize" else "dot"
 
 
 def count_pending(store: Store, name: str, limit: int | None) -> int:
@@ -331,13 +331,13 @@ def count_pending(store: Store, name: str, limit: int | None) -> int:
     return sum(f"{key}/{part.label}.json" not in files for part in parts)
 
 
-def is_encoded(store: Store, name: str, described: Mapping[str, Any], limit: int | None) -> bool:
+def is_encoded(store: Store, name: str, encoder_settings: Mapping[str, Any], limit: int | None) -> bool:
     """Whether every generation of the corpus has complete embeddings of this encoder, in any numerics class."""
     corpus = Corpus.open(store)
     generations = store.generations("embeddings", name)
     return len(generations) == len(corpus.generations) and all(
         embeddings.inputs["corpus"]["fingerprint"] == artifact.fingerprint
-        and embeddings.config["encoder"] == described
+        and embeddings.config["encoder"] == encoder_settings
         and embeddings.config["limit"] == limit
         for embeddings, artifact in zip(generations, corpus.generations, strict=True)
     )

@@ -58,13 +58,13 @@ class VectorKind(ABC):
     remedy: ClassVar[str]
     suffix: ClassVar[str]
 
-    def makes(self, described: Mapping[str, Any]) -> bool:
-        """Whether an encoder makes such vectors. described: its settings (`EncoderSpec.describe`)."""
-        return vector_kind_of(described) == self.name
+    def is_made_by(self, encoder_settings: Mapping[str, Any]) -> bool:
+        """Whether an encoder makes such vectors. encoder_settings: its settings (`EncoderSpec.settings`)."""
+        return vector_kind_of(encoder_settings) == self.name
 
-    def holds(self, config: Mapping[str, Any]) -> bool:
+    def is_kind_of(self, config: Mapping[str, Any]) -> bool:
         """Whether embeddings with this configuration hold such vectors."""
-        return self.makes(config["encoder"])
+        return self.is_made_by(config["encoder"])
 
     @abstractmethod
     def write(self, texts: PartTexts, path: Path) -> None:
@@ -92,16 +92,16 @@ class VectorKind(ABC):
         """Returns what encodes queries: an object with `forward`, whose arguments are those of `Encoder.forward`."""
         return encoder
 
-    def batched_model_type(self, described: Mapping[str, Any]) -> str | None:
+    def batched_model_type(self, encoder_settings: Mapping[str, Any]) -> str | None:
         """Returns the backbone's model_type if its batches may be packed or compiled, else None."""
-        return str(described["model_type"])
+        return str(encoder_settings["model_type"])
 
     @abstractmethod
-    def describe(self, described: Mapping[str, Any]) -> str:
+    def describe_vectors(self, encoder_settings: Mapping[str, Any]) -> str:
         """Returns what the vectors of an encoder are, in words that follow their number."""
 
     @abstractmethod
-    def plan(self, described: Mapping[str, Any], rows: int) -> str:
+    def describe_size(self, encoder_settings: Mapping[str, Any], rows: int) -> str:
         """Returns what the vectors of `rows` passages take, in words."""
 
     def warning(self, rows: int, size_bytes: int) -> str | None:
@@ -126,7 +126,7 @@ class IndexOptions:
     memory_bytes: int | None = None
 
 
-def vector_kind_of(described: Mapping[str, Any]) -> str:
-    """Returns the name of the kind of vector that an encoder makes; described: its settings."""
-    pooling = described.get("pooling", "mean")
+def vector_kind_of(encoder_settings: Mapping[str, Any]) -> str:
+    """Returns the name of the kind of vector that an encoder makes; encoder_settings: its settings."""
+    pooling = encoder_settings.get("pooling", "mean")
     return VECTORS.get(pooling, pooling)

@@ -42,7 +42,7 @@ def open_mteb_encoder(
     """
     require_mteb()
     spec = find_encoder_spec(store, encoder, task, options)
-    spec.describe("passage")  # raises if the encoder of queries was trained over another backbone
+    spec.settings("passage")  # raises if the encoder of queries was trained over another backbone
     prompt = spec.prompt()
     tasks: dict[str, TaskPrompt] | None = None if prompt is None else {}
 

@@ -65,10 +65,10 @@ class EmbeddingsReader(ABC):
         Raises:
             InputError: If their vectors are of another kind, if they are of another corpus, or if they lack rows of it.
         """
-        name = store.only("embeddings", name, cls.kind.holds)
+        name = store.only_name("embeddings", name, cls.kind.is_kind_of)
         generations = store.generations("embeddings", name)
         first = generations[0]
-        if not cls.kind.holds(first.config):
+        if not cls.kind.is_kind_of(first.config):
             raise InputError(
                 f"{store.url}/embeddings/{name}: holds {vector_kind_of(first.config['encoder'])} vectors, expected "
                 f"{cls.kind.name} ones: {cls.kind.remedy}"
@@ -106,14 +106,14 @@ class EmbeddingsReader(ABC):
     def vectors(self, part: RowPart) -> Any:
         """Returns the vectors of a part. Raises InputError if its file is damaged or holds other vectors."""
         label = f"{part.artifact.url}/{part.part.file}"
-        return self.kind.read(part.artifact.local(part.part), part.part.rows, self.dim, label)
+        return self.kind.read(part.artifact.local_path(part.part), part.part.rows, self.dim, label)
 
     @abstractmethod
     def take(self, rows: np.ndarray) -> Any:
         """Returns the vectors of some rows, int64 [n], in their order."""
 
     @abstractmethod
-    def open_vectors(self) -> Callable[[np.ndarray], np.ndarray]:
+    def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a function that reads vectors for training, for many calls: int64 [n] -> float [n, dim].
 
         It keeps the files of the parts open.
@@ -121,5 +121,5 @@ class EmbeddingsReader(ABC):
 
     def topics(self) -> np.ndarray | None:
         """Returns the topic by whose prompt each passage was encoded: int64 [num_rows]; None if there are no topics."""
-        pieces = [np.load(made.local(part)) for made in self.generations for part in made.numbered_parts(TOPICS)]
+        pieces = [np.load(made.local_path(part)) for made in self.generations for part in made.numbered_parts(TOPICS)]
         return np.concatenate(pieces).astype(np.int64) if pieces else None

@@ -39,7 +39,7 @@ def spec_of_embeddings(
         spec = EncoderSpec(store, encoder or embeddings.encoder_name, options, embeddings.task)
     # A task may encode queries differently from the embeddings' encoder, with its prompt or prefix.
     pinned: Mapping[str, Any] = embeddings.config["encoder"]
-    if differ := differing_settings(pinned, spec.describe("passage"), passages=task is not None):
+    if differ := differing_settings(pinned, spec.settings("passage"), passages=task is not None):
         what, parameter = (f"task {task}", "task") if task else (f"encoder {spec.name}", "encoder")
         raise InputError(
             f"{what} is not the one that made embeddings/{embeddings.name} ({', '.join(differ)} differ): name "
@@ -93,13 +93,13 @@ class StoredEncoder:
         """
         if isinstance(texts, str):
             raise InputError(f"texts {texts[:40]!r}: expected a list of texts, got one text; write [text]")
-        return self._kind.query_encoder(self.of(side)).encode(texts, side=side, task=self.spec.task)
+        return self._kind.query_encoder(self.encoder_of(side)).encode(texts, side=side, task=self.spec.task)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:
         """Returns the texts of passages with their titles, as the corpus was encoded; an empty title adds nothing."""
-        return self.of("passage").compose(titles, texts)
+        return self.encoder_of("passage").compose(titles, texts)
 
-    def of(self, side: Side) -> Encoder:
+    def encoder_of(self, side: Side) -> Encoder:
         """Returns the open encoder of a side; of both sides, unless each has its own. Its task is `spec.task`."""
         folder = self.spec.folder_of(side)
         with self._opening:

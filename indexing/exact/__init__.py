@@ -10,7 +10,7 @@ torch_pass   the products and sums by torch, for machines on which the compiled 
 Importing this package loads no torch: `torch_pass` is imported by the functions that need it.
 """
 
-from indexing.exact.candidates import rescore_pieces
+from indexing.exact.candidates import rescore_candidates
 from indexing.exact.checks import available_threads, check_queries, check_vectors
 from indexing.exact.hits import Hits, empty_hits, merge_hits
 from indexing.exact.search import ExactSearch, OpenPart, exact_search, search_open_parts
@@ -25,6 +25,6 @@ __all__ = [
     "empty_hits",
     "exact_search",
     "merge_hits",
-    "rescore_pieces",
+    "rescore_candidates",
     "search_open_parts",
 ]

@@ -15,10 +15,10 @@ CANDIDATES = 1 << 20  # candidates that are scored in one call: 8 MiB of rows, a
 _PAIRS = 16_384  # pairs of a query and a candidate that a thread scores at once; fewer are scored sooner by one thread
 
 
-def rescore_pieces(
+def rescore_candidates(
     queries: np.ndarray,
     rows: np.ndarray,
-    pieces: Sequence[tuple[int, np.ndarray]],
+    parts: Sequence[tuple[int, np.ndarray]],
     k: int,
     threads: int | None = None,
     *,
@@ -26,21 +26,21 @@ def rescore_pieces(
 ) -> Hits:
     """Returns the best k of each query's candidates.
 
-    Each candidate is scored once, in its piece: time and memory are those of the candidates, for any number of pieces.
+    Each candidate is scored once, in its part: time and memory are those of the candidates, for any number of parts.
 
     Args:
         queries: float32 [q, dim].
         rows: Candidates of each query, int64 [q, c], global rows, -1 for none. Repeated rows count once.
-        pieces: Disjoint pieces: first row, vectors [n, dim], float16 or float32 (memory maps are accepted).
+        parts: Disjoint parts: first row, vectors [n, dim], float16 or float32 (memory maps are accepted).
         k: Number of hits per query.
         threads: CPU threads; None: all that this process may use.
         use_kernel: Use the compiled kernel if it runs on this machine.
 
     Raises:
-        InputError: For a row outside of the pieces, and for vectors that are not finite.
+        InputError: For a row outside of the parts, and for vectors that are not finite.
     """
     queries = check_queries(queries)
-    pieces = [(first, check_vectors(vectors, queries.shape[1], first)) for first, vectors in pieces if len(vectors)]
+    parts = [(first, check_vectors(vectors, queries.shape[1], first)) for first, vectors in parts if len(vectors)]
     rows = np.maximum(np.asarray(rows, dtype=np.int64), -1)
     if rows.ndim != 2 or len(rows) != len(queries):
         raise InputError(f"candidate rows have shape {rows.shape}, expected [{len(queries)}, c]")
@@ -49,15 +49,15 @@ def rescore_pieces(
     if repeated.any():
         rows[:, 1:][repeated] = -1
         rows.sort(axis=1)
-    edges = np.array([(first, first + len(vectors)) for first, vectors in pieces], np.int64).reshape(-1, 2)
-    # int64 [q, pieces, 2]: the columns at which the candidates of a piece begin and end; the rows of a query ascend.
-    columns = np.array([np.searchsorted(mine, edges) for mine in rows], np.int64).reshape(len(rows), len(pieces), 2)
+    edges = np.array([(first, first + len(vectors)) for first, vectors in parts], np.int64).reshape(-1, 2)
+    # int64 [q, parts, 2]: the columns at which the candidates of a part begin and end; the rows of a query ascend.
+    columns = np.array([np.searchsorted(mine, edges) for mine in rows], np.int64).reshape(len(rows), len(parts), 2)
     if (columns[..., 1] - columns[..., 0]).sum() != np.count_nonzero(rows >= 0):
         expected = f"{edges.min()} to {edges.max() - 1}" if len(edges) else "none"
         raise InputError(f"candidate rows reach from {rows[rows >= 0].min()} to {rows.max()}, expected {expected}")
     scores = np.full(rows.shape, -np.inf, np.float32)
     score = _pair_scorer(queries, threads or available_threads(), use_kernel)
-    for number, (first, vectors) in enumerate(pieces):
+    for number, (first, vectors) in enumerate(parts):
         for query_ids, starts, ends in _group_by_num_candidates(columns[:, number, 0], columns[:, number, 1]):
             here = starts[:, None] + np.arange((ends - starts).max())
             inside = here < ends[:, None]

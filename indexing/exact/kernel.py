@@ -78,11 +78,11 @@ class KernelSearch:
         bad = self._library.riptide_search_add_converted(self._searches[0], converted.pointer)
         _raise_problem(bad, converted.first_row)
 
-    def _add(self, which: int, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
+    def _add(self, search_number: int, vectors: np.ndarray, first_row: int, deleted: np.ndarray) -> None:
         deleted = np.ascontiguousarray(deleted, dtype=np.int64)
         half = int(vectors.dtype == np.float16)
         bad = self._library.riptide_search_add(
-            self._searches[which],
+            self._searches[search_number],
             vectors.ctypes.data,
             half,
             *vectors.shape,
@@ -92,8 +92,8 @@ class KernelSearch:
         )
         _raise_problem(bad, first_row)
 
-    def result(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Returns (scores float32 [q, k], rows int64 [q, k]) of each search, over disjoint passages."""
+    def partial_hits(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Returns the top k of disjoint sets of passages, to be merged: scores float32 [q, k] and rows int64 [q, k]."""
         results = []
         for search in self._searches:
             scores, rows = np.empty(self._shape, np.float32), np.empty(self._shape, np.int64)

@@ -119,7 +119,7 @@ class ExactSearch:
 
     def result(self) -> Hits:
         """Returns the top k of all parts that were added so far; more may be added afterwards."""
-        return merge_hits([Hits(*hits) for hits in self._engine.result()], self.k)
+        return merge_hits([Hits(*hits) for hits in self._engine.partial_hits()], self.k)
 
 
 def exact_search(

@@ -73,7 +73,7 @@ class TorchSearch:
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
 
-    def result(self) -> list[tuple[np.ndarray, np.ndarray]]:
+    def partial_hits(self) -> list[tuple[np.ndarray, np.ndarray]]:
         return [(self.scores.cpu().numpy().copy(), self.rows.cpu().numpy().copy())]
 
     def _search(self, q: slice, block: Block) -> None:

@@ -292,7 +292,9 @@ def _path_and_parents(path: str) -> Iterator[str]:
         path = path.rpartition(".")[0]
 
 
-def _choose_column(file: str, table: TableColumns, role: str, name: str | None, known: Sequence[str]) -> str | None:
+def _choose_column(
+    file: str, table: TableColumns, role: str, name: str | None, usual_names: Sequence[str]
+) -> str | None:
     """Returns the column of a role: the named one, or the only one with a well-known name."""
     if name == "":
         return ""
@@ -300,7 +302,7 @@ def _choose_column(file: str, table: TableColumns, role: str, name: str | None, 
         if table.missing([name]):
             raise InputError(f"parameter {role} {name}: {file} has {named_columns(table.shown)}; give one of these")
         return name
-    candidates = [column for column in table.names if column.lower() in known]
+    candidates = [column for column in table.names if column.lower() in usual_names]
     if len(candidates) > 1:
         raise InputError(
             f"{file}: found {named_columns(candidates)}, expected one that may be the {role}; "
@@ -309,11 +311,11 @@ def _choose_column(file: str, table: TableColumns, role: str, name: str | None, 
     return candidates[0] if candidates else None
 
 
-def _required_column(file: str, table: TableColumns, text: str | None, known: Sequence[str]) -> str:
+def _required_column(file: str, table: TableColumns, text: str | None, usual_names: Sequence[str]) -> str:
     if not text:
         header = ", or add a header line if the first line is a row" if table.delimiter else ""
         raise InputError(
-            f"{file}: found {named_columns(table.shown)}, expected one called {', '.join(known)}; "
+            f"{file}: found {named_columns(table.shown)}, expected one called {', '.join(usual_names)}; "
             f"name the column of the text by parameter text{header}"
         )
     return text

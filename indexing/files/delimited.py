@@ -125,7 +125,7 @@ def read_header(file: str, delimiter: str = "") -> TableColumns:
     piece = DelimitedRows(file, delimiter).take(1)
     if piece is None:
         raise no_rows_error(file)
-    names = [name.strip() for name in next(_python_rows(piece, delimiter))[1]]
+    names = [name.strip() for name in next(_parse_with_csv_module(piece, delimiter))[1]]
     if "" in names:
         raise InputError(
             f"{file}:1: found no name for column {names.index('') + 1} of {len(names)}, expected a header that names "
@@ -157,7 +157,9 @@ def delimited_blocks(piece: FilePiece, table: TableColumns) -> Iterator[FilePiec
         first, start = last + 1, end + 1
 
 
-def read_fields(piece: FilePiece, table: TableColumns, wanted: Sequence[int]) -> tuple[Sequence[int], list[list[str]]]:
+def read_fields(
+    piece: FilePiece, table: TableColumns, column_numbers: Sequence[int]
+) -> tuple[Sequence[int], list[list[str]]]:
     """Returns the first line of each row of a piece, and the values of some columns.
 
     pyarrow reads the piece; Python's csv module, five times slower, finds the line of a row that pyarrow refuses.
@@ -165,7 +167,7 @@ def read_fields(piece: FilePiece, table: TableColumns, wanted: Sequence[int]) ->
     Args:
         piece: Whole rows, as `delimited_blocks` cuts them.
         table: All columns of the file.
-        wanted: Numbers of the columns to return, from 0.
+        column_numbers: Numbers of the columns to return, from 0.
 
     Raises:
         InputError: If a row has another number of fields, is empty, or is not UTF-8.
@@ -174,7 +176,7 @@ def read_fields(piece: FilePiece, table: TableColumns, wanted: Sequence[int]) ->
     if len(data) > limits.BLOCK_BYTES:  # one row
         limits.check_columns(f"{piece.file}:{piece.first_line}", data, table.delimiter)
     names = [str(number) for number in range(len(table.names))]
-    keep = sorted(set(wanted)) or [0]
+    keep = sorted(set(column_numbers)) or [0]
     try:
         read = pa_csv.read_csv(
             pa.BufferReader(data),
@@ -189,14 +191,14 @@ def read_fields(piece: FilePiece, table: TableColumns, wanted: Sequence[int]) ->
         read = None
     if read is None or len(read) != piece.rows:  # pyarrow skips empty lines, and ends rows at a bare CR
         lines, rows = [], []
-        for line, fields in _python_rows(piece, table.delimiter):
+        for line, fields in _parse_with_csv_module(piece, table.delimiter):
             if len(fields) != len(names):
                 raise _wrong_fields_error(piece, table, line, fields)
             lines.append(line)
             rows.append(fields)
-        return lines, [[fields[number] for fields in rows] for number in wanted]
+        return lines, [[fields[number] for fields in rows] for number in column_numbers]
     columns = {number: read.column(names[number]).to_pylist() for number in keep}
-    return row_lines(piece), [columns[number] for number in wanted]
+    return row_lines(piece), [columns[number] for number in column_numbers]
 
 
 def row_lines(piece: FilePiece) -> Sequence[int]:
@@ -239,7 +241,7 @@ def line_of_row(file: str, delimiter: str, first_line: int, offset: int) -> str:
     return f"{known} or after"
 
 
-def _python_rows(piece: FilePiece, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _parse_with_csv_module(piece: FilePiece, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yields the rows by Python's csv module, each with its line. Raises InputError for a row that it cannot read."""
     allow_long_fields()
     data = piece.data or b""

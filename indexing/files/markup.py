@@ -96,14 +96,14 @@ def _read_page(file: str, source: str) -> tuple[str, str]:
     root = tree.css_first(MAIN) or tree.body
     if root is None:
         return "", ""
-    named = _line(tree.css_first("head > title"))
+    named = _line_of_node(tree.css_first("head > title"))
     heading = root.css_first("h1")
-    title = named or _line(heading)
+    title = named or _line_of_node(heading)
     _mark_lines(root)
-    text = _text(root)
-    if heading is not None and _line(heading) == title:
+    text = _text_of_node(root)
+    if heading is not None and _line_of_node(heading) == title:
         heading.decompose()
-        text = _text(root) or text
+        text = _text_of_node(root) or text
     return title, text
 
 
@@ -120,13 +120,13 @@ def _mark_lines(root: Any) -> None:
         node.insert_after(" ")
 
 
-def _text(root: Any) -> str:
+def _text_of_node(root: Any) -> str:
     """Returns the text of a node in lines, without repeated white space and empty lines."""
     lines = (" ".join(line.split()) for line in root.text(separator="").split(LINE_END))
     return "\n".join(line for line in lines if line)
 
 
-def _line(node: Any) -> str:
+def _line_of_node(node: Any) -> str:
     """Returns the text of a node as one line; "" for None."""
     return "" if node is None else " ".join(node.text(separator="").replace(LINE_END, " ").split())
 

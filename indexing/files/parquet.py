@@ -134,7 +134,7 @@ def parquet_blocks(piece: FilePiece, columns: Sequence[str] | None = None) -> It
                 buffer_size=0 if whole else BUFFER_BYTES,
             )
             rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, MAX_BATCH_BYTES // width))
-            for first, batch in _batches(file, piece, groups, rows_per_batch, columns):
+            for first, batch in _read_batches(file, piece, groups, rows_per_batch, columns):
                 yield from _split_batch(piece, first, batch)
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise InputError(f"{piece.file}: found damaged Parquet ({one_line(error)}); fetch the file again") from None
@@ -148,14 +148,14 @@ def parquet_objects(block: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
         InputError: If a row is not UTF-8, or if its metadata is not a JSON object.
     """
-    for line, row in enumerate(_python_rows(block), block.first_line):
+    for line, row in enumerate(_rows_as_dicts(block), block.first_line):
         document = {name: value for name, value in row.items() if value is not None}
         if type(document.get("metadata")) is str:
             document["metadata"] = metadata_text(block, line, document["metadata"])
         yield line, document
 
 
-def _python_rows(block: FilePiece) -> list[dict[str, Any]]:
+def _rows_as_dicts(block: FilePiece) -> list[dict[str, Any]]:
     """Returns a block of Parquet as dicts. Raises InputError for values without a Python object: the year 10000."""
     try:
         return block.batch.to_pylist()
@@ -187,7 +187,7 @@ def _row_groups(footer: Any, piece: FilePiece) -> Iterator[tuple[int, int]]:
             return
 
 
-def _batches(
+def _read_batches(
     file: Any, piece: FilePiece, groups: list[int], rows_per_batch: int, columns: Sequence[str] | None
 ) -> Iterator[tuple[int, Any]]:
     """Yields the rows of a piece as (1-based first row, record batch); decodes only the row groups it touches."""
@@ -203,11 +203,11 @@ def _batches(
             return
 
 
-def _split_batch(piece: FilePiece, first: int, batch: Any) -> Iterator[FilePiece]:
+def _split_batch(piece: FilePiece, first_row: int, batch: Any) -> Iterator[FilePiece]:
     """Yields a record batch as blocks of about BLOCK_BYTES. Raises InputError for a row of more than MAX_ROW_BYTES."""
     sizes = sum((_count_bytes(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     if len(long_rows := np.flatnonzero(sizes > limits.MAX_ROW_BYTES)):
-        raise limits.too_long_error(f"{piece.file} row {first + long_rows[0]}", int(sizes[long_rows[0]]))
+        raise limits.too_long_error(f"{piece.file} row {first_row + long_rows[0]}", int(sizes[long_rows[0]]))
     values = sum((_count_values(column) for column in batch.columns), np.zeros(len(batch), np.int64))
     ends = np.cumsum(sizes + VALUE_BYTES * values)
     start = 0
@@ -215,7 +215,7 @@ def _split_batch(piece: FilePiece, first: int, batch: Any) -> Iterator[FilePiece
         before = int(ends[start - 1]) if start else 0
         end = max(start + 1, int(np.searchsorted(ends, before + limits.BLOCK_BYTES, side="right")))
         size = int(sizes[start:end].sum())
-        yield FilePiece(piece.file, first + start, end - start, size, None, batch.slice(start, end - start))
+        yield FilePiece(piece.file, first_row + start, end - start, size, None, batch.slice(start, end - start))
         start = end
 
 

@@ -40,16 +40,16 @@ class PageHeader(NamedTuple):
     levels_size: int  # bytes of the repetition levels; 0 in DATA, where they begin with their size
 
 
-def check_footer(file: str, opened: Any) -> None:
+def check_footer(file: str, open_file: Any) -> None:
     """Raises InputError if a footer exceeds the limits on columns, nesting depth or row groups.
 
     Arrow reports other faults of the file.
     """
-    size = opened.size()
+    size = open_file.size()
     if size < 12:
         return
-    opened.seek(size - 8)
-    tail = opened.read(8)
+    open_file.seek(size - 8)
+    tail = open_file.read(8)
     length = int.from_bytes(tail[:4], "little")
     if tail[4:] != b"PAR1" or length > size - 8:
         return
@@ -58,8 +58,8 @@ def check_footer(file: str, opened: Any) -> None:
             f"{file}: found a Parquet footer of {length:,} bytes, expected at most {limits.MAX_FOOTER_BYTES >> 20} "
             "MiB; write the file with larger row groups or fewer columns"
         )
-    opened.seek(size - 8 - length)
-    thrift = Thrift(opened.read(length))
+    open_file.seek(size - 8 - length)
+    thrift = Thrift(open_file.read(length))
     columns = 0
     try:
         for number, kind in thrift.read_fields():
@@ -239,12 +239,12 @@ class _ColumnPages:
             offset = chunk.dictionary_page_offset
         size = self.opened.size()
         while seen < chunk.num_values and 0 < offset < size:
-            page = self._header(offset)
+            page = self._read_header(offset)
             yield page
             offset = page.offset + page.compressed_size
             seen += 0 if page.kind == DICTIONARY else page.num_values
 
-    def _header(self, offset: int) -> PageHeader:
+    def _read_header(self, offset: int) -> PageHeader:
         length = 256
         while True:
             self.opened.seek(offset)

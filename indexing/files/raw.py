@@ -35,7 +35,7 @@ class FilePiece:
     first_line: int  # 1-based line of the file, for Parquet its 1-based row
     rows: int
     size: int  # bytes of the rows; for Parquet, the size of a row group spread evenly over its rows
-    data: bytes | None  # whole rows, the last one without its newline
+    data: bytes | None  # raw lines, the last one without its newline; None for Parquet and folders
     batch: Any = None  # the rows of Parquet as a record batch, once they are read; names and sizes of files
 
 
@@ -156,9 +156,9 @@ def read_blocks(file: str) -> Iterator[bytes]:
         start = True
         held: list[bytes] = []  # line ends that belong to the text if a later block has text
         held_bytes = 0
-        while block := _read(stream, file):
+        while block := _read_block(stream, file):
             if start:
-                while len(block) < len(BOM) and (more := _read(stream, file)):
+                while len(block) < len(BOM) and (more := _read_block(stream, file)):
                     block += more
                 block, start = block.removeprefix(BOM), False
             body = block.rstrip(b"\r\n")
@@ -173,7 +173,7 @@ def read_blocks(file: str) -> Iterator[bytes]:
                     held.append(block[len(body) :])
 
 
-def _read(stream: BinaryIO, file: str) -> bytes:
+def _read_block(stream: BinaryIO, file: str) -> bytes:
     try:
         return stream.read(BLOCK)
     except EOFError:

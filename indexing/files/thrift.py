@@ -47,36 +47,36 @@ class Thrift:
         header = self.read_byte()
         return (header >> 4 if header >> 4 < 15 else self.read_varint()), header & 15
 
-    def skip(self, kind: int, depth: int = 0) -> None:
+    def skip(self, type_id: int, depth: int = 0) -> None:
         """Skips a value."""
         if depth > 16:
             raise Malformed
-        if kind in (3, 4, 5, 6):
-            self.read_varint() if kind != 3 else self.read_byte()
-        elif kind == 8:
+        if type_id in (3, 4, 5, 6):
+            self.read_varint() if type_id != 3 else self.read_byte()
+        elif type_id == 8:
             length = self.read_varint()
             self.at += length
-        elif kind in (7, 13):
-            self.at += 8 if kind == 7 else 16
-        elif kind in (9, 10):
+        elif type_id in (7, 13):
+            self.at += 8 if type_id == 7 else 16
+        elif type_id in (9, 10):
             size, element = self.read_list_header()
             for _ in range(size):
                 self.skip_element(element, depth)
-        elif kind == 11:
+        elif type_id == 11:
             if size := self.read_varint():
                 kinds = self.read_byte()
                 for _ in range(size):
                     self.skip_element(kinds >> 4, depth)
                     self.skip_element(kinds & 15, depth)
-        elif kind == 12:
+        elif type_id == 12:
             for _, field in self.read_fields():
                 self.skip(field, depth + 1)
-        elif kind not in (1, 2):
+        elif type_id not in (1, 2):
             raise Malformed
 
-    def skip_element(self, kind: int, depth: int) -> None:
+    def skip_element(self, type_id: int, depth: int) -> None:
         """Skips an element of a list or map; a boolean takes a byte there."""
-        if kind in (1, 2):
+        if type_id in (1, 2):
             self.read_byte()
         else:
-            self.skip(kind, depth + 1)
+            self.skip(type_id, depth + 1)

@@ -130,7 +130,7 @@ ids are these paths.
 
     def find_corpus(self, names: Sequence[str]) -> list[str]:
         """Returns the documents among the paths of files below a folder."""
-        return [name for name in names if not _is_hidden(name) and _ending(name) in READERS]
+        return [name for name in names if not _is_hidden(name) and _file_ending(name) in READERS]
 
     def identity(self, file: str) -> dict[str, Any]:
         documents = list_documents(file).documents
@@ -152,7 +152,9 @@ ids are these paths.
 
     def open_rows(self, file: str, table: TableColumns | None = None) -> RowReader:
         if not (documents := list_documents(file).documents):
-            raise InputError(f"{file}: found no documents, expected files that end with {_endings()}; name a folder")
+            raise InputError(
+                f"{file}: found no documents, expected files that end with {_known_endings()}; name a folder"
+            )
         return DocumentRows(file, documents)
 
     def blocks(self, piece: FilePiece, columns: PassageColumns | None = None) -> Iterator[FilePiece]:
@@ -183,7 +185,7 @@ def list_documents(folder: str) -> FolderListing:
     """
     documents, hidden, others = [], 0, Counter[str]()
     for name, size in walk_files(folder):
-        ending = _ending(name)
+        ending = _file_ending(name)
         if _is_hidden(name):
             hidden += 1
         elif ending in READERS:
@@ -198,13 +200,13 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or "/." in name
 
 
-def _ending(name: str) -> str:
+def _file_ending(name: str) -> str:
     """Returns the ending of a file in lower case; "" if it has none."""
     _, dot, ending = name.rpartition("/")[2].rpartition(".")
     return ending.lower() if dot else ""
 
 
-def _endings() -> str:
+def _known_endings() -> str:
     return ", ".join(f".{ending}" for ending in READERS)
 
 
@@ -241,7 +243,7 @@ def _parse_document(file: str, data: bytes) -> tuple[str, str]:
         ) from None
     if (zero := source.find("\0")) >= 0:
         raise InputError(f"{file}: found a zero byte at offset {zero}, expected text; remove the file")
-    title, text = READERS[_ending(file)](file, source)
+    title, text = READERS[_file_ending(file)](file, source)
     if not (text := text.strip()):
         raise InputError(f"{file}: found no text, expected some; remove the file, or write text into it")
     return title or file.rpartition("/")[2].rpartition(".")[0], text

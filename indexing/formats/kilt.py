@@ -86,20 +86,20 @@ Queries:
         As in KILT's own passages, paragraph 0 (the title) and the "Section::::" headings are not passages; a heading
         becomes metadata of its paragraphs. Anchors, categories and history of the page are left out.
         """
-        for line, page_id, title, paragraphs in _pages(block):
+        for line, page_id, title, paragraphs in _parse_pages(block):
             headings = [len(paragraph) for paragraph in paragraphs if paragraph.startswith("Section::::")]
             repeated = (len(title) + len(page_id) + max(headings, default=0)) * len(paragraphs)
             if repeated > limits.MAX_ROW_BYTES:
                 actual = f"a title, id and heading that take {repeated:,} characters in {len(paragraphs):,} paragraphs"
                 raise row_error(block, line, actual, f"at most {limits.MAX_ROW_BYTES:,}", "shorten them")
-            for index, section, text in _texts(paragraphs):
+            for index, section, text in _paragraph_texts(paragraphs):
                 fields = {"wikipedia_id": page_id, "paragraph": index}
                 yield line, f"{page_id}-{index}", title, text, fields | {"section": section} if section else fields
 
     def read_documents(self, block: FilePiece, columns: PassageColumns | None) -> Iterator[Row]:
         """Yields each page with its paragraphs as one text; pages without text are left out."""
-        for line, page_id, title, paragraphs in _pages(block):
-            text = "\n\n".join(text for _, _, text in _texts(paragraphs))
+        for line, page_id, title, paragraphs in _parse_pages(block):
+            text = "\n\n".join(text for _, _, text in _paragraph_texts(paragraphs))
             if text:
                 yield line, page_id, title, text, {"wikipedia_id": page_id}
 
@@ -127,7 +127,7 @@ Queries:
             yield (line, id, "", text, {name: value for name, value in outcome.items() if value} | doc)
 
 
-def _pages(block: FilePiece) -> Iterator[tuple[int, str, str, list[str]]]:
+def _parse_pages(block: FilePiece) -> Iterator[tuple[int, str, str, list[str]]]:
     """Yields the line, the id, the title and the paragraphs of each page of a block."""
     for line, page in json_objects(block):
         page_id = page.get("wikipedia_id", page.get("_id"))
@@ -143,7 +143,7 @@ def _pages(block: FilePiece) -> Iterator[tuple[int, str, str, list[str]]]:
         yield line, page_id, title, paragraphs
 
 
-def _texts(paragraphs: list[str]) -> Iterator[tuple[int, str, str]]:
+def _paragraph_texts(paragraphs: list[str]) -> Iterator[tuple[int, str, str]]:
     """Yields the number, the section and the text of each paragraph with text, except the title and headings."""
     section = ""
     for index, paragraph in enumerate(paragraphs[1:], 1):

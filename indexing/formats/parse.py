@@ -163,16 +163,16 @@ def read_queries(source: ImportSource) -> tuple[pa.Table, dict[str, pa.Table]]:
     return source.format.read_query_files(source.queries, source.query_columns, source.qrels)
 
 
-def convert_field(value: Any, kind: str | None) -> Any:
+def convert_field(value: Any, filter_type: str | None) -> Any:
     """Returns a field of CSV or TSV in the type of its filter; the unchanged text if it has another form."""
-    if type(value) is not str or kind is None:
+    if type(value) is not str or filter_type is None:
         return value
-    kind = _value_type(kind)
-    if kind == "int64" and re.fullmatch(r"[+-]?[0-9]{1,19}", value):
+    filter_type = _value_type(filter_type)
+    if filter_type == "int64" and re.fullmatch(r"[+-]?[0-9]{1,19}", value):
         return int(value)
-    if kind == "float64" and re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", value):
+    if filter_type == "float64" and re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", value):
         return float(value)
-    if kind == "bool":
+    if filter_type == "bool":
         return {"true": True, "false": False}.get(value.lower(), value)
     return value
 
@@ -182,13 +182,13 @@ def _value_type(kind: str) -> str:
     return kind.removeprefix("list[").removesuffix("]")
 
 
-def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: str, kind: str, value: Any) -> Any:
+def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: str, filter_type: str, value: Any) -> Any:
     """Returns the value of a filter for Arrow.
 
     Args:
         refuse: Returns the error for a bad value, from the actual value, the expected one and a remedy.
         name: The metadata field.
-        kind: The type of the filter.
+        filter_type: The type of the filter.
         value: The value of the field.
 
     Raises:
@@ -196,23 +196,23 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
     """
     if value is None:
         return None
-    if (value_type := _value_type(kind)) != kind:
+    if (value_type := _value_type(filter_type)) != filter_type:
         values = value if isinstance(value, list) else [value]
         return [convert_filter_value(refuse, name, value_type, each) for each in values if each is not None] or None
-    if kind == "timestamp":
+    if filter_type == "timestamp":
         try:
             moment = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else value)
             return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (TypeError, ValueError, OverflowError):
             pass
-    elif kind == "int64":
+    elif filter_type == "int64":
         if type(value) is int and -(2**63) <= value < 2**63:
             return value
-    elif kind == "float64":
+    elif filter_type == "float64":
         if type(value) in (int, float):
             return float(value)
-    elif type(value) is {"string": str, "bool": bool}[kind]:
+    elif type(value) is {"string": str, "bool": bool}[filter_type]:
         return value
-    wanted = "an ISO 8601 timestamp" if kind == "timestamp" else kind
+    wanted = "an ISO 8601 timestamp" if filter_type == "timestamp" else filter_type
     actual = f"{name} {short_repr(value)} ({type(value).__name__})"
     raise refuse(actual, f"{wanted}, as its filter says", "fix the value or give the filter another type")

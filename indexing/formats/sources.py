@@ -87,7 +87,12 @@ def detect_source(
     if listing is None:
         chosen = requested or _detect_corpus(path, is_named)
         source = ImportSource(
-            chosen, _stem(path), (path,), (), {}, titles=_title_file(chosen, _title_files_beside(chosen, path))
+            chosen,
+            _name_without_endings(path),
+            (path,),
+            (),
+            {},
+            titles=_title_file(chosen, _title_files_beside(chosen, path)),
         )
     else:
         chosen, corpus = _find_corpus_files(path, listing, requested)
@@ -136,7 +141,7 @@ def detect_query_source(
     path, listing = list_files(path)
     if listing is None:
         chosen = requested or _detect_queries(path, is_named)
-        return _with_query_columns(ImportSource(chosen, _stem(path), (), (path,), {}), names, split)
+        return _with_query_columns(ImportSource(chosen, _name_without_endings(path), (), (path,), {}), names, split)
     for candidate in [requested] if requested else [each for each in FORMATS if not each.has_columns]:
         queries, qrels = _find_queries(path, listing, candidate)
         if queries:
@@ -234,19 +239,19 @@ def _unknown_ending_error(start: FileStart, candidates: Sequence[CorpusFormat]) 
 
 
 def _find_corpus_files(
-    path: str, listing: list[str], requested: CorpusFormat | None
+    path: str, listing: list[str], requested_format: CorpusFormat | None
 ) -> tuple[CorpusFormat, tuple[str, ...]]:
     """Returns the format of a folder's corpus and its files; the folder itself if the format is one of folders."""
-    if requested is not None and requested.is_folder:
-        return requested, (path,)
-    candidates = [requested] if requested else _file_formats()
+    if requested_format is not None and requested_format.is_folder:
+        return requested_format, (path,)
+    candidates = [requested_format] if requested_format else _file_formats()
     matches = [(each, names) for each in candidates if (names := each.find_corpus(listing))]
-    if requested is None:
+    if requested_format is None:
         matches = [(each, names) for each, names in matches if not each.is_generic] or matches
     if not matches:
-        if requested is None and (format := _folder_format(path, listing)):
+        if requested_format is None and (format := _folder_format(path, listing)):
             return format, (path,)
-        raise _no_corpus_error(path, listing, requested)
+        raise _no_corpus_error(path, listing, requested_format)
     if len(matches) > 1:
         corpora = ", ".join(f"{each.name}: {_list_some(files)}" for each, files in matches)
         raise InputError(
@@ -273,10 +278,10 @@ def _possible_files(listing: list[str]) -> list[str]:
     return [name for name in files if any(each.has_ending(FileStart(name)) for each in _file_formats())]
 
 
-def _no_corpus_error(path: str, listing: list[str], requested: CorpusFormat | None) -> InputError:
+def _no_corpus_error(path: str, listing: list[str], requested_format: CorpusFormat | None) -> InputError:
     """Returns the error for a folder without a corpus."""
-    if requested is not None:
-        expected = requested.describe_files(requested.corpus_files)
+    if requested_format is not None:
+        expected = requested_format.describe_files(requested_format.corpus_files)
     else:
         expected = f"one of the formats {', '.join(each.name for each in FORMATS)}"
     file = next(iter(_possible_files(listing)), "FILE")
@@ -376,7 +381,7 @@ def _import_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _stem(path: str) -> str:
+def _name_without_endings(path: str) -> str:
     """Returns a file's name without its endings."""
     name = _import_name(path).removesuffix(".gz")
     return name.rpartition(".")[0] or name

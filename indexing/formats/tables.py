@@ -99,13 +99,13 @@ class TableFormat(CorpusFormat):
         for file in files:
             judged: dict[tuple[str, str], tuple[int, int]] = {}  # query and passage -> score, line
             is_empty = True
-            for piece, line, row in self._rows(file, columns, files[0]):
+            for piece, line, row in self._read_rows(file, columns, files[0]):
                 is_empty = False
                 id, text, metadata = _parse_query(piece, line, row, columns)
                 here = file_and_line(piece, line)
                 first_place, known_text, known_metadata = known.setdefault(id, (here, text, metadata))
                 if first_place != here:
-                    _check_repeated(
+                    _check_repeated_query(
                         piece, line, id, first_place, (text, metadata), (known_text, known_metadata), columns
                     )
                 score = _parse_score(piece, line, row, columns)
@@ -138,11 +138,13 @@ class TableFormat(CorpusFormat):
         values = [list(known), [text for _, text, _ in known.values()], [metadata for _, _, metadata in known.values()]]
         return pa.table(values, schema=QUERIES_SCHEMA), judgements
 
-    def _rows(self, file: str, columns: QueryColumns, first: str) -> Iterator[tuple[FilePiece, int, dict[str, Any]]]:
-        """Yields the rows of a file, each with its block and line. first: the file that the columns are chosen from."""
+    def _read_rows(
+        self, file: str, columns: QueryColumns, first_file: str
+    ) -> Iterator[tuple[FilePiece, int, dict[str, Any]]]:
+        """Yields the rows of a file, each with its block and line. first_file: where the columns are chosen."""
         table = self.read_table(file)
         if missing := table.missing(columns.used):
-            raise InputError(f"{file}: found {named_columns(table.shown)}, expected {missing[0]} as in {first}")
+            raise InputError(f"{file}: found {named_columns(table.shown)}, expected {missing[0]} as in {first_file}")
         rows = self.open_rows(file, table)
         while piece := rows.take(QUERIES_AT_ONCE):
             for block in self.query_blocks(piece, table):
@@ -225,11 +227,11 @@ def _parse_query(piece: FilePiece, line: int, row: dict[str, Any], columns: Quer
     return id, text, dump_metadata(piece, line, fields) if fields else ""
 
 
-def _check_repeated(
+def _check_repeated_query(
     piece: FilePiece,
     line: int,
     id: str,
-    first: str,
+    first_place: str,
     actual: tuple[str, str],
     expected: tuple[str, str],
     columns: QueryColumns,
@@ -240,21 +242,23 @@ def _check_repeated(
         piece: The piece that holds the row.
         line: The line of the row.
         id: Id of the query.
-        first: The file and line of its first row.
+        first_place: The file and line of its first row.
         actual: Text and metadata of this row.
         expected: Text and metadata of the first row.
         columns: The columns of the table.
     """
     if not columns.relevant:
         what = f"query id {short_repr(id)}" if columns.id else f"the query {short_repr(actual[0])}"
-        raise row_error(piece, line, f"{what} a second time", f"it once (first in {first})", "remove or rename one")
+        raise row_error(
+            piece, line, f"{what} a second time", f"it once (first in {first_place})", "remove or rename one"
+        )
     if actual[0] != expected[0]:
         problem = f"query {short_repr(id)} with the text {short_repr(actual[0])}"
-        raise row_error(piece, line, problem, f"the text of {first}", "rename one of the queries")
+        raise row_error(piece, line, problem, f"the text of {first_place}", "rename one of the queries")
     if actual[1] != expected[1]:
         problem = f"query {short_repr(id)} with the metadata {short_repr(actual[1])}"
         remedy = "name the columns that belong to the query by parameter metadata"
-        raise row_error(piece, line, problem, f"{short_repr(expected[1])} as in {first}", remedy)
+        raise row_error(piece, line, problem, f"{short_repr(expected[1])} as in {first_place}", remedy)
 
 
 def _parse_passage_ids(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> list[str]:

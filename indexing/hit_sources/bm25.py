@@ -28,14 +28,14 @@ class Bm25Source:
     search_parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def source(self) -> str:
-        return BM25.text(self.bm25.name)
+    def source_text(self) -> str:
+        return BM25.source_text(self.bm25.name)
 
     def inputs(self) -> dict[str, Artifact]:
-        return {f"{self.source}/{n}": artifact for n, artifact in enumerate(self.bm25.generations)}
+        return {f"{self.source_text}/{n}": artifact for n, artifact in enumerate(self.bm25.generations)}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
-        return search_bm25(self.bm25, texts, k, self.corpus.deleted, runner, allowed=allowed)
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
+        return search_bm25(self.bm25, texts, k, self.corpus.deleted, runner, allowed_rows=allowed_rows)
 
 
 class OnlineBm25(OnlineSearch):
@@ -74,8 +74,8 @@ class Bm25Kind(SourceKind):
     def allows_name(self, name: str) -> bool:
         return True
 
-    def text(self, name: str) -> str:
-        return self.name if name in ("", DEFAULT) else super().text(name)
+    def source_text(self, name: str) -> str:
+        return self.name if name in ("", DEFAULT) else super().source_text(name)
 
     def open(self, context: SearchContext, name: str) -> Bm25Source:
         return Bm25Source(Bm25.open(context.store, name or None, context.corpus), context.corpus)

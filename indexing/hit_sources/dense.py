@@ -36,13 +36,15 @@ class DenseSource(VectorSource[Embeddings, Index | None]):
     def _shards(self) -> OpenShards:
         return OpenShards(self.embeddings, self.corpus.deleted, stays_open=self.stays_open)
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         from indexing.dense.searching import search_dense, search_exact
 
         vectors = self.encoder.encode(texts, runner)
         if self.index is None:
-            return search_exact(self._shards, vectors, k, runner, allowed=allowed)
-        return search_dense(self.index, self._shards, vectors, k, runner, allowed=allowed, **self.search_parameters)
+            return search_exact(self._shards, vectors, k, runner, allowed_rows=allowed_rows)
+        return search_dense(
+            self.index, self._shards, vectors, k, runner, allowed_rows=allowed_rows, **self.search_parameters
+        )
 
 
 @dataclass(frozen=True)

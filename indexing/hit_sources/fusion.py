@@ -157,12 +157,12 @@ class Fusion:
     search_parameters: dict[str, Any]
 
     @property
-    def source(self) -> str:
-        return fusion_text([part.source for part in self.parts], self.weights)
+    def source_text(self) -> str:
+        return fusion_text([part.source_text for part in self.parts], self.weights)
 
     def inputs(self) -> dict[str, Artifact]:
         return {role: artifact for part in self.parts for role, artifact in part.inputs().items()}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         depth = source_depth(k, len(self.parts))
-        return fuse([part.search(texts, depth, runner, allowed) for part in self.parts], k, self.weights)
+        return fuse([part.search(texts, depth, runner, allowed_rows) for part in self.parts], k, self.weights)

@@ -43,10 +43,10 @@ class FaissKind(IndexKind):
         return embeddings, name
 
     def build(self, store: Store, embeddings: Embeddings, name: str, options: IndexOptions) -> IndexBuild:
-        from indexing.dense.building import BuildIndex
+        from indexing.dense.building import BuildIndexWork
         from indexing.dense.factory import training_size
 
-        work = BuildIndex(store, embeddings, name, options)
+        work = BuildIndexWork(store, embeddings, name, options)
         trained = training_size(work.factory, embeddings.num_rows)
 
         def report() -> list[str]:

@@ -29,20 +29,20 @@ class HitSource(Protocol):
     search_parameters: dict[str, Any]  # search parameters that shape its hits
 
     @property
-    def source(self) -> str:
-        """Returns its name in the grammar, with all names filled in."""
+    def source_text(self) -> str:
+        """The source in the grammar, with all names filled in: `index:minilm`."""
 
     def inputs(self) -> dict[str, Artifact]:
         """Returns the artifacts that its hits depend on, by role."""
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         """Returns the top k of each query; deleted passages are excluded.
 
         Args:
             texts: The texts of the queries.
             k: Number of hits per query.
             runner: What spreads the search over workers.
-            allowed: Only these rows are hits, int64, ascending, none of them deleted (`Filter.rows`); None: all rows.
+            allowed_rows: Only these rows are hits, int64, ascending, none of them deleted (`Filter.rows`); None: all.
         """
 
 
@@ -134,7 +134,7 @@ class VectorSource(Generic[Reader, Index]):
     index_kind: ClassVar[str]
 
     @property
-    def source(self) -> str:
+    def source_text(self) -> str:
         return f"exact:{self.embeddings.name}" if self.index is None else f"{self.index_kind}:{self.index.name}"
 
     def inputs(self) -> dict[str, Artifact]:
@@ -142,7 +142,7 @@ class VectorSource(Generic[Reader, Index]):
         inputs = {f"embeddings:{embeddings.name}/{n}": made for n, made in enumerate(embeddings.generations)}
         inputs |= {f"{role}:{embeddings.name}": artifact for role, artifact in self.encoder.spec.inputs().items()}
         if self.index is not None:
-            inputs |= {f"{self.source}/{n}": made for n, made in enumerate(self.index.generations)}
+            inputs |= {f"{self.source_text}/{n}": made for n, made in enumerate(self.index.generations)}
         return inputs
 
 
@@ -171,8 +171,8 @@ class SourceKind(ABC):
         """Returns whether the grammar allows a name after the kind; empty: the kind stands alone."""
         return bool(name)
 
-    def text(self, name: str) -> str:
-        """Returns the source of a name in the grammar, in its shortest form."""
+    def source_text(self, name: str) -> str:
+        """Returns a source of the kind in the grammar, in its shortest form: `index:minilm` for minilm."""
         return f"{self.name}:{name}"
 
     @abstractmethod
@@ -244,4 +244,4 @@ class IndexKind(SourceKind):
 
     def config_of(self, store: Store, name: str) -> dict[str, Any]:
         """Returns the configuration of index/NAME."""
-        return store.generations("index", store.only("index", name))[-1].config
+        return store.generations("index", store.only_name("index", name))[-1].config

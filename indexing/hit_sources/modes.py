@@ -38,10 +38,10 @@ def mode_sources(embeddings: str | None, index: str | None, bm25: str | None) ->
     """
     sources: dict[Mode, str] = {}
     if embeddings is not None:
-        sources["exact"] = EXACT.text(embeddings)
-        sources["dense"] = INDEX.text(index) if index is not None else sources["exact"]
+        sources["exact"] = EXACT.source_text(embeddings)
+        sources["dense"] = INDEX.source_text(index) if index is not None else sources["exact"]
     if bm25 is not None:
-        sources["bm25"] = BM25.text(bm25)
+        sources["bm25"] = BM25.source_text(bm25)
     if embeddings is not None and bm25 is not None:
         sources["hybrid"] = hybrid_source(sources["bm25"], sources["dense"])
     return sources
@@ -71,7 +71,9 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
             return sources[mode]
     for kind in index_kinds():
         if kind is not INDEX and _has_index(store, kind.is_index):
-            return kind.text(store.only("index", None, kind.is_index, choice=f"the source {kind.text('NAME')}"))
+            return kind.source_text(
+                store.only_name("index", None, kind.is_index, choice=f"the source {kind.source_text('NAME')}")
+            )
     if names := store.names("embeddings"):
         vectors = vector_kind_of(store.generations("embeddings", names[0])[0].config["encoder"])
         missing = f"build an index of its {vectors} embeddings ({MADE_BY['index']})"
@@ -88,7 +90,7 @@ def default_source(store: Store, embeddings: str | None = None, index: str | Non
 def has_dense(store: Store) -> bool:
     """Whether the store has dense embeddings."""
     names = store.names("embeddings")
-    return any(DENSE.holds(made.config) for name in names for made in store.generations("embeddings", name))
+    return any(DENSE.is_kind_of(made.config) for name in names for made in store.generations("embeddings", name))
 
 
 def dense_names(store: Store, embeddings: str | None, index: str | None) -> tuple[str, str | None]:
@@ -103,8 +105,8 @@ def dense_names(store: Store, embeddings: str | None, index: str | None) -> tupl
         InputError: If there are no such artifacts, or several, or if the index is over other embeddings.
     """
     if index is not None:
-        return store.only("embeddings", _embeddings_of(store, index, embeddings)), index
-    embeddings = store.only("embeddings", embeddings, DENSE.holds)
+        return store.only_name("embeddings", _embeddings_of(store, index, embeddings)), index
+    embeddings = store.only_name("embeddings", embeddings, DENSE.is_kind_of)
     return embeddings, find_index_over(store, embeddings, "say which with parameter index NAME")
 
 
@@ -164,16 +166,16 @@ def source_of_mode(
             "bm25", source_of_mode("dense" if probed else "exact", store, embeddings, index, by_name=by_name)
         )
     if mode == "exact":
-        choice = EXACT.text("NAME") if by_name else None
-        return EXACT.text(store.only("embeddings", embeddings, DENSE.holds, choice=choice))
-    name = store.only("index", index, INDEX.is_index, choice=INDEX.text("NAME") if by_name else None)
+        choice = EXACT.source_text("NAME") if by_name else None
+        return EXACT.source_text(store.only_name("embeddings", embeddings, DENSE.is_kind_of, choice=choice))
+    name = store.only_name("index", index, INDEX.is_index, choice=INDEX.source_text("NAME") if by_name else None)
     _embeddings_of(store, name, embeddings)
-    return INDEX.text(name)
+    return INDEX.source_text(name)
 
 
 def _embeddings_of(store: Store, index: str, expected: str | None) -> str:
     """Returns the embeddings of an index. Raises InputError if it is missing or not over the expected embeddings."""
-    [latest] = store.generations("index", store.only("index", index))[-1:]
+    [latest] = store.generations("index", store.only_name("index", index))[-1:]
     embeddings = str(latest.config["embeddings"])
     if expected not in (None, embeddings):
         raise InputError(f"index/{index} is over embeddings/{embeddings}, not {expected}")

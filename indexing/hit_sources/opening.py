@@ -21,7 +21,7 @@ class HitSources(SearchContext):
         parts = [open_source(term.kind, self, term.name) for term in expression.terms]
         if len(parts) == 1:
             return parts[0]
-        expression.check_distinct([part.source for part in parts])
-        search_parameters = {part.source: part.search_parameters for part in parts if part.search_parameters}
+        expression.check_distinct([part.source_text for part in parts])
+        search_parameters = {part.source_text: part.search_parameters for part in parts if part.search_parameters}
         weights = list(expression.weights) if expression.weights else None
         return Fusion(parts, weights, {**search_parameters, "fusion_depth": FUSION_DEPTH})

@@ -59,10 +59,10 @@ class QueryEncoder(Generic[Vectors]):
         spec = spec_of_embeddings(store, embeddings, encoder=options.encoder, task=options.task)
         self.spec = replace(spec, options=replace(spec.options, compile="never"))
         self._recent: list[tuple[Sequence[str], Vectors]] = []
-        self.described = spec.describe("query")
+        self.encoder_settings = spec.settings("query")
         self.numerics: str | None = None  # the class of the vectors so far, here or in an earlier run
         self._tokens: Tokens | None = None  # of the queries that were encoded last
-        self.task = EncodeQueriesTask(self.spec, embeddings.kind, self.described)
+        self.task = EncodeQueriesTask(self.spec, embeddings.kind, self.encoder_settings)
 
     def encode(self, texts: Sequence[str], runner: Runner) -> Vectors:
         """Returns the vectors of queries. Raises InputError for another numerics class."""
@@ -86,7 +86,7 @@ class QueryEncoder(Generic[Vectors]):
     def key(self) -> tuple[object, ...]:
         """What identifies the encoder: encoders of several embeddings that have the same key can be one."""
         spec = self.spec
-        return spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(self.described)
+        return spec.store.url, spec.name, spec.task, repr(spec.options), fingerprint_of(self.encoder_settings)
 
     def open(self, allocation: Allocation) -> Callable[[Sequence[str]], Vectors]:
         """Opens the encoder in this process, and returns a function that encodes queries.

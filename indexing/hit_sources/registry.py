@@ -32,16 +32,16 @@ def index_kinds() -> list[IndexKind]:
     return [kind for kind in KINDS if isinstance(kind, IndexKind)]
 
 
-def find_index_kind(described: Mapping[str, Any]) -> IndexKind:
+def find_index_kind(encoder_settings: Mapping[str, Any]) -> IndexKind:
     """Returns the kind that searches the vectors of an encoder; it names their reader and their kind.
 
-    described: the settings of the encoder (`EncoderSpec.describe`). Raises InputError for vectors of an unknown kind.
+    encoder_settings: as `EncoderSpec.settings` returns them. Raises InputError for vectors of an unknown kind.
     """
     for kind in index_kinds():
-        if kind.reader.kind.makes(described):
+        if kind.reader.kind.is_made_by(encoder_settings):
             return kind
     known = ", ".join(kind.reader.kind.name for kind in index_kinds())
-    raise InputError(f"the encoder makes {vector_kind_of(described)} vectors, expected one of the kinds {known}")
+    raise InputError(f"the encoder makes {vector_kind_of(encoder_settings)} vectors, expected one of the kinds {known}")
 
 
 def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSource:
@@ -49,10 +49,10 @@ def open_source(kind: SourceKind, context: SearchContext, name: str) -> HitSourc
     if isinstance(kind, IndexKind):
         config = kind.config_of(context.store, name)
         if not kind.is_index(config):
-            name = context.store.only("index", name)
+            name = context.store.only_name("index", name)
             for other in index_kinds():
                 if other.is_index(config):
-                    raise InputError(f"index/{name} {other.summary}: search it by the source {other.text(name)}")
+                    raise InputError(f"index/{name} {other.summary}: search it by the source {other.source_text(name)}")
             raise InputError(f"index/{name} is over vectors of an unknown kind: expected an index that {kind.summary}")
     return kind.open(context, name)
 

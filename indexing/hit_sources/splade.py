@@ -31,9 +31,9 @@ class SpladeSource(VectorSource[SparseEmbeddings, ImpactIndex]):
 
     index_kind = "splade"
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         vectors = self.encoder.encode(texts, runner)
-        return search_impacts(self.index, vectors, k, self.corpus.deleted, runner, allowed=allowed)
+        return search_impacts(self.index, vectors, k, self.corpus.deleted, runner, allowed_rows=allowed_rows)
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,9 @@ class SpladeKind(IndexKind):
         return SpladeSource(embeddings, index, context.corpus, context.query_encoder(embeddings))
 
     def build(self, store: Store, embeddings: SparseEmbeddings, name: str, options: IndexOptions) -> IndexBuild:
-        from indexing.sparse.building import BuildImpacts
+        from indexing.sparse.building import BuildImpactsWork
 
-        work = BuildImpacts(store, embeddings, name, shards=options.shards)
+        work = BuildImpactsWork(store, embeddings, name, shards=options.shards)
 
         def report() -> list[str]:
             index = ImpactIndex.open(store, name, embeddings)

@@ -27,7 +27,7 @@ from indexing.store.chain import RowPart, open_chain
 from indexing.store.store import Store
 from indexing.work.growth import NextGenerationWork
 from indexing.work.tasks import ALL_CORES, JVM_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import TaskStage, WorkUnit, check_same_options, shard_units
+from indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
 from retriever.errors import InputError
 
 DEFAULT = "bm25"  # the default name
@@ -61,19 +61,19 @@ class Bm25:
             if DEFAULT not in names:
                 raise InputError(f"{store.url} has several bm25: {', '.join(names)}; say which with bm25:NAME")
             name = DEFAULT
-        name = store.only("bm25", name)
+        name = store.only_name("bm25", name)
         return cls(name, open_chain(store, "bm25", name, corpus.generations))
 
-    def searcher(self, searched: slice = slice(None)) -> LuceneSearch:
+    def searcher(self, shard_range: slice = slice(None)) -> LuceneSearch:
         """Opens the shards in this process; the next call for the same shards returns the same object.
 
         Args:
-            searched: Which of the shards are searched; the statistics are those of all.
+            shard_range: Which of the shards are searched; the statistics are those of all.
 
         Raises:
             InputError: If they were made with another version of Lucene, whose terms may differ.
         """
-        first, end, _ = searched.indices(len(self.shards))
+        first, end, _ = shard_range.indices(len(self.shards))
         with OPENING:
             check_lucene_versions(self.generations[0])
             return _open_searcher(segment_files(self.shards), self.k1, self.b, self.language, first, end)
@@ -85,22 +85,24 @@ class Bm25:
         deleted: np.ndarray,
         *,
         threads: int = 1,
-        among: np.ndarray | None = None,
+        allowed_rows: np.ndarray | None = None,
         searcher: LuceneSearch | None = None,
     ) -> Hits:
         """Returns the top k passages of each query; see `SegmentedIndex.search`.
 
         Deleted rows still count in the statistics.
         """
-        return search_segments(searcher or self.searcher(), queries, k, deleted, among, threads)
+        return search_segments(searcher or self.searcher(), queries, k, deleted, allowed_rows, threads)
 
 
 @functools.lru_cache(maxsize=2)
-def _open_searcher(files: SegmentFiles, k1: float, b: float, language: str, first: int, end: int) -> LuceneSearch:
-    return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, searched=slice(first, end))
+def _open_searcher(
+    files: SegmentFiles, k1: float, b: float, language: str, first_shard: int, end_shard: int
+) -> LuceneSearch:
+    return LuceneSearch(segments_of(files), k1=k1, b=b, language=language, shard_range=slice(first_shard, end_shard))
 
 
-class BuildBm25(NextGenerationWork):
+class BuildBm25Work(NextGenerationWork):
     """The work that makes bm25/NAME, or its next generation: Lucene shards, each filled by one worker.
 
     Attributes:
@@ -132,7 +134,7 @@ class BuildBm25(NextGenerationWork):
         self.corpus, self.language = corpus, language
         self.config = {"k1": k1, "b": b, "language": language, "shards": shards, "limit": limit, "title": "space"}
         if self.previous:
-            check_same_options(self.previous[0], self.config)
+            check_same_config(self.previous[0], self.config)
         self.end = min(corpus.num_rows, limit or corpus.num_rows)
         rows = self.end - self.first_row
         self.num_shards = max(1, min(shards or -(-rows // SHARD_ROWS), rows))
@@ -175,7 +177,7 @@ class FillLuceneTask:
     def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
-        if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
             return
         with tempfile.TemporaryDirectory(prefix="riptide-lucene-", ignore_cleanup_errors=True) as folder:
             texts = report_texts(passage_contents(self.parts, first, end), report)
@@ -198,7 +200,7 @@ def search_bm25(
     deleted: np.ndarray,
     runner: Runner,
     *,
-    allowed: np.ndarray | None = None,
+    allowed_rows: np.ndarray | None = None,
 ) -> Hits:
     """Returns the top k of each query by BM25.
 
@@ -208,9 +210,9 @@ def search_bm25(
         k: Hits per query.
         deleted: Rows to exclude, int64, ascending. They still count in the statistics.
         runner: What spreads the queries over workers.
-        allowed: Only these rows are hits, int64, ascending, none of them deleted; None: all rows.
+        allowed_rows: Only these rows are hits, int64, ascending, none of them deleted; None: all rows.
     """
-    task = SearchBm25Task(bm25, k, deleted, allowed)
+    task = SearchBm25Task(bm25, k, deleted, allowed_rows)
     return search_blocks(task, len(queries), lambda first, end: list(queries[first:end]), runner)
 
 
@@ -221,7 +223,7 @@ class SearchBm25Task:
     bm25: Bm25
     k: int
     deleted: np.ndarray
-    allowed: np.ndarray | None
+    allowed_rows: np.ndarray | None
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[tuple[int, list[str]], Report], Hits]:
@@ -230,7 +232,12 @@ class SearchBm25Task:
 
         def search(block: tuple[int, list[str]], report: Report) -> Hits:
             return self.bm25.search(
-                block[1], self.k, self.deleted, threads=allocation.cores, among=self.allowed, searcher=searcher
+                block[1],
+                self.k,
+                self.deleted,
+                threads=allocation.cores,
+                allowed_rows=self.allowed_rows,
+                searcher=searcher,
             )
 
         return search

@@ -47,12 +47,12 @@ class LuceneSegmentFiles:
 def lucene_jvm() -> Java:
     """Returns the JVM, in which Lucene prints only warnings and accepts queries of any length."""
     java = jvm()
-    _prepare(java)
+    _set_up_jvm(java)
     return java
 
 
 @functools.cache
-def _prepare(java: Java) -> None:
+def _set_up_jvm(java: Java) -> None:
     logger = java.type("java.util.logging.Logger").getLogger("org.apache.lucene")
     logger.setLevel(java.type("java.util.logging.Level").WARNING)
     _REFERENCES.append(logger)  # Java forgets the level of a logger without references
@@ -69,7 +69,7 @@ def _java_class(name: str) -> Any:
     return lucene_jvm().type(f"{PACKAGE}{name}")
 
 
-def _cast(name: str, value: Any) -> Any:
+def _cast_java(name: str, value: Any) -> Any:
     """Casts a Java object to an interface or base class of Lucene, as pyjnius selects methods by the exact type."""
     return lucene_jvm().cast(f"{PACKAGE}{name}", value)
 
@@ -133,14 +133,14 @@ def write_segment(
 
 def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_norms: bool) -> LuceneSegmentFiles:
     java = lucene_jvm()
-    config = _java_class("index.IndexWriterConfig")(_cast("analysis.Analyzer", analysis))
+    config = _java_class("index.IndexWriterConfig")(_cast_java("analysis.Analyzer", analysis))
     config.setRAMBufferSizeMB(BUFFER_MB)
     config.setUseCompoundFile(True)
     policy = _java_class("index.LogDocMergePolicy")()  # merges neighbours only, and so keeps the order
     policy.setNoCFSRatio(1.0)
     policy.setMaxCFSSegmentSizeMB(1e12)
-    config.setMergePolicy(_cast("index.MergePolicy", policy))
-    config.setMergeScheduler(_cast("index.MergeScheduler", _java_class("index.SerialMergeScheduler")()))
+    config.setMergePolicy(_cast_java("index.MergePolicy", policy))
+    config.setMergeScheduler(_cast_java("index.MergeScheduler", _java_class("index.SerialMergeScheduler")()))
     directory = _java_class("store.FSDirectory").open(java.type("java.nio.file.Paths").get(str(folder)))
     writer = _java_class("index.IndexWriter")(directory, config)
     kind = _java_class("document.FieldType")()
@@ -149,9 +149,9 @@ def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_no
     kind.setOmitNorms(omit_norms)
     kind.setIndexOptions(_java_class("index.IndexOptions").DOCS_AND_FREQS)
     empty = java.cast("java.lang.CharSequence", java.type("java.lang.String")(""))
-    field = _java_class("document.Field")(FIELD, empty, _cast("index.IndexableFieldType", kind))
+    field = _java_class("document.Field")(FIELD, empty, _cast_java("index.IndexableFieldType", kind))
     document = _java_class("document.Document")()
-    document.add(_cast("index.IndexableField", field))
+    document.add(_cast_java("index.IndexableField", field))
     fields = java.cast("java.lang.Iterable", document)
     count = 0
     for passage in passages:
@@ -178,7 +178,7 @@ class SegmentSearch(abc.ABC):
         shards: Sequence[tuple[LuceneSegmentFiles, Path]],
         similarity: Any,
         *,
-        searched: slice = slice(None),
+        shard_range: slice = slice(None),
         first_row: int = 0,
     ):
         """Opens shards.
@@ -186,19 +186,19 @@ class SegmentSearch(abc.ABC):
         Args:
             shards: The shards in the order of their rows, each with the path of its bulk.
             similarity: Lucene's similarity, which gives the scores.
-            searched: The shards that are searched, a slice with step 1; the statistics are those of all.
+            shard_range: The shards that are searched, a slice with step 1; the statistics are those of all.
             first_row: First row of the first shard.
         """
         java = lucene_jvm()
-        readers = [_cast("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
-        self.num_documents = sum(reader.numDocs() for reader in readers[searched])
+        readers = [_cast_java("index.IndexReader", open_shard(shard, path)) for shard, path in shards]
+        self.num_documents = sum(reader.numDocs() for reader in readers[shard_range])
         self.first_row = first_row
         # Also for one shard: its reader is closed together with the MultiReader.
         reader = _java_class("index.MultiReader")(readers, True)
-        self._searcher = _java_class("search.IndexSearcher")(_cast("index.IndexReader", reader))
-        self._searcher.setSimilarity(_cast("search.similarities.Similarity", similarity))
+        self._searcher = _java_class("search.IndexSearcher")(_cast_java("index.IndexReader", reader))
+        self._searcher.setSimilarity(_cast_java("search.similarities.Similarity", similarity))
         # A shard is one segment, so the leaves of Lucene's reader are the shards.
-        first, end, _ = searched.indices(len(shards))
+        first, end, _ = shard_range.indices(len(shards))
         leaves = self._searcher.getTopReaderContext().leaves()
         self._leaves = None if end - first == len(shards) else leaves.subList(first, end)
         self._collectors = _java_class("search.TopScoreDocCollector")
@@ -237,7 +237,7 @@ class SegmentSearch(abc.ABC):
         # IndexSearcher.search does the same with all leaves; these calls into Java take 60 microseconds less.
         collector = self._collectors.create(k, EXACT_COUNT)
         weight = self._searcher.createWeight(self._searcher.rewrite(built), self._mode, 1.0)
-        self._searcher.search(self._leaves, weight, _cast("search.Collector", collector))
+        self._searcher.search(self._leaves, weight, _cast_java("search.Collector", collector))
         with _COLLECTING:
             top_docs = collector.topDocs()
         return self._json.writeValueAsString(top_docs)
@@ -253,11 +253,11 @@ class LuceneSearch(SegmentSearch):
         k1: float,
         b: float,
         language: str = "en",
-        searched: slice = slice(None),
+        shard_range: slice = slice(None),
     ):
-        """shards, searched: as of SegmentSearch; the first shard begins with row 0."""
-        super().__init__(shards, _java_class("search.similarities.BM25Similarity")(k1, b), searched=searched)
-        self._analyzer = _cast("analysis.Analyzer", make_analyzer(language))
+        """shards, shard_range: as of SegmentSearch; the first shard begins with row 0."""
+        super().__init__(shards, _java_class("search.similarities.BM25Similarity")(k1, b), shard_range=shard_range)
+        self._analyzer = _cast_java("analysis.Analyzer", make_analyzer(language))
         self._generator = lucene_jvm().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
 
     def _build_query(self, query: str) -> Any:
@@ -279,7 +279,7 @@ def open_shard(shard: LuceneSegmentFiles, bulk: Path) -> Any:
             (folder / name).write_bytes(content)
         (folder / shard.bulk).symlink_to(bulk.resolve())
         directory = _java_class("store.MMapDirectory")(java.type("java.nio.file.Paths").get(str(folder)))
-        return _java_class("index.DirectoryReader").open(_cast("store.Directory", directory))
+        return _java_class("index.DirectoryReader").open(_cast_java("store.Directory", directory))
     except Exception as error:
         if "JVM exception" not in str(error):
             raise

@@ -30,7 +30,7 @@ class SegmentedIndex(Protocol):
     def shards(self) -> list[tuple[Artifact, ArtifactPart]]:
         """Its committed segments, in the order of their rows."""
 
-    def searcher(self, searched: slice = ...) -> Any:
+    def searcher(self, shard_range: slice = ...) -> Any:
         """Opens segments in this process."""
 
     def search(
@@ -40,7 +40,7 @@ class SegmentedIndex(Protocol):
         deleted: np.ndarray,
         *,
         threads: int = ...,
-        among: np.ndarray | None = ...,
+        allowed_rows: np.ndarray | None = ...,
         searcher: Any = ...,
     ) -> Hits:
         """Returns the top k passages of each query.
@@ -50,7 +50,7 @@ class SegmentedIndex(Protocol):
             k: Hits per query.
             deleted: Rows to exclude, int64, ascending.
             threads: Threads that search.
-            among: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
+            allowed_rows: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
             searcher: The open segments; None: `searcher` opens them.
         """
 
@@ -60,7 +60,7 @@ def segments_in_range(index: SegmentedIndex, rows: RowRange) -> tuple[slice, Row
     segment_ranges = segment_rows(index.shards)
     share = rows.select_shards(segment_ranges)
     first, *_, last = [*segment_ranges[share], *segment_ranges[share]] or [RowRange(0, 0)] * 2
-    return share, RowRange(first.first, last.end)
+    return share, RowRange(first.first_row, last.end)
 
 
 class OpenSegments:
@@ -86,9 +86,11 @@ class OpenSegments:
         """Returns the top k passages of each query that are not deleted; with a filter, among the matching ones."""
         if self._searcher is None:
             return empty_hits(len(queries), k)
-        among = None if filter is None else self._matches.rows(filter)
+        allowed_rows = None if filter is None else self._matches.rows(filter)
         deleted: np.ndarray = self.corpus.deleted
-        return self.index.search(queries, k, deleted, threads=self.threads, among=among, searcher=self._searcher)
+        return self.index.search(
+            queries, k, deleted, threads=self.threads, allowed_rows=allowed_rows, searcher=self._searcher
+        )
 
 
 def search_blocks(task: WorkerTask, num_queries: int, block_of: Callable[[int, int], Any], runner: Runner) -> Hits:
@@ -108,12 +110,17 @@ def search_blocks(task: WorkerTask, num_queries: int, block_of: Callable[[int, i
 
 
 def search_segments(
-    searcher: SegmentSearch, queries: Sequence[str], k: int, deleted: np.ndarray, among: np.ndarray | None, threads: int
+    searcher: SegmentSearch,
+    queries: Sequence[str],
+    k: int,
+    deleted: np.ndarray,
+    allowed_rows: np.ndarray | None,
+    threads: int,
 ) -> Hits:
     """Returns the top k of each query; arguments as of `SegmentedIndex.search`."""
-    if among is None:
+    if allowed_rows is None:
         return search_undeleted(searcher, queries, k, deleted, threads)
-    return search_among(searcher, queries, k, among, threads)
+    return search_among(searcher, queries, k, allowed_rows, threads)
 
 
 def search_undeleted(

@@ -29,7 +29,7 @@ def segment_files(shards: Sequence[tuple[Artifact, ArtifactPart]]) -> SegmentFil
     files = []
     for artifact, part in shards:
         small = tuple((name, base64.b64decode(content)) for name, content in part.facts["small_files"].items())
-        files.append((part.facts["segment_file"], small, str(artifact.local(part))))
+        files.append((part.facts["segment_file"], small, str(artifact.local_path(part))))
     return tuple(files)
 
 
@@ -38,13 +38,13 @@ def segments_of(files: SegmentFiles) -> list[tuple[LuceneSegmentFiles, Path]]:
     return [(LuceneSegmentFiles(bulk, dict(small)), Path(path)) for bulk, small, path in files]
 
 
-def check_lucene_versions(of: Artifact | Draft) -> None:
+def check_lucene_versions(artifact: Artifact | Draft) -> None:
     """Raises InputError if this process has another Lucene than the pinned one."""
     for package, version in lucene_versions().items():
-        if of.config[package] != version:
+        if artifact.config[package] != version:
             raise InputError(
-                f"{of.url} was made with {package} {of.config[package]}, here is {version}: build another one "
-                "(parameter name), or install that version of pyserini on every node"
+                f"{artifact.url} was made with {package} {artifact.config[package]}, here is {version}: build another "
+                "one (parameter name), or install that version of pyserini on every node"
             )
 
 

@@ -60,7 +60,7 @@ class MeanAttention:
         }
 
 
-class MeasureAttention:
+class MeasureAttentionWork:
     """Measures the attention of a task whose prompts are computed from each query; checks the task first.
 
     Args:

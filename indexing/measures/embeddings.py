@@ -68,7 +68,7 @@ class EmbeddingMeasures:
         return asdict(self)
 
 
-class MeasureEmbeddings:
+class MeasureEmbeddingsWork:
     """Measures embeddings with the judged pairs of a split; opens and checks everything before it computes.
 
     Attributes:
@@ -176,13 +176,13 @@ class MeasureEmbeddings:
         sums = dict.fromkeys([*forms, "relevant", "other"], 0.0)
         for start in range(0, len(self.query_rows), _BLOCK):
             block = slice(start, start + _BLOCK)
-            asking, relevant = queries[self.query_rows[block]], self._take(self.passage_rows[block])
+            asking, relevant = queries[self.query_rows[block]], self._read_vectors(self.passage_rows[block])
             for name, form in forms.items():
                 sums[name] += len(asking) * alignment(form(asking), form(relevant))
             sums["relevant"] += len(asking) * mean_cosine(asking, relevant)
             has_other = self._others[block] >= 0
             if has_other.any():
-                others = self._take(self._others[block][has_other])
+                others = self._read_vectors(self._others[block][has_other])
                 sums["other"] += len(others) * mean_cosine(asking[has_other], others)
         num_pairs, num_others = len(self.query_rows), int((self._others >= 0).sum())
         measures = {
@@ -203,7 +203,7 @@ class MeasureEmbeddings:
             passages=len(self.passages),
         )
 
-    def _take(self, rows: np.ndarray) -> np.ndarray:
+    def _read_vectors(self, rows: np.ndarray) -> np.ndarray:
         """Returns the vectors of rows in any order and with repetitions, float16 [n, dim]."""
         distinct, inverse = np.unique(rows, return_inverse=True)
         return self.embeddings.take(distinct)[inverse]
@@ -211,7 +211,11 @@ class MeasureEmbeddings:
 
 def vector_forms(embeddings: Embeddings) -> dict[str, Form]:
     """Returns the forms in which vectors are measured; "raw" is left out if the encoder normalises them."""
-    return {"unit": unit_vectors} if embeddings.similarity == "cosine" else {"unit": unit_vectors, "raw": _unchanged}
+    return (
+        {"unit": unit_vectors}
+        if embeddings.similarity == "cosine"
+        else {"unit": unit_vectors, "raw": _unchanged_vectors}
+    )
 
 
 def check_sample(sample: int, seed: int) -> None:
@@ -225,5 +229,5 @@ def draw_sample(draw: np.random.Generator, numbers: np.ndarray, size: int) -> np
     return numbers if len(numbers) <= size else np.sort(draw.choice(numbers, size, replace=False))
 
 
-def _unchanged(vectors: np.ndarray) -> np.ndarray:
+def _unchanged_vectors(vectors: np.ndarray) -> np.ndarray:
     return vectors

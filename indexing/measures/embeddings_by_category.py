@@ -41,7 +41,7 @@ class CategoryEmbeddingMeasures(EmbeddingMeasures):
     other_pairs: int = 0
 
 
-class MeasureByCategory:
+class MeasureByCategoryWork:
     """Measures all pairs of some queries and some passages; opens and checks everything before it computes.
 
     Alignment is the mean squared distance of the relevant pairs (Topic-DPR, Eq. 8), and cosines are means over the
@@ -102,7 +102,7 @@ class MeasureByCategory:
         qrels = None if split == ALL else queries.qrels(split)
         by_query = self._relevance.categories_of(queries, ids, qrels).by_query
         self._categories = [by_query[id] for id in ids]
-        self.num_pairs = sum(int(self._relevant(n, n + 1).sum()) for n in range(len(ids)))
+        self.num_pairs = sum(int(self._relevance_of_block(n, n + 1).sum()) for n in range(len(ids)))
         if not self.num_pairs:
             raise InputError(
                 f"{where}: none of the {len(ids):,} queries has a category of one of the {len(self.passages):,} "
@@ -124,9 +124,9 @@ class MeasureByCategory:
             InputError: If the encoder is not the one that made the embeddings.
         """
         queries, passages = self._encoder.encode(self.texts, runner), self.embeddings.take(self.passages)
-        return measures_by_category(queries, passages, self._relevant, vector_forms(self.embeddings))
+        return measures_by_category(queries, passages, self._relevance_of_block, vector_forms(self.embeddings))
 
-    def _relevant(self, start: int, end: int) -> np.ndarray:
+    def _relevance_of_block(self, start: int, end: int) -> np.ndarray:
         """Returns which passages are relevant for the queries from `start` to `end`: bool [queries, passages]."""
         return np.stack([self._relevance.relevant(names)[self.passages] for names in self._categories[start:end]])
 

@@ -30,20 +30,20 @@ class PassageLength:
     missing: int
 
 
-def median_length(ranked: Mapping[str, Sequence[str]], corpus: Corpus, depth: int) -> PassageLength:
+def median_length(ranked_ids: Mapping[str, Sequence[str]], corpus: Corpus, depth: int) -> PassageLength:
     """Returns the median length of the first passages of all queries together, in words of title and text.
 
     A word is a run of characters without white space.
 
     Args:
-        ranked: Passage ids of each query, best first.
+        ranked_ids: Passage ids of each query, best first.
         corpus: The corpus.
         depth: Number of passages per query, at least 1.
 
     Raises:
         InputError: If there are no passages, or if the corpus has none of them.
     """
-    first = [id for ids in ranked.values() for id in ids[:depth]]
+    first = [id for ids in ranked_ids.values() for id in ids[:depth]]
     words = _words_of_passages(sorted(set(first)), corpus)
     counts = [words[id] for id in first if id in words]
     if not counts:

@@ -45,7 +45,7 @@ def metrics_per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) ->
     values = {name: np.zeros(len(queries)) for name in metrics}
     for judged_only in (False, True):  # together, NumRet would count the hits of either kind, by chance
         group = [measure for measure in measures if measure.params.get("judged_only", False) is judged_only]
-        for metric in _provider().iter_calc(group, judged, scores) if group else ():
+        for metric in _metric_provider().iter_calc(group, judged, scores) if group else ():
             for name in measures[metric.measure]:
                 values[name][queries[metric.query_id]] = metric.value
     return values
@@ -76,7 +76,7 @@ def _parse_metric(name: str) -> Any:
     """Returns the measure of ir-measures with a name. Raises InputError if it cannot be computed."""
     import ir_measures
 
-    provider = _provider()
+    provider = _metric_provider()
     offered = sorted({measure.NAME for each in provider.providers for measure in each.SUPPORTED_MEASURES})
     try:
         if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
@@ -112,7 +112,7 @@ def _parse_metric(name: str) -> Any:
     return measure
 
 
-def _provider() -> Any:
+def _metric_provider() -> Any:
     """Returns the implementations of ir-measures that are offered.
 
     Accuracy is left out, as it divides by 0, and so is gdeval, a Perl script that refuses most ids.

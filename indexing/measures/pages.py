@@ -48,7 +48,7 @@ def page_sets(queries: Queries, ids: Sequence[str]) -> dict[str, list[frozenset[
 
 
 def page_r_precision(
-    ranked: Mapping[str, Sequence[str]], provenance: Mapping[str, Sequence[frozenset[str]]], corpus: Corpus
+    ranked_ids: Mapping[str, Sequence[str]], provenance: Mapping[str, Sequence[frozenset[str]]], corpus: Corpus
 ) -> dict[str, float]:
     """Returns KILT's R-precision of each query.
 
@@ -57,7 +57,7 @@ def page_r_precision(
     lacks counts as a page that is not relevant.
 
     Args:
-        ranked: Passage ids of each query, best first.
+        ranked_ids: Passage ids of each query, best first.
         provenance: The provenance sets of each query, see `page_sets`.
         corpus: The corpus, whose passages name their pages.
 
@@ -68,19 +68,21 @@ def page_r_precision(
     queries = list(provenance)
     for start in range(0, len(queries), _BLOCK):
         sizes = {query: max(map(len, provenance[query]), default=0) for query in queries[start : start + _BLOCK]}
-        for query, pages in _first_pages(ranked, sizes, corpus).items():
+        for query, pages in _first_pages(ranked_ids, sizes, corpus).items():
             values[query] = max((len(set(pages[: len(s)]) & s) / len(s) for s in provenance[query]), default=0.0)
     return values
 
 
-def _first_pages(ranked: Mapping[str, Sequence[str]], sizes: Mapping[str, int], corpus: Corpus) -> dict[str, list[str]]:
+def _first_pages(
+    ranked_ids: Mapping[str, Sequence[str]], sizes: Mapping[str, int], corpus: Corpus
+) -> dict[str, list[str]]:
     """Returns the first distinct pages of each query's hits, at least `sizes[query]` if the hits have so many."""
     pages: dict[str, dict[str, None]] = {query: {} for query in sizes}
     start, end = 0, _FIRST_HITS
-    while pending := [q for q, size in sizes.items() if len(pages[q]) < size and start < len(ranked[q])]:
-        page_of = _pages_of(sorted({id for query in pending for id in ranked[query][start:end]}), corpus)
+    while pending := [q for q, size in sizes.items() if len(pages[q]) < size and start < len(ranked_ids[q])]:
+        page_of = _pages_of(sorted({id for query in pending for id in ranked_ids[query][start:end]}), corpus)
         for query in pending:
-            pages[query] |= dict.fromkeys(page_of[id] for id in ranked[query][start:end])
+            pages[query] |= dict.fromkeys(page_of[id] for id in ranked_ids[query][start:end])
         start, end = end, 2 * end
     return {query: list(found) for query, found in pages.items()}
 

@@ -31,7 +31,7 @@ from indexing.search.runs import write_parquet
 from indexing.store.artifact import Draft
 from indexing.store.store import Store
 from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, Committed, ProgressCounter, StageDefaults, WorkDefaults, WorkUnit
+from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, ProgressCounter, WorkUnit
 from retriever.errors import InputError
 
 PART_QUERIES = 512  # queries per part: a re-ranker on a CPU scores their pairs in a minute or two
@@ -89,7 +89,7 @@ class MiningOptions:
                 raise InputError(f"parameter {name} {getattr(self, name)}: expected at least 1")
 
 
-class PoolCandidates(WorkDefaults):
+class PoolCandidatesWork(BaseWork):
     """The work that makes candidates/NAME: the pooled hits of all sources for the queries of a split.
 
     Attributes:
@@ -123,13 +123,13 @@ class PoolCandidates(WorkDefaults):
             )
         self.sources = HitSources(store, self.corpus, search)
         self.hit_sources = [self.sources.open(source) for source in options.sources]
-        sources = [each.source for each in self.hit_sources]
+        sources = [each.source_text for each in self.hit_sources]
         if len(set(sources)) < len(sources) or not sources:
             raise InputError(f"parameter sources {' '.join(options.sources)}: expected at least one, and each once")
         self.name = name or f"{self.queries.artifact.key.partition('/')[2]}-{split}-{source_label('+'.join(sources))}"
         self.config = {
             "sources": sources,
-            "search_parameters": {each.source: each.search_parameters for each in self.hit_sources},
+            "search_parameters": {each.source_text: each.search_parameters for each in self.hit_sources},
             "split": split,
             "depth": options.depth,
             "drop_answers": options.drop_answers,
@@ -158,29 +158,29 @@ class PoolCandidates(WorkDefaults):
         return [CopiesStage(self), PoolStage(self)]
 
 
-class CopiesStage(StageDefaults):
+class CopiesStage(BaseStage):
     """The stage that finds the passages with the title and text of a positive, which are no negatives either."""
 
     title = "find copies"
     noun = "passages"
 
-    def __init__(self, work: PoolCandidates):
+    def __init__(self, work: PoolCandidatesWork):
         self.work = work
         self.total: int | None = work.corpus.num_rows
 
-    def units(self, committed: Committed) -> list[WorkUnit]:
+    def units(self, committed_parts: Committed) -> list[WorkUnit]:
         """Returns the one unit."""
         return [WorkUnit((COPIES,), self.work.corpus.num_rows, None)]
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Reads the corpus and commits the copies."""
         positives = np.concatenate([*self.work.mined.positives, np.empty(0, np.int64)])
         commit_copies(draft, find_copies(self.work.corpus, positives, runner, counter.count))
 
 
-class PoolStage(StageDefaults):
+class PoolStage(BaseStage):
     """The stage that searches blocks of queries with every source and pools the hits of each part.
 
     A block is searched completely even if only one of its parts is pending: vectors and FAISS's sums depend on the
@@ -190,13 +190,13 @@ class PoolStage(StageDefaults):
     title = "pool"
     noun = "queries"
 
-    def __init__(self, work: PoolCandidates):
+    def __init__(self, work: PoolCandidatesWork):
         self.work = work
         self.total: int | None = len(work.mined.ids)
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each block of parts; pins the numerics classes of the committed parts."""
-        for name, part in committed[0].items():
+        for name, part in committed_parts[0].items():
             if name != COPIES:
                 self.work.sources.pin(part.facts)
         parts = self.work.parts()
@@ -206,24 +206,24 @@ class PoolStage(StageDefaults):
             yield WorkUnit(tuple(name for name, _ in block), sum(len(queries.ids) for _, queries in block), block)
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Searches a block and commits its missing parts."""
         work, block = self.work, unit.payload
         texts = [text for _, queries in block for text in queries.texts]
         # Positives are dropped later, so a source may leave fewer than `depth` candidates.
-        hits = {each.source: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
+        hits = {each.source_text: each.search(texts, work.options.depth, runner) for each in work.hit_sources}
         items: list[PoolItem] = []
         start = 0
         for name, queries in block:
             end = start + len(queries.ids)
-            if name in missing:
+            if name in missing_names:
                 block_hits = {s: Hits(each.scores[start:end], each.rows[start:end]) for s, each in hits.items()}
                 items.append(
                     (name, queries, block_hits, work.sources.numerics() | work.sources.count_cuts(slice(start, end)))
                 )
             else:
-                counter.count(len(queries.ids), kept=True)
+                counter.count(len(queries.ids), is_kept=True)
             start = end
         corpus = work.corpus if work.options.drop_answers else None
         task = PoolTask(draft, work.options.depth, corpus, read_copies(draft))

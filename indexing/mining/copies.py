@@ -122,10 +122,10 @@ def commit_copies(draft: Draft, copies: CopyGroups) -> None:
 def read_copies(artifact: Artifact | Draft) -> CopyGroups:
     """Returns the groups that an artifact, or a draft, holds; none if it lacks the part."""
     if isinstance(artifact, Draft):
-        part = artifact.find(PART)
+        part = artifact.find_part(PART)
     else:
         part = next((part for part in artifact.parts if part.name == PART), None)
     if part is None:
         return CopyGroups(np.empty(0, np.uint64), np.empty(0, np.int64))
-    table = pq.read_table(artifact.local(part))
+    table = pq.read_table(artifact.local_path(part))
     return CopyGroups(table["hash"].to_numpy(), table["row"].to_numpy())

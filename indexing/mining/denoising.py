@@ -13,21 +13,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from indexing.mining.candidates import PoolCandidates
+from indexing.mining.candidates import PoolCandidatesWork
 from indexing.mining.copies import read_copies
 from indexing.mining.sampling import NegativeOptions, sample_negatives
-from indexing.mining.scoring import ScoreCandidates, known_positive_scores, known_probabilities
+from indexing.mining.scoring import ScoreCandidatesWork, known_positive_scores, known_probabilities
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.store import Store
 from indexing.work.tasks import ONE_CORE, Allocation, Report, WorkerResources
-from indexing.work.work import ArtifactTarget, TaskStage, WorkDefaults, WorkUnit, complete_artifact
+from indexing.work.work import ArtifactTarget, BaseWork, TaskStage, WorkUnit, complete_artifact
 
 
-class SampleNegatives(WorkDefaults):
+class SampleNegativesWork(BaseWork):
     """The work that makes negatives/NAME from a pool and its scores."""
 
     def __init__(
-        self, pool: PoolCandidates, scores: ScoreCandidates | None, options: NegativeOptions, name: str | None = None
+        self,
+        pool: PoolCandidatesWork,
+        scores: ScoreCandidatesWork | None,
+        options: NegativeOptions,
+        name: str | None = None,
     ):
         self.pool, self.options = pool, options
         self.candidates = pool.store.open("candidates", pool.name)
@@ -68,27 +72,27 @@ class SampleNegatives(WorkDefaults):
     def pools(self) -> Iterator[tuple[pa.Table, np.ndarray | None]]:
         """Yields each part of the pool with its probabilities, float32, NaN for none; None without scores."""
         for name, _ in self.pool.parts():
-            table = pq.read_table(self.candidates.local(name))
+            table = pq.read_table(self.candidates.local_path(name))
             yield table, known_probabilities(table, name, self.scores) if self.scores else None
 
     def tables(self) -> Iterator[pa.Table]:
         """Yields the parts of the complete artifact, in order."""
         artifact = self.pool.store.open("negatives", self.name)
         for part in artifact.numbered_parts("part"):
-            yield pq.read_table(artifact.local(part))
+            yield pq.read_table(artifact.local_path(part))
 
 
 def complete_negatives(
-    store: Store, pool: PoolCandidates, reranker: str | None, options: NegativeOptions, name: str | None
+    store: Store, pool: PoolCandidatesWork, reranker: str | None, options: NegativeOptions, name: str | None
 ) -> Artifact | None:
     """Returns the negatives if they are complete, with the pool and the scores that they need; otherwise None."""
     candidates = complete_artifact(store, pool)
     if candidates is None:
         return None
-    scores = None if reranker is None else ScoreCandidates(store, candidates, reranker, options, numerics="")
-    if scores and not scores.complete:
+    scores = None if reranker is None else ScoreCandidatesWork(store, candidates, reranker, options, numerics="")
+    if scores and not scores.is_complete:
         return None
-    return complete_artifact(store, SampleNegatives(pool, scores, options, name))
+    return complete_artifact(store, SampleNegativesWork(pool, scores, options, name))
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class SampleTask:
 
     def _sample(self, unit: WorkUnit, report: Report) -> None:
         [name], queries = unit.names, unit.payload
-        table = pq.read_table(self.candidates.local(name))
+        table = pq.read_table(self.candidates.local_path(name))
         of_positives = known_positive_scores(queries, name, self.scores)
         lowest = [scores.min() if len(scores) else np.nan for scores in of_positives]
         samples = sample_negatives(

@@ -60,16 +60,16 @@ def export_tevatron(
     """
     rows, left_out = 0, []
     with atomic_file(path, overwrite=overwrite) as temporary, open(temporary, "wb") as file:
-        for block in _blocks(tables, corpus):
+        for block in _read_groups(tables, corpus):
             for group in block:
                 if not group.positives or not group.negatives:
                     left_out.append(group.query_id)
                     continue
                 line = {
                     "query_id": group.query_id,
-                    "query": _text(texts, group.query_id),
-                    "positive_passages": [_passage(passage) for passage in group.positives],
-                    "negative_passages": [_passage(passage) for passage in group.negatives],
+                    "query": _query_text(texts, group.query_id),
+                    "positive_passages": [_tevatron_passage(passage) for passage in group.positives],
+                    "negative_passages": [_tevatron_passage(passage) for passage in group.negatives],
                 }
                 file.write(orjson.dumps(line) + b"\n")
                 rows += 1
@@ -119,7 +119,7 @@ def export_sentence_transformers(
     rows, most, left_out = 0, 0, []
     with atomic_file(path, overwrite=overwrite) as temporary:
         with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
-            for block in _blocks(tables, corpus):
+            for block in _read_groups(tables, corpus):
                 tuples = []
                 for group in block:
                     if group.positives:
@@ -127,9 +127,9 @@ def export_sentence_transformers(
                     if not group.positives or len(group.negatives) < num_negatives:
                         left_out.append(group.query_id)
                         continue
-                    query = _text(texts, group.query_id)
-                    negatives = [_contents(passage) for passage in group.negatives[:num_negatives]]
-                    tuples += [(query, _contents(positive), *negatives) for positive in group.positives]
+                    query = _query_text(texts, group.query_id)
+                    negatives = [_passage_text(passage) for passage in group.negatives[:num_negatives]]
+                    tuples += [(query, _passage_text(positive), *negatives) for positive in group.positives]
                 if tuples:
                     columns = [pa.array(column, pa.string()) for column in zip(*tuples, strict=True)]
                     writer.write_table(pa.table(columns, schema=schema))
@@ -142,7 +142,7 @@ def export_sentence_transformers(
     return ExportResult(rows, left_out)
 
 
-def _blocks(tables: Iterable[pa.Table], corpus: Corpus) -> Iterator[list[_Group]]:
+def _read_groups(tables: Iterable[pa.Table], corpus: Corpus) -> Iterator[list[_Group]]:
     """Yields the queries of the tables in blocks, with the texts of their passages."""
     for table in tables:
         for first in range(0, len(table), BLOCK_QUERIES):
@@ -156,16 +156,16 @@ def _blocks(tables: Iterable[pa.Table], corpus: Corpus) -> Iterator[list[_Group]
             ]
 
 
-def _text(texts: Mapping[str, str], query_id: str) -> str:
+def _query_text(texts: Mapping[str, str], query_id: str) -> str:
     if query_id not in texts:
         raise InputError(f"the question {query_id!r} has negatives but no text: give the queries that were mined for")
     return texts[query_id]
 
 
-def _passage(passage: Passage) -> dict[str, Any]:
+def _tevatron_passage(passage: Passage) -> dict[str, Any]:
     return {"docid": passage.id, "title": passage.title, "text": passage.text}
 
 
-def _contents(passage: Passage) -> str:
+def _passage_text(passage: Passage) -> str:
     """Returns title and text of a passage as BM25 indexes them."""
     return f"{passage.title} {passage.text}" if passage.title else passage.text

@@ -37,7 +37,7 @@ def read_groups(artifact: Artifact) -> NegativeGroups:
     """
     groups = NegativeGroups([], [], [], [])
     for part in artifact.numbered_parts("part"):
-        table = pq.read_table(artifact.local(part))
+        table = pq.read_table(artifact.local_path(part))
         rows = pa.large_list(pa.int64())
         if "copies" not in table.column_names:
             table = table.append_column("copies", pa.array([[]] * len(table), rows))

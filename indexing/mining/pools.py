@@ -195,7 +195,7 @@ def seeded_order(seed: int, query_ids: Sequence[str] | pa.Array, rows: np.ndarra
 
 
 def find_exceeding(
-    table: pa.Table, known: np.ndarray | None, positives: np.ndarray | None, margins: ScoreMargins
+    table: pa.Table, reranker_scores: np.ndarray | None, positives: np.ndarray | None, margins: ScoreMargins
 ) -> tuple[list[str], np.ndarray]:
     """Finds the candidates that exceed a limit.
 
@@ -204,7 +204,7 @@ def find_exceeding(
 
     Args:
         table: The pool.
-        known: Scores of the re-ranker, float32 [pairs], NaN for none; None without a re-ranker.
+        reranker_scores: Scores of the re-ranker, float32 [pairs], NaN for none; None without a re-ranker.
         positives: The re-ranker's lowest score of each query's positives, float32 [queries], NaN for none.
         margins: The limits.
 
@@ -215,14 +215,14 @@ def find_exceeding(
     first = np.full(len(table), -1, np.int64)
     if not margins:
         return names, first
-    if known is None:
+    if reranker_scores is None:
         scorers = {
             source: (_column_as_floats(table, "score", source), _column_as_floats(table, "positive", source))
             for source in sources_of(table)
         }
     else:
         assert positives is not None, "margins on re-ranker scores need the scores of the positives"
-        scorers = {RERANKER: (known, positives[table["query"].to_numpy()])}
+        scorers = {RERANKER: (reranker_scores, positives[table["query"].to_numpy()])}
     for scorer, (scores, lowest) in scorers.items():
         for limit, exceeds in margins.exceeded_limits(scores, lowest):
             first[(first < 0) & exceeds] = len(names)

@@ -146,8 +146,8 @@ class PoolStatistics:
             sources[source] = {
                 "found": sum(count for kind, count in self.overlap.items() if source in kind),
                 "found_alone": self.overlap[(source,)],
-                "ranks": _bins(self.ranks[source], 1),
-                "scores": _bins(self.scores[source], 0),
+                "ranks": _bins_as_lists(self.ranks[source], 1),
+                "scores": _bins_as_lists(self.scores[source], 0),
             }
         ordered = sorted(self.overlap.items(), key=lambda item: (-item[1], item[0]))
         shares = [
@@ -169,7 +169,7 @@ class PoolStatistics:
         }
 
 
-def _bins(histogram: Histogram, shift: int) -> dict[str, list]:
+def _bins_as_lists(histogram: Histogram, shift: int) -> dict[str, list]:
     edges, counts = histogram.bins()
     return {"edges": [edge + shift for edge in edges], "counts": counts}
 
@@ -204,7 +204,7 @@ def write_report(
     page, numbers = Path(folder) / "report.html", statistics.numbers()
     with atomic_files([str(page), str(page.with_suffix(".json"))], overwrite=overwrite) as [written, beside]:
         beside.write_bytes(orjson.dumps(numbers, option=orjson.OPT_INDENT_2))
-        written.write_text(_render(numbers, examples, title), encoding="utf-8")
+        written.write_text(_render_page(numbers, examples, title), encoding="utf-8")
     return page
 
 
@@ -213,11 +213,11 @@ table { border-collapse: collapse; margin: 1em 0 } td, th { padding: .2em .8em; 
 border-bottom: 1px solid #ccc } img { max-width: 100% } .positive { border-left: 4px solid #2a2; padding-left: 1em }"""
 
 
-def _render(numbers: dict[str, Any], examples: Sequence[ShownQuery], title: str) -> str:
+def _render_page(numbers: dict[str, Any], examples: Sequence[ShownQuery], title: str) -> str:
     candidates, scored = numbers["candidates"], numbers["scored"]
     sources = [(name, f"{found['found']:,}", f"{found['found_alone']:,}") for name, found in numbers["sources"].items()]
     overlap = [
-        (_label(kind["sources"]), f"{kind['candidates']:,}", f"{kind['candidates'] / candidates:.1%}")
+        (_sources_label(kind["sources"]), f"{kind['candidates']:,}", f"{kind['candidates'] / candidates:.1%}")
         for kind in numbers["overlap"]
     ]
     pieces = [
@@ -251,7 +251,7 @@ def _render(numbers: dict[str, Any], examples: Sequence[ShownQuery], title: str)
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n{body}\n</body></html>\n"
 
 
-def _label(sources: Sequence[str]) -> str:
+def _sources_label(sources: Sequence[str]) -> str:
     return " + ".join(sources) + ("" if len(sources) > 1 else " alone")
 
 
@@ -289,7 +289,7 @@ def _render_charts(numbers: dict[str, Any]) -> list[str]:
 
     shown = numbers["overlap"][:_COMBINATIONS][::-1]
     [axes] = draw("Candidates by the sources that found them", height=1.2 + 0.3 * len(shown))
-    axes.barh([_escape_math(_label(kind["sources"])) for kind in shown], [kind["candidates"] for kind in shown])
+    axes.barh([_escape_math(_sources_label(kind["sources"])) for kind in shown], [kind["candidates"] for kind in shown])
     for what, unit in (("ranks", "rank"), ("scores", "score")):
         plots = draw(f"Candidates' {what} in each source", max(1, len(numbers["sources"])))
         for axes, (source, found) in zip(plots, numbers["sources"].items(), strict=False):

@@ -83,7 +83,7 @@ def check_scales(options: NegativeOptions, num_sources: int) -> None:
             )
 
 
-def pairs_to_score(table: pa.Table, known: np.ndarray, options: NegativeOptions) -> np.ndarray:
+def pairs_to_score(table: pa.Table, known_scores: np.ndarray, options: NegativeOptions) -> np.ndarray:
     """Returns the pairs that a re-ranker scores next: positions int64, empty when it is done.
 
     The pairs of each query are scored in its seeded order, as many at a time as are certain to be needed, until enough
@@ -93,13 +93,13 @@ def pairs_to_score(table: pa.Table, known: np.ndarray, options: NegativeOptions)
 
     Args:
         table: The pool.
-        known: float32 [pairs], NaN for pairs without a score.
+        known_scores: float32 [pairs], NaN for pairs without a score.
         options: The options of the negatives.
     """
-    is_unknown = np.isnan(known)
+    is_unknown = np.isnan(known_scores)
     if options.scoring_settings["score_all"]:
         return np.flatnonzero(is_unknown)
-    may_be_negative = is_unknown | (known < options.denoise_threshold)
+    may_be_negative = is_unknown | (known_scores < options.denoise_threshold)
     ids, rows = table["query_id"].combine_chunks(), table["row"].to_numpy()
     scoring, drawing = (seeded_order(options.seed, ids, rows, stream) for stream in (SCORING, DRAWING))
     is_needed = np.zeros(len(table), bool)
@@ -127,7 +127,7 @@ class SampledNegatives(NamedTuple):
 
 def sample_negatives(
     table: pa.Table,
-    known: np.ndarray | None,
+    reranker_scores: np.ndarray | None,
     options: NegativeOptions,
     *,
     query_ids: Sequence[str],
@@ -146,7 +146,7 @@ def sample_negatives(
 
     Args:
         table: The pool of the queries.
-        known: Scores of the re-ranker, float32 [pairs], NaN for none; None without a re-ranker.
+        reranker_scores: Scores of the re-ranker, float32 [pairs], NaN for none; None without a re-ranker.
         options: The options of the negatives.
         query_ids: The ids of the queries.
         positives: Rows of the relevant passages of each query.
@@ -164,8 +164,8 @@ def sample_negatives(
         that exceed a limit: dropped list<int64>, dropped_by list<string> ("LIMIT:SCORER").
     """
     rows = table["row"].to_numpy()
-    scored = np.full(len(table), np.nan, np.float32) if known is None else known
-    reasons, reason = find_exceeding(table, known, reranked_positives, options.margins)
+    scored = np.full(len(table), np.nan, np.float32) if reranker_scores is None else reranker_scores
+    reasons, reason = find_exceeding(table, reranker_scores, reranked_positives, options.margins)
     samples = _draw_negatives(table, scored, reason >= 0, len(query_ids), options)
     none = np.empty(0, np.int64)
     every, left_out = np.concatenate([*samples.chosen, none]), np.concatenate([*samples.dropped, none])

@@ -38,10 +38,10 @@ from indexing.store.store import Store, artifact_key, generation
 from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
 from indexing.work.work import (
     ArtifactTarget,
+    BaseStage,
+    BaseWork,
     Committed,
     Progress,
-    StageDefaults,
-    WorkDefaults,
     WorkUnit,
     hide_progress,
     run_work,
@@ -52,7 +52,7 @@ from retriever.errors import InputError
 DIGITS = 6  # digits of the re-ranker's fingerprint in the name of its scores
 
 
-class ScoreCandidates(WorkDefaults):
+class ScoreCandidatesWork(BaseWork):
     """The work that makes the next generation of scores/NAME: a re-ranker's scores of a pool's pairs.
 
     Several generations may be needed; see `score_candidates`.
@@ -96,7 +96,7 @@ class ScoreCandidates(WorkDefaults):
                 raise InputError(f"{artifact.url} was scored by another re-ranker than {reranker}: remove it")
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the existing generations have all scores that the options need."""
         return self._are_sufficient(self.previous)
 
@@ -121,10 +121,10 @@ class ScoreCandidates(WorkDefaults):
         """Returns the next generation. Its fingerprint depends on the content of its parts, not on the options."""
         inputs = dict(self._inputs) | ({"previous": self.previous[-1]} if self.previous else {})
         config = {"reranker": self.spec.config, "numerics": self.spec.numerics}
-        return [ArtifactTarget("scores", self._next, inputs, config, by_content=True)]
+        return [ArtifactTarget("scores", self._next_name, inputs, config, by_content=True)]
 
     @property
-    def _next(self) -> str:
+    def _next_name(self) -> str:
         """The name of the next generation."""
         return f"{self.name}/{generation(len(self.previous))}"
 
@@ -134,7 +134,7 @@ class ScoreCandidates(WorkDefaults):
         Raises:
             InputError: If the user requests another kind of device than that of the generation.
         """
-        key = artifact_key("scores", self._next)
+        key = artifact_key("scores", self._next_name)
         pinned = (self.store.pinned_config(key) or {}).get("numerics")
         count = len(self.candidates.numbered_parts("part"))
         numerics = numerics_of_reranker(runner, count, pinned, f"{self.store.url}/{key}")
@@ -156,7 +156,7 @@ def score_candidates(
     progress: Progress = hide_progress,
     *,
     parts: Mapping[str, MiningQueries] | None = None,
-) -> ScoreCandidates:
+) -> ScoreCandidatesWork:
     """Scores the pairs of a pool, as new generations, until the options have all scores that they need.
 
     A generation that was begun for other options, and abandoned, is resumed: its parts are kept, the others are scored
@@ -176,27 +176,27 @@ def score_candidates(
     """
     numerics = ""
     while True:
-        work = ScoreCandidates(store, candidates, reranker, options, numerics=numerics, parts=parts)
-        if work.complete:
+        work = ScoreCandidatesWork(store, candidates, reranker, options, numerics=numerics, parts=parts)
+        if work.is_complete:
             return work
         numerics = numerics or work.pin_numerics(runner)
         run_work(store, work, runner, progress)
 
 
-class ScoreStage(StageDefaults):
+class ScoreStage(BaseStage):
     """The stage that scores pairs, one unit for each part of the pool."""
 
     title = "rerank"
     noun = "pairs"
     total: int | None = None
 
-    def __init__(self, work: ScoreCandidates):
+    def __init__(self, work: ScoreCandidatesWork):
         self.work = work
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each part of the pool. Its number of pairs is known only after scoring."""
         for part in self.work.candidates.numbered_parts("part"):
-            scored = committed[0].get(part.name)
+            scored = committed_parts[0].get(part.name)
             queries = self.work.parts[part.name] if self.work.parts else None
             yield WorkUnit((part.name,), scored.rows if scored else 0, queries)
 
@@ -258,12 +258,12 @@ class ScoreTask:
         If the unit has queries, scores their positives too.
         """
         [name], queries = unit.names, unit.payload
-        if part := self.draft.find(name):
+        if part := self.draft.find_part(name):
             return part.rows
-        table = pq.read_table(self.candidates.local(name))
+        table = pq.read_table(self.candidates.local_path(name))
         known = known_probabilities(table, name, self.previous)
         is_new = np.zeros(len(table), bool)
-        texts, cuts = self._texts(table), Cuts()
+        texts, cuts = self._query_texts(table), Cuts()
         while len(chosen := pairs_to_score(table, known, self.options)):
             pairs = [texts[id] for id in table["query_id"].take(chosen).to_pylist()]
             known[chosen], cut = scorer.score(pairs, self.corpus, table["row"].to_numpy()[chosen])
@@ -296,7 +296,7 @@ class ScoreTask:
         numbers = np.repeat(np.arange(len(queries.ids)), [len(rows) for rows in queries.positives])
         return numbers[is_unknown], np.concatenate([*queries.positives, np.empty(0, np.int64)])[is_unknown]
 
-    def _texts(self, table: pa.Table) -> dict[str, str]:
+    def _query_texts(self, table: pa.Table) -> dict[str, str]:
         """Returns the texts of a part's queries by id."""
         texts = self.queries.table.select(["id", "text"])
         texts = texts.filter(pc.is_in(texts["id"], table["query_id"].combine_chunks().unique()))
@@ -332,7 +332,7 @@ def _known_scores(keys: np.ndarray, part_name: str, generations: Sequence[Artifa
     """Returns the scores of pairs (`pair_keys`, int64 [n]) of a part: float32 [n], NaN if no generation has them."""
     scores = np.full(len(keys), np.nan, np.float32)
     for artifact in generations:
-        table = pq.read_table(artifact.local(part_name))
+        table = pq.read_table(artifact.local_path(part_name))
         scored_keys = _table_keys(table)
         order = np.argsort(scored_keys)
         places = np.searchsorted(scored_keys[order], keys)

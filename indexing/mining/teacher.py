@@ -89,7 +89,7 @@ def _read_lists(artifact: Artifact, name: str) -> list[np.ndarray]:
     """Returns a column of lists of probabilities, float32 [any] for each query, NaN for null."""
     lists: list[np.ndarray] = []
     for part in artifact.numbered_parts("part"):
-        table = pq.read_table(artifact.local(part))
+        table = pq.read_table(artifact.local_path(part))
         if name not in table.column_names:
             raise InputError(f"{artifact.url}: has no teacher scores (column {name}); {_REMEDY}")
         try:

@@ -108,7 +108,7 @@ def search_documents(
     runner: Runner,
     documents: DocumentNumbers,
     *,
-    allowed: np.ndarray | None = None,
+    allowed_rows: np.ndarray | None = None,
     rerank: Callable[[Hits, Sequence[str]], Hits] | None = None,
     rerank_depth: int = 0,
     excluded: np.ndarray | None = None,
@@ -124,7 +124,7 @@ def search_documents(
         k: Number of documents per query.
         runner: What spreads the search over workers.
         documents: The documents of the whole corpus.
-        allowed: The rows of the passages that can be hits, int64 ascending; None: all.
+        allowed_rows: The rows of the passages that can be hits, int64 ascending; None: all.
         rerank: Re-ranks the passages of some queries; None: they keep their order.
         rerank_depth: Number of passages per query that `rerank` needs.
         excluded: The number of a document that is no hit of a query, int64 [q]; None: all can be hits.
@@ -140,7 +140,7 @@ def search_documents(
         short = []
         for numbers in np.array_split(pending, -(-len(pending) * depth // CELLS)):
             some = texts if len(numbers) == len(texts) else SelectedTexts(texts, numbers)
-            hits = source.search(some, depth, runner, allowed)
+            hits = source.search(some, depth, runner, allowed_rows)
             of = documents.numbers(hits.rows)
             if excluded is not None:
                 of = np.where(of == excluded[numbers, None], -1, of)

@@ -73,7 +73,7 @@ class LocalSearch:
     @property
     def source(self) -> str:
         """The source's name in the grammar of sources, with all names filled in."""
-        return self.hit_source.source
+        return self.hit_source.source_text
 
     def matching_rows(self, filter: Mapping[str, Any] | str | None) -> np.ndarray | None:
         """Returns the rows that match a filter, int64 ascending, deleted ones excluded; None without a filter.
@@ -88,7 +88,7 @@ class LocalSearch:
         return self._matches.rows(Filter.parse(filter, filter_columns(self.corpus)))
 
     def search(
-        self, queries: Sequence[str], k: int, *, rerank_depth: int = 0, allowed: np.ndarray | None = None
+        self, queries: Sequence[str], k: int, *, rerank_depth: int = 0, allowed_rows: np.ndarray | None = None
     ) -> Hits:
         """Returns the top k passages of each query, or the best passage of each of the top k documents.
 
@@ -96,7 +96,7 @@ class LocalSearch:
             queries: The texts of the queries.
             k: Number of hits per query, at least 1.
             rerank_depth: Number of hits per query that the re-ranker orders; lower hits keep their order below them.
-            allowed: Only these rows are hits, as `matching_rows` returns them; None: all rows.
+            allowed_rows: Only these rows are hits, as `matching_rows` returns them; None: all rows.
 
         Returns:
             Scores and rows, [q, at most k].
@@ -106,7 +106,7 @@ class LocalSearch:
         """
         _check_unicode(queries)
         self._pair_cuts, depth = Cuts(), rerank_depth if self._rerank_task else 0
-        reorder = partial(self._rerank, depth) if self._rerank_task else None
+        reorder = partial(self._rerank_hits, depth) if self._rerank_task else None
         if self.documents is not None:
             return search_documents(
                 self.hit_source,
@@ -114,17 +114,17 @@ class LocalSearch:
                 k,
                 self.runner,
                 self.documents,
-                allowed=allowed,
+                allowed_rows=allowed_rows,
                 rerank=reorder,
                 rerank_depth=depth,
             )
         depth_of_source = min(max(k, depth), max(1, self.corpus.num_rows))
-        hits = self.hit_source.search(queries, depth_of_source, self.runner, allowed)
+        hits = self.hit_source.search(queries, depth_of_source, self.runner, allowed_rows)
         if reorder:
             hits = reorder(hits, queries)
         return Hits(hits.scores[:, :k], hits.rows[:, :k])
 
-    def _rerank(self, depth: int, hits: Hits, queries: Sequence[str]) -> Hits:
+    def _rerank_hits(self, depth: int, hits: Hits, queries: Sequence[str]) -> Hits:
         assert self._rerank_task is not None
         hits, cuts = rerank(hits, queries, depth, self._rerank_task, self.runner)
         self._pair_cuts += cuts

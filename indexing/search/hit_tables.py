@@ -50,23 +50,23 @@ def style_for(stream: TextIO) -> TableStyle:
     return TableStyle(width, BOLD if on_terminal else PLAIN)
 
 
-def hit_table(hits: Sequence[ShownHit], query: str, style: TableStyle, *, judged: bool = False) -> list[str]:
+def hit_table(hits: Sequence[ShownHit], query: str, style: TableStyle, *, with_judgements: bool = False) -> list[str]:
     """Returns the lines of a table of hits.
 
     Args:
         hits: The hits, in display order.
         query: Its words are marked in the snippets.
         style: Width and marks.
-        judged: Adds a column with the relevance, `-` if a passage is not judged.
+        with_judgements: Adds a column with the relevance, `-` if a passage is not judged.
     """
     words = QueryWords(query)
-    rows = [_cells(hit, judged) for hit in hits]
-    names = ["rank", "score", *(["relevance"] if judged else []), "id"]
+    rows = [_cells_of_hit(hit, with_judgements) for hit in hits]
+    names = ["rank", "score", *(["relevance"] if with_judgements else []), "id"]
     widths = [max(display_width(row[n]) for row in [names, *rows]) for n in range(len(names))]
-    lines = [f"{_aligned(names, widths)}  title"]
+    lines = [f"{_join_aligned(names, widths)}  title"]
     indent = widths[0] + 2
     for hit, row in zip(hits, rows, strict=True):
-        start = _aligned(row, widths)
+        start = _join_aligned(row, widths)
         room = max(_MIN_COLUMNS, style.width - display_width(start) - 2)
         lines.append(f"{start}  {_or_dash(hit.title, room)}".rstrip())
         if hit.text is not None and (text := snippet(hit.text, words, style.width - indent, style.marks)):
@@ -74,14 +74,14 @@ def hit_table(hits: Sequence[ShownHit], query: str, style: TableStyle, *, judged
     return lines
 
 
-def _cells(hit: ShownHit, judged: bool) -> list[str]:
+def _cells_of_hit(hit: ShownHit, with_judgements: bool) -> list[str]:
     rank = "-" if hit.rank is None else str(hit.rank)
     score = "-" if hit.score is None else f"{hit.score:.6g}"
     relevance = "-" if hit.relevance is None else str(hit.relevance)
-    return [rank, score, *([relevance] if judged else []), one_line(hit.id)]
+    return [rank, score, *([relevance] if with_judgements else []), one_line(hit.id)]
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _join_aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
     """Returns a row with all cells aligned to the right, except for the last one, the id."""
     padded = [" " * (width - display_width(cell)) for cell, width in zip(cells, widths, strict=True)]
     numbers = [f"{space}{cell}" for cell, space in zip(cells[:-1], padded[:-1], strict=True)]

@@ -32,7 +32,7 @@ from indexing.store.documents import ArtifactPart, fingerprint_of
 from indexing.store.keys import default_name
 from indexing.store.store import Store
 from indexing.work.tasks import Runner
-from indexing.work.work import ArtifactTarget, Committed, Progress, ProgressCounter, StageDefaults, WorkUnit
+from indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
 from retriever.cuts import Cuts
 from retriever.errors import InputError, TextsError
 
@@ -42,14 +42,14 @@ RUN_HITS = 1_000  # hits per query of a run, if no other number is given
 RERANK_DEPTH = 100  # hits per query that are re-ranked
 
 
-class SearchQueries:
+class SearchQueriesWork:
     """The work that makes runs/NAME: the hits of a split's queries, one part for each block of QUERY_BLOCK queries.
 
     Attributes:
         name: The name of the run.
         split: The queries.
         source: The source's name in the grammar of sources, with all names filled in.
-        allowed: The rows that match the filter, int64 ascending; None: there is no filter.
+        allowed_rows: The rows that match the filter, int64 ascending; None: there is no filter.
         documents: The documents of the corpus, if the hits are documents; None: they are passages.
     """
 
@@ -81,13 +81,13 @@ class SearchQueries:
         self.store, self.k, self.drop_self = store, k, drop_self
         self.corpus = Corpus.open(store)
         parsed = None if filter is None else Filter.parse(filter, filter_columns(self.corpus))
-        self.allowed = None if parsed is None else parsed.rows(self.corpus)
+        self.allowed_rows = None if parsed is None else parsed.rows(self.corpus)
         self.documents = DocumentNumbers(self.corpus.parts) if is_by_document(self.corpus, by) else None
         self.queries = Queries.open(store, queries)
         self.split = self.queries.split(split, limit)
         self.sources = HitSources(store, self.corpus, options)
         self.hit_source = self.sources.open(source)
-        self.source = self.hit_source.source
+        self.source = self.hit_source.source_text
         self.reranker = open_reranker(store, reranker) if reranker else None
         self.reranker_name = reranker or ""
         self._reranker_inputs = reranker_inputs(store, reranker) if reranker else {}
@@ -132,7 +132,7 @@ class SearchQueries:
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Notes the number of hits and the re-ranker's numerics class."""
         [draft] = drafts
-        parts = draft.committed().values()
+        parts = draft.committed_parts().values()
         numerics = {part.facts["numerics"] for part in parts if "numerics" in part.facts}
         draft.add_notes(hits=sum(part.rows for part in parts), **({"numerics": numerics.pop()} if numerics else {}))
 
@@ -173,14 +173,14 @@ class SearchQueries:
                 self.k,
                 runner,
                 self.documents,
-                allowed=self.allowed,
+                allowed_rows=self.allowed_rows,
                 rerank=reorder,
                 rerank_depth=self.rerank_depth if rerank_task else 0,
                 excluded=self.corpus.rows_of_documents(ids)[0] if self.drop_self else None,
             )
             return FoundHits(hits, self.corpus.ids(hits.rows), cuts)
         depth = min(self.k + self.drop_self, max(1, self.corpus.num_rows))  # sources allocate as many per query
-        hits, passage_ids = self.without_self(ids, self.hit_source.search(texts, depth, runner, self.allowed))
+        hits, passage_ids = self.without_self(ids, self.hit_source.search(texts, depth, runner, self.allowed_rows))
         if reorder:
             hits = reorder(hits, texts)
             passage_ids = self.corpus.ids(hits.rows)
@@ -195,21 +195,21 @@ class FoundHits(NamedTuple):
     pair_cuts: Cuts
 
 
-class SearchStage(StageDefaults):
+class SearchStage(BaseStage):
     """The stage that searches blocks of queries."""
 
     title = "search"
     noun = "queries"
 
-    def __init__(self, search: SearchQueries):
+    def __init__(self, search: SearchQueriesWork):
         self.search = search
         self.total: int | None = len(search.split.ids)
         self._rerank_task: RerankTask | None = None
         self._committed: list[ArtifactPart] = []
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each block of queries; pins the numerics classes of the committed parts."""
-        for part in committed[0].values():
+        for part in committed_parts[0].values():
             self.search.sources.pin(part.facts)
             self._committed.append(part)
         for number, start in enumerate(range(0, len(self.search.split.ids), QUERY_BLOCK)):
@@ -217,10 +217,10 @@ class SearchStage(StageDefaults):
             yield WorkUnit((f"part-{number:05d}",), rows, start)
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Searches a block of queries and commits the hits."""
-        search, rerank_task = self.search, self._reranker(draft, runner)
+        search, rerank_task = self.search, self._make_rerank_task(draft, runner)
         piece = slice(unit.payload, unit.payload + QUERY_BLOCK)
         ids, texts = search.split.ids[piece], search.split.texts[piece]
         try:
@@ -244,7 +244,7 @@ class SearchStage(StageDefaults):
         if rerank_task:
             counter.add("pairs", pair_cuts.texts)
 
-    def _reranker(self, draft: Draft, runner: Runner) -> RerankTask | None:
+    def _make_rerank_task(self, draft: Draft, runner: Runner) -> RerankTask | None:
         """Returns the re-ranking task. Raises InputError if committed parts are of another numerics class."""
         search = self.search
         if search.reranker and self._rerank_task is None:

@@ -46,7 +46,7 @@ def read_run(artifact: Artifact) -> Iterator[pa.Table]:
     """Yields the blocks of queries of a run, in order."""
     for part in artifact.numbered_parts("part"):
         # pq.read_table would import pyarrow.dataset, which takes 0.3 s.
-        with pq.ParquetFile(artifact.local(part)) as file:
+        with pq.ParquetFile(artifact.local_path(part)) as file:
             yield file.read().select(SCHEMA.names).cast(SCHEMA)
 
 

@@ -60,22 +60,22 @@ class QueryWords:
         if any(token.key not in STOP_WORDS for token in tokens):
             tokens = [token for token in tokens if token.key not in STOP_WORDS]
         self.words = {token.key for token in tokens if not token.is_character}
-        runs = _runs(tokens)
+        runs = _runs_of_characters(tokens)
         self.characters = {run[0].key for run in runs if len(run) == 1}
         self.pairs = {(a.key, b.key) for run in runs for a, b in itertools.pairwise(run)}
 
     def matches(self, text: str) -> list[Token]:
         """Returns the tokens of the text that occur in the query, in order."""
         tokens = list(tokens_of(text))
-        matches = {token.start: token for token in tokens if token.key in self._alone(token)}
+        matches = {token.start: token for token in tokens if token.key in self._single_characters(token)}
         if self.pairs:
-            for run in _runs(tokens):
+            for run in _runs_of_characters(tokens):
                 for a, b in itertools.pairwise(run):
                     if (a.key, b.key) in self.pairs:
                         matches |= {a.start: a, b.start: b}
         return [matches[start] for start in sorted(matches)]
 
-    def _alone(self, token: Token) -> set[str]:
+    def _single_characters(self, token: Token) -> set[str]:
         return self.characters if token.is_character else self.words
 
 
@@ -86,7 +86,7 @@ def tokens_of(text: str) -> Iterator[Token]:
         yield Token(match.start(), match.end(), key, match["character"] is not None)
 
 
-def _runs(tokens: Sequence[Token]) -> list[list[Token]]:
+def _runs_of_characters(tokens: Sequence[Token]) -> list[list[Token]]:
     """Returns the runs of adjacent characters of scripts without spaces."""
     runs: list[list[Token]] = []
     for token in tokens:
@@ -129,7 +129,7 @@ class _Cuts:
 
     def __init__(self, text: str, width: int):
         self.width = max(width, 2 * _GAP + 2)
-        columns = [0, *itertools.accumulate(map(_columns, text))]
+        columns = [0, *itertools.accumulate(map(_display_columns, text))]
         room = self.width - 2 * _GAP
         self.pieces = [
             span
@@ -215,16 +215,16 @@ def shorten(text: str, width: int) -> str:
     text = one_line(text)
     if display_width(text) <= width:
         return text
-    ends = [*itertools.accumulate(map(_columns, text))]
+    ends = [*itertools.accumulate(map(_display_columns, text))]
     return text[: bisect.bisect_right(ends, max(0, width - 1))].rstrip() + ELLIPSIS
 
 
 def display_width(text: str) -> int:
     """Returns the terminal columns of a text: wide characters take two, combining characters none."""
-    return sum(map(_columns, text))
+    return sum(map(_display_columns, text))
 
 
-def _columns(character: str) -> int:
+def _display_columns(character: str) -> int:
     if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1

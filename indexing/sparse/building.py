@@ -17,10 +17,10 @@ from indexing.store.artifact import Draft
 from indexing.store.store import Store
 from indexing.work.growth import NextGenerationWork, count_shards
 from indexing.work.tasks import JVM_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import TaskStage, WorkUnit, check_same_options, shard_units
+from indexing.work.work import TaskStage, WorkUnit, check_same_config, shard_units
 
 
-class BuildImpacts(NextGenerationWork):
+class BuildImpactsWork(NextGenerationWork):
     """The work that makes index/NAME of sparse embeddings, or its next generation.
 
     Attributes:
@@ -41,7 +41,7 @@ class BuildImpacts(NextGenerationWork):
         self.embeddings = embeddings
         self.config = {"embeddings": embeddings.name, "impacts": SCALE, "shards": shards}
         if self.previous:
-            check_same_options(self.previous[0], self.config)
+            check_same_config(self.previous[0], self.config)
         self.end = embeddings.num_rows
         first_rows = self.previous[0].rows if self.previous else 0
         self.num_shards = count_shards(shards, self.end - self.first_row, first_rows)
@@ -73,23 +73,23 @@ class FillImpactsTask:
         check_lucene_versions(self.draft)
         return self._fill
 
-    def _label(self, first_row: int, number: int) -> str:
+    def _vector_label(self, first_row: int, number: int) -> str:
         return f"embeddings/{self.embeddings.name}: passage {first_row + number}"
 
     def _fill(self, unit: WorkUnit, report: Report) -> None:
         [name] = unit.names
         first, end = unit.payload
-        if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
             return
         largest = postings = 0
 
         def texts() -> Iterator[str]:
             nonlocal largest, postings
-            for first_row, vectors in self.embeddings.between(first, end):
+            for first_row, vectors in self.embeddings.read_range(first, end):
                 for start, stop in blocks(vectors.offsets):
                     row = first_row + start
                     report(row - first)
-                    impacts = quantise(vectors.between(start, stop), partial(self._label, row))
+                    impacts = quantise(vectors.between(start, stop), partial(self._vector_label, row))
                     largest = max(largest, int(impacts.impacts.max(initial=0)))
                     postings += len(impacts.words)
                     yield from document_texts(impacts)

@@ -53,14 +53,14 @@ class SparseKind(VectorKind):
 
         return SparseEncoder(encoder)
 
-    def batched_model_type(self, described: Mapping[str, Any]) -> None:
+    def batched_model_type(self, encoder_settings: Mapping[str, Any]) -> None:
         return None
 
-    def describe(self, described: Mapping[str, Any]) -> str:
-        return f"sparse vectors over {described['dim']:,} words"
+    def describe_vectors(self, encoder_settings: Mapping[str, Any]) -> str:
+        return f"sparse vectors over {encoder_settings['dim']:,} words"
 
-    def plan(self, described: Mapping[str, Any], rows: int) -> str:
-        words = described["passage_terms"]
+    def describe_size(self, encoder_settings: Mapping[str, Any], rows: int) -> str:
+        words = encoder_settings["passage_terms"]
         most = f"at most {words:,}" if words else "as many as are not 0"
         return f"{rows:,} sparse vectors, {NUMBER_BYTES} bytes a word, {most} of a passage"
 
@@ -97,7 +97,7 @@ class SparseEmbeddings(EmbeddingsReader):
             order.append(positions)
         return concatenate(pieces, self.dim).take(np.argsort(np.concatenate(order)))
 
-    def open_vectors(self) -> Callable[[np.ndarray], np.ndarray]:
+    def open_vector_reader(self) -> Callable[[np.ndarray], np.ndarray]:
         """Returns a function that reads vectors with all zeros, for many calls: int64 [n] -> float32 [n, dim].
 
         The files of the parts are checked when they are read first, and are memory-mapped.
@@ -109,13 +109,15 @@ class SparseEmbeddings(EmbeddingsReader):
             for part, positions, local in split_rows(self.parts, rows):
                 if part.first_row not in files:
                     label = f"{part.artifact.url}/{part.part.file}"
-                    files[part.first_row] = map_vectors(part.artifact.local(part.part), part.part.rows, self.dim, label)
+                    files[part.first_row] = map_vectors(
+                        part.artifact.local_path(part.part), part.part.rows, self.dim, label
+                    )
                 vectors[positions] = files[part.first_row].take(local).dense()
             return vectors
 
         return take
 
-    def between(self, first_row: int, end: int) -> Iterator[tuple[int, SparseVectors]]:
+    def read_range(self, first_row: int, end: int) -> Iterator[tuple[int, SparseVectors]]:
         """Yields (first row, vectors) of each piece of the rows [first_row, end)."""
         for part, rows in parts_of_range(self.parts, first_row, end):
             yield part.first_row + rows.start, self.vectors(part).between(rows.start, rows.stop)

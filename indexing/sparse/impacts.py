@@ -51,7 +51,7 @@ def quantise(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
     """
     for number, reason in unquantisable_vectors(vectors).items():
         raise InputError(f"{label(number)}: {reason}")
-    scaled, rows = _scale(vectors)
+    scaled, rows = _scaled_weights(vectors)
     is_kept = scaled > 0
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows[is_kept], minlength=len(vectors)))])
     return Impacts(vectors.indices[is_kept], scaled[is_kept].astype(np.int64), offsets.astype(np.int64))
@@ -59,7 +59,7 @@ def quantise(vectors: SparseVectors, label: Callable[[int], str]) -> Impacts:
 
 def unquantisable_vectors(vectors: SparseVectors) -> dict[int, str]:
     """Returns the numbers of the vectors that cannot be quantised, each with the reason."""
-    scaled, rows = _scale(vectors)
+    scaled, rows = _scaled_weights(vectors)
     reasons: dict[int, str] = {}
     for number in np.flatnonzero(~((scaled >= 0) & (scaled <= _MAX_IMPACT))):
         word, weight = vectors.indices[number], vectors.values[number]
@@ -77,7 +77,7 @@ def unquantisable_vectors(vectors: SparseVectors) -> dict[int, str]:
     return reasons
 
 
-def _scale(vectors: SparseVectors) -> tuple[np.ndarray, np.ndarray]:
+def _scaled_weights(vectors: SparseVectors) -> tuple[np.ndarray, np.ndarray]:
     """Returns rint(100 v) of all weights, float64 [numbers], and the number of the vector of each, int64 [numbers]."""
     scaled: np.ndarray = np.rint(SCALE * vectors.values.astype(np.float64))
     return scaled, np.repeat(np.arange(len(vectors)), vectors.counts)

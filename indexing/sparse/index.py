@@ -53,22 +53,22 @@ class ImpactIndex:
         Raises:
             InputError: If it was built from other embeddings, or lacks rows that they have.
         """
-        name = store.only("index", name, cls.is_index)
+        name = store.only_name("index", name, cls.is_index)
         return cls(name, open_chain(store, "index", name, embeddings.generations), embeddings)
 
-    def searcher(self, searched: slice = slice(None)) -> ImpactSearch:
+    def searcher(self, shard_range: slice = slice(None)) -> ImpactSearch:
         """Opens shards in this process; the next call for the same shards returns the same object.
 
         Args:
-            searched: Which of the shards are opened and searched, at least one.
+            shard_range: Which of the shards are opened and searched, at least one.
 
         Raises:
             InputError: If they were made with another version of Lucene.
         """
-        shards = self.shards[searched]
+        shards = self.shards[shard_range]
         with OPENING:
             check_lucene_versions(self.generations[0])
-            return _open_searcher(segment_files(shards), segment_rows(shards)[0].first)
+            return _open_searcher(segment_files(shards), segment_rows(shards)[0].first_row)
 
     def search(
         self,
@@ -77,7 +77,7 @@ class ImpactIndex:
         deleted: np.ndarray,
         *,
         threads: int = 1,
-        among: np.ndarray | None = None,
+        allowed_rows: np.ndarray | None = None,
         searcher: ImpactSearch | None = None,
         first_query: int = 0,
     ) -> Hits:
@@ -91,22 +91,22 @@ class ImpactIndex:
             k: Hits per query.
             deleted: Rows to exclude, int64, ascending.
             threads: Threads that search.
-            among: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
+            allowed_rows: Only these rows are hits, and `deleted` is not used: int64, ascending. None: all rows.
             searcher: The open shards; None: `searcher` opens them.
             first_query: The number of the first query in errors.
 
         Raises:
             TextsError: If a weight of a query does not fit, or if a single product is 2^24 or more.
         """
-        impacts = self._impacts(queries, first_query)
+        impacts = self._quantise_queries(queries, first_query)
         open_searcher, texts = searcher or self.searcher(), query_texts(impacts)
 
         def find(texts: Sequence[str], depth: int) -> Hits:
-            return search_segments(open_searcher, texts, depth, deleted, among, threads)
+            return search_segments(open_searcher, texts, depth, deleted, allowed_rows, threads)
 
         hits = find(texts, k)
         for number in np.flatnonzero(hits.scores[:, 0] >= EXACT) if k else ():
-            candidates = _candidates(find, texts[number], k, open_searcher.num_documents)
+            candidates = _find_candidates(find, texts[number], k, open_searcher.num_documents)
             passages = quantise(self.embeddings.take(candidates), lambda row: f"candidate {row}")
             scores = exact_scores(impacts, int(number), passages, self.embeddings.dim)
             best = np.lexsort((candidates, -scores))[:k]
@@ -114,7 +114,7 @@ class ImpactIndex:
             hits.rows[number, : len(best)] = candidates[best]
         return hits
 
-    def _impacts(self, queries: SparseVectors, first_query: int) -> Impacts:
+    def _quantise_queries(self, queries: SparseVectors, first_query: int) -> Impacts:
         """Returns the impacts of queries. Raises TextsError if some of them cannot be searched exactly."""
         reasons = unquantisable_vectors(queries)
         good = np.array([number for number in range(len(queries)) if number not in reasons], np.int64)
@@ -132,7 +132,7 @@ class ImpactIndex:
         return impacts
 
 
-def _candidates(find: Callable[[Sequence[str], int], Hits], text: str, k: int, num_documents: int) -> np.ndarray:
+def _find_candidates(find: Callable[[Sequence[str], int], Hits], text: str, k: int, num_documents: int) -> np.ndarray:
     """Returns the rows whose rounded score is at least that of the k-th hit, int64 [any].
 
     Rounding does not change the order of different scores, so the exact top k are among these.
@@ -164,10 +164,10 @@ def search_impacts(
     deleted: np.ndarray,
     runner: Runner,
     *,
-    allowed: np.ndarray | None = None,
+    allowed_rows: np.ndarray | None = None,
 ) -> Hits:
-    """Returns the top k of each query, spread over workers; see `ImpactIndex.search`, `allowed` is its `among`."""
-    task = SearchImpactsTask(index, k, deleted, allowed)
+    """Returns the top k of each query, spread over workers; see `ImpactIndex.search`."""
+    task = SearchImpactsTask(index, k, deleted, allowed_rows)
     return search_blocks(task, len(queries), queries.between, runner)
 
 
@@ -178,7 +178,7 @@ class SearchImpactsTask:
     index: ImpactIndex
     k: int
     deleted: np.ndarray
-    allowed: np.ndarray | None
+    allowed_rows: np.ndarray | None
     resources: WorkerResources = ALL_CORES
 
     def open(self, allocation: Allocation) -> Callable[[tuple[int, SparseVectors], Report], Hits]:
@@ -188,7 +188,12 @@ class SearchImpactsTask:
         def search(block: tuple[int, SparseVectors], report: Report) -> Hits:
             first, queries = block
             return self.index.search(
-                queries, self.k, self.deleted, threads=allocation.cores, among=self.allowed, first_query=first
+                queries,
+                self.k,
+                self.deleted,
+                threads=allocation.cores,
+                allowed_rows=self.allowed_rows,
+                first_query=first,
             )
 
         return search

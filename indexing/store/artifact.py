@@ -89,14 +89,14 @@ class Artifact:
     def part(self, name: str) -> ArtifactPart:
         return next(part for part in self.parts if part.name == name)
 
-    def local(self, part: ArtifactPart | str) -> Path:
+    def local_path(self, part: ArtifactPart | str) -> Path:
         """Returns a local file with the bytes of a part (FAISS, Lucene and memory maps need one).
 
         Raises:
             CorruptError: If the bytes are not those that were committed.
         """
         part = self.part(part) if isinstance(part, str) else part
-        return self._cache.local(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
+        return self._cache.local_path(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
 
 
 class Draft:
@@ -129,7 +129,7 @@ class Draft:
         self._pin(begun)
         self._notes: dict[str, Any] = {}
         self._started = time.time()
-        self.complete = False
+        self.is_complete = False
         self.created = False  # whether `begin` wrote manifest.begun.json, and did not join an existing draft
 
     def _pin(self, begun: dict[str, Any]) -> None:
@@ -169,16 +169,16 @@ class Draft:
                 break
         else:
             self.created = True
-        self.complete = self._has_manifest()
+        self.is_complete = self._has_manifest()
         return self
 
     def check(self, *, abandoned_s: float | None = None) -> None:
-        """Raises the InputError that `begin` would raise now; sets `complete`. Writes nothing."""
+        """Raises the InputError that `begin` would raise now; sets `is_complete`. Writes nothing."""
         with contextlib.suppress(FileNotFoundError):
             pinned = read_begun(self._storage, self.key)
             if not self._is_replaceable(pinned, abandoned_s):
                 self._join(pinned, abandoned_s)
-                self.complete = self._has_manifest()
+                self.is_complete = self._has_manifest()
 
     def _join(self, pinned: dict[str, Any], abandoned_s: float | None) -> None:
         """Continues the pinned draft. Raises InputError if it has other inputs or another configuration."""
@@ -222,7 +222,7 @@ class Draft:
         """Replaces the pinned draft with this one. Returns False if another command was first."""
         path = f"{self.key}/{BEGUN}"
         self._pin({**first_attempt(self._begun), "attempt": pinned.get("attempt", 0) + 1})
-        if not self._storage.swap(path, add_own_hash(self._begun), tag):
+        if not self._storage.compare_and_swap(path, add_own_hash(self._begun), tag):
             return False
         if self._has_manifest():
             self._storage.put(path, data)
@@ -244,7 +244,7 @@ class Draft:
         the mark does not count once the draft has a part.
         """
         with contextlib.suppress(InputError, OSError):
-            if self.created and not self.committed():
+            if self.created and not self.committed_parts():
                 self._write_mark({"error": str(error) or "interrupted before its first part", "abandoned": True})
 
     def _write_mark(self, mark: dict[str, Any]) -> None:
@@ -267,7 +267,7 @@ class Draft:
 
     def renew(self) -> bool:
         """Shows that a process works on the draft; see `keep_alive`. Returns False if it was removed or replaced."""
-        is_pinned = self._storage.touch(f"{self.key}/{BEGUN}", add_own_hash(self._begun))
+        is_pinned = self._storage.touch_if_equal(f"{self.key}/{BEGUN}", add_own_hash(self._begun))
         mark = read_mark(self._storage, self.key, self._begun) if is_pinned else None
         if mark is not None and mark.get("abandoned"):  # by the command that began the draft; this one joined it
             self._storage.delete(f"{self.key}/{FAILED}")
@@ -286,14 +286,14 @@ class Draft:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None and not self.complete:
+        if kind is None and not self.is_complete:
             self.finish()
 
-    def committed(self) -> dict[str, ArtifactPart]:
+    def committed_parts(self) -> dict[str, ArtifactPart]:
         """Returns the committed parts by name: those of an earlier, interrupted run and those of other workers."""
         return {part.name: part for part in committed_parts(self._storage, self.key, self._identity)}
 
-    def find(self, name: str) -> ArtifactPart | None:
+    def find_part(self, name: str) -> ArtifactPart | None:
         """Returns the part `name` if it is committed, otherwise None.
 
         It may have been committed by an earlier attempt whose acknowledgement was lost, or by another writer.
@@ -325,7 +325,7 @@ class Draft:
         """
         if suffix == ".json":
             raise ValueError("suffix .json: expected another one, as the records of parts end in it")
-        if done := self.find(name):
+        if done := self.find_part(name):
             return done
         path = self._storage.temporary_path(suffix)
         try:
@@ -353,8 +353,8 @@ class Draft:
             self._storage.delete(f"{self.key}/{file}")
         return winner
 
-    def local(self, part: ArtifactPart) -> Path:
-        return self._cache.local(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
+    def local_path(self, part: ArtifactPart) -> Path:
+        return self._cache.local_path(self._storage, f"{self.key}/{part.file}", part.bytes, part.sha256)
 
     def add_notes(self, **notes: Any) -> None:
         """Adds measured values (recall, statistics) to the manifest, outside the fingerprint."""
@@ -366,7 +366,7 @@ class Draft:
 
     def finish(self) -> None:
         """Writes the manifest: from now on the artifact is complete and never changes."""
-        committed = self.committed().values()
+        committed = self.committed_parts().values()
         self._check_finished(committed)
         parts = [asdict(part) for part in committed]
         identity = {
@@ -387,7 +387,7 @@ class Draft:
         with contextlib.suppress(FileNotFoundError):  # complete, and removed by another process since
             if Artifact(self._storage, self._cache, self.key).fingerprint != manifest["fingerprint"]:
                 raise self.removed_error()  # a process that wrote to the replaced draft completed it after all
-        self.complete = True
+        self.is_complete = True
 
     def _remove_earlier_attempts(self, parts: Iterable[ArtifactPart]) -> None:
         """Deletes the records, bytes and marks of the attempts that this draft replaced."""
@@ -412,12 +412,12 @@ def keep_alive(drafts: Sequence[Draft]) -> Iterator[None]:
     ended = threading.Event()
 
     def renew() -> None:
-        current = [draft for draft in drafts if not draft.complete]
+        current = [draft for draft in drafts if not draft.is_complete]
         wait_s = RENEWAL_S if all(draft.created for draft in current) else 0.0  # a draft that was joined may be old
         while current and not ended.wait(wait_s):
             wait_s = RENEWAL_S
             with contextlib.suppress(InputError, OSError):  # a failure of the storage that lasts ends the work itself
-                current = [draft for draft in current if not draft.committed() and draft.renew()]
+                current = [draft for draft in current if not draft.committed_parts() and draft.renew()]
 
     thread = threading.Thread(target=renew, name="riptide-renewal", daemon=True)
     thread.start()

@@ -45,7 +45,7 @@ class NodeCache:
     max_bytes: int
     check: Literal["once", "always", "size"] = "once"
 
-    def local(self, storage: Storage, key: str, size: int, sha256: str) -> Path:
+    def local_path(self, storage: Storage, key: str, size: int, sha256: str) -> Path:
         """Returns a local file with the bytes of an object.
 
         Args:

@@ -37,9 +37,9 @@ class RowPart:
 
 
 class RowRange(NamedTuple):
-    """The rows [first, end)."""
+    """The rows [first_row, end)."""
 
-    first: int
+    first_row: int
     end: int
 
     def select_shards(self, shards: Sequence[tuple[int, int]]) -> slice:
@@ -51,7 +51,7 @@ class RowRange(NamedTuple):
             shards: First row and end of each shard, in the order of their rows.
         """
         middles = [(first + end) // 2 for first, end in shards]
-        return slice(bisect.bisect_left(middles, self.first), bisect.bisect_left(middles, self.end))
+        return slice(bisect.bisect_left(middles, self.first_row), bisect.bisect_left(middles, self.end))
 
 
 def row_parts(generations: Sequence[Artifact]) -> list[RowPart]:
@@ -81,9 +81,9 @@ def parts_of_range(parts: Sequence[RowPart], first_row: int, end: int) -> Iterat
             yield part, slice(start - part.first_row, stop - part.first_row)
 
 
-def split_range(first: int, end: int, pieces: int) -> list[RowRange]:
-    """Splits the rows [first, end) into `pieces` ranges of nearly equal length."""
-    bounds = np.linspace(first, end, pieces + 1).astype(np.int64).tolist()
+def split_range(first_row: int, end: int, num_ranges: int) -> list[RowRange]:
+    """Splits the rows [first_row, end) into `num_ranges` ranges of nearly equal length."""
+    bounds = np.linspace(first_row, end, num_ranges + 1).astype(np.int64).tolist()
     return list(itertools.starmap(RowRange, itertools.pairwise(bounds)))
 
 

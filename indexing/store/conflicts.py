@@ -75,7 +75,7 @@ def _describe_change(name: str, old: Any, new: Any) -> str:
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yields (name, old value, new value) of each setting that differs; None for a missing one without a default."""
-    old_leaves, new_leaves = dict(_leaves(old)), dict(_leaves(new))
+    old_leaves, new_leaves = dict(_leaf_values(old)), dict(_leaf_values(new))
     for path in {**old_leaves, **new_leaves}:
         if old_leaves.get(path) != new_leaves.get(path):
             option = _NESTED_OPTIONS.get(path) or (path if "." not in path and path not in _NO_OPTIONS else None)
@@ -117,10 +117,10 @@ def shown_value(value: Any) -> str:
     return shorten(text, 60)
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaf_values(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, child in value.items():
-            yield from _leaves(child, f"{path}.{key}" if path else key)
+            yield from _leaf_values(child, f"{path}.{key}" if path else key)
     else:
         yield path, value
 

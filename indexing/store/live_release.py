@@ -47,7 +47,9 @@ def parse_live_record(storage: Storage, data: bytes) -> LiveRecord:
     """Returns the content of the object. Raises CorruptError, in one line with a remedy, for any damage."""
     document = _read_document(data)
     if document is None:
-        raise CorruptError(f"{storage.url}/{CURRENT}: {_damage(data)}, so the live release is unknown; {_REMEDY}")
+        raise CorruptError(
+            f"{storage.url}/{CURRENT}: {_describe_damage(data)}, so the live release is unknown; {_REMEDY}"
+        )
     return LiveRecord(document["release"], tuple(document["before"]))
 
 
@@ -70,7 +72,7 @@ def _read_document(data: bytes) -> dict[str, Any] | None:
     return document if all(isinstance(id, str) and _ID.fullmatch(id) for id in ids) else None
 
 
-def _damage(data: bytes) -> str:
+def _describe_damage(data: bytes) -> str:
     if not data.strip():
         return "the file is empty"
     try:

@@ -67,7 +67,7 @@ def model_folder(artifact: Artifact) -> Path:
         path = PurePosixPath(part.facts["path"])
         if path.is_absolute() or ".." in path.parts:
             raise InputError(f"{artifact.url}/{part.file}: its path {path} leads out of the model's folder")
-        _link(folder / path, artifact.local(part).absolute())
+        _make_link(folder / path, artifact.local_path(part).absolute())
     return folder
 
 
@@ -107,7 +107,7 @@ def untied_sides_of(artifact: Artifact) -> tuple[Side, ...]:
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class StoredCheckpoint:
     """The last checkpoint of a training run, under checkpoints/NAME. It can be sent to workers.
 
     A checkpoint is one file. It counts from the moment when `latest.json`, which names it with its sha256, is replaced.
@@ -215,7 +215,7 @@ def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
 
     These are the checkpoints that belong to no incomplete artifact.
     """
-    checkpoints = _checkpoints(store)  # listed first, so that none is of an artifact that begins meanwhile
+    checkpoints = _list_checkpoints(store)  # listed first, so that none is of an artifact that begins meanwhile
     resumable = {name for key in store.incomplete_keys() for name in checkpoint_names(*Key.parse(key))}
     return [(key, size) for key, size in checkpoints if key.split("/")[1] not in resumable]
 
@@ -223,16 +223,16 @@ def abandoned_checkpoints(store: Store) -> list[tuple[str, int]]:
 def own_checkpoints(store: Store, kind: str, name: str) -> list[tuple[str, int]]:
     """Returns (key, bytes) of the checkpoints of the training of KIND/NAME, in the order in which to delete them."""
     names = checkpoint_names(kind, name)
-    return [(key, size) for key, size in _checkpoints(store) if key.split("/")[1] in names]
+    return [(key, size) for key, size in _list_checkpoints(store) if key.split("/")[1] in names]
 
 
-def _checkpoints(store: Store) -> list[tuple[str, int]]:
+def _list_checkpoints(store: Store) -> list[tuple[str, int]]:
     """Returns (key, bytes) of all checkpoints of a store; the objects that name checkpoints come first."""
     objects = store.storage.list("checkpoints")
     return sorted(objects, key=lambda entry: (not entry[0].endswith("/latest.json"), entry[0]))
 
 
-def _link(link: Path, target: Path) -> None:
+def _make_link(link: Path, target: Path) -> None:
     """Makes a symbolic link to `target`; a link to another target is replaced in one step, so that readers find one."""
     if link.is_symlink() and Path(os.readlink(link)) == target:
         return

@@ -30,7 +30,7 @@ def write_folder(source: Path, target: Path, *, plan: bool = False) -> None:
     if target.exists() and not target.is_dir():
         raise InputError(f"{target}: is there and is no folder: name another one")
     if target.exists() and any(target.iterdir()):
-        expected, actual = _files(source), _files(target)
+        expected, actual = _list_files(source), _list_files(target)
         _, different, failed = filecmp.cmpfiles(source, target, expected & actual, shallow=False)
         if expected != actual or different or failed:
             raise InputError(f"{target}: holds other files, and is kept: name another folder")
@@ -111,6 +111,6 @@ def result_path(path: str) -> Path:
     return target
 
 
-def _files(folder: Path) -> set[str]:
+def _list_files(folder: Path) -> set[str]:
     """Returns the paths of all files below a folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}

@@ -71,15 +71,15 @@ def expired_prompts(store: Store, releases: Collection[str] = (), among: Collect
 
 def remove_release(store: Store, key: str) -> list[tuple[str, int]]:
     """Removes a release of `expired_releases`. Returns (key, bytes) of its files; none if it is needed meanwhile."""
-    return _remove(store, key, lambda: _may_be_live(store, key))
+    return _remove_unless_needed(store, key, lambda: _may_be_live(store, key))
 
 
 def remove_prompt(store: Store, key: str) -> list[tuple[str, int]]:
     """Removes a prompt of `expired_prompts`. Returns (key, bytes) of its files; none if it is needed meanwhile."""
-    return _remove(store, key, lambda: bool(store.dependents(key)))
+    return _remove_unless_needed(store, key, lambda: bool(store.dependents(key)))
 
 
-def _remove(store: Store, key: str, is_needed: Callable[[], bool]) -> list[tuple[str, int]]:
+def _remove_unless_needed(store: Store, key: str, is_needed: Callable[[], bool]) -> list[tuple[str, int]]:
     """Removes a small artifact, and puts it back if another process needs it at that moment."""
     files = store.files_in_removal_order(key)
     contents: dict[str, bytes] = {}

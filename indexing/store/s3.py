@@ -164,13 +164,13 @@ class S3Storage:
                 return None
             return answer["Body"].read(), answer["ETag"]
 
-    def swap(self, key: str, data: bytes, tag: str | None) -> bool:
+    def compare_and_swap(self, key: str, data: bytes, tag: str | None) -> bool:
         return self._conditional_put(key, data, **({"IfMatch": tag} if tag else {"IfNoneMatch": "*"}))
 
-    def touch(self, key: str, data: bytes) -> bool:
+    def touch_if_equal(self, key: str, data: bytes) -> bool:
         """Writes the same bytes again, unless another writer was first."""
         existing = self.read_tagged(key)
-        return existing is not None and existing[0] == data and self.swap(key, data, existing[1])
+        return existing is not None and existing[0] == data and self.compare_and_swap(key, data, existing[1])
 
     def temporary_path(self, suffix: str = "") -> Path:
         return Path(tempfile.gettempdir()) / f"riptide-{uuid.uuid4().hex}{suffix}"

@@ -70,11 +70,11 @@ class Storage(Protocol):
     def read_tagged(self, key: str) -> tuple[bytes, str] | None:
         """Returns the bytes and the version tag of a mutable object, None if it does not exist."""
 
-    def swap(self, key: str, data: bytes, tag: str | None) -> bool:
+    def compare_and_swap(self, key: str, data: bytes, tag: str | None) -> bool:
         """Replaces a mutable object if its tag is still `tag` (None: if it does not exist). Returns False otherwise."""
 
-    def touch(self, key: str, data: bytes) -> bool:
-        """Sets the time of a small object to now if its bytes are `data`. Returns False otherwise; changes no bytes."""
+    def touch_if_equal(self, key: str, data: bytes) -> bool:
+        """Sets the time of a small object to now if its bytes are `data`, which stay. Returns False otherwise."""
 
     def temporary_path(self, suffix: str = "") -> Path:
         """Returns a path for a new temporary file from which `put` is cheap."""
@@ -170,7 +170,7 @@ class LocalStorage:
             return None
         return data, hashlib.sha256(data).hexdigest()
 
-    def swap(self, key: str, data: bytes, tag: str | None) -> bool:
+    def compare_and_swap(self, key: str, data: bytes, tag: str | None) -> bool:
         target = self.local_path(key)
         with explain_disk_errors(target):
             _make_folder(target.parent)
@@ -182,7 +182,7 @@ class LocalStorage:
                 self.put(key, data)
         return True
 
-    def touch(self, key: str, data: bytes) -> bool:
+    def touch_if_equal(self, key: str, data: bytes) -> bool:
         with contextlib.suppress(FileNotFoundError):
             if self.read(key) == data:
                 os.utime(self.local_path(key))

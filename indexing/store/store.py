@@ -52,7 +52,7 @@ _NO_ARTIFACTS = {"serving", "checkpoints", TEMPORARY}  # other folders of a stor
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SCHEMES = "s3|s3a|s3n|gs|gcs|az|abfs|abfss|wasb|wasbs|azure|hdfs|file|http|https|ftp|oss|r2|minio"
 _LIKE_URL = re.compile(
-    rf"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)|(?P<known>{_SCHEMES})(:/*|//+)(?P<path>.*)", re.IGNORECASE
+    rf"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)|(?P<known_scheme>{_SCHEMES})(:/*|//+)(?P<path>.*)", re.IGNORECASE
 )
 
 
@@ -77,7 +77,7 @@ class Store:
         by_content: bool = False,
         abandoned_s: float | None = None,
     ) -> Draft:
-        """Begins an artifact, or joins a draft of the same one; if `draft.complete` is set, nothing is pending.
+        """Begins an artifact, or joins a draft of the same one; if `draft.is_complete` is set, nothing is pending.
 
         Args:
             kind: The kind of the artifact, its first folder.
@@ -107,7 +107,7 @@ class Store:
         names = {key.removeprefix(f"{kind}/") for key in self.keys(kind)}
         return sorted({without_generation(name) for name in names})
 
-    def only(
+    def only_name(
         self,
         kind: str,
         name: str | None = None,
@@ -179,7 +179,7 @@ class Store:
                 problems.append(str(error))
         return problems
 
-    def require(self) -> Store:
+    def require_not_empty(self) -> Store:
         """Returns the store. Raises InputError if it holds nothing: a mistyped path is not an empty store."""
         if self.storage.is_empty():
             raise InputError(f"{self.url}: there is no store here; {MADE_BY['corpus']} makes one")
@@ -221,7 +221,7 @@ class Store:
         """Returns the settings of an artifact that is complete or has parts; None if there is no such artifact."""
         return pinned_config(self.storage, key)
 
-    def find(self, key: str) -> list[str]:
+    def find_keys(self, key: str) -> list[str]:
         """Returns the keys that `KIND/NAME` stands for: of one artifact, or of all its generations, oldest first.
 
         Raises:
@@ -251,7 +251,7 @@ class Store:
         Raises:
             InputError: If there is no such artifact, if another one needs it, or if the live release would be removed.
         """
-        wanted, dependents = self.find(key), self._dependents()
+        wanted, dependents = self.find_keys(key), self._dependents()
         removed = _dependents_first(wanted, dependents)
         needed_by = [each for each in removed if each not in wanted]
         if needed_by and not with_dependents:
@@ -334,7 +334,7 @@ class Store:
         return True
 
     def _describe_missing(self, key: str) -> str:
-        self.require()
+        self.require_not_empty()
         kind = Key.parse(key).kind
         commands = MADE_BY.get(kind)
         for draft in self.incomplete_keys():
@@ -409,9 +409,9 @@ def open_storage(url: str) -> Storage:
     return storage
 
 
-def _correct_form(scheme: str | None, rest: str | None, known: str | None, path: str | None) -> str:
+def _correct_form(scheme: str | None, rest: str | None, known_scheme: str | None, path: str | None) -> str:
     """Returns advice on the correct form of an invalid store URL."""
-    kind, place = (scheme or known or "").lower(), (rest or path or "").strip("/")
+    kind, place = (scheme or known_scheme or "").lower(), (rest or path or "").strip("/")
     if kind in ("s3", "s3a", "s3n"):
         return f"did you mean s3://{place or 'bucket/prefix'}?"
     if kind == "file":

@@ -100,46 +100,46 @@ class _ArtifactCheck:
             except CorruptError as error:
                 yield Finding(name, str(error))
             except FileNotFoundError:
-                yield _problem(self.store, name, "the file is missing")
+                yield _problem_finding(self.store, name, "the file is missing")
 
     def check_agreement(self) -> Iterator[Finding]:
         """Checks that every document exists and agrees with the manifest."""
         if BEGUN not in self.files:
-            yield _problem(self.store, f"{self.key}/{BEGUN}", "the file is missing")
+            yield _problem_finding(self.store, f"{self.key}/{BEGUN}", "the file is missing")
         if PROVENANCE in self.files and MANIFEST not in self.files:
-            yield _problem(
+            yield _problem_finding(
                 self.store, f"{self.key}/{MANIFEST}", "missing: lost, or the last step of its job is pending"
             )
         if self.manifest is None:
             return
         if PROVENANCE not in self.files:
-            yield _problem(self.store, f"{self.key}/{PROVENANCE}", "the file is missing")
+            yield _problem_finding(self.store, f"{self.key}/{PROVENANCE}", "the file is missing")
         begun = self.read.get(BEGUN)
         if begun is not None and any(self.manifest[k] != begun[k] for k in ("kind", "inputs", "config")):
-            yield _problem(self.store, f"{self.key}/{BEGUN}", f"does not fit {MANIFEST}")
+            yield _problem_finding(self.store, f"{self.key}/{BEGUN}", f"does not fit {MANIFEST}")
         for name in {**self.parts, **self.records}:
             file = f"{self.key}/{name}.json"
             if f"{name}.json" not in self.files:
-                yield _problem(self.store, file, "the file is missing")
+                yield _problem_finding(self.store, file, "the file is missing")
             elif name in self.records and (
                 name not in self.parts or asdict(self.records[name]) != asdict(self.parts[name])
             ):
-                yield _problem(self.store, file, f"does not fit {MANIFEST}")
+                yield _problem_finding(self.store, file, f"does not fit {MANIFEST}")
 
 
 def _check_part(store: Store, key: str, part: ArtifactPart) -> Finding:
     name = f"{key}/{part.file}"
     size = store.storage.size(name)
     if size is None:
-        return _problem(store, name, "the file is missing")
+        return _problem_finding(store, name, "the file is missing")
     if size != part.bytes:
-        return _problem(store, name, f"{size} bytes, {part.bytes} were committed")
+        return _problem_finding(store, name, f"{size} bytes, {part.bytes} were committed")
     try:
         digest = store.storage.sha256(name)
     except FileNotFoundError:
-        return _problem(store, name, "the file is missing")
+        return _problem_finding(store, name, "the file is missing")
     if digest != part.sha256:
-        return _problem(store, name, "its sha256 is not the committed one")
+        return _problem_finding(store, name, "its sha256 is not the committed one")
     return Finding(name, None, size)
 
 
@@ -160,7 +160,7 @@ def _lineage_problem(
     if actual == expected or store.storage.size(f"{key}/{MANIFEST}") is None:
         return None
     state = f"there is {actual[:12]}" if actual else "which is missing or damaged"
-    return _problem(store, name, f"{key} was made from {expected[:12]}, {state}")
+    return _problem_finding(store, name, f"{key} was made from {expected[:12]}, {state}")
 
 
 def _check_live_release(store: Store) -> Iterator[Finding]:
@@ -175,10 +175,10 @@ def _check_live_release(store: Store) -> Iterator[Finding]:
     yield Finding(CURRENT)
     release = f"releases/{current.release}/{MANIFEST}"
     if store.storage.size(release) is None:
-        yield _problem(store, release, f"{CURRENT} names it as the live release, which is missing")
+        yield _problem_finding(store, release, f"{CURRENT} names it as the live release, which is missing")
 
 
-def _problem(store: Store, name: str, problem: str) -> Finding:
+def _problem_finding(store: Store, name: str, problem: str) -> Finding:
     return Finding(name, f"{store.url}/{name}: {problem}")
 
 

@@ -146,12 +146,12 @@ def _read_tree(
         passages = np.array([model.num_docs_of_topic(topic) for topic in live], np.int64)
     else:
         tree = FittedTree(vocabulary, places, words, nodes, num_documents, parents, levels, parents)
-        topics = main_topics(tree)
+        topics = main_topic_per_passage(tree)
         passages = np.bincount(topics[topics >= 0], minlength=len(live))
     return FittedTree(vocabulary, places, words, nodes, num_documents, parents, levels, passages)
 
 
-def top_nodes(tree: FittedTree) -> np.ndarray:
+def top_ancestors(tree: FittedTree) -> np.ndarray:
     """Returns the ancestor of level 1 of each node (a node of level 1 is its own), -1 for the root: int64 [nodes]."""
     tops = np.full(len(tree.levels), -1, np.int64)
     for node in np.argsort(tree.levels, kind="stable"):  # parents first
@@ -162,7 +162,7 @@ def top_nodes(tree: FittedTree) -> np.ndarray:
     return tops
 
 
-def main_topics(tree: FittedTree) -> np.ndarray:
+def main_topic_per_passage(tree: FittedTree) -> np.ndarray:
     """Returns the node of level 1 of each passage: that of most of its words.
 
     In a tree of hierarchical LDA, all words of a passage that are below the root have the same one: that of its path.
@@ -170,7 +170,7 @@ def main_topics(tree: FittedTree) -> np.ndarray:
     Returns:
         int64 [documents]; -1 for a passage without a word below the root. Of equal numbers the first node counts.
     """
-    tops = top_nodes(tree)[tree.nodes]
+    tops = top_ancestors(tree)[tree.nodes]
     below = tops >= 0
     pairs, counts = np.unique(np.stack([tree.documents[below], tops[below]]), axis=1, return_counts=True)
     documents, nodes = pairs

@@ -34,7 +34,7 @@ def write_page(topics: Topics, path: str, *, overwrite: bool = False) -> None:
 
 def render_page(topics: Topics) -> str:
     """Returns the page. Words are plain text, and are escaped here."""
-    sizes, rows = topics.sizes(), max(1, topics.num_rows)
+    sizes, rows = topics.passages_per_topic(), max(1, topics.num_rows)
     title = f"Topics {topics.name}"
     head = f"<meta charset='utf-8'><title>{html.escape(title)}</title><style>{_STYLE}</style>"
     body = [

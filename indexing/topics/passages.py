@@ -37,7 +37,7 @@ class PassageTopics:
         """The number of passages whose topics are stored, the first ones of the corpus."""
         return 0 if self.fitted is None else sum(piece.part.rows for piece in row_parts([self.fitted]))
 
-    def of_part(self, model: TopicModel, part: RowPart, rows: int) -> np.ndarray:
+    def topics_of_part(self, model: TopicModel, part: RowPart, rows: int) -> np.ndarray:
         """Returns the topics of the first `rows` passages of a part of the corpus: int64 [rows].
 
         A passage without a known word has the most probable topic.
@@ -54,7 +54,7 @@ class PassageTopics:
         for piece, own in parts_of_range(fitted, first, end):
             start = piece.first_row + own.start - first
             here = slice(start, start + own.stop - own.start)
-            topics[here] = np.load(piece.artifact.local(piece.part), mmap_mode="r")[own]
+            topics[here] = np.load(piece.artifact.local_path(piece.part), mmap_mode="r")[own]
             is_known[here] = True
         if not is_known.all():
             texts = [

@@ -46,7 +46,7 @@ class Topics:
             InputError: If it is missing, was fitted to another corpus, or lacks passages of this one.
         """
         corpus = Corpus.open(store)
-        name = store.only(KIND, name)
+        name = store.only_name(KIND, name)
         return cls(name, open_chain(store, KIND, name, corpus.generations, rows))
 
     @property
@@ -58,7 +58,7 @@ class Topics:
     def tree(self) -> TopicTree:
         """The topic model with its tree."""
         fitted = self.generations[0]
-        return read_topics(fitted.local(model_part(fitted)))
+        return read_topics(fitted.local_path(model_part(fitted)))
 
     @property
     def model(self) -> TopicModel:
@@ -74,17 +74,17 @@ class Topics:
         Raises:
             InputError: If a file holds other numbers than topics.
         """
-        pieces = [self._topics(part) for part in self.parts]
+        pieces = [self._read_topics(part) for part in self.parts]
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
-    def sizes(self) -> np.ndarray:
+    def passages_per_topic(self) -> np.ndarray:
         """Returns the number of passages of each topic: int64 [K]."""
         topics = self.topic_per_row()
         return np.bincount(topics[topics >= 0], minlength=self.model.num_topics)
 
-    def _topics(self, part: RowPart) -> np.ndarray:
+    def _read_topics(self, part: RowPart) -> np.ndarray:
         """Returns the topics of a part: int64 [rows]."""
-        topics = np.load(part.artifact.local(part.part))
+        topics = np.load(part.artifact.local_path(part.part))
         if topics.shape != (part.part.rows,) or topics.dtype != np.int64:
             raise InputError(
                 f"{part.artifact.url}/{part.part.file}: {topics.dtype} {list(topics.shape)}, expected int64 "

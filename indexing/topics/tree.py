@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from indexing.topics.fitting import FittedTree, main_topics, top_nodes
+from indexing.topics.fitting import FittedTree, main_topic_per_passage, top_ancestors
 from indexing.topics.options import FitOptions
 from retriever.errors import InputError
 from retriever.topics.model import NO_TOPIC, TopicModel
@@ -70,9 +70,9 @@ def build_topics(tree: FittedTree, options: FitOptions) -> tuple[TopicTree, np.n
     size = len(tree.vocabulary)
     counts = np.bincount(tree.nodes * size + tree.words, minlength=len(tree.levels) * size).reshape(-1, size)
     probabilities = (counts + options.eta) / (counts.sum(1, keepdims=True) + options.eta * size)
-    assigned = main_topics(tree)
+    assigned = main_topic_per_passage(tree)
     topic_of, large = _number_topics(tree, counts, probabilities, assigned, options)
-    tops = top_nodes(tree)
+    tops = top_ancestors(tree)
     node_topics = np.where(tops >= 0, topic_of[tops], -1)
     leaves = np.setdiff1d(np.arange(len(tree.levels)), tree.parents)
     level_tokens = np.bincount(tree.levels[tree.nodes], minlength=tree.levels.max() + 1)

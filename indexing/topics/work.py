@@ -19,7 +19,7 @@ from indexing.topics.options import FitOptions
 from indexing.topics.tree import build_topics
 from indexing.work.growth import NextGenerationWork
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_options
+from indexing.work.work import Progress, TaskStage, WorkUnit, check_same_config
 from retriever.errors import InputError
 from retriever.topics.model import NO_TOPIC, TopicModel
 from retriever.topics.words import topic_words
@@ -29,7 +29,7 @@ MODEL, FITTED = "model", "fitted"  # parts of the generation that was fitted: th
 _REPORT_EVERY = 500  # passages
 
 
-class FitTopics(NextGenerationWork):
+class FitTopicsWork(NextGenerationWork):
     """The work that makes topics/NAME, or its next generation.
 
     The first generation is fitted and has the model. A later one has only the topics of the new passages, which are
@@ -54,7 +54,7 @@ class FitTopics(NextGenerationWork):
         self.config = options.config() | {"limit": limit}
         self.end = min(limit or self.corpus.num_rows, self.corpus.num_rows)
         if self.previous:
-            check_same_options(self.previous[0], self.config)
+            check_same_config(self.previous[0], self.config)
             self.config["tomotopy"] = self.previous[0].config["tomotopy"]
         else:
             if self.end < MIN_DOCUMENTS:
@@ -93,9 +93,9 @@ class FitTopics(NextGenerationWork):
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Notes the number of topics and their sizes, in this generation."""
         [draft] = drafts
-        committed = draft.committed()
+        committed = draft.committed_parts()
         model = read_model(self.previous[0] if self.previous else draft)
-        topics = np.concatenate([np.load(draft.local(part)) for name, part in committed.items() if _is_part(name)])
+        topics = np.concatenate([np.load(draft.local_path(part)) for name, part in committed.items() if _is_part(name)])
         notes: dict[str, object] = {
             "topics": model.num_topics,
             "paths": len(model.path_topics),
@@ -111,18 +111,18 @@ def _is_part(name: str) -> bool:
     return name.startswith("part-")
 
 
-def model_part(of: Artifact | Draft) -> ArtifactPart:
+def model_part(artifact: Artifact | Draft) -> ArtifactPart:
     """Returns the part with the topic model. Raises InputError if it is missing."""
-    parts = of.committed().values() if isinstance(of, Draft) else of.parts
+    parts = artifact.committed_parts().values() if isinstance(artifact, Draft) else artifact.parts
     for part in parts:
         if part.name == MODEL:
             return part
-    raise InputError(f"{of.url}: holds no topic model: fit topics under another name")
+    raise InputError(f"{artifact.url}: holds no topic model: fit topics under another name")
 
 
-def read_model(of: Artifact | Draft) -> TopicModel:
+def read_model(artifact: Artifact | Draft) -> TopicModel:
     """Returns the topic model of the generation that was fitted."""
-    return read_topics(of.local(model_part(of))).model
+    return read_topics(artifact.local_path(model_part(artifact))).model
 
 
 def sample_rows(corpus: Corpus, end: int, sample: int, seed: int) -> np.ndarray:
@@ -157,9 +157,9 @@ class FitTask:
 
     def open(self, allocation: Allocation) -> Callable[[WorkUnit, Report], None]:
         """Returns the worker."""
-        return lambda unit, report: self._fit(report)
+        return lambda unit, report: self._fit_topics(report)
 
-    def _fit(self, report: Report) -> None:
+    def _fit_topics(self, report: Report) -> None:
         pinned, version = self.draft.config["tomotopy"], tomotopy_version()
         if version != pinned:
             raise InputError(
@@ -193,17 +193,17 @@ class AssignTask:
         model = read_model(self.fitted or self.draft)
         known = np.empty((0, 2), np.int64)
         if self.fitted is None:
-            known = np.load(self.draft.local(self.draft.committed()[FITTED]))
-        return lambda unit, report: self._assign(model, known, unit, report)
+            known = np.load(self.draft.local_path(self.draft.committed_parts()[FITTED]))
+        return lambda unit, report: self._assign_topics(model, known, unit, report)
 
-    def _assign(self, model: TopicModel, known: np.ndarray, unit: WorkUnit, report: Report) -> None:
+    def _assign_topics(self, model: TopicModel, fitted_topics: np.ndarray, unit: WorkUnit, report: Report) -> None:
         [name], part = unit.names, unit.payload
-        if self.draft.find(name):  # committed by an earlier attempt whose acknowledgement was lost
+        if self.draft.find_part(name):  # committed by an earlier attempt whose acknowledgement was lost
             return
         first, end = part.first_row, part.first_row + unit.rows
         topics = np.full(unit.rows, NO_TOPIC, np.int64)
         is_known = np.zeros(unit.rows, bool)
-        here = known[(known[:, 0] >= first) & (known[:, 0] < end)]
+        here = fitted_topics[(fitted_topics[:, 0] >= first) & (fitted_topics[:, 0] < end)]
         topics[here[:, 0] - first] = here[:, 1]
         is_known[here[:, 0] - first] = True
         for row, text in enumerate(passage_contents([part], first, end)):

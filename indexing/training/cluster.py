@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 
 from indexing.training.messages import (
-    Failed,
-    Finished,
     InvalidInput,
     Message,
+    RunFinished,
     RunState,
     Show,
-    Started,
     TrainingResult,
+    WorkerFailed,
+    WorkerStarted,
 )
 from indexing.training.monitor import Listener, start_monitor
 from indexing.training.worker import TrainingTask, train_on_worker
@@ -66,10 +66,10 @@ def run_on_ray(
         Stopped: If a stop was requested.
     """
     with stop_requests() as must_stop:
-        return _run(task, count, show, say, must_stop)
+        return _run_with_monitor(task, count, show, say, must_stop)
 
 
-def _run(
+def _run_with_monitor(
     task: TrainingTask,
     count: Callable[[int, bool], object],
     show: Show,
@@ -207,7 +207,7 @@ def run_worker(
     world: int,
     stop_requests: StopRequests = no_stop_requests,
 ) -> None:
-    """Trains on one worker, and sends its messages from Started to Finished.
+    """Trains on one worker, and sends its messages from WorkerStarted to RunFinished.
 
     A run that is stopped sends no message at its end.
 
@@ -222,11 +222,11 @@ def run_worker(
         world: The number of workers.
         stop_requests: Where rank 0 learns that the run must stop.
     """
-    send(Started(rank))
+    send(WorkerStarted(rank))
     try:
         result = train_on_worker(task, send, device=device, rank=rank, world=world, stop_requests=stop_requests)
         if result is not None:
-            send(Finished(result))
+            send(RunFinished(result))
     except Stopped:
         return
     except InputError as error:
@@ -234,5 +234,5 @@ def run_worker(
         if dist.is_initialized():
             dist.destroy_process_group()  # so that the other workers no longer wait for this one
     except Exception as error:
-        send(Failed(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"))
+        send(WorkerFailed(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"))
         raise

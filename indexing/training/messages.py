@@ -44,14 +44,14 @@ class TrainingResult:
 
 
 @dataclass(frozen=True)
-class Started:
+class WorkerStarted:
     """A worker has started, for the first time or again after a loss."""
 
     rank: int
 
 
 @dataclass(frozen=True)
-class Resumed:
+class RunResumed:
     """All workers resume after this step of an earlier run; sent by rank 0."""
 
     step: int
@@ -86,7 +86,7 @@ class StepDone:
 
 
 @dataclass(frozen=True)
-class Failed:
+class WorkerFailed:
     """A worker ends with an exception; Ray Train starts the workers again."""
 
     cause: str
@@ -106,13 +106,13 @@ class InvalidInput:
 
 
 @dataclass(frozen=True)
-class Finished:
+class RunFinished:
     """The model is committed; sent by rank 0."""
 
     result: TrainingResult
 
 
-Message = Started | Resumed | StartMeasured | StepDone | Failed | InvalidInput | Finished
+Message = WorkerStarted | RunResumed | StartMeasured | StepDone | WorkerFailed | InvalidInput | RunFinished
 Show = Callable[[StartMeasured | StepDone], object]  # shows a measurement or a step to the user
 
 
@@ -174,22 +174,22 @@ def receive(state: RunState, message: Message) -> tuple[RunState, ProgressUpdate
     running workers reach a new step, or the end, after all. Steps that are repeated after a loss are reported once.
     """
     match message:
-        case Started(rank=0):
+        case WorkerStarted(rank=0):
             attempts = state.attempts + 1
             losses = _lost_workers_error(state) if attempts == RETRIES + 2 else state.losses
             return replace(state, attempts=attempts, losses=losses, cause=""), ProgressUpdate(is_start=True)
-        case Resumed(step) if step > state.last_step:
+        case RunResumed(step) if step > state.last_step:
             return replace(state, last_step=step), ProgressUpdate(steps=step - state.last_step, is_reused=True)
         case StartMeasured() if not state.is_start_measured:
             return replace(state, is_start_measured=True), ProgressUpdate(shown=message)
         case StepDone(step) if step > state.last_step:
             update = ProgressUpdate(steps=step - state.last_step, shown=message)
             return replace(state, last_step=step, attempts=0, losses=""), update
-        case Failed(cause):
+        case WorkerFailed(cause):
             return replace(state, cause=state.cause or cause), ProgressUpdate()
         case InvalidInput(problem, diverged) if not state.problem:
             return replace(state, problem=problem, diverged=diverged), ProgressUpdate()
-        case Finished(result):
+        case RunFinished(result):
             return replace(state, attempts=0, losses="", result=result), ProgressUpdate()
         case _:  # another rank has started, a step is repeated, or bad input is known already
             return state, ProgressUpdate()

@@ -87,7 +87,7 @@ def read_lists(
     positives = {id: rows for id, rows, _, copies in zip(*groups, strict=True) if not len(copies)}
     by_source: dict[str, RankedLists] = {}
     for part in candidates.numbered_parts("part")[:MAX_PARTS]:
-        table = pq.read_table(candidates.local(part))
+        table = pq.read_table(candidates.local_path(part))
         for source in sources_of(table):
             lists = by_source.setdefault(source, RankedLists(source, [], [], []))
             _add_lists(lists, table, texts, positives)

@@ -32,7 +32,7 @@ class RipMaker:
     Attributes:
         store: The store.
         backbone: Name of the backbone.
-        described: The description of the backbone, which must be the same on every node.
+        backbone_settings: The settings of the backbone, which must be the same on every node.
         options: Options of the trained system.
         rows: Rows of the passages to train on, int64 [n], or Ray's reference to them.
         checkpointing: Recompute activations in the backward pass.
@@ -43,7 +43,7 @@ class RipMaker:
 
     store: Store
     backbone: str
-    described: dict[str, Any]
+    backbone_settings: dict[str, Any]
     options: RipOptions
     rows: Any
     checkpointing: bool
@@ -54,8 +54,8 @@ class RipMaker:
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[RipSystem, Evaluate | None, None]:
         """Makes the system of a worker; see Maker."""
-        folder = open_backbone(self.store, self.backbone, self.described)
-        if self.options.has_head and describe_head(folder) != self.head:
+        folder = open_backbone(self.store, self.backbone, self.backbone_settings)
+        if self.options.trains_condenser_head and describe_head(folder) != self.head:
             raise InputError(f"{self.backbone}: this node has another head of it than the node of the job: {folder}")
         corpus = Corpus.open(self.store)
 

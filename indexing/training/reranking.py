@@ -31,7 +31,7 @@ class CrossMaker:
     Attributes:
         store: The store.
         backbone: Name of the backbone.
-        described: The description of the backbone, which must be the same on every node.
+        backbone_settings: The settings of the backbone, which must be the same on every node.
         options: Options of the trained system.
         corpus: The corpus.
         queries: Name of the query set.
@@ -46,7 +46,7 @@ class CrossMaker:
 
     store: Store
     backbone: str
-    described: dict[str, Any]
+    backbone_settings: dict[str, Any]
     options: CrossOptions
     corpus: Corpus
     queries: str
@@ -62,7 +62,7 @@ class CrossMaker:
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[CrossSystem, Evaluate | None, None]:
         """Makes the system of a worker; see Maker."""
-        folder = open_backbone(self.store, self.backbone, self.described)
+        folder = open_backbone(self.store, self.backbone, self.backbone_settings)
         negatives = self.store.open("negatives", self.negatives)
         data = read_training_data(
             self.corpus, Queries.open(self.store, self.queries), self.split, negatives, self.limit

@@ -62,15 +62,15 @@ def resolve_stores(store: Store, names: Sequence[SetName]) -> tuple[SetName, ...
     Raises:
         InputError: If there is no store.
     """
-    urls = {_canonical(store.url): ""}
+    urls = {_canonical_url(store.url): ""}
     result = []
     for name in names:
-        url = Store(name.store).require().url if name.store else store.url
-        result.append(replace(name, store=urls.setdefault(_canonical(url), url)))
+        url = Store(name.store).require_not_empty().url if name.store else store.url
+        result.append(replace(name, store=urls.setdefault(_canonical_url(url), url)))
     return tuple(result)
 
 
-def _canonical(url: str) -> str:
+def _canonical_url(url: str) -> str:
     """Returns the same string for all spellings of a local folder."""
     return url if "://" in url else str(Path(url).resolve())
 

@@ -42,13 +42,13 @@ _BLOCK = 65_536  # passages whose vectors are in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneMaker:
+class RetrieverMaker:
     """The Maker of a retriever: prompts over a backbone, or a fine-tuned backbone.
 
     Attributes:
         store: The store.
         backbone: The backbone, with the options that turn its texts into vectors.
-        described: The description of the backbone, which must be the same on every node.
+        backbone_settings: The settings of the backbone, which must be the same on every node.
         tuning: Options of the trained system.
         corpus: The corpus.
         sets: The training sets. The dev split is one of the first set's query set.
@@ -71,7 +71,7 @@ class TuneMaker:
 
     store: Store
     backbone: EncoderSpec
-    described: dict[str, Any]
+    backbone_settings: dict[str, Any]
     tuning: TuneOptions
     corpus: Corpus
     sets: tuple[SetName, ...]
@@ -103,7 +103,7 @@ class TuneMaker:
         self, *, device: torch.device, dtype: torch.dtype, rank: int, world: int
     ) -> tuple[DualSystem, Evaluate | None, NegativesRefresh | None]:
         """Makes the system of a worker; see Maker."""
-        if self.backbone.describe("query") != self.described:
+        if self.backbone.settings("query") != self.backbone_settings:
             raise InputError(f"{self.backbone.name}: this node has another one than the node of the job")
         training = open_tuning_sets(self.store, self.sets, self.tuning, limit=self.limit, batches=self.batches)
         training.check(self.fingerprints)
@@ -133,9 +133,9 @@ class TuneMaker:
         """Opens the stored vectors of each corpus; none if the trained model encodes the passages."""
         if self.embeddings is None:
             return []
-        reader = find_index_kind(self.described).reader
+        reader = find_index_kind(self.backbone_settings).reader
         return [
-            reader.open(Store(each.store) if each.store else self.store, name, each.corpus).open_vectors()
+            reader.open(Store(each.store) if each.store else self.store, name, each.corpus).open_vector_reader()
             for each, name in zip(corpora, self.embeddings, strict=True)
         ]
 
@@ -278,7 +278,7 @@ def open_prompt(store: Store, name: str) -> Artifact:
     url, found, short = name.rpartition("/prompts/")
     if not found:
         return store.open("prompts", name.removeprefix("prompts/"))
-    return Store(url).require().open("prompts", short)
+    return Store(url).require_not_empty().open("prompts", short)
 
 
 def join_vector_readers(readers: Sequence[ReadVectors], sizes: Sequence[int]) -> ReadVectors:
@@ -318,18 +318,18 @@ def find_passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus,
         InputError: If there are no such embeddings or several, or if they were made by another encoder, with other
             options, or of a part of the corpus only.
     """
-    described = backbone.describe("passage")
+    backbone_settings = backbone.settings("passage")
     reasons: dict[str, str] = {}
-    for each in store.names("embeddings") if name is None else [store.only("embeddings", name)]:
+    for each in store.names("embeddings") if name is None else [store.only_name("embeddings", name)]:
         try:
             encoder = store.generations("embeddings", each)[-1].config["encoder"]
         except InputError:
             if name is not None:
                 raise
             continue  # damaged, so the encoder of these embeddings is unknown
-        free = [name for name in ("dtype", "passage_terms") if name in described]
+        free = [name for name in ("dtype", "passage_terms") if name in backbone_settings]
         reasons[each] = describe_differences(
-            encoder, described | {name: encoder.get(name) for name in free}, passages=True
+            encoder, backbone_settings | {name: encoder.get(name) for name in free}, passages=True
         )
     fitting = [each for each, reason in reasons.items() if not reason]
     if len(fitting) > 1:
@@ -349,7 +349,7 @@ def find_passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus,
             f"embeddings/{other} are not those of the backbone, which would have {reason}: give the "
             f"settings of the embeddings, or {encode} with these under another name"
         )
-    embeddings = find_index_kind(described).reader.open(store, fitting[0], corpus)
+    embeddings = find_index_kind(backbone_settings).reader.open(store, fitting[0], corpus)
     if embeddings.num_rows < corpus.num_rows:
         raise InputError(
             f"{store.url}/embeddings/{fitting[0]} covers {embeddings.num_rows:,} of the "

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from indexing.store.artifact import ABANDONED_S, Draft, keep_alive
-from indexing.store.models import Checkpoints, commit_files, resolve_model
+from indexing.store.models import StoredCheckpoint, commit_files, resolve_model
 from indexing.store.store import Store
-from indexing.training.messages import Message, Resumed, StartMeasured, StepDone, TrainingResult
+from indexing.training.messages import Message, RunResumed, StartMeasured, StepDone, TrainingResult
 from indexing.training.workers import WorkerGroup
 from retriever.errors import InputError
 from retriever.forward.numerics import choose_dtype
@@ -58,10 +58,10 @@ class JudgingMaker(Protocol):
         """Returns the quality of the system for the notes of the artifact, JSON-able."""
 
 
-def open_backbone(store: Store, name: str, described: dict[str, Any]) -> Path:
+def open_backbone(store: Store, name: str, backbone_settings: dict[str, Any]) -> Path:
     """Returns the folder of a maker's backbone. Raises InputError if it differs from the job node's description."""
     folder = find_model_folder(resolve_model(store, name))
-    if describe_backbone(folder) != described:
+    if describe_backbone(folder) != backbone_settings:
         raise InputError(f"{name}: this node has other weights of it than the node of the job: {folder}")
     return folder
 
@@ -81,8 +81,8 @@ class TrainingTask:
     """
 
     draft: Draft
-    last: Checkpoints
-    best: Checkpoints
+    last_checkpoint: StoredCheckpoint
+    best_checkpoint: StoredCheckpoint
     loop: LoopOptions
     maker: SystemMaker
     dtype: str
@@ -94,24 +94,24 @@ class TrainingTask:
 
         If an exception ends the block before the first checkpoint, the next command replaces the draft at once.
         """
-        self.draft.begin(abandoned_s=abandoned_after_s(self.last))
+        self.draft.begin(abandoned_s=abandoned_after_s(self.last_checkpoint))
         try:
             with keep_alive([self.draft]):
                 yield
         except BaseException as error:
-            if not self.last.exists():
+            if not self.last_checkpoint.exists():
                 self.draft.abandon(error)
             raise
 
-    def save(self, checkpoints: Checkpoints, step: int, write: Callable[[Path], object]) -> None:
+    def save(self, checkpoints: StoredCheckpoint, step: int, write: Callable[[Path], object]) -> None:
         """Saves a checkpoint. Raises InputError if the draft was removed, or replaced by another run of its name."""
         self.draft.require_pinned()
         checkpoints.save(step, write)
 
 
-def abandoned_after_s(last: Checkpoints) -> float | None:
+def abandoned_after_s(last_checkpoint: StoredCheckpoint) -> float | None:
     """Returns `abandoned_after_s` of Draft.begin for a model: a checkpoint keeps its draft as a part keeps others."""
-    return None if last.exists() else ABANDONED_S
+    return None if last_checkpoint.exists() else ABANDONED_S
 
 
 def train_on_worker(
@@ -129,7 +129,7 @@ def train_on_worker(
 
     Args:
         task: The task.
-        send: Called with the messages of the worker: Resumed or StartMeasured, and StepDone.
+        send: Called with the messages of the worker: RunResumed or StartMeasured, and StepDone.
         device: The device of the worker.
         rank: The rank of the worker.
         world: The number of workers.
@@ -145,7 +145,7 @@ def train_on_worker(
 
     def note(values: dict[str, Any]) -> None:
         if "resumed" in values:
-            send(Resumed(values["resumed"]))
+            send(RunResumed(values["resumed"]))
         elif "start_quality" in values:
             send(StartMeasured(values["start_quality"]))
         else:
@@ -156,8 +156,8 @@ def train_on_worker(
     trainer = Trainer(system, task.loop, device=device, dtype=dtype, rank=rank, world=world)
     if world > 1:
         dist.all_reduce(torch.zeros((), device=device))  # waits for the others
-    save, save_best = partial(task.save, task.last), partial(task.save, task.best)
-    hooks = WorkerHooks(task.last.load, save, task.best.load, save_best, note, stop_requests)
+    save, save_best = partial(task.save, task.last_checkpoint), partial(task.save, task.best_checkpoint)
+    hooks = WorkerHooks(task.last_checkpoint.load, save, task.best_checkpoint.load, save_best, note, stop_requests)
     with task.begin_draft() if rank == 0 else contextlib.nullcontext():
         progress = trainer.train(hooks, evaluate, refresh)
         judged = task.maker.judge(system) if isinstance(task.maker, JudgingMaker) else {}

@@ -11,10 +11,10 @@ from indexing.work.nodes import (
     ClusterNodes,
     WaitForNodes,
     actors_of,
+    announce_waiting_workers,
     check_room,
     describe_resources,
     describe_workers,
-    say_waiting,
     seconds_to_wait,
     wait_for_room,
 )
@@ -93,7 +93,7 @@ def plan_workers(
     wait_s = seconds_to_wait(wait_s)
     if wait_s and group.capacity < workers:
         say(f"waits up to {wait_s:.0f} s for nodes: room for {group.capacity} of {group}")
-        with say_waiting(say, lambda: nodes, cpus, group.gpus, lambda: workers):
+        with announce_waiting_workers(say, lambda: nodes, cpus, group.gpus, lambda: workers):
             request_room(group, wait_s)
     option = f"min_workers {min_workers}" if group.is_elastic else f"workers {workers}"
     check_room(nodes, cpus, group.gpus, min_workers, wait_s, option)
@@ -118,7 +118,7 @@ def request_room(group: WorkerGroup, wait_s: float) -> None:
 @contextlib.contextmanager
 def announce_waiting(group: WorkerGroup, started: threading.Event, say: Callable[[str], object]) -> Iterator[None]:
     """Tells the user once that workers wait for resources, if they have not `started` after PATIENCE_S seconds."""
-    timer = threading.Timer(PATIENCE_S, say_no_room, (group, started, say))
+    timer = threading.Timer(PATIENCE_S, tell_missing_room, (group, started, say))
     timer.daemon = True
     timer.start()
     try:
@@ -127,7 +127,7 @@ def announce_waiting(group: WorkerGroup, started: threading.Event, say: Callable
         timer.cancel()
 
 
-def say_no_room(group: WorkerGroup, started: threading.Event, say: Callable[[str], object]) -> None:
+def tell_missing_room(group: WorkerGroup, started: threading.Event, say: Callable[[str], object]) -> None:
     """Tells the user which resources the workers wait for, unless they have started."""
     import ray
 

@@ -11,10 +11,10 @@ from indexing.store.artifact import Artifact
 from indexing.store.chain import check_lineage
 from indexing.store.store import Store, check_name, generation
 from indexing.work.tasks import Runner, ignore_progress
-from indexing.work.work import ArtifactTarget, DriverStage, SpreadStage, WorkDefaults
+from indexing.work.work import ArtifactTarget, BaseWork, DriverStage, SpreadStage
 
 
-class NextGenerationWork(WorkDefaults, ABC):
+class NextGenerationWork(BaseWork, ABC):
     """Base of works that make the next generation of KIND/NAME, for the rows that its source has gained.
 
     A subclass sets the last row, and the settings that shape the content.
@@ -45,14 +45,14 @@ class NextGenerationWork(WorkDefaults, ABC):
         self.first_row = sum(artifact.rows for artifact in self.previous)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the existing generations cover all rows."""
         return bool(self.previous) and self.first_row >= self.end
 
     @property
     def targets(self) -> list[ArtifactTarget]:
         """Returns the generation to be made."""
-        if self.complete:
+        if self.is_complete:
             return []
         return [next_target(self.kind, self.name, self.source, self.previous, self.config)]
 

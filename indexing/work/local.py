@@ -121,14 +121,14 @@ class LocalRunner:
         elif resources.python_bound and slots > 1:
             finish_at = time.monotonic() + SPAWN_AFTER_S
             for item in source:
-                yield item, self._workers(task, 1)[0](item, on_progress)
+                yield item, self._open_workers(task, 1)[0](item, on_progress)
                 if time.monotonic() > finish_at:
                     break
             yield from self._run_processes(task, source, slots)
         elif slots * resources.calls == 1:
             worker = None
             for item in source:
-                worker = worker or self._workers(task, 1)[0]
+                worker = worker or self._open_workers(task, 1)[0]
                 yield item, worker(item, on_progress)
         else:
             yield from self._run_threads(task, source, slots, on_progress)
@@ -138,7 +138,7 @@ class LocalRunner:
         [(_, result)] = self.run(task, [item])
         return result
 
-    def _workers(self, task: WorkerTask, count: int) -> list[Callable[[Any, Report], Any]]:
+    def _open_workers(self, task: WorkerTask, count: int) -> list[Callable[[Any, Report], Any]]:
         """Returns `count` opened workers of a task, which threads share; see `are_workers_kept_open`."""
         allocation = self.allocate(task.resources)
         if not are_workers_kept_open(task):
@@ -159,7 +159,7 @@ class LocalRunner:
             return
         slots = min(slots, len(first))  # no worker is opened that would have no item
         free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        workers = self._workers(task, slots)
+        workers = self._open_workers(task, slots)
         for number in range(slots * task.resources.calls):
             free.put(number % slots)
         rows: dict[int, int] = {}
@@ -173,7 +173,7 @@ class LocalRunner:
                 rows.pop(number, None)
                 free.put(slot)
 
-        with _running(ThreadPoolExecutor(slots * task.resources.calls, "riptide-worker")) as threads:
+        with _shut_down_after(ThreadPoolExecutor(slots * task.resources.calls, "riptide-worker")) as threads:
             yield from _run_bounded(
                 lambda number, item: threads.submit(call, number, item),
                 itertools.chain(first, items),
@@ -193,7 +193,7 @@ class LocalRunner:
             arguments = (task, self.allocate(task.resources), reader, folder.name)
             pool = ProcessPoolExecutor(slots, multiprocessing.get_context("spawn"), _start_process, arguments)
             try:
-                with folder, _running(pool, writer) as processes:
+                with folder, _shut_down_after(pool, writer) as processes:
                     yield from _run_bounded(
                         functools.partial(_submit, task, processes),
                         itertools.chain(unfinished, items),
@@ -212,7 +212,9 @@ class LocalRunner:
 
 
 @contextlib.contextmanager
-def _running(executor: Executor, alive: multiprocessing.connection.Connection | None = None) -> Iterator[Executor]:
+def _shut_down_after(
+    executor: Executor, alive: multiprocessing.connection.Connection | None = None
+) -> Iterator[Executor]:
     """Ends an executor at the end of the block; after an exception, without waiting for its running items.
 
     Args:

@@ -24,7 +24,7 @@ MAX_EXCLUDED = 3  # nodes that a run excludes because a worker could not open th
 Say = Callable[[str], object]
 """Prints a line for the user."""
 
-report_waiting: Report = ignore_progress
+report_waiting_workers: Report = ignore_progress
 """Receives the number of workers that wait for a node, while some may; a program sets it to measure them."""
 
 
@@ -56,7 +56,7 @@ class ClusterNodes:
         """The label_selector of Ray for tasks and actors."""
         return dict(self.labels) | ({NODE_ID: f"!in({','.join(self.excluded)})"} if self.excluded else {})
 
-    def live(self) -> list[Mapping[str, float]]:
+    def live_resources(self) -> list[Mapping[str, float]]:
         """Returns the resources of the live nodes that have CPUs."""
         nodes = [
             node["Resources"]
@@ -65,28 +65,28 @@ class ClusterNodes:
         ]
         return [node for node in nodes if node.get("CPU", 0) >= 1]
 
-    def for_gpus(self, gpus: int) -> list[Mapping[str, float]]:
+    def resources_for(self, gpus: int) -> list[Mapping[str, float]]:
         """Returns the resources of the live nodes for workers with so many GPUs.
 
         Work without GPUs counts the nodes without GPUs; if all nodes have GPUs, it counts all of them.
         """
-        nodes = self.live()
+        nodes = self.live_resources()
         if gpus:
             return [node for node in nodes if node.get("GPU", 0) >= gpus]
         return [node for node in nodes if not node.get("GPU", 0)] or nodes
 
-    def cores(self, gpus: int = 0) -> int:
+    def cores_of_smallest(self, gpus: int = 0) -> int:
         """Returns the cores of the smallest node for workers with so many GPUs; 0 while there is no such node."""
-        return int(min((node["CPU"] for node in self.for_gpus(gpus)), default=0))
+        return int(min((node["CPU"] for node in self.resources_for(gpus)), default=0))
 
     def num_gpus(self) -> int:
         """Returns the number of GPUs of the nodes now."""
-        return int(sum(node.get("GPU", 0) for node in self.live()))
+        return int(sum(node.get("GPU", 0) for node in self.live_resources()))
 
     def count_worker_slots(self, cores: int, gpus: int = 0) -> int:
         """Returns how many workers of so many cores and GPUs the nodes hold at once; 0 if none is large enough."""
         places = 0
-        for node in self.live():
+        for node in self.live_resources():
             by_cores = int(node["CPU"] // cores)
             places += min(by_cores, int(node.get("GPU", 0) // gpus)) if gpus else by_cores
         return places
@@ -150,7 +150,7 @@ def check_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, waited_
         return
     waited = f", after {waited_s:,.0f} s" if waited_s else ""
     more = "; parameter wait SECONDS waits for more nodes"
-    live = nodes.live()
+    live = nodes.live_resources()
     if not live and nodes.labels and (others := live_nodes()):
         known = sorted({f"{key}={value}" for node in others for key, value in _user_labels(node).items()})
         labels_text = " ".join(f"{key}={value}" for key, value in nodes.labels.items())
@@ -194,7 +194,7 @@ def wait_for_nodes(
         return
     with (
         actors_of(WaitForNodes, nodes, cores, gpus, count),
-        say_waiting(say, lambda: nodes, cores, gpus, lambda: count),
+        announce_waiting_workers(say, lambda: nodes, cores, gpus, lambda: count),
     ):
         wait_for_required_room(nodes, cores, gpus, needed, request)
 
@@ -259,7 +259,7 @@ class NodeFailure:
         if failed > MAX_EXCLUDED:
             raise self.error(f"{line}; workers could not open on {failed} nodes")
         if not others.count_worker_slots(allocation.cores, allocation.gpus) and not may_nodes_be_added():
-            is_only = not nodes.excluded and len(nodes.live()) == 1
+            is_only = not nodes.excluded and len(nodes.live_resources()) == 1
             raise self.error(self.reason if is_only else f"{line}; no other node is left for the worker")
         return others
 
@@ -278,7 +278,7 @@ def open_worker(task: WorkerTask, allocation: Allocation) -> Callable[[Any, Repo
 
 
 @contextlib.contextmanager
-def say_waiting(
+def announce_waiting_workers(
     say: Say, nodes: Callable[[], ClusterNodes], cores: int, gpus: int, num_workers: Callable[[], int]
 ) -> Iterator[None]:
     """Prints a line every WAIT_S seconds within the block while workers wait for nodes.
@@ -297,7 +297,7 @@ def say_waiting(
         while not stop.wait(WAIT_S):
             present, count = nodes().count_worker_slots(cores, gpus), num_workers()
             is_short = present < count and (not present or may_nodes_be_added())
-            report_waiting(count - present if is_short else 0)
+            report_waiting_workers(count - present if is_short else 0)
             if is_short and (not present or (present, count) != previous):
                 labels = " ".join(f"{key}={value}" for key, value in nodes().labels.items())
                 where = f" on nodes with {labels}" if labels else ""
@@ -312,7 +312,7 @@ def say_waiting(
     finally:
         stop.set()
         thread.join()
-        report_waiting(0)
+        report_waiting_workers(0)
 
 
 def describe_workers(count: int, cores: int, gpus: int) -> str:

@@ -53,7 +53,7 @@ class RayActors(RayTasks):
             while unfinished:
                 failure = yield from self._run_pool(task, allocation, unfinished, board)
                 if failure is not None:
-                    self._exclude(failure, allocation)
+                    self._exclude_node(failure, allocation)
 
     def _run_pool(
         self, task: WorkerTask, allocation: Allocation, unfinished: dict[int, Any], board: Any
@@ -72,7 +72,7 @@ class RayActors(RayTasks):
             enable_true_multi_threading=True,
         )
         numbers = ray.data.from_items([{"item": n} for n in items], override_num_blocks=len(items))
-        with self._say_waiting(allocation, lambda: min(size, len(unfinished))):
+        with self._announce_waiting(allocation, lambda: min(size, len(unfinished))):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # the last two arguments have no replacement yet
                 dataset = numbers.map(
@@ -154,7 +154,7 @@ def choose_pool(
     if cpus is None:
         wait_for_nodes(nodes, say, request, gpus=gpus)
         at_least = 1 if gpus or not packed() else _shared_cores(nodes)
-        cpus = min(4, nodes.cores(gpus)) if gpus else _cores_per_encoder(nodes, weights, at_least)
+        cpus = min(4, nodes.cores_of_smallest(gpus)) if gpus else _cores_per_encoder(nodes, weights, at_least)
     return replace(request, cpus=cpus, gpus=gpus)
 
 
@@ -164,7 +164,7 @@ def _shared_cores(nodes: ClusterNodes) -> int:
     That is the size closest to four that leaves at most a tenth of all cores idle, or else the size that leaves the
     fewest idle.
     """
-    cores = [int(node["CPU"]) for node in nodes.for_gpus(0)]
+    cores = [int(node["CPU"]) for node in nodes.resources_for(0)]
     sizes, tenth = range(1, 1 + min(8, max([1, *cores]))), sum(cores) / 10
     return min(sizes, key=lambda each: (max(tenth, sum(n % each for n in cores)), abs(each - 4), -each))
 
@@ -174,7 +174,7 @@ def _cores_per_encoder(nodes: ClusterNodes, weight_bytes: int, at_least: int) ->
 
     It is at least `at_least`, and at most the cores of the largest node.
     """
-    live = nodes.for_gpus(0)
+    live = nodes.resources_for(0)
     size = PROCESS_BYTES + 2 * weight_bytes
     cores = max((node["CPU"] * size / (node.get("memory", 0) / 2 or size) for node in live), default=1)
     return min(int(max((node["CPU"] for node in live), default=1)), max(at_least, math.ceil(cores)))

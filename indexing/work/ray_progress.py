@@ -20,7 +20,7 @@ class ProgressBoard:
     def __init__(self) -> None:
         self._rows: dict[int, int] = {}
 
-    def put(self, number: int, rows: int | None) -> None:
+    def set_rows(self, number: int, rows: int | None) -> None:
         """Notes the rows of an item; None: the item has ended."""
         if rows is None:
             self._rows.pop(number, None)
@@ -42,11 +42,11 @@ class Reporter:
     def __call__(self, rows: int) -> None:
         if (now := time.monotonic()) >= self._next:
             self._next = now + EVERY_S
-            self._board.put.remote(self._number, rows)
+            self._board.set_rows.remote(self._number, rows)
 
     def close(self) -> None:
         """Takes the item off the board, also the rows of an earlier attempt that was lost."""
-        self._board.put.remote(self._number, None)
+        self._board.set_rows.remote(self._number, None)
 
 
 @contextlib.contextmanager

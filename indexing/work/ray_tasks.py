@@ -14,8 +14,8 @@ from indexing.work.nodes import (
     NodeFailure,
     Say,
     actors_of,
+    announce_waiting_workers,
     open_worker,
-    say_waiting,
     wait_for_nodes,
     wait_for_required_room,
 )
@@ -81,7 +81,7 @@ class RayTasks:
         """Returns all cores of a node for workers with so many GPUs, decided once; with a GPU at most 4."""
         if gpus not in self._cores:
             self._wait_for_node(gpus)
-            cores = self.nodes.cores(gpus)
+            cores = self.nodes.cores_of_smallest(gpus)
             self._cores[gpus] = min(4, cores) if gpus else cores
         return self._cores[gpus]
 
@@ -95,7 +95,7 @@ class RayTasks:
             wait_for_required_room(self.nodes, allocation.cores, allocation.gpus, workers, self.request)
             self._room[allocation] = workers
 
-    def _exclude(self, failure: NodeFailure, allocation: Allocation) -> None:
+    def _exclude_node(self, failure: NodeFailure, allocation: Allocation) -> None:
         """Excludes the node of a worker that could not open, and says so. Raises InputError if no other one is left.
 
         The work then continues with any number of workers, but needs room for one.
@@ -121,7 +121,7 @@ class RayTasks:
         allocation, most = self.allocate(task.resources), self.request.max_workers
         with contextlib.ExitStack() as stack:
             board = stack.enter_context(progress_board(on_progress if reports_progress(task) else ignore_progress))
-            stack.enter_context(self._say_waiting(allocation, lambda: min(most, len(pending))))
+            stack.enter_context(self._announce_waiting(allocation, lambda: min(most, len(pending))))
             call = self._make_submitter(task, task_name(task))
             while True:
                 while may_submit(pending.values(), 2 * most) and (item := next(source, END)) is not END:
@@ -135,7 +135,7 @@ class RayTasks:
                 result = ray.get(done)
                 del done
                 if isinstance(result, NodeFailure):
-                    self._exclude(result, allocation)
+                    self._exclude_node(result, allocation)
                     call = self._make_submitter(task, task_name(task))
                     pending[call(item, board, number)] = item
                     number += 1
@@ -152,12 +152,12 @@ class RayTasks:
 
         allocation = self.allocate(task.resources)
         count = max(1, min(count, self.request.max_workers))
-        probe = type(f"probe {task_name(task)}", (Probe,), {})
+        actor_class = type(f"probe {task_name(task)}", (SingleCall,), {})
         key, handle = self._put_task(task)
         lost = 0
-        with self._say_waiting(allocation, lambda: count):
+        with self._announce_waiting(allocation, lambda: count):
             while True:
-                with actors_of(probe, self.nodes, allocation.cores, allocation.gpus, count) as actors:
+                with actors_of(actor_class, self.nodes, allocation.cores, allocation.gpus, count) as actors:
                     pending = [actor.call.remote(item, key, [handle], allocation) for actor in actors]
                     self._check_room(allocation, count)
                     [done], _ = ray.wait(pending, num_returns=1)
@@ -170,12 +170,12 @@ class RayTasks:
                         continue
                 if not isinstance(result, NodeFailure):
                     return result
-                self._exclude(result, allocation)
+                self._exclude_node(result, allocation)
 
-    def _say_waiting(
+    def _announce_waiting(
         self, allocation: Allocation, num_workers: Callable[[], int]
     ) -> contextlib.AbstractContextManager[None]:
-        return say_waiting(self.say, lambda: self.nodes, allocation.cores, allocation.gpus, num_workers)
+        return announce_waiting_workers(self.say, lambda: self.nodes, allocation.cores, allocation.gpus, num_workers)
 
     def _make_submitter(self, task: WorkerTask, name: str) -> Callable[[Any, Any, int], Any]:
         """Returns a function that submits a task for (item, board, number of the item) and returns its reference.
@@ -186,7 +186,9 @@ class RayTasks:
 
         allocation = self.allocate(task.resources)
         # max_calls=0: a worker keeps what it has opened; Ray would end one that has a GPU after each task.
-        call = ray.remote(num_cpus=allocation.cores, num_gpus=allocation.gpus, max_retries=RETRIES, max_calls=0)(_call)
+        call = ray.remote(num_cpus=allocation.cores, num_gpus=allocation.gpus, max_retries=RETRIES, max_calls=0)(
+            _call_worker
+        )
         call = call.options(name=name, label_selector=self.nodes.selector)
         key, handle = self._put_task(task)
         return lambda item, board, number: call.remote(item, key, [handle], allocation, board, number)
@@ -206,18 +208,18 @@ class RayTasks:
         return entry[1], entry[2]
 
 
-class Probe:
-    """An actor that runs a task for one item."""
+class SingleCall:
+    """An actor that calls the worker of a task for one item only; see `RayTasks.run_on_first`."""
 
     def call(self, item: Any, key: str, handles: list[Any], allocation: Allocation) -> Any:
         """Returns the result, or a NodeFailure if the worker could not open."""
-        return _call(item, key, handles, allocation, None, 0)
+        return _call_worker(item, key, handles, allocation, None, 0)
 
 
 _workers: dict[tuple[str, Allocation], tuple[Callable[[Any, Report], Any], bool]] = {}  # with whether it stays open
 
 
-def _call(item: Any, key: str, handles: list[Any], allocation: Allocation, board: Any, number: int) -> Any:
+def _call_worker(item: Any, key: str, handles: list[Any], allocation: Allocation, board: Any, number: int) -> Any:
     """Calls the worker of this process; it is opened for the first item of its task.
 
     Returns its result, or a NodeFailure if the worker could not open.

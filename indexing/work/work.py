@@ -76,8 +76,8 @@ class WorkStage(Protocol):
     def total(self) -> int | None:
         """The number of its rows, None if unknown."""
 
-    def units(self, committed: Committed) -> Iterable[WorkUnit]:
-        """Returns every unit, the committed ones too. `committed`: the parts of earlier stages and runs."""
+    def units(self, committed_parts: Committed) -> Iterable[WorkUnit]:
+        """Returns every unit, the committed ones too. `committed_parts`: the parts of earlier stages and runs."""
 
     def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
         """Raises InputError if the committed parts of a unit are not what the unit would make now."""
@@ -98,12 +98,12 @@ class DriverStage(WorkStage, Protocol):
     """A stage whose units are made one after the other, each by several tasks."""
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
-        """Makes and commits the parts `missing` of a unit."""
+        """Makes and commits the missing parts of a unit, which have these names."""
 
 
-class StageDefaults:
+class BaseStage:
     """Base of stages whose committed parts need no check, and whose units have as many rows as they say."""
 
     def check(self, unit: WorkUnit, parts: Sequence[ArtifactPart]) -> None:
@@ -115,7 +115,7 @@ class StageDefaults:
 
 
 @dataclass(frozen=True)
-class TaskStage(StageDefaults):
+class TaskStage(BaseStage):
     """A stage whose units are known when it begins, and which workers make by one task.
 
     Attributes:
@@ -135,7 +135,7 @@ class TaskStage(StageDefaults):
         """The number of rows of all units."""
         return sum(unit.rows for unit in self.all_units)
 
-    def units(self, committed: Committed) -> Sequence[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Sequence[WorkUnit]:
         """Returns all units."""
         return self.all_units
 
@@ -168,7 +168,7 @@ class Work(Protocol):
         """Notes the measured facts in the drafts, which are then completed."""
 
 
-class WorkDefaults:
+class BaseWork:
     """Base of works that measure nothing."""
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
@@ -178,8 +178,8 @@ class WorkDefaults:
 class ProgressCounter(Protocol):
     """Receives the progress of a stage."""
 
-    def count(self, amount: int, kept: bool = False) -> None:
-        """Adds rows that are done; `kept`: by an earlier run."""
+    def count(self, amount: int, is_kept: bool = False) -> None:
+        """Adds rows that are done; `is_kept`: by an earlier run."""
 
     def show(self, unfinished: int) -> None:
         """Receives the number of rows that are done within units that are not."""
@@ -192,10 +192,10 @@ Progress = Callable[[str, int | None, str, str], contextlib.AbstractContextManag
 """progress(title, total, noun, artifact's key) is called for each stage, and left when the stage has ended."""
 
 
-class _Silent:
+class _HiddenProgress:
     """A ProgressCounter that shows nothing."""
 
-    def count(self, amount: int, kept: bool = False) -> None: ...
+    def count(self, amount: int, is_kept: bool = False) -> None: ...
 
     def show(self, unfinished: int) -> None: ...
 
@@ -206,7 +206,7 @@ def hide_progress(
     title: str, total: int | None, noun: str, artifact: str
 ) -> contextlib.AbstractContextManager[ProgressCounter]:
     """The Progress of work that is not shown."""
-    return contextlib.nullcontext(_Silent())
+    return contextlib.nullcontext(_HiddenProgress())
 
 
 @dataclass
@@ -220,7 +220,7 @@ class _StageRun:
     names: list[set[str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.committed = [draft.committed() for draft in self.drafts]
+        self.committed = [draft.committed_parts() for draft in self.drafts]
         self.names = [set() for _ in self.drafts]
 
     def pending(self) -> Iterator[WorkUnit]:
@@ -233,7 +233,7 @@ class _StageRun:
                 yield unit
                 continue
             self.stage.check(unit, parts)
-            self.counter.count(unit.rows, kept=True)
+            self.counter.count(unit.rows, is_kept=True)
             self._count_parts(unit)
 
     def _count_parts(self, unit: WorkUnit) -> None:
@@ -261,7 +261,7 @@ class _StageRun:
                 if close := getattr(results, "close", None):
                     close()  # ends the workers now, and not when the traceback of an exception is released
         for draft, names in zip(self.drafts, self.names, strict=True):
-            if names - draft.committed().keys():
+            if names - draft.committed_parts().keys():
                 raise draft.removed_error()
 
 
@@ -314,17 +314,17 @@ def run_work(
     drafts: list[Draft] = []
     targets = work.targets
     try:
-        with resumable(lambda: any(draft.complete or draft.committed() for draft in drafts)):
+        with resumable(lambda: any(draft.is_complete or draft.committed_parts() for draft in drafts)):
             for target in targets:
-                drafts.append(_begin(store, target))
-            if not all(draft.complete for draft in drafts):
+                drafts.append(_begin_draft(store, target))
+            if not all(draft.is_complete for draft in drafts):
                 with keep_alive(drafts):
                     for stage in work.stages:
                         with progress(stage.title, stage.total, stage.noun, drafts[-1].key) as counter:
                             _StageRun(stage, drafts, counter).run(runner, observe)
                     work.finish(drafts, runner, progress)
                 for draft in drafts:
-                    if not draft.complete:
+                    if not draft.is_complete:
                         draft.finish()
     except BaseException as error:
         for target, draft in zip(targets, drafts, strict=False):
@@ -373,7 +373,7 @@ def complete_target(store: Store, target: ArtifactTarget) -> Artifact | None:
     return None
 
 
-def _begin(store: Store, target: ArtifactTarget) -> Draft:
+def _begin_draft(store: Store, target: ArtifactTarget) -> Draft:
     return store.create(
         target.kind,
         target.name,
@@ -388,24 +388,25 @@ def _clean_up_draft(store: Store, target: ArtifactTarget, draft: Draft, error: I
     """Leaves a draft such that the corrected command can be run."""
     if target.fails_whole:
         draft.fail(" ".join(str(getattr(error, "cause", None) or error).split()))  # Ray's wrapper has a cause
-    elif draft.created and not draft.complete:
+    elif draft.created and not draft.is_complete:
         with contextlib.suppress(InputError, OSError):  # the first error is the one to report
-            if draft.is_pinned() and not draft.committed():
+            if draft.is_pinned() and not draft.committed_parts():
                 store.remove(draft.key)
 
 
-def check_same_options(first: Artifact, config: Mapping[str, Any]) -> None:
-    """Checks the settings of a next generation.
+def check_same_config(first_generation: Artifact, config: Mapping[str, Any]) -> None:
+    """Checks that the next generation of an artifact has the settings of the first one.
 
     Args:
-        first: The first generation.
+        first_generation: The first generation.
         config: The settings of the next generation, or some of them.
 
     Raises:
         InputError: If a setting differs from that of the first generation.
     """
-    known = {name: first.config.get(name) for name in config}
+    known = {name: first_generation.config.get(name) for name in config}
     if changes := describe_changes(known, config):
         raise InputError(
-            f"{first.url} was built otherwise ({changes}): give the same options, or another name (parameter name)"
+            f"{first_generation.url} was built otherwise ({changes}): give the same options, or another name "
+            "(parameter name)"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import quiet
+from jobs.common.cli import print_only_warnings
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class Making(indexing.store.store.Store):
         Raises:
             InputError: If there is no such method.
         """
-        return _parameters(method).describe()
+        return _parameters_of(method).describe()
 
     def import_corpus(self, source: Any = None, **options: Any) -> Corpus:
         """Imports a corpus with its queries and judgements; adds passages, or deletes some.
@@ -67,7 +67,7 @@ class Making(indexing.store.store.Store):
         """
         from indexing.corpus.corpus import Corpus
 
-        self._import("import_corpus", source, options)
+        self._run_import("import_corpus", source, options)
         return Corpus.open(self)
 
     def import_queries(self, source: Any, *, name: str | None = None, **options: Any) -> Queries:
@@ -86,7 +86,7 @@ class Making(indexing.store.store.Store):
         """
         if name is None and not isinstance(source, str) and not hasattr(source, "__fspath__"):
             raise InputError("import_queries: name= is required with rows, which have no name of a file")
-        queries: Queries = self._import("import_queries", source, {"name": name, **options})
+        queries: Queries = self._run_import("import_queries", source, {"name": name, **options})
         return queries
 
     def encode_corpus(self, encoder: str | None = None, *, name: str | None = None, **options: Any) -> EmbeddingsReader:
@@ -103,7 +103,7 @@ class Making(indexing.store.store.Store):
         Returns:
             The embeddings.
         """
-        artifact: Artifact = self._run("encode_corpus", {"encoder": encoder, "name": name, **options})
+        artifact: Artifact = self._run_job("encode_corpus", {"encoder": encoder, "name": name, **options})
         return self._open_embeddings(_name_of(artifact))
 
     def build_index(
@@ -126,7 +126,7 @@ class Making(indexing.store.store.Store):
         from indexing.sparse.embeddings import SparseEmbeddings
         from indexing.sparse.index import ImpactIndex
 
-        artifact: Artifact = self._run("build_index", {"embeddings": embeddings, "name": name, **options})
+        artifact: Artifact = self._run_job("build_index", {"embeddings": embeddings, "name": name, **options})
         vectors = self._open_embeddings(artifact.config["embeddings"])
         if isinstance(vectors, SparseEmbeddings):
             return ImpactIndex.open(self, _name_of(artifact), vectors)
@@ -147,7 +147,7 @@ class Making(indexing.store.store.Store):
         from indexing.corpus.corpus import Corpus
         from indexing.lucene.bm25 import Bm25
 
-        artifact: Artifact = self._run("build_bm25", options)
+        artifact: Artifact = self._run_job("build_bm25", options)
         return Bm25.open(self, _name_of(artifact), Corpus.open(self))
 
     def fit_topics(self, **options: Any) -> Topics:
@@ -161,7 +161,7 @@ class Making(indexing.store.store.Store):
         Returns:
             The topics.
         """
-        topics: Topics = self._run("fit_topics", options)
+        topics: Topics = self._run_job("fit_topics", options)
         return topics
 
     def mine_negatives(self, sources: Any = None, *, name: str | None = None, **options: Any) -> Artifact:
@@ -177,7 +177,7 @@ class Making(indexing.store.store.Store):
         Returns:
             The negatives.
         """
-        artifact: Artifact = self._run("mine_negatives", {"sources": sources, "name": name, **options})
+        artifact: Artifact = self._run_job("mine_negatives", {"sources": sources, "name": name, **options})
         return artifact
 
     def train_retriever(self, task: str | None = None, backbone: str | None = None, **options: Any) -> Trained:
@@ -193,7 +193,7 @@ class Making(indexing.store.store.Store):
         Returns:
             The key of prompts/TASK, models/TASK or sweeps/TASK, and the quality before and after.
         """
-        return self._train("train_retriever", {"task": task, "backbone": backbone, **options})
+        return self._run_training("train_retriever", {"task": task, "backbone": backbone, **options})
 
     def tune_prompts(self, task: str | None = None, backbone: str | None = None, **options: Any) -> Trained:
         """Trains a prompt for a task: train_retriever with other defaults and option names.
@@ -208,7 +208,7 @@ class Making(indexing.store.store.Store):
         Returns:
             As `train_retriever`.
         """
-        return self._train("tune_prompts", {"task": task, "backbone": backbone, **options})
+        return self._run_training("tune_prompts", {"task": task, "backbone": backbone, **options})
 
     def train_reranker(self, backbone: str | None = None, *, name: str | None = None, **options: Any) -> Trained:
         """Trains a cross-encoder on mined negatives, for re-ranking.
@@ -223,7 +223,7 @@ class Making(indexing.store.store.Store):
         Returns:
             The key of models/NAME, and the quality before and after.
         """
-        return self._train("train_reranker", {"backbone": backbone, "name": name, **options})
+        return self._run_training("train_reranker", {"backbone": backbone, "name": name, **options})
 
     def pretrain_rip(self, backbone: str | None = None, *, name: str | None = None, **options: Any) -> Trained:
         """Pretrains a backbone on the corpus: RIP, Condenser, coCondenser or plain MLM.
@@ -238,7 +238,7 @@ class Making(indexing.store.store.Store):
         Returns:
             The key of models/NAME or prompts/NAME, and the quality before and after.
         """
-        return self._train("pretrain_rip", {"backbone": backbone, "name": name, **options})
+        return self._run_training("pretrain_rip", {"backbone": backbone, "name": name, **options})
 
     @contextlib.contextmanager
     def serve(self, port: int = 0, **options: Any) -> Iterator[Client]:
@@ -257,23 +257,23 @@ class Making(indexing.store.store.Store):
         Raises:
             InputError: If the server does not start; with its error.
         """
-        from jobs.api.server import serving
+        from jobs.api.server import start_server
 
-        parameters, keywords = _parameters("serve"), {"port": port, **options}
+        parameters, keywords = _parameters_of("serve"), {"port": port, **options}
         arguments = parameters.arguments(self.url, keywords)
         with contextlib.ExitStack() as stack:
             with parameters.named(keywords):
-                client = stack.enter_context(serving(arguments, verbose=self.verbose))
+                client = stack.enter_context(start_server(arguments, verbose=self.verbose))
             yield client
 
-    def _import(self, method: str, source: Any, keywords: dict[str, Any]) -> Any:
+    def _run_import(self, method: str, source: Any, keywords: dict[str, Any]) -> Any:
         """Imports a source, and returns what the job made."""
         from jobs.api.raw_rows import source_path, without_path
 
         if source is None:
-            return self._run(method, keywords, without_path)
+            return self._run_job(method, keywords, without_path)
         with source_path(source) as path:
-            return self._run(method, {"source": path, **keywords}, without_path)
+            return self._run_job(method, {"source": path, **keywords}, without_path)
 
     def _open_embeddings(self, name: str) -> EmbeddingsReader:
         """Returns embeddings of any kind of vector."""
@@ -285,29 +285,33 @@ class Making(indexing.store.store.Store):
         ).reader
         return reader.open(self, name, Corpus.open(self))
 
-    def _train(self, method: str, keywords: dict[str, Any]) -> Trained:
+    def _run_training(self, method: str, keywords: dict[str, Any]) -> Trained:
         """Trains, and returns the result."""
         from jobs.api.trained import read_trained
 
-        return read_trained(self, self._run(method, keywords))
+        return read_trained(self, self._run_job(method, keywords))
 
-    def _run(self, method: str, keywords: dict[str, Any], clean: Callable[[str], str] = str) -> Any:
+    def _run_job(self, method: str, keywords: dict[str, Any], clean: Callable[[str], str] = str) -> Any:
         """Runs the job of a method and returns what it made. clean: as of `Parameters.named`."""
-        with self._job(method, keywords, clean) as (store, options):
-            return _parameters(method).run_job(store, options)
+        with self._open_job(method, keywords, clean) as (store, options):
+            return _parameters_of(method).run_job(store, options)
 
     @contextlib.contextmanager
-    def _job(
+    def _open_job(
         self, method: str, keywords: dict[str, Any], clean: Callable[[str], str] = str
     ) -> Iterator[tuple[indexing.store.store.Store, Any]]:
         """Yields the store and the options of the job of a method, for a block that calls functions of the job.
 
         In the block, jobs print warnings alone unless `verbose` is set, and errors speak of parameters.
         """
-        parameters = _parameters(method)
+        parameters = _parameters_of(method)
         options = parameters.read(self.url, keywords)
         store = indexing.store.store.Store(self.url, cache=self.cache)  # workers need no API
-        lines = contextlib.nullcontext() if self.verbose else quiet(partial(parameters.in_words, keywords=keywords))
+        lines = (
+            contextlib.nullcontext()
+            if self.verbose
+            else print_only_warnings(partial(parameters.in_words, keywords=keywords))
+        )
         with lines, parameters.named(keywords, clean):
             yield store, options
 
@@ -317,23 +321,23 @@ class Making(indexing.store.store.Store):
 NOT_EVALUATED = ("embeddings", "sample", "seed", "rate_queries", "rate_batch", "json", "overwrite", "run", "source")
 
 
-def _parameters(method: str) -> Parameters:
+def _parameters_of(method: str) -> Parameters:
     """Returns the parameters of a method."""
     if method == "serve":
-        return Parameters.of("serve", job="serve_search", excluded=("host", "tokens"))
+        return Parameters.of_method("serve", job="serve_search", excluded=("host", "tokens"))
     if method == "search_queries":
-        return Parameters.of("search_queries", job="search", excluded=("query",))
+        return Parameters.of_method("search_queries", job="search", excluded=("query",))
     if method == "evaluate":
-        return Parameters.of("evaluate", excluded=NOT_EVALUATED)
+        return Parameters.of_method("evaluate", excluded=NOT_EVALUATED)
     if method == "compare":
-        return Parameters.of("compare", excluded=("examples", "json", "html", "overwrite"))
+        return Parameters.of_method("compare", excluded=("examples", "json", "html", "overwrite"))
     if method not in METHODS or method == "serve_search":
         names = [name for name in METHODS if name != "serve_search"]
         raise InputError(
             f"{method!r} is no method with the options of a job; the methods are "
             f"{', '.join([*names, 'serve', 'search_queries', 'evaluate', 'compare'])}"
         )
-    return Parameters.of(method)
+    return Parameters.of_method(method)
 
 
 def _name_of(artifact: Artifact) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import find_input_error, options_of
+from jobs.common.cli import find_input_error, options_class_of
 
 import contextlib
 import importlib
@@ -59,7 +59,7 @@ class Parameters:
     options: Mapping[str, Option]
 
     @classmethod
-    def of(cls, method: str, *, job: str = "", excluded: tuple[str, ...] = ()) -> Parameters:
+    def of_method(cls, method: str, *, job: str = "", excluded: tuple[str, ...] = ()) -> Parameters:
         """Returns the parameters of a method.
 
         Args:
@@ -69,7 +69,7 @@ class Parameters:
         """
         name = job or method
         module = importlib.import_module(f"jobs.{name}")
-        options, other_names = options_of(module.main), {old: new for new, old in METHODS.get(name, {}).items()}
+        options, other_names = options_class_of(module.main), {old: new for new, old in METHODS.get(name, {}).items()}
         shown = {
             other_names.get(each.name, each.name): each
             for each in options_by_name(options).values()
@@ -101,7 +101,7 @@ class Parameters:
         values: dict[str, Any] = {"store": url}
         for name, value in keywords.items():
             if name not in self.options:
-                raise InputError(f"{self.method}: unknown parameter {name}; {self._remedy(name)}")
+                raise InputError(f"{self.method}: unknown parameter {name}; {self._suggest_parameter(name)}")
             if value is None:
                 continue
             option = self.options[name]
@@ -115,7 +115,7 @@ class Parameters:
                 raise InputError(self.in_words(f"{self.method}: --{name} is required: {option.help}"))
         return values
 
-    def _remedy(self, name: str) -> str:
+    def _suggest_parameter(self, name: str) -> str:
         """Returns what to write instead of an unknown parameter."""
         for parameter, option in self.options.items():
             if option.name == name:
@@ -155,7 +155,7 @@ class Parameters:
             pieces.append(self._with_parameters(message[end : match.start()], keywords or {}))
             if method in METHODS or method in _METHOD_OF:
                 options = re.findall(rf" --([a-z][a-z0-9-]*)({_VALUE})?", match[2])
-                arguments = [f"{option.replace('-', '_')}={_written(value.strip())}" for option, value in options]
+                arguments = [f"{option.replace('-', '_')}={_as_python(value.strip())}" for option, value in options]
                 pieces.append(f"store.{_METHOD_OF.get(method, method)}" + f"({', '.join(arguments)})" * bool(arguments))
                 end = match.end(2)
             else:
@@ -167,7 +167,7 @@ class Parameters:
         """Returns a text with parameters in place of options."""
         pieces, end = [], 0
         for match in _OPTION.finditer(text):
-            name, rest = _parameter(match), text[match.end() :]
+            name, rest = _parameter_of_option(match), text[match.end() :]
             pieces.append(f"{text[end : match.start()]}{name}=")
             end = match.end()
             if rest.startswith(" ") and self._starts_with_value(name, rest[1:], keywords):
@@ -212,13 +212,13 @@ _METHOD_OF = {
 }  # the methods that have other names than their jobs
 
 
-def _written(value: str) -> str:
+def _as_python(value: str) -> str:
     """Returns the value of an option in a command as a value of Python."""
     if not value:
         return "…"
     return value if value.isupper() or value.isdecimal() else repr(value)
 
 
-def _parameter(match: re.Match[str]) -> str:
+def _parameter_of_option(match: re.Match[str]) -> str:
     """Returns the name of the parameter for an option in a message."""
     return (match[1] or match[2]).replace("-", "_")

@@ -42,7 +42,7 @@ def source_path(source: Any) -> Iterator[str]:
     if isinstance(source, str | os.PathLike):
         yield os.fspath(source) if isinstance(source, str) else str(source)
         return
-    table = _plain(_table(source))
+    table = _with_plain_types(_to_table(source))
     if not table.num_rows:
         raise InputError(f"{NAME}: found no rows, expected at least one")
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
@@ -61,7 +61,7 @@ def without_path(message: str) -> str:
     return re.sub(rf"(?:{folder}|\S*)/{_PREFIX}\w+/{NAME} [0-9a-f]+\.parquet", NAME, message)
 
 
-def _table(source: Any) -> pa.Table:
+def _to_table(source: Any) -> pa.Table:
     """Returns rows as a table of pyarrow."""
     library = type(source).__module__.partition(".")[0]
     if library == "pandas" and hasattr(source, "columns"):
@@ -86,10 +86,10 @@ def _table(source: Any) -> pa.Table:
             f"source: found {type(source).__name__}, expected a path, an iterable of dicts, or a table of pandas, "
             "polars or pyarrow"
         )
-    return _table_of_dicts(source)
+    return _dicts_to_table(source)
 
 
-def _table_of_dicts(rows: Iterable[Any]) -> pa.Table:
+def _dicts_to_table(rows: Iterable[Any]) -> pa.Table:
     """Returns dicts as a table with the columns of all of them."""
     remaining, blocks, first = iter(rows), [], 1
     while block := list(itertools.islice(remaining, BLOCK_ROWS)):
@@ -99,7 +99,7 @@ def _table_of_dicts(rows: Iterable[Any]) -> pa.Table:
             if not isinstance(row, Mapping) or not all(isinstance(name, str) for name in row):
                 raise InputError(f"{NAME} row {number}: found {row!r}, expected a dict of columns by name")
         names = dict.fromkeys(name for row in block for name in row)
-        blocks.append(pa.table({name: _column(name, [row.get(name) for row in block], first) for name in names}))
+        blocks.append(pa.table({name: _to_column(name, [row.get(name) for row in block], first) for name in names}))
         first += len(block)
     try:
         return pa.concat_tables(blocks, promote_options="permissive") if blocks else pa.table({})
@@ -107,8 +107,8 @@ def _table_of_dicts(rows: Iterable[Any]) -> pa.Table:
         raise InputError(f"{NAME}: {_one_line(error)}; give all values of a column one type") from None
 
 
-def _column(name: str, values: Sequence[Any], first: int) -> pa.Array:
-    """Returns the values of a column; objects of metadata as JSON. first: the number of the first row."""
+def _to_column(name: str, values: Sequence[Any], first_row: int) -> pa.Array:
+    """Returns the values of a column; objects of metadata as JSON. first_row: the number of the first row."""
     try:
         if name == METADATA and any(isinstance(value, Mapping) for value in values):
             values = [
@@ -118,7 +118,7 @@ def _column(name: str, values: Sequence[Any], first: int) -> pa.Array:
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         kinds = [type(value) for value in values]
         expected = next(kind for kind in kinds if kind is not type(None))
-        number = next((n for n, kind in enumerate(kinds, first) if kind not in (expected, type(None))), first)
+        number = next((n for n, kind in enumerate(kinds, first_row) if kind not in (expected, type(None))), first_row)
         raise InputError(
             f"{NAME} row {number}: column {name}: {_one_line(error)}; give all values of a column one type"
         ) from None
@@ -130,7 +130,7 @@ def _check_names(names: Sequence[str]) -> None:
         raise InputError(f"{NAME}: found two columns {repeated}, expected one of each name; rename or drop one")
 
 
-def _plain(table: pa.Table) -> pa.Table:
+def _with_plain_types(table: pa.Table) -> pa.Table:
     """Returns the table in types that do not depend on the library: no dictionaries, and one type of texts."""
     _check_names(table.column_names)
     columns = {}

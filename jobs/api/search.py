@@ -84,7 +84,7 @@ class Search:
         runner = LocalRunner(gpus=gpus)
         self._store, self._rerank_depth = store, RERANK_DEPTH if rerank_depth is None else rerank_depth
         search = LocalSearch(store, chosen, settings, runner, reranker=rerank, by=by, stays_open=True)
-        self._open: _Open | None = _Open(search, search.corpus.open_passages())
+        self._open: _Open | None = _Open(search, search.corpus.open_passage_reader())
         self.source = search.source
         self._first = threading.Lock()
         self._is_loaded = False
@@ -122,7 +122,7 @@ class Search:
             check_texts(texts)
             check_count("k", k)
             try:
-                results = self._answer(self._require_open(), texts, k, filter)
+                results = self._search_and_read(self._require_open(), texts, k, filter)
             except (InputError, FileNotFoundError) as error:
                 self._check_current(error)
                 raise
@@ -147,13 +147,15 @@ class Search:
             raise InputError(f"the search of {self.source} is closed: open another one with store.search")
         return files
 
-    def _answer(self, files: _Open, texts: list[str], k: int, filter: Mapping[str, Any] | str | None) -> SearchResults:
+    def _search_and_read(
+        self, files: _Open, texts: list[str], k: int, filter: Mapping[str, Any] | str | None
+    ) -> SearchResults:
         """Searches texts and reads their passages."""
         search, results = files.search, SearchResults()
-        allowed = search.matching_rows(filter)
+        allowed_rows = search.matching_rows(filter)
         if not texts:
             return results
-        hits = self._find(search, texts, k, allowed)
+        hits = self._search_texts(search, texts, k, allowed_rows)
         rows = hits.rows[hits.rows >= 0]
         passages = files.read_passages(rows)
         by_document = search.documents is not None
@@ -167,14 +169,14 @@ class Search:
             results.append(query_hits)
         return results
 
-    def _find(self, search: LocalSearch, texts: list[str], k: int, allowed: np.ndarray | None) -> Hits:
+    def _search_texts(self, search: LocalSearch, texts: list[str], k: int, allowed_rows: np.ndarray | None) -> Hits:
         """Searches texts; the first search, which loads models, runs alone."""
         if not self._is_loaded:
             with self._first:
-                hits = search.search(texts, k, rerank_depth=self._rerank_depth, allowed=allowed)
+                hits = search.search(texts, k, rerank_depth=self._rerank_depth, allowed_rows=allowed_rows)
                 self._is_loaded = True
                 return hits
-        return search.search(texts, k, rerank_depth=self._rerank_depth, allowed=allowed)
+        return search.search(texts, k, rerank_depth=self._rerank_depth, allowed_rows=allowed_rows)
 
     def _check_current(self, error: Exception) -> None:
         """Raises InputError if the store no longer has the corpus that is searched."""

@@ -27,7 +27,7 @@ KEPT_LINES = 50  # of what a server printed on stderr
 
 
 @contextlib.contextmanager
-def serving(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]:
+def start_server(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]:
     """Yields a client of a server of this machine, which ends with the block; its tokens are those of the environment.
 
     The server has a separate process group, so Ctrl-C of this process does not reach it. It ends when its stdin is
@@ -65,17 +65,17 @@ def serving(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]:
         if (address := addresses.get()) is None:
             process.wait()
             readers[1].join()
-            raise InputError(_problem(errors, process.returncode))
-        yield Client(address, token=_own_token())
+            raise InputError(_startup_problem(errors, process.returncode))
+        yield Client(address, token=_token_from_environment())
     finally:
-        _end(process)
+        _end_server(process)
         for reader in readers:
             reader.join()
         for stream in (process.stdout, process.stderr):
             stream.close()
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end_server(process: subprocess.Popen[str]) -> None:
     """Ends a server: with SIGTERM, so that it answers its requests first, and with SIGKILL if it takes too long."""
     process.terminate()
     with contextlib.suppress(OSError):
@@ -110,7 +110,7 @@ def _read_errors(stream: IO[str], errors: deque[str], verbose: bool) -> None:
             print(line, end="", file=sys.stderr, flush=True)
 
 
-def _problem(errors: Sequence[str], status: int) -> str:
+def _startup_problem(errors: Sequence[str], status: int) -> str:
     """Returns the line of a server that did not start."""
     lines = [line.strip() for line in errors if line.strip()]
     named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -118,7 +118,7 @@ def _problem(errors: Sequence[str], status: int) -> str:
     return last if named else f"the server ended with status {status}: {last}"
 
 
-def _own_token() -> str | None:
+def _token_from_environment() -> str | None:
     """Returns a token that the server takes from the environment, that of an administrator first; None: it has none."""
     names = [VARIABLES["admin"], VARIABLES["user"]]
     tokens = [token.strip() for name in names for token in os.environ.get(name, "").split(",")]

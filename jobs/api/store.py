@@ -66,7 +66,7 @@ class Store(Making):
 
         with named_parameters({"name": name}):
             check_name("name", name)
-            return Queries.open(self, self.only("queries", name, choice="parameter name NAME"))
+            return Queries.open(self, self.only_name("queries", name, choice="parameter name NAME"))
 
     def embeddings(self, name: str | None = None) -> EmbeddingsReader:
         """Opens embeddings, whose `encoder()` encodes further texts as they were encoded.
@@ -81,7 +81,7 @@ class Store(Making):
         """
         with named_parameters({"name": name}):
             check_name("name", name)
-            return self._open_embeddings(self.only("embeddings", name, choice="parameter name NAME"))
+            return self._open_embeddings(self.only_name("embeddings", name, choice="parameter name NAME"))
 
     def search(
         self,
@@ -128,7 +128,7 @@ class Store(Making):
         settings = {"encoder": encoder, "task": task, "nprobe": nprobe, "depth": depth}
         choices = {"embeddings": embeddings, "index": index, "rerank": rerank, "rerank_depth": rerank_depth}
         with named_parameters({"source": source, "by": by, **settings, **choices}):
-            self.require()
+            self.require_not_empty()
             check_name("task", task)
             task = None if task is None else resolve_task(self, task)
             options = SearchOptions(encoder=encoder, task=task, nprobe=nprobe, depth=depth)
@@ -161,7 +161,7 @@ class Store(Making):
 
         if isinstance(options.get("filter"), Mapping):
             options["filter"] = json.dumps(options["filter"], default=repr)
-        return Run(self, self._run("search_queries", {"source": source, "name": name, **options}))
+        return Run(self, self._run_job("search_queries", {"source": source, "name": name, **options}))
 
     def evaluate(self, runs: Measured | Iterable[Measured], **options: Any) -> Evaluation:
         """Measures runs against judgements, with a paired test of each against the first one.
@@ -185,7 +185,7 @@ class Store(Making):
         if not measured:
             raise InputError("evaluate: expected at least one run, file or source")
         with named_parameters({}):
-            self.require()
+            self.require_not_empty()
         titles = [self._run_name(each, "evaluate") for each in measured]
         if repeated := next((title for title in titles if titles.count(title) > 1), None):
             raise InputError(f"evaluate: {repeated!r} is given twice; leave one of them out")
@@ -196,7 +196,7 @@ class Store(Making):
         others = [title for title in titles if title not in sources]
         metrics = options.get("metrics")
         options |= {"metrics": [metrics] if isinstance(metrics, str) else metrics}
-        with self._job("evaluate", options) as (store, read):
+        with self._open_job("evaluate", options) as (store, read):
             work = open_evaluation(store, replace(read, run=tuple(others), source=tuple(sources)))
             named = dict(zip([*others, *sources], work.runs, strict=True))
             work.runs = [replace(named[title], title=title) for title in titles]
@@ -224,11 +224,11 @@ class Store(Making):
         from jobs.comparison.comparing import compare
 
         with named_parameters({}):
-            self.require()
+            self.require_not_empty()
         runs = [self._run_name(each, "compare") for each in (first, second)]
         metrics = options.get("metrics")
         options |= {"metrics": [metrics] if isinstance(metrics, str) else metrics}
-        with self._job("compare", {"first": runs[0], "second": runs[1], **options}) as (store, read):
+        with self._open_job("compare", {"first": runs[0], "second": runs[1], **options}) as (store, read):
             return compare(store, read)
 
     def _run_name(self, run: Any, method: str) -> str:

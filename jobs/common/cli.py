@@ -130,15 +130,15 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
             main(parsed)
     except KeyboardInterrupt as end:
         name, status = ("terminated", 143) if isinstance(end, Terminated) else ("interrupted", 130)
-        fail("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)
+        exit_with_error("; ".join([name, *dict.fromkeys(getattr(end, "__notes__", ()))]), status)
     except BrokenPipeError:
         os._exit(141)
     except BaseException as error:
         cause = find_input_error(error)
-        problem = str(cause) if cause is not None else os_problem(error, place)
+        problem = str(cause) if cause is not None else describe_os_problem(error, place)
         if problem is None:
             raise
-        fail(problem, 2 if isinstance(cause, UsageError) else 1)
+        exit_with_error(problem, 2 if isinstance(cause, UsageError) else 1)
 
 
 class Terminated(KeyboardInterrupt):
@@ -168,14 +168,14 @@ def raise_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def os_problem(error: BaseException, place: str) -> str | None:
+def describe_os_problem(error: BaseException, place: str) -> str | None:
     """Returns one line for an operating-system error that a user can fix, through Ray's wrappers; otherwise None."""
     while isinstance(inner := getattr(error, "cause", None), BaseException):
         error = inner
     return describe_os_error(error, place) if isinstance(error, OSError) else None
 
 
-def options_of(main: Callable[[Any], object]) -> type[Common]:
+def options_class_of(main: Callable[[Any], object]) -> type[Common]:
     """Returns the class of the options that a job's main takes."""
     options: type[Common] = typing.get_type_hints(main)["options"]
     return options
@@ -196,7 +196,7 @@ def find_input_error(error: BaseException) -> InputError | None:
     return None
 
 
-def fail(message: str, status: int) -> typing.NoReturn:
+def exit_with_error(message: str, status: int) -> typing.NoReturn:
     """Prints one line to stderr and exits."""
     print(f"error: {shorten(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
@@ -220,7 +220,7 @@ _rewrite: ContextVar[Callable[[str], str] | None] = ContextVar("rewrite", defaul
 
 
 @contextlib.contextmanager
-def quiet(rewrite: Callable[[str], str] = str) -> Iterator[None]:
+def print_only_warnings(rewrite: Callable[[str], str] = str) -> Iterator[None]:
     """Within the block, jobs print warnings only, as `rewrite` returns them, to stderr: for programs that call jobs."""
     before = _rewrite.set(rewrite)
     try:
@@ -253,20 +253,20 @@ def chosen_task(store: Store, name: str | None) -> str | None:
     return task
 
 
-def say_complete(url: str, *files: str | None) -> None:
+def print_complete(url: str, *files: str | None) -> None:
     """Prints for --plan that an artifact is complete, and the files that the job also writes."""
     say(f"nothing to make: {url} is complete")
     for file in filter(None, files):
         say(f"writes   {file}")
 
 
-def say_stages(work: Work) -> None:
+def print_stages(work: Work) -> None:
     """Prints the stages of a work for --plan."""
     for line in plan_stages(work):
         say(f"stage    {line}")
 
 
-def _rate(rate: float) -> str:
+def _format_rate(rate: float) -> str:
     """Formats a rate per second."""
     return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
@@ -291,9 +291,9 @@ class StageProgress:
         self.started = self._told = time.monotonic()
         self._open = False
 
-    def count(self, amount: int, kept: bool = False) -> None:
-        """Adds `amount` units. `kept` marks the work of an earlier run, which does not count in the rate."""
-        if kept:
+    def count(self, amount: int, is_kept: bool = False) -> None:
+        """Adds `amount` units. `is_kept` marks the work of an earlier run, which does not count in the rate."""
+        if is_kept:
             self.kept += amount
             return
         self.done += amount
@@ -328,7 +328,7 @@ class StageProgress:
         if kind is None:
             seconds = time.monotonic() - self.started
             kept = f" ({self.kept:,} kept)" if self.kept else ""
-            rate = f", {_rate(self.done / seconds)}" if self.done and seconds > 0.05 else ""
+            rate = f", {_format_rate(self.done / seconds)}" if self.done and seconds > 0.05 else ""
             say(f"{self.name}: {self.done + self.kept:,} {self.unit}{kept} in {seconds:,.1f} s{rate}")
 
     def say(self, line: str) -> None:
@@ -347,7 +347,7 @@ class StageProgress:
         line = f"{self.name}: {done + self.kept:,}"
         if self.total:
             line += f" of {self.total:,}"
-        line += f" {self.unit}, {_rate(rate)}"
+        line += f" {self.unit}, {_format_rate(rate)}"
         if self.total and done:
             line += f", {(self.total - done - self.kept) / rate:,.0f} s left"
         if self.remark:

@@ -75,37 +75,37 @@ def parse_arguments(options: type[Options], arguments: Sequence[str], module: st
         file = words_of.pop("config")
         values = read_options_file(file, options)
     for name, words in words_of.items():
-        values[name] = _value(flat[name], words)
+        values[name] = _parse_value(flat[name], words)
     if missing := [option for option in flat.values() if option.is_required and option.name not in values]:
         explanation = describe_expected(missing[0], ()) if choices_of(missing[0].type) else missing[0].help
         raise UsageError(f"{missing[0].flag} is required: {explanation}")
     return build_options(options, values)
 
 
-def refuse_argument(argument: str, known: Mapping[str, Option]) -> NoReturn:
+def refuse_argument(argument: str, known_options: Mapping[str, Option]) -> NoReturn:
     """Raises UsageError for an argument that no option takes."""
     if not argument.startswith("-"):
         raise UsageError(f"{argument!r}: unexpected argument; options have names, for example --store")
     flag = argument.partition("=")[0]
-    named = {name: option.flag for name, option in known.items() if not option.is_positional}
+    named = {name: option.flag for name, option in known_options.items() if not option.is_positional}
     remedy = suggest_option(flag.lstrip("-").removeprefix("no-").replace("-", "_"), named)
     raise UsageError(f"{flag}: unknown option; {remedy or '--help lists the options'}")
 
 
-def suggest_option(name: str, known: Mapping[str, str]) -> str:
+def suggest_option(name: str, spellings: Mapping[str, str]) -> str:
     """Returns what to write instead of an unknown option; empty: nothing is similar.
 
     Args:
         name: The unknown option.
-        known: How each known option is written, by name.
+        spellings: How each known option is written, by name.
     """
-    if new := [known[each] for each in RENAMED.get(name, ()) if each in known]:
+    if new := [spellings[each] for each in RENAMED.get(name, ()) if each in spellings]:
         return f"it is {' or '.join(new)} now"
-    close = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {known[close[0]]}?" if close else ""
+    close = difflib.get_close_matches(name, spellings, 1)
+    return f"did you mean {spellings[close[0]]}?" if close else ""
 
 
-def _value(option: Option, words: Any) -> Any:
+def _parse_value(option: Option, words: Any) -> Any:
     """Returns the value of an option from the words behind it. Raises UsageError if they do not fit its type."""
     if isinstance(words, bool):  # --flag or --no-flag
         return words
@@ -163,7 +163,7 @@ def recipe_values(settings: Mapping[Any, Any], options: type, place: str) -> dic
         except (ValueError, KeyError):
             expected = setting_expectation(value, flat[name])
             quotes = "; on, off, yes and no are true and false in YAML: put a text in quotes"
-            remedy = quotes if any(isinstance(each, bool) for each in _words(value, flat[name])) else ""
+            remedy = quotes if any(isinstance(each, bool) for each in _words_of_value(value, flat[name])) else ""
             raise InputError(f"{place}: {key}: found {value!r}, {expected}{remedy}") from None
     return values
 
@@ -172,12 +172,12 @@ def setting_value(value: Any, option: Option) -> Any:
     """Returns the value of an option from one of YAML or Python. Raises ValueError or KeyError if it does not fit."""
     if option.type is bool and not isinstance(value, bool):
         raise ValueError(value)
-    return parse_words(option.type, [_word(each, option) for each in _words(value, option)])
+    return parse_words(option.type, [_word_of_value(each, option) for each in _words_of_value(value, option)])
 
 
 def setting_expectation(value: Any, option: Option) -> str:
     """Returns what an option expects in place of a value of YAML or of Python."""
-    return describe_expected(option, [str(each) for each in _words(value, option)])
+    return describe_expected(option, [str(each) for each in _words_of_value(value, option)])
 
 
 def known_names(flat: Mapping[str, Option]) -> str:
@@ -186,14 +186,14 @@ def known_names(flat: Mapping[str, Option]) -> str:
     return f"known are {', '.join(first)}" + (f" and {more} more, which --help lists" if more > 0 else "")
 
 
-def _words(value: Any, option: Option) -> list[Any]:
+def _words_of_value(value: Any, option: Option) -> list[Any]:
     """Returns the single values in a value of YAML or of Python."""
     if isinstance(value, dict) and option.is_mapping:
         return [piece for pair in value.items() for piece in pair]
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _word(value: Any, option: Option) -> str:
+def _word_of_value(value: Any, option: Option) -> str:
     """Returns a single value as it is written on the command line. Raises ValueError if it cannot be there."""
     if isinstance(value, dict | list | tuple | None) or (isinstance(value, bool) and not option.is_boolean):
         raise ValueError(value)
@@ -263,10 +263,10 @@ def make_parser(options: type, module: str, complete: Complete | None = None) ->
     first = [REQUIRED] * bool(required) + [each for each in getattr(options, "HELP_FIRST", ()) if each in headings]
     groups = {heading: parser.add_argument_group(heading) for heading in dict.fromkeys(first + headings)}
     for option in required:
-        _add(groups[REQUIRED], option, complete)
+        _add_option(groups[REQUIRED], option, complete)
     for option in flat.values():
         if not option.is_required:
-            _add(groups[option.group], option, complete)
+            _add_option(groups[option.group], option, complete)
     common = groups[headings[-1]]  # of the options of every job
     if "config" not in flat:
         common.add_argument("--config", metavar="FILE", help=CONFIG_HELP)
@@ -274,9 +274,9 @@ def make_parser(options: type, module: str, complete: Complete | None = None) ->
     return parser
 
 
-def _add(group: argparse._ArgumentGroup, option: Option, complete: Complete | None) -> None:
+def _add_option(group: argparse._ArgumentGroup, option: Option, complete: Complete | None) -> None:
     """Adds an option to its group in --help."""
-    text = argparse.SUPPRESS if option.metadata.get("hidden") else commands_as_started(_help(option))
+    text = argparse.SUPPRESS if option.metadata.get("hidden") else commands_as_started(_help_of_option(option))
     settings: dict[str, Any] = {"help": text}
     if option.type is bool and option.default:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **settings)
@@ -301,7 +301,7 @@ def _add(group: argparse._ArgumentGroup, option: Option, complete: Complete | No
         complete(action, option)
 
 
-def _help(option: Option) -> str:
+def _help_of_option(option: Option) -> str:
     """Returns the help of an option with its default. The text itself says what None, False and an empty list mean."""
     default = option.default
     if option.is_required or default is None or default is False or (isinstance(default, Collection) and not default):
@@ -321,10 +321,10 @@ def _description(options: type, module: str, width: int) -> str:
     is_generated = docstring.startswith(f"{options.__name__}(")  # by dataclass
     texts = [getattr(sys.modules.get(module), "__doc__", None) or "", "" if is_generated else docstring]
     paragraphs = [each for text in texts for each in inspect.cleandoc(text).split("\n\n") if each]
-    return "\n\n".join(_paragraph(commands_as_started(each), width) for each in paragraphs)
+    return "\n\n".join(_wrap_paragraph(commands_as_started(each), width) for each in paragraphs)
 
 
-def _paragraph(text: str, width: int) -> str:
+def _wrap_paragraph(text: str, width: int) -> str:
     """Returns a paragraph of a docstring; commands and indented lines are kept as they are, and indented."""
     if text.startswith((" ", "riptide ", "python ", "ray ")):
         return textwrap.indent(textwrap.dedent(text), "    ")

@@ -51,13 +51,13 @@ def run_command(arguments: Sequence[str], version: str) -> None:
         SystemExit: With status 2 for an unknown command, and as `jobs.common.cli.run` does.
     """
     try:
-        _run(arguments, version)
+        _run_command(arguments, version)
         sys.stdout.flush()
     except BrokenPipeError:  # `riptide | head`
         os._exit(141)
 
 
-def _run(arguments: Sequence[str], version: str) -> None:
+def _run_command(arguments: Sequence[str], version: str) -> None:
     """See run_command."""
     name, *others = arguments or ["--help"]
     if name in ("-h", "--help"):
@@ -67,12 +67,12 @@ def _run(arguments: Sequence[str], version: str) -> None:
     elif name == COMPLETION:
         print_completion(others)
     elif (job := name.replace("_", "-")) in command_names():
-        from jobs.common.cli import options_of, run
+        from jobs.common.cli import options_class_of, run
 
         main = importlib.import_module(f"jobs.{job.replace('-', '_')}").main
-        run(main, options_of(main), others)
+        run(main, options_class_of(main), others)
     else:
-        _refuse(name)
+        _refuse_command(name)
 
 
 def overview_of_jobs() -> str:
@@ -96,8 +96,8 @@ def summary(name: str) -> str:
 def print_completion(arguments: Sequence[str]) -> None:
     """Prints the completion script of a shell; it imports every job, which takes seconds."""
     if len(arguments) != 1 or arguments[0] not in SHELLS:
-        _fail(f"{' '.join([COMPLETION, *arguments])}: expected one shell: {', '.join(SHELLS)}")
-    from jobs.common.cli import options_of
+        _exit_with_usage_error(f"{' '.join([COMPLETION, *arguments])}: expected one shell: {', '.join(SHELLS)}")
+    from jobs.common.cli import options_class_of
 
     import argparse
 
@@ -116,22 +116,24 @@ def print_completion(arguments: Sequence[str]) -> None:
     commands = parser.add_subparsers()
     for name in command_names():
         module = importlib.import_module(f"jobs.{name.replace('-', '_')}")
-        job_parser = make_parser(options_of(module.main), module.__name__, complete)
+        job_parser = make_parser(options_class_of(module.main), module.__name__, complete)
         commands.add_parser(name, help=summary(name), parents=[job_parser], add_help=False)
     commands.add_parser(COMPLETION, help="Print a completion script.").add_argument("shell", choices=SHELLS)
     print(shtab.complete(parser, arguments[0]))
 
 
-def _refuse(name: str) -> None:
+def _refuse_command(name: str) -> None:
     """Ends with one line that names the commands that are similar."""
     if name.startswith("-"):
-        _fail(f"{name}: expected a command before the options; --help lists them")
+        _exit_with_usage_error(f"{name}: expected a command before the options; --help lists them")
     name, known = name.replace("_", "-"), [*command_names(), COMPLETION]
     near = [each for each in known if len(name) > 2 and name in each] or difflib.get_close_matches(name, known, 3, 0.5)
-    _fail(f"{name}: unknown command; " + (f"did you mean {' or '.join(near)}?" if near else "--help lists them"))
+    _exit_with_usage_error(
+        f"{name}: unknown command; " + (f"did you mean {' or '.join(near)}?" if near else "--help lists them")
+    )
 
 
-def _fail(message: str) -> None:
+def _exit_with_usage_error(message: str) -> None:
     """Ends with one line for bad usage."""
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)

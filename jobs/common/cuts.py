@@ -25,21 +25,21 @@ def stored_counts(artifact: Artifact) -> list[str]:
     return [cuts.sentence(noun) for noun, cuts in counts.items() if cuts.texts]
 
 
-def say_part_cuts(parts: Iterable[ArtifactPart], sources: SearchContext) -> None:
+def print_part_cuts(parts: Iterable[ArtifactPart], sources: SearchContext) -> None:
     """Prints the counts of the parts of a run or of candidates, which the sources have searched."""
-    say_search_cuts(search_cuts(part.facts for part in parts), sources)
+    print_search_cuts(search_cuts(part.facts for part in parts), sources)
 
 
-def say_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
+def print_search_cuts(cuts: SearchCuts, sources: SearchContext) -> None:
     """Prints how many queries, and how many pairs for the re-ranker, a search cut to a length limit."""
     for name, queries in cuts.queries.items():
         if queries.cut_texts:
             step = f"encode the corpus under another --name with a larger --query-length than {name} has"
             say(queries.line("queries", step, sources.query_length_limit(name), "shorten the queries"))
-    say_pair_cuts(cuts.pairs)
+    print_pair_cuts(cuts.pairs)
 
 
-def say_pair_cuts(pairs: Cuts) -> None:
+def print_pair_cuts(pairs: Cuts) -> None:
     """Prints the counts of the pairs that a re-ranker scored."""
     if pairs.cut_texts:
         say(pairs.line(PAIRS, "train a re-ranker with a larger --max-length"))

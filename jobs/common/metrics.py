@@ -49,7 +49,7 @@ class StageMetrics:
     def add(self, name: str, amount: int, **tags: str) -> None:
         """Adds to a counter, of COUNTERS."""
         if amount and _is_on_ray():
-            counter = _metric("Counter", name, COUNTERS[name], *tags)
+            counter = _ray_metric("Counter", name, COUNTERS[name], *tags)
             counter.inc(amount, tags=dict(zip(TAGS, self._values, strict=True)) | tags)
 
     def set(self, name: str, value: float) -> None:
@@ -65,7 +65,7 @@ class StageMetrics:
             del _gauges[key]
 
 
-def report_waiting(count: int) -> None:
+def report_waiting_workers(count: int) -> None:
     """Sets the number of workers that wait for a node."""
     StageMetrics("", "").set("waiting_workers", count)
 
@@ -75,7 +75,7 @@ def _is_on_ray() -> bool:
 
 
 @functools.cache
-def _metric(kind: str, name: str, description: str, *tags: str) -> Any:
+def _ray_metric(kind: str, name: str, description: str, *tags: str) -> Any:
     """Returns a metric of Ray, which has one object for each name."""
     from ray.util import metrics
 
@@ -86,7 +86,7 @@ def _set_gauge(name: str, *values: str) -> None:
     """Passes the value of a gauge to Ray; none if its stage has ended."""
     value = _gauges.get((name, *values))
     if value is not None:
-        _metric("Gauge", name, GAUGES[name]).set(value, tags=dict(zip(TAGS, values, strict=True)))
+        _ray_metric("Gauge", name, GAUGES[name]).set(value, tags=dict(zip(TAGS, values, strict=True)))
 
 
 @functools.cache

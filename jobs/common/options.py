@@ -122,12 +122,12 @@ def _options_by_name(options: type) -> Mapping[str, Option]:
 def _walk_options(owner: type, path: tuple[str, ...], instance: Any, group: str) -> Iterator[Option]:
     """Yields the options of a class, whose defaults are those of an instance if there is one."""
     hints = typing.get_type_hints(owner)
-    headings = _headings(owner)
+    headings = _headings_by_field(owner)
     fields = list(dataclasses.fields(owner))
     if not path:  # a job's own options come before those of all jobs
         fields.sort(key=lambda field: list(headings).index(field.name))
     for field in fields:
-        default = _default(field) if instance is MISSING else getattr(instance, field.name)
+        default = _default_of_field(field) if instance is MISSING else getattr(instance, field.name)
         heading = field.metadata.get("group") or group
         hint, inner_path = hints[field.name], (*path, field.name)
         if dataclasses.is_dataclass(hint):
@@ -144,7 +144,7 @@ def _walk_options(owner: type, path: tuple[str, ...], instance: Any, group: str)
         )
 
 
-def _headings(owner: type) -> dict[str, str]:
+def _headings_by_field(owner: type) -> dict[str, str]:
     """Returns the heading of each field: those of the class come first, then those of its base classes.
 
     A field that a class declares again stays where its base class declares it.
@@ -161,35 +161,35 @@ def _headings(owner: type) -> dict[str, str]:
     return headings
 
 
-def _default(field: dataclasses.Field) -> Any:
+def _default_of_field(field: dataclasses.Field) -> Any:
     """Returns the default of a field, or MISSING."""
     return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 def build_options(options: type[Options], values: Mapping[str, Any]) -> Options:
     """Returns the options of a job from values by name; the others have their defaults."""
-    return _build(options, MISSING, _by_path(options, values))
+    return _build_instance(options, MISSING, _values_by_path(options, values))
 
 
 def replace_options(options: Options, values: Mapping[str, Any]) -> Options:
     """Returns options with other values, by name."""
-    return _build(type(options), options, _by_path(type(options), values))
+    return _build_instance(type(options), options, _values_by_path(type(options), values))
 
 
-def _by_path(options: type, values: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
+def _values_by_path(options: type, values: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
     flat = options_by_name(options)
     return {flat[name].path: value for name, value in values.items()}
 
 
-def _build(options: type[Options], instance: Any, values: Mapping[tuple[str, ...], Any]) -> Options:
+def _build_instance(options: type[Options], instance: Any, values: Mapping[tuple[str, ...], Any]) -> Options:
     arguments = {path[0]: value for path, value in values.items() if len(path) == 1}
     hints = typing.get_type_hints(options)
     for field in dataclasses.fields(options):  # type: ignore[arg-type]
         if not dataclasses.is_dataclass(hints[field.name]):
             continue
         inner = {path[1:]: value for path, value in values.items() if path[0] == field.name and len(path) > 1}
-        base = _default(field) if instance is MISSING else getattr(instance, field.name)
-        arguments[field.name] = _build(typing.cast(type, hints[field.name]), base, inner)
+        base = _default_of_field(field) if instance is MISSING else getattr(instance, field.name)
+        arguments[field.name] = _build_instance(typing.cast(type, hints[field.name]), base, inner)
     if instance is MISSING:
         return options(**arguments)
     return dataclasses.replace(instance, **arguments)
@@ -198,7 +198,7 @@ def _build(options: type[Options], instance: Any, values: Mapping[tuple[str, ...
 @functools.cache
 def field_docstrings(owner: type) -> Mapping[str, str]:
     """Returns the docstrings below the fields of a class, by field."""
-    body = next((each.body for each in _classes(owner.__module__) if each.name == owner.__name__), [])
+    body = next((each.body for each in _parse_classes(owner.__module__) if each.name == owner.__name__), [])
     return {
         first.target.id: second.value.value
         for first, second in itertools.pairwise(body)
@@ -211,7 +211,7 @@ def field_docstrings(owner: type) -> Mapping[str, str]:
 
 
 @functools.cache
-def _classes(module: str) -> list[ast.ClassDef]:
+def _parse_classes(module: str) -> list[ast.ClassDef]:
     file = getattr(sys.modules[module], "__file__", None)
     tree = ast.parse(Path(file).read_text()) if file else ast.Module([], [])
     return [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]

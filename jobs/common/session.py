@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.common.metrics import report_waiting
+from jobs.common.metrics import report_waiting_workers
 from jobs.common.workers import say_line
 
 from indexing.store.store import Store
@@ -54,7 +54,7 @@ def join_cluster(store: Store, *, private: bool = False) -> bool:
     if cluster is None:
         return False
     connect(store)
-    nodes.report_waiting = report_waiting
+    nodes.report_waiting_workers = report_waiting_workers
     say_on_stderr(f"runs on {cluster}")
     return True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, Workers, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, Workers, print_complete, print_stages, say
 
 from jobs.common.session import open_runner
 
@@ -19,17 +19,17 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
         The newest generation of the index; None with --plan.
     """
     work = build.work
-    if options.plan and work.complete:
-        say_complete(work.previous[-1].url)
+    if options.plan and work.is_complete:
+        print_complete(work.previous[-1].url)
         return None
     if options.plan:
         for line in build.plan:
             say(line)
-        say_stages(work)
+        print_stages(work)
         say(f"memory   {build.memory}")
         return None
     generations = work.previous
-    if not work.complete:
+    if not work.is_complete:
         runner = open_runner(store, options)
         build.prepare(runner)
         generations = run_work(store, work, runner, StageProgress)

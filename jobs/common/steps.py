@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, options_of
+from jobs.common.cli import Common, options_class_of
 
 import contextlib
 import difflib
@@ -42,7 +42,7 @@ class JobStep:
     @property
     def label(self) -> str:
         """The name of what it makes, if its options say it; otherwise empty."""
-        values = (self._value(name) for name in self.options.NAMED_BY)
+        values = (self._value_of_option(name) for name in self.options.NAMED_BY)
         return next((value for value in values if value is not None), "")
 
     @property
@@ -78,14 +78,14 @@ class JobStep:
     def reads(self) -> Iterator[str]:
         """Yields the keys of the artifacts that its options name."""
         for name, kind in self.options.READS.items():
-            value = self._value(name)
+            value = self._value_of_option(name)
             for each in value if isinstance(value, list | tuple) else filter(None, [value]):
                 if kind == "sources":
                     yield from _searched_keys(each)
                 else:
                     yield f"{kind}/{each.removeprefix(f'{kind}/')}"
 
-    def _value(self, name: str) -> Any:
+    def _value_of_option(self, name: str) -> Any:
         """Returns the value of an option."""
         return options_by_name(type(self.options))[name].value(self.options)
 
@@ -126,13 +126,13 @@ def read_steps(path: str, store: str = "", limit: int | None = None) -> list[Job
     return [_read_step(path, number, len(entries), entry, store, limit) for number, entry in enumerate(entries, 1)]
 
 
-def find_step(steps: Sequence[JobStep], wanted: str) -> JobStep:
+def find_step(steps: Sequence[JobStep], step_name: str) -> JobStep:
     """Returns the step with a number, job, label or title, in which dashes count as underscores.
 
     Raises:
         InputError: If no step or several steps have this name.
     """
-    name = wanted.replace("-", "_")
+    name = step_name.replace("-", "_")
     matches = [
         step
         for step in steps
@@ -141,7 +141,7 @@ def find_step(steps: Sequence[JobStep], wanted: str) -> JobStep:
     if len(matches) != 1:
         choice = ", ".join(f"{step.number} {step.title}" for step in matches or steps)
         many = "several steps have" if matches else "no step has"
-        raise InputError(f"step {wanted!r}: {many} this name; give the number: {choice}")
+        raise InputError(f"step {step_name!r}: {many} this name; give the number: {choice}")
     return matches[0]
 
 
@@ -206,4 +206,4 @@ def _open_job(name: str, where: str) -> tuple[Callable[[Any], Any], type[Common]
         hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(sorted(known))}"
         raise InputError(f"{where}: unknown job {name!r}; {hint}")
     module = importlib.import_module(f"jobs.{name}")
-    return module.main, options_of(module.main)
+    return module.main, options_class_of(module.main)

@@ -30,14 +30,14 @@ def draw_recall(comparison: Comparison) -> str:
     axes = Axes((1.0, float(deepest)), (int(lowest * 10) / 10, 1.0), is_log=True)
     content = list(axes.frame("number of hits (logarithmic)", "recall"))
     for side, curve in curves.items():
-        depths = _spread(len(curve))
+        depths = _curve_depths(len(curve))
         points = " ".join(f"{axes.x(depth):.2f},{axes.y(curve[depth - 1]):.2f}" for depth in depths)
         content.append(element("polyline", points=points, class_=f"curve {side}"))
         for depth in (depth for depth in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if depth <= len(curve)):
             shown = tooltip(f"{names[side]}: recall@{depth:,} {curve[depth - 1]:.4f}")
             at = {"cx": axes.x(depth), "cy": axes.y(curve[depth - 1])}
             content.append(element("circle", shown, **at, r=3.5, class_=f"dot {side}"))
-    content += _legend([(side, names[side]) for side in curves])
+    content += _legend_lines([(side, names[side]) for side in curves])
     return picture(f"Recall of {comparison.first} and {comparison.second} by the number of hits", content)
 
 
@@ -97,7 +97,8 @@ def draw_ranks(comparison: Comparison) -> str:
     names = _rank_groups(comparison)
     groups = range(len(names))
     cells = Counter(
-        (_group(row.first.relevant_rank, names), _group(row.second.relevant_rank, names)) for row in comparison.rows
+        (_group_number(row.first.relevant_rank, names), _group_number(row.second.relevant_rank, names))
+        for row in comparison.rows
     )
     largest = max(cells.values(), default=1)
     left, top, right, bottom = 116.0, 44.0, WIDTH - 14.0, HEIGHT - 14.0
@@ -152,21 +153,21 @@ def _rank_groups(comparison: Comparison) -> list[str]:
     return [*names, "not found"]
 
 
-def _group(rank: int | None, names: Sequence[str]) -> int:
+def _group_number(rank: int | None, names: Sequence[str]) -> int:
     """Returns the number of the group of a rank."""
     if rank is None:
         return len(names) - 1
     return min(sum(rank > end for end in RANKS), len(names) - 2)
 
 
-def _spread(number: int) -> list[int]:
+def _curve_depths(number: int) -> list[int]:
     """Returns the depths from 1 to a number at which a curve has points; all of them if they are few."""
     if number <= _MAX_POINTS:
         return list(range(1, number + 1))
     return sorted({round(number ** (step / (_MAX_POINTS - 1))) for step in range(_MAX_POINTS)})
 
 
-def _legend(entries: Sequence[tuple[str, str]]) -> Iterator[str]:
+def _legend_lines(entries: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Yields a line of the legend, top left, for each class of the style sheet and its name."""
     for number, (side, name) in enumerate(entries):
         y = 28.0 + 20.0 * number

@@ -11,7 +11,7 @@ from jobs.comparison.rows import Judgements, MeasuredRun, make_rows
 from jobs.evaluation.evaluating import DEEPEST, EvaluationWork, open_evaluation
 from jobs.evaluation.measures import make_run_measure, needs_judgements
 from jobs.evaluation.options import Evaluate
-from jobs.evaluation.runs import load_checked
+from jobs.evaluation.runs import read_checked_run
 from jobs.evaluation.searches import needed_depth
 
 import numpy as np
@@ -64,7 +64,7 @@ def queries_of(store: Store, runs: Sequence[str]) -> tuple[str | None, str]:
     Raises:
         InputError: If a run is missing, or if two runs are over other query sets or splits.
     """
-    artifacts = [store.open("runs", store.only("runs", run)) for run in runs]
+    artifacts = [store.open("runs", store.only_name("runs", run)) for run in runs]
     if not artifacts:
         return None, "test"
     inputs, splits = [each.inputs["queries"] for each in artifacts], [each.config["split"] for each in artifacts]
@@ -82,16 +82,18 @@ def queries_of(store: Store, runs: Sequence[str]) -> tuple[str | None, str]:
 
 def compare_runs(work: EvaluationWork) -> Comparison:
     """Returns the comparison of two opened runs, after warnings about queries and passages that are missing."""
-    measured, metrics, split = work.queries, work.metrics, work.options.split
-    judgements = Judgements.of(measured.qrels, relevant_level(metrics[0]))
-    measure = make_run_measure(work.store, measured.queries, measured.qrels, measured.ids, metrics)
+    evaluation_queries, metrics, split = work.queries, work.metrics, work.options.split
+    judgements = Judgements.from_qrels(evaluation_queries.qrels, relevant_level(metrics[0]))
+    measure = make_run_measure(
+        work.store, evaluation_queries.query_set, evaluation_queries.qrels, evaluation_queries.ids, metrics
+    )
     depth = needed_depth(metrics, None, DEEPEST)
-    tables = [load_checked(work.store, run, measured, split, depth) for run in work.runs]
-    first, second = (MeasuredRun.of(table, measure(table), judgements) for table in tables)
-    queries = measured.queries.table
+    tables = [read_checked_run(work.store, run, evaluation_queries, split, depth) for run in work.runs]
+    first, second = (MeasuredRun.from_table(table, measure(table), judgements) for table in tables)
+    queries = evaluation_queries.query_set.table
     texts = dict(zip(queries["id"].to_pylist(), queries["text"].to_pylist(), strict=True))
     return Comparison(
-        queries=measured.queries.artifact.key,
+        queries=evaluation_queries.query_set.artifact.key,
         split=split,
         first=work.runs[0].label,
         second=work.runs[1].label,

@@ -53,7 +53,8 @@ def _render_query(comparison: Comparison, row: ComparedQuery, *, is_open: bool) 
     yield f"<details{' open' if is_open else ''}><summary>"
     yield f"<span class='difference {'second' if row.difference > 0 else 'first'}'>{row.difference:+.4f}</span>"
     yield f"<span class='query' dir='auto' title='{html.escape(row.id)}'>{html.escape(row.text)}</span>"
-    yield f"<span class='facts'>{_pair(values)}</span><span class='facts'>{_pair(ranks)}</span></summary>"
+    facts = "".join(f"<span class='facts'>{_coloured_pair(texts)}</span>" for texts in (values, ranks))
+    yield f"{facts}</summary>"
     words = QueryWords(row.text)
     yield f"<div class='passages'><section>{_render_relevant(row.relevant, words)}</section>"
     for side, result in results.items():
@@ -62,7 +63,7 @@ def _render_query(comparison: Comparison, row: ComparedQuery, *, is_open: bool) 
     yield "</div></details>"
 
 
-def _pair(texts: Sequence[str]) -> str:
+def _coloured_pair(texts: Sequence[str]) -> str:
     """Returns two values in the colours of the runs."""
     return f"<span class='first'>{texts[0]}</span> → <span class='second'>{texts[1]}</span>"
 
@@ -105,10 +106,10 @@ def _render_passage(passage: ShownPassage, words: QueryWords, *, with_grade: boo
     text = passage.text
     if len(text) > _MAX_CHARACTERS:
         text = snippet(text, words, _MAX_CHARACTERS, _UNMARKED)
-    return f"{_render_title(passage)}{grade}<p dir='auto'>{_mark(text, words)}</p>"
+    return f"{_render_title(passage)}{grade}<p dir='auto'>{_mark_words(text, words)}</p>"
 
 
-def _mark(text: str, words: QueryWords) -> str:
+def _mark_words(text: str, words: QueryWords) -> str:
     """Returns a text, escaped, in which the words of the query are marked."""
     pieces, end = [], 0
     for token in words.matches(text):

@@ -48,7 +48,7 @@ class ShownTexts:
         self._texts = {names[at]: (each.title, each.text) for at, each in zip(known, passages, strict=True)}
         self.missing = [name for name in names if name not in self._texts]
 
-    def show(self, id: str, grades: Mapping[str, int], passage: str | None = None) -> ShownPassage:
+    def shown_passage(self, id: str, grades: Mapping[str, int], passage: str | None = None) -> ShownPassage:
         """Returns a hit or a judged passage.
 
         Args:

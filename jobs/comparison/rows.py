@@ -31,7 +31,7 @@ class Judgements:
     level: int
 
     @classmethod
-    def of(cls, qrels: pa.Table, level: int) -> Judgements:
+    def from_qrels(cls, qrels: pa.Table, level: int) -> Judgements:
         """Returns the judgements of a table with the columns query_id, corpus_id, score."""
         grades: dict[str, dict[str, int]] = {}
         columns = (qrels[name].to_pylist() for name in ("query_id", "corpus_id", "score"))
@@ -64,8 +64,8 @@ class MeasuredRun:
     top_passages: Mapping[str, str]
 
     @classmethod
-    def of(cls, table: pa.Table, values: Mapping[str, np.ndarray], judgements: Judgements) -> MeasuredRun:
-        """Returns a run of the table that `load_checked` returns."""
+    def from_table(cls, table: pa.Table, values: Mapping[str, np.ndarray], judgements: Judgements) -> MeasuredRun:
+        """Returns a run of the table that `read_checked_run` returns."""
         hits = ranked_hits(table, sorted(judgements.grades))
         ranks = {}
         for query, ids in hits.items():
@@ -115,15 +115,17 @@ def make_rows(
     rows = []
     for number, (query, ids) in enumerate(relevant.items()):
         grades = judgements.grades[query]
-        results = [_result(run, query, number, grades, passages) for run in (first, second)]
+        results = [_result_of_query(run, query, number, grades, passages) for run in (first, second)]
         difference = results[1].values[metric] - results[0].values[metric]
-        judged = tuple(passages.show(id, grades) for id in ids)
+        judged = tuple(passages.shown_passage(id, grades) for id in ids)
         rows.append(ComparedQuery(query, texts[query], difference, results[0], results[1], judged))
     return tuple(sorted(rows, key=lambda row: (-row.difference, row.id)))
 
 
-def _result(run: MeasuredRun, query: str, number: int, grades: Mapping[str, int], passages: ShownTexts) -> RunResult:
+def _result_of_query(
+    run: MeasuredRun, query: str, number: int, grades: Mapping[str, int], passages: ShownTexts
+) -> RunResult:
     """Returns the result of a run for the query of a number."""
-    top = passages.show(run.hits[query][0], grades, run.top_passages[query]) if run.hits[query] else None
+    top = passages.shown_passage(run.hits[query][0], grades, run.top_passages[query]) if run.hits[query] else None
     values = {metric: float(of_queries[number]) for metric, of_queries in run.values.items()}
     return RunResult(values, next(iter(run.ranks[query]), None), top)

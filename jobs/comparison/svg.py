@@ -15,7 +15,8 @@ _TICKS = 6  # steps of a linear axis at most
 def element(tag: str, content: str = "", **attributes: object) -> str:
     """Returns an element. `content` is SVG; attributes are escaped, with dashes for underscores (`class_` is class)."""
     named = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{html.escape(_number(value))}"' for name, value in attributes.items()
+        f' {name.rstrip("_").replace("_", "-")}="{html.escape(_attribute_text(value))}"'
+        for name, value in attributes.items()
     )
     return f"<{tag}{named}>{content}</{tag}>"
 
@@ -42,7 +43,7 @@ def picture(description: str, content: Sequence[str]) -> str:
     )
 
 
-def _number(value: object) -> str:
+def _attribute_text(value: object) -> str:
     """Returns a value of an attribute; numbers with two digits after the point."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 

@@ -36,7 +36,7 @@ def format_means(comparison: Comparison) -> list[str]:
         table.append(
             [each.metric, *means, f"{each.low:+.4f} to {each.high:+.4f}", f"{each.adjusted_p_value:.4f}", *counts]
         )
-    return _aligned(table)
+    return _align_columns(table)
 
 
 def describe_tests(comparison: Comparison) -> list[str]:
@@ -59,7 +59,7 @@ def format_queries(comparison: Comparison, rows: Sequence[ComparedQuery]) -> lis
         ranks = [f"{result.relevant_rank or '-'}" for result in (row.first, row.second)]
         table.append([f"{row.difference:+.4f}", *values, " > ".join(ranks)])
     queries = ["query", *(f"{row.id}  {row.text}" if len(row.id) <= MAX_ID else row.text for row in rows)]
-    columns = zip(_aligned(table), queries, strict=True)
+    columns = zip(_align_columns(table), queries, strict=True)
     return [f"  {cells}  {shorten(query, max(20, _WIDTH - len(cells)))}" for cells, query in columns]
 
 
@@ -68,7 +68,7 @@ def shorten_name(name: str, width: int) -> str:
     return name if len(name) <= width else f"…{name[1 - width :]}"
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+def _align_columns(table: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a table; its first column is aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [

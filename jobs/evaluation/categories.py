@@ -77,19 +77,19 @@ def make_category_measure(
     from indexing.corpus.category_relevance import CategoryRelevance
 
     relevance = CategoryRelevance(Corpus.open(store), field)
-    measured = sorted(set(ids))
-    of_queries = relevance.categories_of(queries, measured, qrels)
+    query_ids = sorted(set(ids))
+    of_queries = relevance.categories_of(queries, query_ids, qrels)
     if number := of_queries.num_of_passages:
-        say(f"{number:,} of the {len(measured):,} queries have the categories of their judged passages")
+        say(f"{number:,} of the {len(query_ids):,} queries have the categories of their judged passages")
     groups: dict[frozenset[str], list[int]] = {}
-    for place, id in enumerate(measured):
+    for place, id in enumerate(query_ids):
         groups.setdefault(of_queries.by_query[id], []).append(place)
-    num_relevant = np.zeros(len(measured), np.int64)
+    num_relevant = np.zeros(len(query_ids), np.int64)
     for categories, places in groups.items():
         num_relevant[places] = relevance.relevant(categories).sum()
     if without := int((num_relevant == 0).sum()):
         say(
-            f"warning: {without:,} of the {len(measured):,} queries of {queries.artifact.key} have no category of a "
+            f"warning: {without:,} of the {len(query_ids):,} queries of {queries.artifact.key} have no category of a "
             "passage, and count as 0"
         )
-    return CategoryMeasure(relevance, measured, metrics, groups, num_relevant)
+    return CategoryMeasure(relevance, query_ids, metrics, groups, num_relevant)

@@ -37,13 +37,13 @@ def open_embeddings(store: Store, name: str, queries: Queries, options: Evaluate
     search = SearchOptions(encoder=options.encoder, task=options.task)
     bounds: dict[str, Any] = {"limit": options.limit, "sample": options.sample, "seed": options.seed}
     if options.relevance == "category":
-        from indexing.measures.embeddings_by_category import MeasureByCategory
+        from indexing.measures.embeddings_by_category import MeasureByCategoryWork
 
         field = options.categories_field or FIELD
-        return MeasureByCategory(store, name, queries, options.split, field, search, **bounds)
-    from indexing.measures.embeddings import MeasureEmbeddings
+        return MeasureByCategoryWork(store, name, queries, options.split, field, search, **bounds)
+    from indexing.measures.embeddings import MeasureEmbeddingsWork
 
-    return MeasureEmbeddings(store, name, queries, options.split, search, **bounds)
+    return MeasureEmbeddingsWork(store, name, queries, options.split, search, **bounds)
 
 
 def measure_embeddings(store: Store, works: Mapping[str, MeasureWork], options: Evaluate) -> dict[str, Any]:

@@ -14,7 +14,13 @@ from jobs.evaluation.documents import with_passage_ids
 from jobs.evaluation.evaluation import Evaluation
 from jobs.evaluation.measures import RunMeasure, check_metrics, make_run_measure
 from jobs.evaluation.options import Evaluate
-from jobs.evaluation.runs import EvaluationQueries, RunReference, check_passages, load_checked, measured_queries
+from jobs.evaluation.runs import (
+    EvaluationQueries,
+    RunReference,
+    check_passages,
+    read_checked_run,
+    read_evaluation_queries,
+)
 from jobs.evaluation.searches import make_run, needed_depth, open_searches
 
 import numpy as np
@@ -31,7 +37,7 @@ from retriever.errors import InputError
 from retriever.options.categories import FIELD
 
 if TYPE_CHECKING:
-    from indexing.search.retrieval import SearchQueries
+    from indexing.search.retrieval import SearchQueriesWork
 
 METRICS = ("nDCG@10", "R@100", "RR@10")
 DEEPEST = 1_000  # hits per query that a metric without a cutoff needs, as `search` finds them by default
@@ -55,7 +61,7 @@ class EvaluationWork:
     options: Evaluate
     queries: EvaluationQueries
     metrics: list[str]
-    searches: list[SearchQueries]
+    searches: list[SearchQueriesWork]
     runs: list[RunReference]
     category: CategoryMeasure | None
 
@@ -87,16 +93,16 @@ def open_evaluation(store: Store, options: Evaluate) -> EvaluationWork:
     options = replace(options, task=chosen_task(store, options.task))
     metrics, by_category = metrics_of(options), options.relevance == "category"
     queries = Queries.open(store, options.queries)
-    measured = measured_queries(queries, options, [] if by_category else metrics)
+    evaluation_queries = read_evaluation_queries(queries, options, [] if by_category else metrics)
     searches = open_searches(store, options, metrics)
     runs = [RunReference(name, Path(name).is_file()) for name in options.run]
     runs += [RunReference(search.name, is_file=False) for search in searches]
     category = None
     if by_category and metrics:  # before a search, which may take long
-        qrels = None if options.split == ALL else measured.qrels
+        qrels = None if options.split == ALL else evaluation_queries.qrels
         field = options.categories_field or FIELD
-        category = make_category_measure(store, queries, qrels, measured.ids, metrics, field)
-    return EvaluationWork(store, options, measured, metrics, searches, runs, category)
+        category = make_category_measure(store, queries, qrels, evaluation_queries.ids, metrics, field)
+    return EvaluationWork(store, options, evaluation_queries, metrics, searches, runs, category)
 
 
 def metrics_of(options: Evaluate) -> list[str]:
@@ -148,27 +154,29 @@ def measure_runs(work: EvaluationWork) -> Evaluation:
     Raises:
         InputError: If a run is missing or of other queries, or lacks what a metric needs.
     """
-    options, measured, metrics = work.options, work.queries, work.metrics
+    options, evaluation_queries, metrics = work.options, work.queries, work.metrics
     measure: RunMeasure = work.category or make_run_measure(
-        work.store, measured.queries, measured.qrels, measured.ids, metrics
+        work.store, evaluation_queries.query_set, evaluation_queries.qrels, evaluation_queries.ids, metrics
     )
     depth = needed_depth(metrics, None, DEEPEST)
     values: dict[str, dict[str, np.ndarray]] = {}
     lengths: dict[str, PassageLength] = {}
     for run in work.runs:
-        table = load_checked(work.store, run, measured, options.split, depth)
+        table = read_checked_run(work.store, run, evaluation_queries, options.split, depth)
         if options.median_length is not None:
             passages = with_passage_ids(table, f"parameter median_length {options.median_length}")
-            lengths[run.label] = measure_length(work.store, passages, run, measured.ids, options.median_length)
+            lengths[run.label] = measure_length(
+                work.store, passages, run, evaluation_queries.ids, options.median_length
+            )
         values[run.label] = measure(table)
         without_hits = metrics and not any(metric_values.any() for metric_values in values[run.label].values())
         if without_hits and (hint := check_passages(work.store, table)):
             say(f"warning: {run.label}: {hint}")
     random_ranking = work.category.of_random_ranking() if work.category else {}
     return Evaluation(
-        queries=measured.queries.artifact.key,
+        queries=evaluation_queries.query_set.artifact.key,
         split=options.split,
-        query_ids=sorted(set(measured.ids)),
+        query_ids=sorted(set(evaluation_queries.ids)),
         metrics=metrics,
         per_query=values,
         p_values=compare_with_first(values, [run.label for run in work.runs], metrics),

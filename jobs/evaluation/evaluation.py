@@ -109,20 +109,22 @@ class Evaluation:
 def format_table(means: Mapping[str, Mapping[str, float]]) -> str:
     """Returns one line per run with its metrics in columns."""
     metrics = list(next(iter(means.values())))
-    return _columns("run", {name: [f"{values[m]:.4f}" for m in metrics] for name, values in means.items()}, metrics)
+    return _align_columns(
+        "run", {name: [f"{values[m]:.4f}" for m in metrics] for name, values in means.items()}, metrics
+    )
 
 
-def format_tests(first: str, p_values: Mapping[str, Mapping[str, float]]) -> str:
+def format_tests(first_run: str, p_values: Mapping[str, Mapping[str, float]]) -> str:
     """Returns one line per run with the p-value of each metric against the first run."""
     metrics = list(p_values)
     names = p_values[metrics[0]]
     rows = {name: [f"{p_values[metric][name]:.4f}" for metric in metrics] for name in names}
     corrected = ", adjusted for the number of tests in each column (Holm)" if len(names) > 1 else ""
-    title = f"p-values against {first}: two-sided paired randomisation test over the queries{corrected}"
-    return f"\n{title}\n{_columns('run', rows, metrics)}"
+    title = f"p-values against {first_run}: two-sided paired randomisation test over the queries{corrected}"
+    return f"\n{title}\n{_align_columns('run', rows, metrics)}"
 
 
-def _columns(title: str, rows: Mapping[str, Sequence[str]], headings: Sequence[str]) -> str:
+def _align_columns(title: str, rows: Mapping[str, Sequence[str]], headings: Sequence[str]) -> str:
     """Returns a table of rows by name, each column as wide as needed."""
     width = max(map(len, [title, *rows]))
     widths = [max(len(heading), 6) for heading in headings]

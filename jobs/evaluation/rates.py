@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from indexing.exact import Hits
     from indexing.measures.rates import SearchRate
-    from indexing.search.retrieval import SearchQueries
+    from indexing.search.retrieval import SearchQueriesWork
     from indexing.work.tasks import Runner
 
 
-def measure_rates(searches: Sequence[SearchQueries], num_queries: int, batch: int) -> dict[str, dict[str, Any]]:
+def measure_rates(searches: Sequence[SearchQueriesWork], num_queries: int, batch: int) -> dict[str, dict[str, Any]]:
     """Measures and prints the queries per second of sources, in this process; returns them for the JSON file, by run.
 
     Args:
@@ -40,7 +40,7 @@ def measure_rates(searches: Sequence[SearchQueries], num_queries: int, batch: in
     return rates
 
 
-def source_rate(search: SearchQueries, depth: int, texts: Sequence[str], batch: int, runner: Runner) -> SearchRate:
+def source_rate(search: SearchQueriesWork, depth: int, texts: Sequence[str], batch: int, runner: Runner) -> SearchRate:
     """Returns the rate of the source of a search, which is opened again, for `depth` hits per query."""
     from indexing.hit_sources.opening import HitSources
     from indexing.measures.rates import measure_rate
@@ -50,7 +50,7 @@ def source_rate(search: SearchQueries, depth: int, texts: Sequence[str], batch: 
 
     def search_batch(some: Sequence[str]) -> Hits:
         if search.documents is not None:
-            return search_documents(source, some, depth, runner, search.documents, allowed=search.allowed)
-        return source.search(some, depth, runner, search.allowed)
+            return search_documents(source, some, depth, runner, search.documents, allowed_rows=search.allowed_rows)
+        return source.search(some, depth, runner, search.allowed_rows)
 
     return measure_rate(search_batch, texts, batch)

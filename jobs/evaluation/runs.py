@@ -52,23 +52,23 @@ class RunReference:
 class EvaluationQueries:
     """The queries that are measured.
 
-    queries: the query set; ids: the measured queries; judged: all queries that the split judges, more than `ids` with a
-    limit; qrels: the judgements of the measured queries.
+    query_set: the query set; ids: the measured queries; judged_ids: all queries that the split judges, more than `ids`
+    with a limit; qrels: the judgements of the measured queries.
     """
 
-    queries: Queries
+    query_set: Queries
     ids: list[str]
-    judged: set[str]
+    judged_ids: set[str]
     qrels: pa.Table
 
 
-def measured_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> EvaluationQueries:
+def read_evaluation_queries(queries: Queries, options: Evaluate, metrics: list[str]) -> EvaluationQueries:
     """Returns the queries of a split, the first ones with a limit, and their judgements; see `read_judgements`."""
     qrels = read_judgements(queries, options.split, metrics)
-    judged = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
+    judged_ids = set(queries.split(ALL).ids if options.split == ALL else qrels["query_id"].to_pylist())
     ids = queries.split(options.split, options.limit).ids
     return EvaluationQueries(
-        queries, ids, judged, qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string())))
+        queries, ids, judged_ids, qrels.filter(pc.is_in(qrels["query_id"], pa.array(ids, pa.string())))
     )
 
 
@@ -89,19 +89,21 @@ def read_judgements(queries: Queries, split: str, metrics: list[str]) -> pa.Tabl
     return pa.table({"query_id": pa.array([], pa.string())})
 
 
-def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, split: str, depth: int) -> pa.Table:
-    """Returns a run as `load` does, after warnings about queries that it lacks or that the split does not judge.
+def read_checked_run(
+    store: Store, run: RunReference, evaluation_queries: EvaluationQueries, split: str, depth: int
+) -> pa.Table:
+    """Returns a run as `read_run_table` does, after warnings about queries that it lacks or that are not judged.
 
     If the corpus is split, the hits are documents, as `group_by_document` returns them.
 
     Args:
         store: The store.
         run: The run.
-        measured: The queries.
+        evaluation_queries: The queries.
         split: Their split.
         depth: Number of hits per query that the metrics need, for a warning.
     """
-    table = load(store, run.name, measured.queries, split, is_file=run.is_file)
+    table = read_run_table(store, run.name, evaluation_queries.query_set, split, is_file=run.is_file)
     corpus, num_shallow = Corpus(store.generations("corpus")), 0
     if corpus.is_split:
         table, num_shallow = group_by_document(table, corpus, depth)
@@ -116,17 +118,23 @@ def load_checked(store: Store, run: RunReference, measured: EvaluationQueries, s
             f"warning: {run.label}: it has at most {max_hits:,} hits per query, and the metrics count {depth:,}; "
             f"search with --k {depth}"
         )
-    where = f"{measured.queries.artifact.key} {split}"
+    where = f"{evaluation_queries.query_set.artifact.key} {split}"
     noun = "queries" if split == ALL else "judged queries"
     warnings = check_queries(
-        table, run.label, measured.judged, set(measured.ids), where, is_file=run.is_file, noun=noun
+        table,
+        run.label,
+        evaluation_queries.judged_ids,
+        set(evaluation_queries.ids),
+        where,
+        is_file=run.is_file,
+        noun=noun,
     )
     for warning in warnings:
         say(f"warning: {warning}")
     return table
 
 
-def load(store: Store, name: str, queries: Queries, split: str, *, is_file: bool = False) -> pa.Table:
+def read_run_table(store: Store, name: str, queries: Queries, split: str, *, is_file: bool = False) -> pa.Table:
     """Returns a run of the store, or a TREC file, as columns query_id, id, score.
 
     Args:
@@ -141,7 +149,7 @@ def load(store: Store, name: str, queries: Queries, split: str, *, is_file: bool
     """
     if is_file:
         return read_trec(name)
-    artifact = store.open("runs", store.only("runs", name))
+    artifact = store.open("runs", store.only_name("runs", name))
     run_queries = artifact.inputs["queries"]
     if run_queries["fingerprint"] != queries.artifact.fingerprint or artifact.config["split"] not in (split, ALL):
         raise InputError(
@@ -163,8 +171,8 @@ def load(store: Store, name: str, queries: Queries, split: str, *, is_file: bool
 def check_queries(
     table: pa.Table,
     name: str,
-    judged: set[str],
-    measured: set[str],
+    judged_ids: set[str],
+    measured_ids: set[str],
     where: str,
     *,
     is_file: bool,
@@ -175,11 +183,11 @@ def check_queries(
     Args:
         table: The run.
         name: Its name or file.
-        judged: Ids of all queries that the split judges.
-        measured: Ids of those that are measured, fewer than `judged` with a limit.
+        judged_ids: Ids of all queries that the split judges.
+        measured_ids: Ids of those that are measured, fewer than `judged_ids` with a limit.
         where: The query set and its split, for messages.
         is_file: Whether the run is a TREC file. A run of the store is known to be of these queries.
-        noun: What `judged` are, for messages.
+        noun: What `judged_ids` are, for messages.
 
     Returns:
         One-line warnings: one if the run has queries without judgements, another if it lacks measured queries.
@@ -189,19 +197,19 @@ def check_queries(
     """
     run_ids = set(table["query_id"].unique().to_pylist())
     warnings = []
-    if is_file and not run_ids & judged:
+    if is_file and not run_ids & judged_ids:
         raise InputError(
             f"{name}: none of its {len(run_ids):,} queries (such as {min(run_ids)!r}) is judged in {where} "
-            f"({len(judged):,} queries, such as {min(judged)!r}): name the queries of this run with "
+            f"({len(judged_ids):,} queries, such as {min(judged_ids)!r}): name the queries of this run with "
             "parameter queries and parameter split, or give a run of these"
         )
-    if is_file and (others := run_ids - judged):
+    if is_file and (others := run_ids - judged_ids):
         warnings.append(
             f"{name}: {len(others):,} of its {len(run_ids):,} queries are not judged in {where}, and do not count"
         )
-    if missing := measured - run_ids:
+    if missing := measured_ids - run_ids:
         warnings.append(
-            f"{name}: {len(missing):,} of the {len(measured):,} {noun} are missing from the run, and count as 0"
+            f"{name}: {len(missing):,} of the {len(measured_ids):,} {noun} are missing from the run, and count as 0"
         )
     return warnings
 
@@ -211,7 +219,7 @@ def run_contents(store: Store, runs: Sequence[RunReference]) -> list[list[str]]:
     return [
         [run.name, hashlib.sha256(Path(run.name).read_bytes()).hexdigest()]
         if run.is_file
-        else [run.name, store.open("runs", store.only("runs", run.name)).fingerprint]
+        else [run.name, store.open("runs", store.only_name("runs", run.name)).fingerprint]
         for run in runs
     ]
 

@@ -16,12 +16,12 @@ from retriever.errors import InputError
 if TYPE_CHECKING:
     from jobs.evaluation.options import Evaluate
 
-    from indexing.search.retrieval import SearchQueries
+    from indexing.search.retrieval import SearchQueriesWork
 
 _CUTOFF = re.compile(r"@([1-9]\d*)$")
 
 
-def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[SearchQueries]:
+def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[SearchQueriesWork]:
     """Returns the work that makes the run of each source, each under a separate name.
 
     Args:
@@ -37,7 +37,7 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
     from indexing.hit_sources.grammar import parse_source
     from indexing.hit_sources.modes import expand_mode
     from indexing.hit_sources.options import NEEDS, SearchOptions
-    from indexing.search.retrieval import RUN_HITS, SearchQueries
+    from indexing.search.retrieval import RUN_HITS, SearchQueriesWork
 
     search = SearchOptions(encoder=options.encoder, task=options.task)
     sources = [expand_mode(source, store) for source in options.source]
@@ -49,13 +49,13 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
         )
     shared: dict[str, Any] = {"split": options.split, "queries": options.queries, "limit": options.limit}
     depth = needed_depth(metrics, options.median_length, RUN_HITS)
-    searches: list[SearchQueries] = []
+    searches: list[SearchQueriesWork] = []
     for source in sources:
-        work = SearchQueries(store, source=source, k=max(depth, RUN_HITS), options=search, **shared)
+        work = SearchQueriesWork(store, source=source, k=max(depth, RUN_HITS), options=search, **shared)
         if any(work.source == other.source for other in searches):
             raise InputError(f"parameter source {source}: a source is given twice; leave one of them out")
         if complete_artifact(store, work) is None:
-            work = SearchQueries(store, source=source, k=depth, options=search, **shared)
+            work = SearchQueriesWork(store, source=source, k=depth, options=search, **shared)
             first = [f"first{options.limit}"] if options.limit is not None else []
             work.name = default_name(work.name, f"top{depth}", *first)
             make_unique(store, work, {other.name for other in searches})
@@ -68,19 +68,19 @@ def open_searches(store: Store, options: Evaluate, metrics: list[str]) -> list[S
     return searches
 
 
-def needed_depth(metrics: list[str], median_length: int | None, most: int) -> int:
+def needed_depth(metrics: list[str], median_length: int | None, max_depth: int) -> int:
     """Returns the number of hits per query that the measures need.
 
     Args:
         metrics: Names of metrics.
         median_length: Hits per query whose length is measured; None: none.
-        most: The number that a metric without a cutoff needs.
+        max_depth: The number that a metric without a cutoff needs.
     """
     cutoffs = [_CUTOFF.search(metric) for metric in metrics]
-    return max([median_length or 1, *(int(match[1]) if match else most for match in cutoffs)])
+    return max([median_length or 1, *(int(match[1]) if match else max_depth for match in cutoffs)])
 
 
-def make_unique(store: Store, search: SearchQueries, taken: set[str]) -> None:
+def make_unique(store: Store, search: SearchQueriesWork, taken_names: set[str]) -> None:
     """Gives the run of a search another name if a run with other inputs or settings has its name.
 
     The digits that are added are a hash of the run's inputs and settings, so the next evaluation finds the run.
@@ -88,11 +88,11 @@ def make_unique(store: Store, search: SearchQueries, taken: set[str]) -> None:
     Args:
         store: The store.
         search: The search.
-        taken: Names that other searches of this evaluation have.
+        taken_names: Names that other searches of this evaluation have.
     """
     try:
         check_targets(store, search)
-        is_free = search.name not in taken
+        is_free = search.name not in taken_names
     except InputError:  # also if the name is too long
         is_free = False
     if not is_free:
@@ -101,12 +101,12 @@ def make_unique(store: Store, search: SearchQueries, taken: set[str]) -> None:
         search.name = f"{search.name[: MAX_NAME - 9]}-{fingerprint_of([inputs, target.config])[:8]}"
 
 
-def make_run(store: Store, search: SearchQueries, options: Evaluate) -> None:
+def make_run(store: Store, search: SearchQueriesWork, options: Evaluate) -> None:
     """Searches a source, unless the store has its run, and prints how many queries were cut."""
-    from jobs.common.cuts import say_part_cuts
+    from jobs.common.cuts import print_part_cuts
     from jobs.common.session import open_runner
 
     artifact = complete_artifact(store, search)
     if artifact is None:
         [artifact] = run_work(store, search, open_runner(store, options), StageProgress)
-    say_part_cuts(artifact.numbered_parts("part"), search.sources)
+    print_part_cuts(artifact.numbered_parts("part"), search.sources)

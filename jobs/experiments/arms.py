@@ -172,8 +172,8 @@ def read_experiment(path: str, store: str) -> Experiment:
     try:
         experiment = Experiment.model_validate(document)
     except ValidationError as error:
-        raise InputError(f"{path}: {_problem(error)}") from None
-    _check(experiment, path)
+        raise InputError(f"{path}: {_first_problem(error)}") from None
+    _check_experiment(experiment, path)
     return experiment
 
 
@@ -186,7 +186,7 @@ def replace_in(value: Any, old: str, new: str) -> Any:
     return value.replace(old, new) if isinstance(value, str) else value
 
 
-def _problem(error: ValidationError) -> str:
+def _first_problem(error: ValidationError) -> str:
     """Returns the first problem of a file: the key, what it holds and what is expected."""
     first = error.errors()[0]
     key = ".".join(map(str, first["loc"]))
@@ -199,7 +199,7 @@ def _problem(error: ValidationError) -> str:
     return f"{key}: found {first['input']!r}; {first['msg'][0].lower()}{first['msg'][1:]}"
 
 
-def _check(experiment: Experiment, path: str) -> None:
+def _check_experiment(experiment: Experiment, path: str) -> None:
     """Raises InputError for a name that the file does not define, or for values that nothing can choose from."""
     fused = [f"{experiment.hybrid}+{name}" for name in experiment.arms] if experiment.hybrid else []
     known = [*experiment.arms, *fused]
@@ -228,7 +228,7 @@ def _check(experiment: Experiment, path: str) -> None:
             raise InputError(f"{where}.try: expected the option dev_split, whose quality chooses, or choose.metric")
 
 
-def _check_known(name: str, known: list[str], where: str, noun: str = "one") -> None:
+def _check_known(name: str, known_names: list[str], place: str, noun: str = "one") -> None:
     """Raises InputError if a name is not a known one."""
-    if name not in known:
-        raise InputError(f"{where}: found {name!r}; expected {noun} of {', '.join(known) or 'none'}")
+    if name not in known_names:
+        raise InputError(f"{place}: found {name!r}; expected {noun} of {', '.join(known_names) or 'none'}")

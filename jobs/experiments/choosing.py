@@ -15,12 +15,12 @@ Quality = Callable[[Settings], float | None]
 """Returns the quality of values on a dev split, larger is better; None if their training diverges."""
 
 
-def choose(arm: str, tried: Mapping[str, list[Any]], quality: Quality, *, one_at_a_time: bool) -> Settings:
+def choose(arm: str, values_by_option: Mapping[str, list[Any]], quality: Quality, *, one_at_a_time: bool) -> Settings:
     """Returns the values with the best quality, of equal ones the first.
 
     Args:
         arm: Name of the arm, for messages.
-        tried: The values of each option.
+        values_by_option: The values of each option.
         quality: Measures the quality of values.
         one_at_a_time: Whether the values of an option are tried after that of the option before it was chosen; if not,
             all combinations are tried.
@@ -29,15 +29,17 @@ def choose(arm: str, tried: Mapping[str, list[Any]], quality: Quality, *, one_at
         InputError: If all values diverge.
     """
     if not one_at_a_time:
-        combinations = [dict(zip(tried, values, strict=True)) for values in itertools.product(*tried.values())]
-        return _best(arm, combinations, quality)
-    chosen = {option: values[0] for option, values in tried.items()}
-    for option, values in tried.items():
-        chosen = _best(arm, [{**chosen, option: value} for value in values], quality)
+        combinations = [
+            dict(zip(values_by_option, values, strict=True)) for values in itertools.product(*values_by_option.values())
+        ]
+        return _best_candidate(arm, combinations, quality)
+    chosen = {option: values[0] for option, values in values_by_option.items()}
+    for option, values in values_by_option.items():
+        chosen = _best_candidate(arm, [{**chosen, option: value} for value in values], quality)
     return chosen
 
 
-def _best(arm: str, candidates: list[Settings], quality: Quality) -> Settings:
+def _best_candidate(arm: str, candidates: list[Settings], quality: Quality) -> Settings:
     """Returns the candidate with the best quality."""
     if len(candidates) == 1:
         return candidates[0]

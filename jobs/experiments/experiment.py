@@ -69,12 +69,12 @@ def main(options: RunExperiment, controls: Mapping[str, ArmControl] | None = Non
         for arm in options.only or experiment.arms:
             run.measure(arm)
             if not options.plan:
-                _write(path, {"arms": before.get("arms", {}) | run.notes, "seconds": performer.seconds})
+                _write_figures(path, {"arms": before.get("arms", {}) | run.notes, "seconds": performer.seconds})
     if options.plan:
         say(performer.estimate())
         return
     document = summarise(run.results, experiment.pairs, run.subsets())
-    _write(path, {"sets": document, "arms": run.notes, "seconds": performer.seconds})
+    _write_figures(path, {"sets": document, "arms": run.notes, "seconds": performer.seconds})
     text = markdown_tables(document)
     with atomic_file(str(path.with_suffix(".md")), overwrite=True) as file:
         file.write_text(text)
@@ -115,16 +115,20 @@ class ExperimentRun:
                 known = ", ".join(self.controls) or "none"
                 raise InputError(f"{self.path}: arms.{name}.control: found {arm.control!r}; expected one of {known}")
             if arm.is_trained and arm.uses is None:
-                data = next(iter(self.experiment.sets))
-                make_trial(self.experiment, name, first, 0, data, choosing=False).step(self.path)
+                set_name = next(iter(self.experiment.sets))
+                make_trial(self.experiment, name, first, 0, set_name, choosing=False).step(self.path)
 
     def prepare(self) -> None:
         """Performs the steps that come first."""
         for number, entry in enumerate(self.experiment.prepare, 1):
             where = f"{self.path}: prepare, step {number}"
-            for data in self.experiment.sets if "{set}" in str(entry) else [""]:
-                job, settings = read_entry(replace_in(entry, "{set}", data), where)
-                default = self.experiment.sets[data].store if data else next(iter(self.experiment.sets.values())).store
+            for set_name in self.experiment.sets if "{set}" in str(entry) else [""]:
+                job, settings = read_entry(replace_in(entry, "{set}", set_name), where)
+                default = (
+                    self.experiment.sets[set_name].store
+                    if set_name
+                    else next(iter(self.experiment.sets.values())).store
+                )
                 store = settings.pop("store", default)
                 self.performer.perform(make_step(where, job, settings, store))
 
@@ -132,15 +136,15 @@ class ExperimentRun:
         """Trains an arm with the chosen values and its seeds, and measures it on each set."""
         split = self.experiment.split
         if not self.experiment.arms[arm].is_trained:
-            for data in self.experiment.sets:
-                self.results.add(data, arm, 0, self.measurement.measure_untrained(arm, data))
+            for set_name in self.experiment.sets:
+                self.results.add(set_name, arm, 0, self.measurement.measure_untrained(arm, set_name))
             return
         self.choose(arm)
         for seed in self.experiment.seeds_of(arm):
-            for data in self.experiment.sets:
-                trial = self.train(arm, seed, data)
-                for other, values in self._values(trial, data, split).items():
-                    self.results.add(data, f"{other}+{arm}" if other else arm, seed, values)
+            for set_name in self.experiment.sets:
+                trial = self.train(arm, seed, set_name)
+                for other, values in self._measure_task(trial, set_name, split).items():
+                    self.results.add(set_name, f"{other}+{arm}" if other else arm, seed, values)
 
     def choose(self, arm: str) -> None:
         """Chooses the values of an arm, and those of the arms that it is like or uses."""
@@ -153,7 +157,7 @@ class ExperimentRun:
 
         def quality(values: Settings) -> float | None:
             self.chosen[arm] = values
-            qualities[json.dumps(values)] = value = self._quality(arm)
+            qualities[json.dumps(values)] = value = self._dev_quality(arm)
             return value
 
         chosen = choose(arm, settings.tried, quality, one_at_a_time=self.experiment.choose.one_at_a_time)
@@ -162,13 +166,13 @@ class ExperimentRun:
         if settings.tried:
             say(f"{arm}: {'the first values, as none is chosen yet' if self.performer.plan else 'chosen'} {chosen}")
 
-    def _quality(self, arm: str) -> float | None:
+    def _dev_quality(self, arm: str) -> float | None:
         """Returns the quality of the values of an arm on a dev split; None if the training diverges, or with a plan."""
         choice, seed = self.experiment.choose, self.experiment.seeds_of(arm)[0]
         qualities = []
-        for data in choice.sets or self.experiment.sets:
+        for set_name in choice.sets or self.experiment.sets:
             try:
-                trial = self.train(arm, seed, data, choosing=True)
+                trial = self.train(arm, seed, set_name, choosing=True)
             except InputError as error:
                 if not isinstance(error.__cause__, DivergedError):
                     raise
@@ -177,20 +181,24 @@ class ExperimentRun:
             if choice.metric is None:
                 if not self.performer.plan:
                     qualities.append(float(Store(trial.store).open(trial.kind, trial.name).notes["best"]))
-            elif metrics := self._values(trial, data, choice.split)[""].metrics:
+            elif metrics := self._measure_task(trial, set_name, choice.split)[""].metrics:
                 qualities.append(float(metrics[choice.metric].mean()))
         return float(np.mean(qualities)) if qualities else math.nan
 
-    def train(self, arm: str, seed: int, data: str, *, choosing: bool = False) -> Trial:
+    def train(self, arm: str, seed: int, set_name: str, *, choosing: bool = False) -> Trial:
         """Trains an arm for a set, unless its task is complete or is that of another arm."""
         settings = self.experiment.arms[arm]
-        trial = make_trial(self.experiment, arm, self.chosen, seed, data, choosing=choosing and settings.uses is None)
+        trial = make_trial(
+            self.experiment, arm, self.chosen, seed, set_name, choosing=choosing and settings.uses is None
+        )
         if settings.uses is not None:
             self.choose(settings.uses)
-            self.train(settings.uses, seed, data)
+            self.train(settings.uses, seed, set_name)
             return trial
         models = {
-            name: self._task(name, seed, data) for name in self.experiment.arms if f"{{model:{name}}}" in str(trial)
+            name: self._trained_task(name, seed, set_name)
+            for name in self.experiment.arms
+            if f"{{model:{name}}}" in str(trial)
         }
         trial = with_models(trial, models, plan=self.performer.plan)
         step = trial.step(self.path)
@@ -201,20 +209,20 @@ class ExperimentRun:
             self.performer.perform(step)
         return trial
 
-    def _task(self, arm: str, seed: int, data: str) -> tuple[str, str]:
+    def _trained_task(self, arm: str, seed: int, set_name: str) -> tuple[str, str]:
         """Returns the store and the name of the trained task of an arm; trains it if needed."""
         self.choose(arm)
-        trial = self.train(arm, seed, data)
+        trial = self.train(arm, seed, set_name)
         return trial.store, trial.name
 
-    def _values(self, trial: Trial, data: str, split: str) -> dict[str, RunValues]:
+    def _measure_task(self, trial: Trial, set_name: str, split: str) -> dict[str, RunValues]:
         """Returns the values of a trained task on a set: alone under "", and with each fused source under its name."""
         settings = self.experiment.arms[trial.arm]
         control = self.controls.get(settings.control or "", ArmControl())
         if control.search is None:
-            return self.measurement.measure_trial(trial, data, split)
-        task = trial.name if settings.uses is None else self._task(settings.uses, trial.seed, data)[1]
-        return self.measurement.measure_control(control.search, trial, task, data, split)
+            return self.measurement.measure_trial(trial, set_name, split)
+        task = trial.name if settings.uses is None else self._trained_task(settings.uses, trial.seed, set_name)[1]
+        return self.measurement.measure_control(control.search, trial, task, set_name, split)
 
     def subsets(self) -> dict[str, dict[str, np.ndarray]]:
         """Returns which queries belong to each subset, by set: bool [queries]."""
@@ -229,7 +237,7 @@ class ExperimentRun:
         return masks
 
 
-def _write(path: Path, document: Mapping[str, Any]) -> None:
+def _write_figures(path: Path, document: Mapping[str, Any]) -> None:
     """Writes the file of figures."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(str(path), overwrite=True) as file:

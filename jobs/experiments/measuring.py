@@ -104,33 +104,33 @@ class Measurement:
     folder: Path
     performer: Performer
 
-    def measure_untrained(self, arm: str, measured: str) -> RunValues:
+    def measure_untrained(self, arm: str, set_name: str) -> RunValues:
         """Returns the values of an arm that is not trained."""
-        options, data = self.experiment.arms[arm], self.experiment.sets[measured]
+        options, data_set = self.experiment.arms[arm], self.experiment.sets[set_name]
         name = f"floor-{arm}"
         if options.source is not None:
-            return self._search(MeasuredSource(name, options.source), measured, self.experiment.split)
+            return self._search_and_evaluate(MeasuredSource(name, options.source), set_name, self.experiment.split)
         common = dict(self.experiment.common)
         if common.get("pooling") == SPLADE:
             del common["pooling"]  # the arms train a head for it
-        every = {**common, **data.train, **options.settings}
-        self._encode(arm, data.store, name, every, encoder=options.encoder)
-        source = self._source_over(data.store, name, every)
-        return self._search(source, measured, self.experiment.split)
+        every = {**common, **data_set.train, **options.settings}
+        self._encode_corpus(arm, data_set.store, name, every, encoder=options.encoder)
+        source = self._source_over(data_set.store, name, every)
+        return self._search_and_evaluate(source, set_name, self.experiment.split)
 
-    def measure_trial(self, trial: Trial, measured: str, split: str) -> dict[str, RunValues]:
+    def measure_trial(self, trial: Trial, set_name: str, split: str) -> dict[str, RunValues]:
         """Returns the values of a trained task on a set: under "", and fused with another source under its name."""
-        source = self._source(trial, measured)
-        values = {"": self._search(source, measured, split)}
+        source = self._prepare_source(trial, set_name)
+        values = {"": self._search_and_evaluate(source, set_name, split)}
         if other := self.experiment.hybrid:
             name = f"{other}-{trial.name}".replace(":", "-")
-            values[other] = self._search(
-                MeasuredSource(name, hybrid_source(other, source.source), source.task), measured, split
+            values[other] = self._search_and_evaluate(
+                MeasuredSource(name, hybrid_source(other, source.source), source.task), set_name, split
             )
         return values
 
     def measure_control(
-        self, search: Callable[[ControlSearchRequest], None], trial: Trial, task: str, measured: str, split: str
+        self, search: Callable[[ControlSearchRequest], None], trial: Trial, task: str, set_name: str, split: str
     ) -> dict[str, RunValues]:
         """Returns the values of a control on a set; its run is not made again if its file exists.
 
@@ -138,78 +138,82 @@ class Measurement:
             search: Makes the run.
             trial: The trial.
             task: Name of the trained task.
-            measured: Name of the set.
+            set_name: Name of the set.
             split: The split.
         """
-        data = self.experiment.sets[measured]
-        file = self.folder / f"{trial.name}-{measured}-{split}.trec"
+        data_set = self.experiment.sets[set_name]
+        file = self.folder / f"{trial.name}-{set_name}-{split}.trec"
         if not self.performer.plan and not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            search(ControlSearchRequest(data.store, data.queries, split, task, trial.options, trial.seed, str(file)))
-        return {"": self._evaluate(str(file), measured, split, file.stem)}
+            search(
+                ControlSearchRequest(
+                    data_set.store, data_set.queries, split, task, trial.options, trial.seed, str(file)
+                )
+            )
+        return {"": self._evaluate_run(str(file), set_name, split, file.stem)}
 
-    def _source(self, trial: Trial, measured: str) -> MeasuredSource:
+    def _prepare_source(self, trial: Trial, set_name: str) -> MeasuredSource:
         """Returns what searches a set for a trial; encodes the corpus if needed."""
-        data, options = self.experiment.sets[measured], {**trial.options, **self.experiment.sets[measured].train}
-        name, is_foreign = trial.name, trial.store != data.store
-        if options.get("prompt") == "per-task" and measured in trial.trained_on:
-            name = f"{name}-{data.train.get('queries', data.queries)}"
+        data_set, options = self.experiment.sets[set_name], {**trial.options, **self.experiment.sets[set_name].train}
+        name, is_foreign = trial.name, trial.store != data_set.store
+        if options.get("prompt") == "per-task" and set_name in trial.trained_on:
+            name = f"{name}-{data_set.train.get('queries', data_set.queries)}"
         if trial.kind == "models":
-            encoder = self._model(trial) if is_foreign else f"models/{name}"
-            self._encode(trial.arm, data.store, name, trial.options, encoder=encoder)
-            return self._source_over(data.store, name, trial.options)
+            encoder = self._model_folder(trial) if is_foreign else f"models/{name}"
+            self._encode_corpus(trial.arm, data_set.store, name, trial.options, encoder=encoder)
+            return self._source_over(data_set.store, name, trial.options)
         if is_foreign and not self.performer.plan:
-            copy_prompt(trial.store, data.store, name)
+            copy_prompt(trial.store, data_set.store, name)
         if trial.keeps_passages:
             embeddings = options["embeddings"]
             is_sparse = options.get("pooling") == SPLADE
             return MeasuredSource(name, f"{SPLADE if is_sparse else 'exact'}:{embeddings}", name, embeddings, is_sparse)
-        self._encode(trial.arm, data.store, name, {}, task=name)
-        return self._source_over(data.store, name, trial.options)
+        self._encode_corpus(trial.arm, data_set.store, name, {}, task=name)
+        return self._source_over(data_set.store, name, trial.options)
 
-    def _model(self, trial: Trial) -> str:
+    def _model_folder(self, trial: Trial) -> str:
         """Returns the folder of a trained model; with a plan its place in the store."""
         if self.performer.plan:
             return f"{trial.store}/models/{trial.name}"
         return str(model_folder(Store(trial.store).open("models", trial.name)))
 
-    def _encode(self, arm: str, store: str, name: str, options: Settings, **encoder: str | None) -> None:
+    def _encode_corpus(self, arm: str, store: str, name: str, options: Settings, **encoder: str | None) -> None:
         """Encodes the corpus of a store as embeddings/NAME."""
         encoding = {key: options[key] for key in ENCODING if key in options}
         settings = {"name": name, **encoder, **encoding, **self.experiment.encode}
-        self._perform(arm, "encode_corpus", settings, store)
+        self._perform_job(arm, "encode_corpus", settings, store)
 
     def _source_over(self, store: str, embeddings: str, options: Settings) -> MeasuredSource:
         """Returns the source that searches embeddings; builds the index of sparse ones if needed."""
         if options.get("pooling") != SPLADE:
             return MeasuredSource(embeddings, f"exact:{embeddings}", embeddings=embeddings)
         settings = {"embeddings": embeddings, "name": embeddings, "shards": 1}
-        self._perform(embeddings, "build_index", settings, store)
+        self._perform_job(embeddings, "build_index", settings, store)
         return MeasuredSource(embeddings, f"{SPLADE}:{embeddings}", embeddings=embeddings, is_sparse=True)
 
-    def _search(self, source: MeasuredSource, measured: str, split: str) -> RunValues:
+    def _search_and_evaluate(self, source: MeasuredSource, set_name: str, split: str) -> RunValues:
         """Searches a split and evaluates the hits."""
-        data, run = self.experiment.sets[measured], f"{source.name}-{split}"
+        data_set, run = self.experiment.sets[set_name], f"{source.name}-{split}"
         settings: Settings = {"source": source.source, "split": split, "k": HITS, "name": run}
-        settings |= {"queries": data.queries, "task": source.task}
-        self._perform(source.name, "search", settings, data.store)
+        settings |= {"queries": data_set.queries, "task": source.task}
+        self._perform_job(source.name, "search", settings, data_set.store)
         of_test = split == self.experiment.split
-        return self._evaluate(run, measured, split, run, source if of_test else None)
+        return self._evaluate_run(run, set_name, split, run, source if of_test else None)
 
-    def _evaluate(
-        self, run: str, measured: str, split: str, name: str, source: MeasuredSource | None = None
+    def _evaluate_run(
+        self, run: str, set_name: str, split: str, name: str, source: MeasuredSource | None = None
     ) -> RunValues:
         """Evaluates a run of the store or a TREC file, and measures the embeddings of its source."""
-        data = self.experiment.sets[measured]
-        file = self.folder / f"{'-'.join(filter(None, (measured, name)))}.json"
-        settings: Settings = {"run": [run], "queries": data.queries, "split": split, "json": str(file)}
+        data_set = self.experiment.sets[set_name]
+        file = self.folder / f"{'-'.join(filter(None, (set_name, name)))}.json"
+        settings: Settings = {"run": [run], "queries": data_set.queries, "split": split, "json": str(file)}
         settings |= {"overwrite": True, **self.experiment.evaluate}
         embeddings = source.embeddings if source is not None and self.experiment.measure_embeddings else None
         if embeddings:
             settings |= {"embeddings": [embeddings], "task": source.task if source else None}
         if not self.performer.plan:
             self.folder.mkdir(parents=True, exist_ok=True)
-        self._perform(name, "evaluate", settings, data.store)
+        self._perform_job(name, "evaluate", settings, data_set.store)
         if self.performer.plan:
             return RunValues({}, {})
         document = json.loads(file.read_text())
@@ -220,26 +224,26 @@ class Measurement:
         if embeddings:
             figures |= document["embeddings"][embeddings]["unit"]
         if source is not None and source.is_sparse and source.embeddings:
-            figures |= measure_sparsity(data, source.embeddings, source.task, split)
+            figures |= measure_sparsity(data_set, source.embeddings, source.task, split)
         metrics = {metric: np.array(values) for metric, values in document["per_query"][run].items()}
         return RunValues(metrics, figures)
 
-    def _perform(self, arm: str, job: str, settings: Mapping[str, Any], store: str) -> None:
+    def _perform_job(self, arm: str, job: str, settings: Mapping[str, Any], store: str) -> None:
         """Performs a job."""
         self.performer.perform(make_step(f"{self.path}: {arm}", job, dict(settings), store))
 
 
-def measure_sparsity(data: DataSet, name: str, task: str | None, split: str) -> dict[str, float]:
+def measure_sparsity(data_set: DataSet, name: str, task: str | None, split: str) -> dict[str, float]:
     """Returns the figures of `sparsity_figures` of the queries of a split and of a corpus.
 
     Args:
-        data: The set.
+        data_set: The set.
         name: The sparse embeddings of the corpus.
         task: The task of the queries; None: that of the embeddings.
         split: The split.
     """
-    store = Store(data.store)
+    store = Store(data_set.store)
     embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
-    texts = Queries.open(store, data.queries).split(split).texts
+    texts = Queries.open(store, data_set.queries).split(split).texts
     queries: SparseVectors = QueryEncoder(store, embeddings, SearchOptions(task=task)).encode(texts, LocalRunner())
-    return sparsity_figures([queries], [vectors for _, vectors in embeddings.between(0, embeddings.num_rows)])
+    return sparsity_figures([queries], [vectors for _, vectors in embeddings.read_range(0, embeddings.num_rows)])

@@ -36,25 +36,25 @@ class Results:
     untrained: set[str]
     values: dict[str, dict[str, dict[int, RunValues]]] = field(default_factory=dict)
 
-    def add(self, data: str, arm: str, seed: int, values: RunValues) -> None:
+    def add(self, set_name: str, arm: str, seed: int, values: RunValues) -> None:
         """Adds the values of an arm on a set."""
-        self.values.setdefault(data, {}).setdefault(arm, {})[seed] = values
+        self.values.setdefault(set_name, {}).setdefault(arm, {})[seed] = values
 
-    def mean(self, data: str, arm: str, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
+    def mean(self, set_name: str, arm: str, metric: str, seeds: Sequence[int] | None = None) -> np.ndarray:
         """Returns a metric of each query of a set, the mean over some seeds of an arm, by default all: [queries]."""
-        by_seed = self.values[data][arm]
+        by_seed = self.values[set_name][arm]
         mean: np.ndarray = np.mean([by_seed[seed].metrics[metric] for seed in seeds or by_seed], axis=0)
         return mean
 
-    def pair(self, data: str, one: str, other: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
+    def pair(self, set_name: str, one: str, other: str, metric: str) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns a metric of two arms on a set, means over the seeds that both have; None if there is no such seed."""
-        if not {one, other} <= self.values.get(data, {}).keys():
+        if not {one, other} <= self.values.get(set_name, {}).keys():
             return None
-        shared = [seed for seed in self.values[data][one] if seed in self.values[data][other]]
+        shared = [seed for seed in self.values[set_name][one] if seed in self.values[set_name][other]]
         seeds = None if {one, other} & self.untrained else shared
         if seeds == []:
             return None
-        return self.mean(data, one, metric, seeds), self.mean(data, other, metric, seeds)
+        return self.mean(set_name, one, metric, seeds), self.mean(set_name, other, metric, seeds)
 
 
 def summarise(
@@ -68,21 +68,21 @@ def summarise(
         subsets: Which queries belong to each subset, by set and subset: bool [queries].
     """
     document: dict[str, Any] = {}
-    for data, arms in results.values.items():
+    for set_name, arms in results.values.items():
         metrics = list(next(iter(next(iter(arms.values())).values())).metrics)
-        document[data] = {"by_seed": _by_seed(arms), "figures": _mean_figures(arms), "subsets": {}}
-        for subset, mask in subsets[data].items():
-            document[data]["subsets"][subset] = {
+        document[set_name] = {"by_seed": _by_seed(arms), "figures": _mean_figures(arms), "subsets": {}}
+        for subset, mask in subsets[set_name].items():
+            document[set_name]["subsets"][subset] = {
                 "queries": int(mask.sum()),
                 "arms": {
-                    arm: {metric: bootstrap_interval([results.mean(data, arm, metric)[mask]]) for metric in metrics}
+                    arm: {metric: bootstrap_interval([results.mean(set_name, arm, metric)[mask]]) for metric in metrics}
                     for arm in arms
                 },
-                "differences": _differences(results, [data], metrics, pairs, {data: mask}),
+                "differences": _compare_pairs(results, [set_name], metrics, pairs, {set_name: mask}),
             }
     if len(results.values) > 1:
-        every = {data: masks["all"] for data, masks in subsets.items()}
-        document["mean over sets"] = _differences(results, [*results.values], metrics, pairs, every)
+        every = {set_name: masks["all"] for set_name, masks in subsets.items()}
+        document["mean over sets"] = _compare_pairs(results, [*results.values], metrics, pairs, every)
     return document
 
 
@@ -103,7 +103,7 @@ def _mean_figures(arms: Mapping[str, Mapping[int, RunValues]]) -> dict[str, dict
     }
 
 
-def _differences(
+def _compare_pairs(
     results: Results,
     sets: Sequence[str],
     metrics: Sequence[str],
@@ -114,8 +114,10 @@ def _differences(
     document: dict[str, dict[str, dict[str, Any]]] = {}
     for one, other in pairs:
         for metric in metrics:
-            values = [results.pair(data, one, other, metric) for data in sets]
-            masked = [(v[0][masks[data]], v[1][masks[data]]) for data, v in zip(sets, values, strict=True) if v]
+            values = [results.pair(set_name, one, other, metric) for set_name in sets]
+            masked = [
+                (v[0][masks[set_name]], v[1][masks[set_name]]) for set_name, v in zip(sets, values, strict=True) if v
+            ]
             if len(masked) < len(sets):
                 break
             interval = bootstrap_interval([a - b for a, b in masked])
@@ -127,17 +129,17 @@ def _differences(
 def markdown_tables(document: Mapping[str, Any]) -> str:
     """Returns the figures of `summarise` as tables in Markdown."""
     lines: list[str] = []
-    for data, of_set in document.items():
-        if data == "mean over sets":
+    for set_name, of_set in document.items():
+        if set_name == "mean over sets":
             lines += ["", "Mean over the sets:", *_difference_table(of_set)]
             continue
         for subset, figures in of_set["subsets"].items():
-            lines += ["", f"{' '.join(filter(None, (data, subset)))}: {figures['queries']:,} queries", ""]
+            lines += ["", f"{' '.join(filter(None, (set_name, subset)))}: {figures['queries']:,} queries", ""]
             metrics = list(next(iter(figures["arms"].values())))
-            lines += _header("arm", *metrics, f"{metrics[0]} by seed")
+            lines += _table_header("arm", *metrics, f"{metrics[0]} by seed")
             for arm, intervals in figures["arms"].items():
                 by_seed = ", ".join(f"{means[metrics[0]]:.4f}" for means in of_set["by_seed"][arm])
-                lines.append(_row(arm, *(_cell(interval) for interval in intervals.values()), by_seed))
+                lines.append(_table_row(arm, *(_interval_cell(interval) for interval in intervals.values()), by_seed))
             lines += _difference_table(figures["differences"])
         lines += _figure_lines(of_set["figures"])
     return "\n".join(lines) + "\n"
@@ -150,10 +152,10 @@ def _figure_lines(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
     shared = {name: of_arms.pop() for name, of_arms in values.items() if len(figures) > 1 and len(of_arms) == 1}
     lines = ["", "; ".join(f"{name} {value:,.4g}" for name, value in shared.items())] if shared else []
     if others := [name for name in names if name not in shared]:
-        lines += ["", *_header("arm", *others)]
+        lines += ["", *_table_header("arm", *others)]
         for arm, of_arm in figures.items():
             if not of_arm.keys().isdisjoint(others):
-                lines.append(_row(arm, *(f"{of_arm[name]:,.4g}" if name in of_arm else "" for name in others)))
+                lines.append(_table_row(arm, *(f"{of_arm[name]:,.4g}" if name in of_arm else "" for name in others)))
     return lines
 
 
@@ -161,25 +163,27 @@ def _difference_table(differences: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """Returns the lines of the table of differences; none if there are none."""
     if not differences:
         return []
-    lines = ["", *_header("difference", *next(iter(differences.values())))]
+    lines = ["", *_table_header("difference", *next(iter(differences.values())))]
     for pair, by_metric in differences.items():
         tests = (f" (p = {each['p']:.2g})" if "p" in each else "" for each in by_metric.values())
-        cells = (_cell(each["interval"], "+") + test for each, test in zip(by_metric.values(), tests, strict=True))
-        lines.append(_row(pair, *cells))
+        cells = (
+            _interval_cell(each["interval"], "+") + test for each, test in zip(by_metric.values(), tests, strict=True)
+        )
+        lines.append(_table_row(pair, *cells))
     return lines
 
 
-def _cell(interval: Interval, sign: str = "") -> str:
+def _interval_cell(interval: Interval, sign: str = "") -> str:
     """Returns a mean with its interval."""
     mean, low, high = (f"{value:{sign}.4f}" for value in interval)
     return f"{mean} [{low}, {high}]"
 
 
-def _header(*titles: str) -> list[str]:
+def _table_header(*titles: str) -> list[str]:
     """Returns the two lines above the rows of a table."""
-    return [_row(*titles), "| --- " * len(titles) + "|"]
+    return [_table_row(*titles), "| --- " * len(titles) + "|"]
 
 
-def _row(*cells: str) -> str:
+def _table_row(*cells: str) -> str:
     """Returns the line of a row."""
     return f"| {' | '.join(cells)} |"

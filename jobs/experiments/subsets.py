@@ -10,15 +10,15 @@ from indexing.corpus.queries import Queries
 from indexing.store.store import Store
 
 
-def seen_queries(data: DataSet, split: str, trained_split: str) -> np.ndarray:
+def seen_queries(data_set: DataSet, split: str, trained_split: str) -> np.ndarray:
     """Returns which judged queries of a split share a relevant passage with a training query, bool [queries].
 
     Args:
-        data: The set.
+        data_set: The set.
         split: The split that is measured; its queries are in the order of their ids, as metrics are.
         trained_split: The split that arms are trained on.
     """
-    queries = Queries.open(Store(data.store), data.queries)
+    queries = Queries.open(Store(data_set.store), data_set.queries)
 
     def relevant(name: str) -> dict[str, set[str]]:
         table = queries.qrels(name)

@@ -52,19 +52,29 @@ class Trial:
 
 
 def make_trial(
-    experiment: Experiment, arm: str, chosen: Mapping[str, Settings], seed: int, measured: str, *, choosing: bool
+    experiment: Experiment,
+    arm: str,
+    chosen_settings: Mapping[str, Settings],
+    seed: int,
+    set_name: str,
+    *,
+    choosing: bool,
 ) -> Trial:
     """Returns the training run of an arm that is measured on a set.
 
     Args:
         experiment: The experiment.
         arm: Name of the arm.
-        chosen: The chosen values by arm, those of this arm too.
+        chosen_settings: The chosen values by arm, those of this arm too.
         seed: The seed.
-        measured: Name of the set.
+        set_name: Name of the set.
         choosing: Whether the run chooses values.
     """
-    arm_options = {**experiment.own_options(arm), **inherited_values(experiment, arm, chosen), **chosen[arm]}
+    arm_options = {
+        **experiment.own_options(arm),
+        **inherited_values(experiment, arm, chosen_settings),
+        **chosen_settings[arm],
+    }
     replaced = experiment.choose.options if choosing else {}
     train_on = (choosing and experiment.choose.train_on) or experiment.arms[arm].train_on or experiment.train_on
     options = {**experiment.common, **arm_options, **replaced}
@@ -72,34 +82,34 @@ def make_trial(
     trained_on: tuple[str, ...] = ()
     store = options.pop("store", None)
     if store is None:
-        names = {"own": [measured], "all": [*experiment.sets], "others": [*experiment.sets]}[train_on]
+        names = {"own": [set_name], "all": [*experiment.sets], "others": [*experiment.sets]}[train_on]
         if train_on == "others":
-            names.remove(measured)
-            without = f"without-{measured}"
+            names.remove(set_name)
+            without = f"without-{set_name}"
         trained_on = tuple(names)
         first, *others = (experiment.sets[name] for name in names)
         store = first.store
         options = {**experiment.common, **first.train, **arm_options, **replaced}
         if others:
             options["also_train"] = [_training_set(each, arm_options) for each in others]
-    values = [f"{option}{_name_part(value)}" for option, value in chosen[arm].items()]
+    values = [f"{option}{_name_part(value)}" for option, value in chosen_settings[arm].items()]
     words = [CHOOSING if replaced else "", arm, without, *values, f"seed{seed}"]
     name = "-".join(filter(None, words)).replace("_", "-")
     return Trial(arm, name, store, {**options, "seed": seed}, seed, trained_on)
 
 
-def inherited_values(experiment: Experiment, arm: str, chosen: Mapping[str, Settings]) -> Settings:
+def inherited_values(experiment: Experiment, arm: str, chosen_settings: Mapping[str, Settings]) -> Settings:
     """Returns the chosen values of the arm that an arm is like, apart from its own options."""
     like = experiment.arms[arm].like
     if like is None:
         return {}
-    values = {**inherited_values(experiment, like, chosen), **chosen[like]}
+    values = {**inherited_values(experiment, like, chosen_settings), **chosen_settings[like]}
     return {option: value for option, value in values.items() if option not in experiment.arms[arm].settings}
 
 
-def _training_set(data: DataSet, arm_options: Settings) -> str:
+def _training_set(data_set: DataSet, arm_options: Settings) -> str:
     """Returns a set as a value of --also-train; options that the arm sets to null are left out."""
-    values = {**data.train, "store": data.store}
+    values = {**data_set.train, "store": data_set.store}
     named = {
         option: value
         for option, value in values.items()
@@ -140,6 +150,6 @@ def copy_prompt(source: str, target: str, name: str) -> None:
     artifact = Store(source).open("prompts", name)
     config = {"copy": {"store": source, "fingerprint": artifact.fingerprint}}
     with Store(target).create("prompts", name, inputs={}, config=config) as draft:
-        if not draft.complete:
+        if not draft.is_complete:
             draft.add_notes(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
             commit_files(draft, model_folder(artifact))

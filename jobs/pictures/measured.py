@@ -55,7 +55,7 @@ def read_points(
     measured: dict[str, list[tuple[float, float]]] = {}
     runs: set[str] = set()
     for file in files:
-        document = _read(file)
+        document = _read_evaluation(file)
         for run, means in document["mean"].items():
             metric = metric or next(iter(means), None)
             if metric is None or metric not in means:
@@ -85,7 +85,7 @@ def read_points(
     return metric, points
 
 
-def _read(file: str) -> dict[str, Any]:
+def _read_evaluation(file: str) -> dict[str, Any]:
     """Returns the content of a file of `evaluate` with runs."""
     try:
         document = json.loads(Path(file).read_text(encoding="utf-8"))

@@ -84,12 +84,12 @@ def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -
     for number, panel in enumerate(panels):
         axes = figure.add_axes((number * (_SIDE + _GAP) / width, 0, _SIDE / width, _SIDE / height))
         groups = np.array(panel.groups, object)
-        largest = _largest(panel.groups)
+        largest = _largest_groups(panel.groups)
         rest = ~np.isin(groups, largest)
         layers = [(OTHER, rest, _GREY)] if rest.any() else []
         layers += [(name, groups == name, colour) for name, colour in zip(largest, _COLOURS, strict=False)]
         for name, chosen, colour in layers:
-            label = f"{_cut(name)} ({int(chosen.sum()):,})"
+            label = f"{_shorten_label(name)} ({int(chosen.sum()):,})"
             axes.scatter(
                 positions[chosen, 0], positions[chosen, 1], s=9, color=colour, linewidths=0, label=legend_label(label)
             )
@@ -113,11 +113,11 @@ def draw_points(positions: np.ndarray, panels: Sequence[Panel], *, title: str) -
     return png_bytes(figure)
 
 
-def _largest(groups: Sequence[str]) -> list[str]:
+def _largest_groups(groups: Sequence[str]) -> list[str]:
     """Returns the groups that have a colour, the largest first; equal ones in the order of the alphabet."""
     counts = Counter(group for group in groups if group)
     return sorted(counts, key=lambda group: (-counts[group], group))[: len(_COLOURS)]
 
 
-def _cut(text: str) -> str:
+def _shorten_label(text: str) -> str:
     return text if len(text) <= _LABEL else f"{text[: _LABEL - 1]}…"

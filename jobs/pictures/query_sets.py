@@ -71,7 +71,7 @@ def open_query_sets(store: Store, names: list[QuerySet], split: str, limit: int 
     """
     sets: list[OpenQuerySet] = []
     for name in names:
-        queries = Queries.open(Store(name.store).require() if name.store else store, name.queries)
+        queries = Queries.open(Store(name.store).require_not_empty() if name.store else store, name.queries)
         of_split = name.split or split
         label, key = name.label or name.queries, f"{queries.artifact.key} {of_split}"
         if any(other.label == label for other in sets):

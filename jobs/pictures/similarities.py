@@ -35,7 +35,7 @@ def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title:
     names = [escape_math(label) for label in labels]
     axes.set_xticks(range(num), names, rotation=40, ha="right", rotation_mode="anchor", fontsize=FONT)
     axes.set_yticks(range(num), names, fontsize=FONT)
-    digits = _digits(high - low)
+    digits = _num_digits(high - low)
     for (row, column), value in np.ndenumerate(similarities):
         colour = "white" if value < low + _DARK * (high - low) else "black"
         axes.text(column, row, f"{value:.{digits}f}", ha="center", va="center", color=colour, fontsize=FONT)
@@ -47,6 +47,6 @@ def draw_similarities(similarities: np.ndarray, labels: Sequence[str], *, title:
     return png_bytes(figure)
 
 
-def _digits(spread: float) -> int:
+def _num_digits(spread: float) -> int:
     """Returns the digits after the point with which numbers of such a spread differ."""
     return int(np.clip(np.ceil(-np.log10(spread)) + 1, 2, _MAX_DIGITS))

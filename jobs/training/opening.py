@@ -33,7 +33,7 @@ from indexing.training.training_sets import (
     resolve_stores,
 )
 from indexing.training.training_topics import open_training_topics, topic_agreement
-from indexing.training.tuning import TuneMaker, find_passage_embeddings, open_tuning_sets
+from indexing.training.tuning import RetrieverMaker, find_passage_embeddings, open_tuning_sets
 from indexing.work.work import ArtifactTarget
 from retriever.errors import InputError
 from retriever.model.files import find_model_folder
@@ -64,13 +64,13 @@ class RetrieverSetup:
 
     queries: int
     spec: EncoderSpec
-    maker: TuneMaker
+    maker: RetrieverMaker
     loop: LoopOptions
     target: ArtifactTarget
     topic_agreement: float | None = None
 
 
-def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
+def open_retriever_setup(store: Store, options: TrainRetriever) -> RetrieverSetup:
     """Opens and checks the artifacts that the options name.
 
     Raises:
@@ -83,25 +83,25 @@ def open_all(store: Store, options: TrainRetriever) -> RetrieverSetup:
         options, None if start is None or start.prompt.synthesis is None else start.prompt.synthesis.options
     )
     spec = open_backbone(store, options)
-    described = spec.describe("query")
+    backbone_settings = spec.settings("query")
     queries = Queries.open(store, options.queries)
     sets = training_sets(store, options, queries)
     training = open_tuning_sets(store, sets, tuning, limit=options.limit, batches=options.batches)
     dev_split_of(options, queries)
     check_tuning(options, tuning, spec)
     num_queries = len(training.data.queries)
-    loop = loop_options(options, tuning, described["pooling"], num_queries)
-    tuning = with_regularisers(options, tuning, described["pooling"], loop.steps, sets)
+    loop = loop_options(options, tuning, backbone_settings["pooling"], num_queries)
+    tuning = with_regularisers(options, tuning, backbone_settings["pooling"], loop.steps, sets)
     if start is not None:
-        check_start(options, start.prompt, described, tuning.length)
+        check_start(options, start.prompt, backbone_settings, tuning.length)
     topics, topic_agreement = None, None
     if tuning.topics is not None:
         topics, topic_agreement = open_topics(store, options, training, tuning.topics)
     stored = find_stored_passages(store, spec, training.corpora) if tuning.sides == "query" else None
-    maker = TuneMaker(
+    maker = RetrieverMaker(
         store=store,
         backbone=spec,
-        described=described,
+        backbone_settings=backbone_settings,
         tuning=tuning,
         corpus=training.corpus,
         sets=sets,
@@ -193,21 +193,21 @@ def with_regularisers(
 
 
 def vector_inputs(
-    corpora: Sequence[SetCorpus], stored: Sequence[EmbeddingsReader]
+    corpora: Sequence[SetCorpus], embeddings: Sequence[EmbeddingsReader]
 ) -> dict[str, Artifact | ArtifactReference]:
     """Returns the embeddings of each corpus as inputs by role, as many generations as the corpus has."""
     inputs: dict[str, Artifact | ArtifactReference] = {}
-    for each, embeddings in zip(corpora, stored, strict=True):
-        for number, artifact in enumerate(embeddings.generations[: len(each.corpus.generations)]):
+    for each, reader in zip(corpora, embeddings, strict=True):
+        for number, artifact in enumerate(reader.generations[: len(each.corpus.generations)]):
             role = f"embeddings/{number}" if each.number == 1 else f"embeddings:{each.number}/{number}"
             inputs[role] = ArtifactReference(artifact.url, artifact.fingerprint) if each.store else artifact
     return inputs
 
 
-def artifact_config(options: TrainRetriever, maker: TuneMaker, loop: LoopOptions) -> dict[str, Any]:
+def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOptions) -> dict[str, Any]:
     """Returns the configuration of the artifact: what shapes the trained weights, besides the inputs."""
     config: dict[str, Any] = {
-        "backbone": maker.described,
+        "backbone": maker.backbone_settings,
         "tuning": maker.tuning.to_dict(),
         "loop": loop.fingerprint_options(),
         "split": options.split,
@@ -219,21 +219,23 @@ def artifact_config(options: TrainRetriever, maker: TuneMaker, loop: LoopOptions
     }
     if options.also_train:
         # The location of a store is not part of the configuration: the inputs identify its content.
-        config["also_train"] = [described_set(name) for name in maker.sets[1:]]
+        config["also_train"] = [training_set_config(name) for name in maker.sets[1:]]
         config["batches"] = options.batches
     if options.task_size is not None:
         config["task_size"] = options.task_size
     return config
 
 
-def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: TopicOptions) -> tuple[Topics, float]:
+def open_topics(
+    store: Store, options: TrainRetriever, training: OpenSets, topic_options: TopicOptions
+) -> tuple[Topics, float]:
     """Returns the topics of --topics, and the share of queries whose text has the topic of their passage.
 
     Args:
         store: The store.
         options: The options of the job.
         training: The training sets.
-        of: The options of the prompts of topics.
+        topic_options: The options of the prompts of topics.
 
     Raises:
         InputError: If the topics are of another corpus, or if a query has no word that they know.
@@ -244,7 +246,7 @@ def open_topics(store: Store, options: TrainRetriever, training: OpenSets, of: T
             "out the sets of other stores"
         )
     data = training.data
-    topics, of_texts = open_training_topics(store, options.topics, data.queries, data.num_passages, of)
+    topics, of_texts = open_training_topics(store, options.topics, data.queries, data.num_passages, topic_options)
     return topics, topic_agreement(of_texts, data)
 
 
@@ -277,7 +279,7 @@ def synthesis_of_tasks(
     return replace(synthesis, prompts=len(tasks))
 
 
-def described_set(name: SetName) -> dict[str, Any]:
+def training_set_config(name: SetName) -> dict[str, Any]:
     """Returns a training set for a configuration. The inputs identify its store and embeddings."""
     extra: dict[str, Any] = {} if name.size is None else {"size": name.size}
     later = ("store", "size", "embeddings", "dev")
@@ -313,7 +315,7 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
     negatives = None
     is_judged = options.positives == "judged"  # otherwise there are no mined negatives
     if is_judged and options.negatives != NO_NEGATIVES:
-        negatives = store.only("negatives", options.negatives)
+        negatives = store.only_name("negatives", options.negatives)
     elif is_judged and NO_NEGATIVES in store.names("negatives"):
         raise InputError(
             f"--negatives {NO_NEGATIVES}: {store.url} has negatives of this name, which stands for "
@@ -335,6 +337,6 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
                 f"--also-train dev={other.dev}: is measured together with --dev-split, the split of --queries: give it "
                 "too"
             )
-        Queries.open(Store(other.store).require() if other.store else store, other.queries).qrels(other.dev)
+        Queries.open(Store(other.store).require_not_empty() if other.store else store, other.queries).qrels(other.dev)
     size = options.task_size
     return resolve_stores(store, [each if each.size else replace(each, size=size) for each in (first, *further)])

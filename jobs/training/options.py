@@ -179,11 +179,11 @@ class TunePrompts(TrainRetriever):
     @property
     def frozen_by(self) -> str:
         """See Training."""
-        train = self._trains or self.train
+        train = self._train_value or self.train
         return "" if train == "all" else f"--train {train}"
 
     @property
-    def _trains(self) -> Train | None:
+    def _train_value(self) -> Train | None:
         names: dict[str | None, Train] = {"prompt": "prompts", "lora": "lora", "finetune": "all"}
         return names.get(self.method)
 
@@ -203,7 +203,7 @@ class TunePrompts(TrainRetriever):
             prompt = None
         changes: dict[str, Any] = {}
         for alias, name, value in (
-            ("method", "train", self._trains),
+            ("method", "train", self._train_value),
             ("untied" if self.untied else "side", "sides", sides),
             ("parametrisation", "prompt", prompt),
         ):

@@ -45,7 +45,7 @@ class PretrainingSetup:
     Attributes:
         corpus: The passages.
         folder: The folder of the backbone.
-        described: The description of the backbone.
+        backbone_settings: The settings of the backbone.
         rip: The options of the objective.
         loop: The options of the loop. Its number of steps is that of all passages; `find_eligible` counts it again.
         head: The files of the head in the backbone's folder; None if training has or finds none.
@@ -55,7 +55,7 @@ class PretrainingSetup:
 
     corpus: Corpus
     folder: Path
-    described: dict[str, Any]
+    backbone_settings: dict[str, Any]
     rip: RipOptions
     loop: LoopOptions
     head: dict[str, str] | None
@@ -65,21 +65,21 @@ class PretrainingSetup:
 
 def pretrain(store: Store, options: PretrainRip) -> Artifact | None:
     """Runs the job. Returns the prompts or the model; None with --plan."""
-    store.require()
-    setup = open_all(store, options)
+    store.require_not_empty()
+    setup = open_pretraining_setup(store, options)
     corpus = setup.corpus
     if options.plan:
         if not report_if_complete(options, store, setup.target):
             weights = sum(file.stat().st_size for file in weight_files(setup.folder))
             print_plan(options, setup.rip, count_eligible(corpus, setup.rip, options.limit, LocalRunner()), weights)
-            say_head(options, setup.head)
+            print_head(options, setup.head)
         return None
     artifact = make_artifact(
         options,
         store,
         setup.target,
         prepare=partial(find_eligible, store, options, setup),
-        longest=max_positions_of(load_config(setup.folder)),
+        max_length=max_positions_of(load_config(setup.folder)),
     )
     notes = artifact.notes
     say(
@@ -96,7 +96,7 @@ def num_passages(options: PretrainRip, corpus: Corpus) -> int:
     return min(corpus.num_rows, options.limit or corpus.num_rows)
 
 
-def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
+def open_pretraining_setup(store: Store, options: PretrainRip) -> PretrainingSetup:
     """Opens and checks the artifacts that the options name.
 
     Raises:
@@ -104,7 +104,7 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     """
     corpus = Corpus.open(store)
     folder = find_model_folder(resolve_model(store, options.backbone))
-    described = describe_backbone(folder)
+    backbone_settings = describe_backbone(folder)
     open_pair_tokenizer(folder, options.pretraining.max_length)
     # The number of eligible passages is not known yet; `find_eligible` counts the steps again.
     steps = options.count_steps(num_passages(options, corpus), options.pretraining.batch)
@@ -112,11 +112,11 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     chosen = {name: value for name, value in vars(options.pretraining).items() if value is not None}
     defaults = {"unit": options.pretraining.default_unit, "mask": options.pretraining.default_mask}
     rip = RipOptions(**{**defaults, **chosen}, steps=steps, lr=loop.lr, seed=loop.seed)
-    head = describe_head(folder) if rip.has_head else None
+    head = describe_head(folder) if rip.trains_condenser_head else None
     kind = "prompts" if rip.train == "prompts" else "models"
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-{options.pretraining.objective}"
     check_name(kind, name)
-    config = artifact_config(options, described, rip, loop, head)
+    config = artifact_config(options, backbone_settings, rip, loop, head)
     inputs: dict[str, Artifact | ArtifactReference] = {"corpus": corpus.generations[-1]}
     if options.queries is not None and options.dev_split is None:
         raise InputError(f"--queries {options.queries}: expected --dev-split too; only the measurement uses queries")
@@ -128,16 +128,20 @@ def open_all(store: Store, options: PretrainRip) -> PretrainingSetup:
     if backbone := stored_model(store, options.backbone):
         inputs["backbone"] = backbone
     target = ArtifactTarget(kind, name, inputs, config)
-    return PretrainingSetup(corpus, folder, described, rip, loop, head, dev, target)
+    return PretrainingSetup(corpus, folder, backbone_settings, rip, loop, head, dev, target)
 
 
 def artifact_config(
-    options: PretrainRip, described: dict[str, Any], rip: RipOptions, loop: LoopOptions, head: dict[str, str] | None
+    options: PretrainRip,
+    backbone_settings: dict[str, Any],
+    rip: RipOptions,
+    loop: LoopOptions,
+    head: dict[str, str] | None,
 ) -> dict[str, Any]:
     """Returns the configuration of the artifact without its dev split."""
     unset = "temperature" if rip.temperature is None else None  # earlier artifacts keep their fingerprints
     config = {
-        "backbone": described,
+        "backbone": backbone_settings,
         "rip": {key: value for key, value in asdict(rip).items() if key not in ("steps", unset)},
         "loop": {key: value for key, value in loop.fingerprint_options().items() if key != "steps"},
         "epochs": None if options.steps is not None else options.epochs,
@@ -146,7 +150,7 @@ def artifact_config(
         "cpus": options.cpus,
         "dtype": options.dtype,
     }
-    if rip.has_head:
+    if rip.trains_condenser_head:
         config["head"] = head
     return config
 
@@ -169,11 +173,11 @@ def find_eligible(
     runner = RayTasks(options.worker_request(), say_line) if on_ray else LocalRunner()
     rows = training_rows(setup.corpus, rip, options.limit, runner)
     fitted = limit_batch_to_corpus(options, rip, len(rows))
-    say_head(options, head)
+    print_head(options, head)
     maker = RipMaker(
         store=store,
         backbone=options.backbone,
-        described=setup.described,
+        backbone_settings=setup.backbone_settings,
         rows=put_in_ray(rows) if on_ray else rows,
         options=fitted,
         checkpointing=options.checkpointing,
@@ -191,7 +195,7 @@ def find_eligible(
         "batch": fitted.batch,
         "options": encoder.to_dict(),
     }
-    if rip.has_head:
+    if rip.trains_condenser_head:
         facts["head"] = "new" if head is None else "the backbone's"
     return maker, replace(setup.loop, steps=options.count_steps(len(rows), fitted.batch)), facts
 
@@ -219,7 +223,7 @@ def limit_batch_to_corpus(options: PretrainRip, rip: RipOptions, num_eligible: i
     return fitted
 
 
-def say_head(options: PretrainRip, head: dict[str, str] | None) -> None:
+def print_head(options: PretrainRip, head: dict[str, str] | None) -> None:
     """Prints a line if the second stage of coCondenser starts without the head of the first one."""
     if options.pretraining.objective == "cocondenser" and head is None:
         say(f"head      new: {options.backbone} has none; --objective condenser trains a backbone with its head first")

@@ -35,7 +35,7 @@ class RerankerSetup:
         split_queries: Number of queries of the split.
         queries: Number of those queries that have negatives and a positive.
         weights: Size of the backbone's weights in bytes.
-        longest: The largest length limit that the backbone allows; None: any.
+        max_length: The largest length limit that the backbone allows; None: any.
         maker: Makes the system on each worker.
         loop: Options of the training loop.
         target: The model to make.
@@ -44,7 +44,7 @@ class RerankerSetup:
     split_queries: int
     queries: int
     weights: int
-    longest: int | None
+    max_length: int | None
     maker: CrossMaker
     loop: LoopOptions
     target: ArtifactTarget
@@ -52,8 +52,8 @@ class RerankerSetup:
 
 def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
     """Runs the job. Returns the model; None with --plan."""
-    store.require()
-    setup = open_all(store, options)
+    store.require_not_empty()
+    setup = open_reranker_setup(store, options)
     if options.plan:
         if not report_if_complete(options, store, setup.target):
             print_plan(options, setup)
@@ -67,7 +67,7 @@ def train_reranker(store: Store, options: TrainReranker) -> Artifact | None:
         lists = read_lists(store, negatives, queries, options.split, options.limit, count_lists(pairs))
         return replace(setup.maker, lists=lists), setup.loop, counts
 
-    model = make_artifact(options, store, setup.target, prepare=prepare, longest=setup.longest)
+    model = make_artifact(options, store, setup.target, prepare=prepare, max_length=setup.max_length)
     notes = model.notes
     say(
         f"{model.url}: {notes['steps']:,} steps over {notes['queries']:,} of {notes['asked']:,} queries, last loss "
@@ -95,13 +95,13 @@ def describe_ranking_change(order: dict[str, Any] | None) -> str:
     )
 
 
-def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
+def open_reranker_setup(store: Store, options: TrainReranker) -> RerankerSetup:
     """Opens and checks the artifacts that the options name.
 
     Raises:
         InputError: If an artifact is missing, does not fit the others, or cannot be used for training.
     """
-    negatives = store.open("negatives", store.only("negatives", options.negatives))
+    negatives = store.open("negatives", store.only_name("negatives", options.negatives))
     queries = Queries.open(store, options.queries)
     corpus = mined_corpus(store, negatives)
     data = read_training_data(corpus, queries, options.split, negatives, options.limit)
@@ -109,7 +109,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     steps = options.count_steps(len(data.queries), options.pairs.batch)
     loop = options.loop_options(steps, lr=2e-5)
     folder = find_model_folder(resolve_model(store, options.backbone))
-    described = describe_backbone(folder)
+    backbone_settings = describe_backbone(folder)
     open_pair_tokenizer(folder, cross.max_length)
     inputs: dict[str, Artifact] = {
         "corpus": corpus.generations[-1],
@@ -128,7 +128,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
     maker = CrossMaker(
         store=store,
         backbone=options.backbone,
-        described=described,
+        backbone_settings=backbone_settings,
         options=cross,
         corpus=corpus,
         queries=queries.artifact.name,
@@ -140,7 +140,7 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
         dev_negatives=options.dev_negatives,
     )
     config = {
-        "backbone": described,
+        "backbone": backbone_settings,
         "training": asdict(cross),
         "loop": loop.fingerprint_options(),
         "split": options.split,
@@ -152,11 +152,11 @@ def open_all(store: Store, options: TrainReranker) -> RerankerSetup:
         config["dev"] = options.dev_config()
     num_queries = len(queries.split(options.split, options.limit).ids)
     weights = sum(file.stat().st_size for file in weight_files(folder))
-    longest = max_positions_of(load_config(folder))
+    max_length = max_positions_of(load_config(folder))
     name = options.name or f"{options.backbone.rstrip('/').rpartition('/')[2]}-reranker"
     check_name("models", name)
     target = ArtifactTarget("models", name, inputs, config)
-    return RerankerSetup(num_queries, len(data.queries), weights, longest, maker, loop, target)
+    return RerankerSetup(num_queries, len(data.queries), weights, max_length, maker, loop, target)
 
 
 def print_plan(options: TrainReranker, setup: RerankerSetup) -> None:

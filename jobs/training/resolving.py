@@ -33,14 +33,14 @@ WARM_UPS = (0.1, 0.04)  # fraction of the steps, for dense and for sparse vector
 SPLADE_LENGTH = 256  # tokens of a text in naver/splade's configuration
 
 
-def tune_options(options: TrainRetriever, saved: SynthesisOptions | None = None) -> TuneOptions:
+def tune_options(options: TrainRetriever, saved_options: SynthesisOptions | None = None) -> TuneOptions:
     """Returns the options of the trained weights and the batches, without those of regularisers.
 
     Prompts of tasks are those of one task.
 
     Args:
         options: The options of the job.
-        saved: The options of the computed prompts of --init; None: there are none.
+        saved_options: The options of the computed prompts of --init; None: there are none.
 
     Raises:
         InputError: If options contradict each other.
@@ -61,7 +61,7 @@ def tune_options(options: TrainRetriever, saved: SynthesisOptions | None = None)
         values |= {name: value for name, value in vars(options.prompts).items() if value is not None}
         values |= {"parametrisation": "embedding" if prompt == "matrix" else prompt, "topics": topic_options(options)}
     if prompt in COMPUTED:
-        synthesis = synthesis_options(options, saved)
+        synthesis = synthesis_options(options, saved_options)
         values |= {"synthesis": synthesis, "length": synthesis.length}
         values.setdefault("prompt_dropout", 0.0)
     if options.train == "lora":
@@ -128,13 +128,17 @@ class MethodGroup:
     switch: str
 
 
-def _methods(options: TrainRetriever) -> Iterator[MethodGroup]:
+def _method_groups(options: TrainRetriever) -> Iterator[MethodGroup]:
     """Yields the methods whose options are refused where they have no effect."""
     prompt, by_categories = options.prompt_kind, options.positives == "categories"
     topic_loss = ("topic_sample", "topic_margin", "topic_loss")
-    yield MethodGroup(_group("lora"), options.train == "lora", "a LoRA adapter", "--train lora")
-    yield MethodGroup(_group("categories"), by_categories, "positives with a common category", "--positives categories")
-    yield MethodGroup(("topics", *_group("topic_prompts")), prompt == "topics", "prompts of topics", "--prompt topics")
+    yield MethodGroup(_options_of_field("lora"), options.train == "lora", "a LoRA adapter", "--train lora")
+    yield MethodGroup(
+        _options_of_field("categories"), by_categories, "positives with a common category", "--positives categories"
+    )
+    yield MethodGroup(
+        ("topics", *_options_of_field("topic_prompts")), prompt == "topics", "prompts of topics", "--prompt topics"
+    )
     yield MethodGroup(topic_loss, by_categories, "the loss of topics, which needs categories", "--positives categories")
     yield MethodGroup(
         ("prompt_bottleneck",), prompt in COMPUTED, "prompts that are computed from each query", "--prompt synthesised"
@@ -146,20 +150,24 @@ def _methods(options: TrainRetriever) -> Iterator[MethodGroup]:
         "--prompt synthesised or topics",
     )
     yield MethodGroup(
-        tuple(name for name in (*_group("basic_prompts"), *_group("divergence")) if name != "prompt_bottleneck"),
+        tuple(
+            name
+            for name in (*_options_of_field("basic_prompts"), *_options_of_field("divergence"))
+            if name != "prompt_bottleneck"
+        ),
         prompt == "synthesised",
         "prompts that are computed from each query",
         "--prompt synthesised",
     )
 
 
-def _group(field: str) -> tuple[str, ...]:
+def _options_of_field(field: str) -> tuple[str, ...]:
     return tuple(name for name, each in options_by_name(TrainRetriever).items() if each.path[0] == field)
 
 
 def refuse_unused(options: TrainRetriever) -> None:
     """Raises InputError if an option is set that no chosen method uses."""
-    for method in _methods(options):
+    for method in _method_groups(options):
         if not method.is_used:
             refuse_options(options, method.options, f"is for {method.what}: give {method.switch}, or leave it out")
     no_loss = "--no-topic-loss" if not options.topic_prompts.loss else "--category-weight 0"
@@ -203,12 +211,12 @@ def topic_options(options: TrainRetriever) -> TopicOptions | None:
     return TopicOptions(**values if options.prompt_hidden is None else {**values, "hidden": options.prompt_hidden})
 
 
-def synthesis_options(options: TrainRetriever, saved: SynthesisOptions | None = None) -> SynthesisOptions:
+def synthesis_options(options: TrainRetriever, saved_options: SynthesisOptions | None = None) -> SynthesisOptions:
     """Returns the options of prompts that are computed from each query, or for each task, as if there were one task.
 
     Args:
         options: The options of the job.
-        saved: The options of the synthesiser that training continues from; None: it starts from random values.
+        saved_options: The options of the synthesiser that training continues from; None: it starts from random values.
 
     Raises:
         InputError: If an option is another one than that of the synthesiser that training continues from.
@@ -217,16 +225,16 @@ def synthesis_options(options: TrainRetriever, saved: SynthesisOptions | None = 
     values: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     if options.prompt_kind == "per-task":
         values |= {"prompts": 1, "hidden": 1, "mix": "after", "attention": "uniform"}
-    if saved is None or options.prompt_kind == "per-task":
+    if saved_options is None or options.prompt_kind == "per-task":
         return SynthesisOptions(**values)
     for name, value in values.items():
-        if value != getattr(saved, name):
-            flag = option_name(type(saved), name).replace("_", "-")
+        if value != getattr(saved_options, name):
+            flag = option_name(type(saved_options), name).replace("_", "-")
             raise InputError(
-                f"--init {options.init}: its prompts have --{flag} {getattr(saved, name)}, and {value} is given: leave "
-                "it out"
+                f"--init {options.init}: its prompts have --{flag} {getattr(saved_options, name)}, and {value} is "
+                "given: leave it out"
             )
-    return saved
+    return saved_options
 
 
 def divergence_options(options: TrainRetriever, attention: str, tasks: int) -> DivergenceOptions | None:
@@ -276,7 +284,7 @@ def flops_options(options: TrainRetriever, pooling: str, steps: int) -> FlopsOpt
     """
     if pooling != SPLADE:
         reason = f"regularises sparse vectors, and --pooling is {pooling}: give --pooling splade, or leave it out"
-        refuse_options(options, _group("flops"), reason)
+        refuse_options(options, _options_of_field("flops"), reason)
         return None
     has_passages = options.weights.sides != "query"
     if not has_passages:

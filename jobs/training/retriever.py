@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, format_bytes, say, say_complete, say_stages
+from jobs.common.cli import StageProgress, format_bytes, print_complete, print_stages, say
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.training.opening import RetrieverSetup, open_all
+from jobs.training.opening import RetrieverSetup, open_retriever_setup
 from jobs.training.options import TrainRetriever
 from jobs.training.runs import QUALITY, describe_best, draw_curves, make_artifact, report_if_complete
 from jobs.training.serving import serving_warnings
@@ -65,10 +65,10 @@ FIXED = (
 
 def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
     """Runs the job. Returns the prompts, the model or the sweep; None with --plan."""
-    store.require()
+    store.require_not_empty()
     if options.sweep:
-        return sweep(store, options)
-    setup = open_all(store, options)
+        return train_sweep(store, options)
+    setup = open_retriever_setup(store, options)
     for warning in serving_warnings(store, options, setup):
         say(f"warning: {warning}")
     if options.plan:
@@ -76,12 +76,12 @@ def train_retriever(store: Store, options: TrainRetriever) -> Artifact | None:
             check_derived_names(store, options, setup)
             print_plan(options, setup)
         return None
-    artifact = train(store, options, setup)
+    artifact = train_one_task(store, options, setup)
     print_summary(options, artifact)
     return artifact
 
 
-def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
+def train_sweep(store: Store, options: TrainRetriever) -> Artifact | None:
     """Trains every combination of the options in --sweep, and chooses one by the dev split. None with --plan."""
     check_name("sweeps", options.task)
     runs = parse_grid(options.sweep, replace(options, sweep=()), FIXED)
@@ -90,7 +90,7 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
         raise InputError(
             f"--sweep {' '.join(options.sweep)}: expected --dev-split too, which chooses a run, and --evaluate-every"
         )
-    setup = {run.options.task: open_all(store, run.options) for run in runs}
+    setup = {run.options.task: open_retriever_setup(store, run.options) for run in runs}
     for each in runs:
         check_derived_names(store, each.options, setup[each.options.task])
     first = setup[runs[0].options.task]
@@ -98,16 +98,16 @@ def sweep(store: Store, options: TrainRetriever) -> Artifact | None:
     inputs = merge_inputs([(run.suffix, setup[run.options.task].target.inputs) for run in runs])
 
     def train_run(each: SweepRun) -> Artifact:
-        artifact = train(store, each.options, setup[each.options.task])
+        artifact = train_one_task(store, each.options, setup[each.options.task])
         draw_curves(each.options, artifact)
         return artifact
 
     work = SweepWork(options.task, runs, inputs, configs, train_run)
     if options.plan:
         if (artifact := complete_artifact(store, work)) is not None:
-            say_complete(artifact.url, options.curves)
+            print_complete(artifact.url, options.curves)
             return None
-        say_stages(work)
+        print_stages(work)
         for run in runs:
             say(f"run      {run.options.kind}/{run.options.task}")
         say("the first run:")
@@ -163,7 +163,7 @@ def check_derived_names(store: Store, options: TrainRetriever, setup: RetrieverS
         )
 
 
-def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artifact:
+def train_one_task(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artifact:
     """Trains a task, unless it is complete."""
     check_derived_names(store, options, setup)
     notes: dict[str, Any] = {
@@ -178,7 +178,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
         store,
         setup.target,
         prepare=lambda on_ray: (setup.maker, setup.loop, notes),
-        longest=longest_text(setup),
+        max_length=max_text_length(setup),
     )
     tuning = setup.maker.tuning
     if tuning.parametrisation == "per-task":
@@ -188,7 +188,7 @@ def train(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artif
     return artifact
 
 
-def longest_text(setup: RetrieverSetup) -> int | None:
+def max_text_length(setup: RetrieverSetup) -> int | None:
     """Returns the largest length limit that the backbone allows for texts after their prompts; None: any."""
     tuning = setup.maker.tuning
     positions = trained_recipe(find_model_folder(setup.spec.folder), setup.spec.options, tuning).max_positions
@@ -198,12 +198,12 @@ def longest_text(setup: RetrieverSetup) -> int | None:
 def commit_trained_prompt(store: Store, artifact: Artifact, options: EncoderOptions) -> Artifact:
     """Returns prompts/TASK-prompt, trained with the encoder of models/TASK that it is for; makes it if needed."""
     name = f"{artifact.key.partition('/')[2]}-prompt"
-    config = {"backbone": EncoderSpec(store, artifact.key, options).describe("query"), "with": artifact.key}
+    config = {"backbone": EncoderSpec(store, artifact.key, options).settings("query"), "with": artifact.key}
     inputs: dict[str, Artifact | ArtifactReference] = {"model": artifact}
     if (topics := artifact.inputs.get("topics")) is not None:
         inputs["topics"] = ArtifactReference(topics["artifact"], topics["fingerprint"])
     with store.create("prompts", name, inputs=inputs, config=config) as draft:
-        if not draft.complete:
+        if not draft.is_complete:
             draft.add_notes(backbone=artifact.key, options=artifact.notes["options"])
             commit_files(draft, model_folder(artifact) / PROMPT)
     return store.open("prompts", name)
@@ -216,7 +216,7 @@ def commit_task_prompts(store: Store, artifact: Artifact) -> list[Artifact]:
         name = f"{artifact.key.partition('/')[2]}-{folder.name}"
         config = {"backbone": artifact.config["backbone"], "task": folder.name}
         with store.create("prompts", name, inputs={"tasks": artifact}, config=config) as draft:
-            if not draft.complete:
+            if not draft.is_complete:
                 draft.add_notes(backbone=artifact.notes["backbone"], options=artifact.notes["options"])
                 commit_files(draft, folder)
         result.append(store.open("prompts", name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, as_options, say, say_complete
+from jobs.common.cli import StageProgress, as_options, print_complete, say
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +18,7 @@ from jobs.training.run_options import Training
 from indexing.corpus.queries import Queries
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import begun_document, fingerprint_of
-from indexing.store.models import Checkpoints, checkpoint_names
+from indexing.store.models import StoredCheckpoint, checkpoint_names
 from indexing.store.store import Store, artifact_key
 from indexing.training.cluster import run_on_ray
 from indexing.training.curves import Curves
@@ -53,7 +53,7 @@ def make_artifact(
     target: ArtifactTarget,
     *,
     prepare: Callable[[bool], tuple[SystemMaker, LoopOptions, dict[str, Any]]],
-    longest: int | None,
+    max_length: int | None,
 ) -> Artifact:
     """Returns the artifact of a target; trains it if it is not complete.
 
@@ -63,7 +63,7 @@ def make_artifact(
         target: The prompts or the model to make.
         prepare: Called as prepare(on_ray) before a training run; returns the SystemMaker, the options of the loop, and
             notes for the artifact.
-        longest: The largest length limit that the backbone allows; None: any.
+        max_length: The largest length limit that the backbone allows; None: any.
 
     Raises:
         InputError: If the input is bad. The store then holds no draft that was not there before, unless training
@@ -73,20 +73,26 @@ def make_artifact(
     document = begun_document(kind, target.inputs, target.config, False)
     draft = Draft(store.storage, store.cache, artifact_key(kind, name), document)
     identity = fingerprint_of([{role: a.fingerprint for role, a in target.inputs.items()}, target.config])
-    last, best = (Checkpoints(store, checkpoints, identity) for checkpoints in checkpoint_names(kind, name))
+    last, best = (StoredCheckpoint(store, checkpoints, identity) for checkpoints in checkpoint_names(kind, name))
     draft.check(abandoned_s=abandoned_after_s(last))  # refuses other options before anything is opened
-    if not draft.complete:
+    if not draft.is_complete:
         with note_checkpoint(draft, last):
             on_ray = join_cluster(store, private=options.ray or options.workers > 1)
             group = plan_group(options, on_ray)
             maker, loop, notes = prepare(on_ray)
             task = TrainingTask(
-                draft=draft, last=last, best=best, loop=loop, maker=maker, dtype=options.dtype, group=group
+                draft=draft,
+                last_checkpoint=last,
+                best_checkpoint=best,
+                loop=loop,
+                maker=maker,
+                dtype=options.dtype,
+                group=group,
             )
-            result = run_task(options, task, on_ray, longest)
+            result = train_task(options, task, on_ray, max_length)
             draft.begin()  # joins the draft that the first worker has begun
             draft.add_notes(**notes, **result.notes())
-            if not draft.complete:
+            if not draft.is_complete:
                 draft.finish()
     last.clear()
     best.clear()
@@ -97,7 +103,7 @@ def report_if_complete(options: Training, store: Store, target: ArtifactTarget) 
     """Whether the artifact of a target is complete; prints that for --plan."""
     artifact = complete_target(store, target)
     if artifact is not None:
-        say_complete(artifact.url, options.curves)
+        print_complete(artifact.url, options.curves)
     return artifact is not None
 
 
@@ -118,22 +124,25 @@ def plan_group(options: Training, on_ray: bool) -> WorkerGroup:
 
 
 def cut_lines(
-    options: Training, cuts: Mapping[str, Mapping[str, int]], longest: int | None
+    options: Training, cuts: Mapping[str, Mapping[str, int]], max_length: int | None
 ) -> dict[str, tuple[Cuts, str]]:
-    """Returns the counts and the line for each kind of texts of which some were cut; longest: as of `make_artifact`."""
+    """Returns the counts and the line for each kind of texts of which some were cut.
+
+    max_length: as of `make_artifact`.
+    """
     lines = {}
     for noun, counts in cuts.items():
         if (counted := Cuts(**counts)).cut_texts:
             split = SPLIT if noun in ("passages", "pairs") else f"shorten the {noun}"
-            line = counted.line(f"{noun} of the batches", options.length_advice(noun), longest, split)
+            line = counted.line(f"{noun} of the batches", options.length_advice(noun), max_length, split)
             lines[noun] = (counted, as_options(line))
     return lines
 
 
-def run_task(options: Training, task: TrainingTask, on_ray: bool, longest: int | None) -> TrainingResult:
+def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: int | None) -> TrainingResult:
     """Trains with progress on stderr and, if --curves is set, with curves; prints how many texts were cut.
 
-    longest: as of `make_artifact`.
+    max_length: as of `make_artifact`.
     """
     curves = open_curves(options, task.draft.key)
     warned: set[str] = set()
@@ -153,7 +162,7 @@ def run_task(options: Training, task: TrainingTask, on_ray: bool, longest: int |
             if isinstance(done, StartMeasured):
                 stage.say(f"{QUALITY} {done.quality:.4f} at step 0, before training")
                 return
-            for noun, (cuts, line) in cut_lines(options, done.cuts, longest).items():
+            for noun, (cuts, line) in cut_lines(options, done.cuts, max_length).items():
                 if cuts.are_many and noun not in warned:
                     warned.add(noun)
                     stage.say(line)
@@ -178,7 +187,7 @@ def run_task(options: Training, task: TrainingTask, on_ray: bool, longest: int |
         finally:
             if curves:
                 attempt(curves.close)
-    for noun, (_, line) in cut_lines(options, result.cuts, longest).items():
+    for noun, (_, line) in cut_lines(options, result.cuts, max_length).items():
         if noun not in warned:
             say(line)
     return result
@@ -196,18 +205,18 @@ def draw_curves(options: Training, artifact: Artifact) -> None:
 
 
 @contextlib.contextmanager
-def note_checkpoint(draft: Draft, last: Checkpoints) -> Iterator[None]:
+def note_checkpoint(draft: Draft, last_checkpoint: StoredCheckpoint) -> Iterator[None]:
     """Adds to a KeyboardInterrupt that ends the block the step from which the same command resumes.
 
     Args:
         draft: What is trained.
-        last: Its last checkpoint.
+        last_checkpoint: Its last checkpoint.
     """
     try:
         yield
     except KeyboardInterrupt as interruption:
         with contextlib.suppress(InputError, OSError):  # without an answer of the store, nothing is promised
-            step = last.step()
+            step = last_checkpoint.step()
             if step is None:
                 interruption.add_note(f"nothing of {draft.key} was saved: the next run starts from the beginning")
             else:

@@ -23,8 +23,8 @@ def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetu
     """
     if options.train != "prompts":
         return []
-    described = setup.spec.describe("passage")
-    shared = {name: described[name] for name in ("model_type", "backbone", "weights", "tokenizer")}
+    backbone_settings = setup.spec.settings("passage")
+    shared = {name: backbone_settings[name] for name in ("model_type", "backbone", "weights", "tokenizer")}
 
     def others(kind: str, key: str) -> dict[str, dict[str, Any]]:
         """Returns the settings of each artifact of a kind that has the same backbone; skips damaged artifacts."""
@@ -34,32 +34,33 @@ def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetu
                 artifact = store.generations(kind, name)[-1] if kind == "embeddings" else store.open(kind, name)
                 settings = artifact.config.get(key)
                 if isinstance(settings, dict) and settings.items() >= shared.items():
-                    known[name] = {**settings, "dtype": described["dtype"]}  # each server chooses its own
+                    known[name] = {**settings, "dtype": backbone_settings["dtype"]}  # each server chooses its own
         return known
 
     encoders = others("embeddings", "encoder")
     embeddings = {name: settings for name, settings in encoders.items() if "prompt" not in settings}
-    same = [name for name, settings in embeddings.items() if not differing_settings(settings, described)]
+    same = [name for name, settings in embeddings.items() if not differing_settings(settings, backbone_settings)]
     if embeddings and not same:
         name, settings = next(iter(embeddings.items()))
-        changes = describe_differences(settings, described)
+        changes = describe_differences(settings, backbone_settings)
         return [
             f"the prompt cannot be served with embeddings/{name}: it would have {changes}; "
-            f"{_remedy(settings, described)}, or encode the corpus with the prompt's settings under another name"
+            f"{_suggest_options(settings, backbone_settings)}, or encode the corpus with the prompt's settings under "
+            "another name"
         ]
     return [
         f"one server cannot serve the prompt and prompts/{name}: "
-        f"it would have {describe_differences(settings, described)}; "
-        f"{_remedy(settings, described)} to serve both"
+        f"it would have {describe_differences(settings, backbone_settings)}; "
+        f"{_suggest_options(settings, backbone_settings)} to serve both"
         for name, settings in others("prompts", "backbone").items()
-        if name != options.task and differing_settings(settings, described)
+        if name != options.task and differing_settings(settings, backbone_settings)
     ]
 
 
-def _remedy(settings: Mapping[str, Any], described: Mapping[str, Any]) -> str:
+def _suggest_options(settings: Mapping[str, Any], backbone_settings: Mapping[str, Any]) -> str:
     """Returns a remedy for the user: the options with which a prompt would have the settings of an artifact."""
     flags = []
-    for name in differing_settings(settings, described):
+    for name in differing_settings(settings, backbone_settings):
         if name == "head":
             flags.append(f"--normalize {'normalize' in settings[name]}")
         elif name == "append_eos":

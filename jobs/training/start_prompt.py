@@ -49,13 +49,13 @@ def open_start(store: Store, options: TrainRetriever, name: str) -> StartPrompt:
     return StartPrompt(prompt, artifact.key, artifact)
 
 
-def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[str, Any], length: int) -> None:
+def check_start(options: TrainRetriever, prompt: TaskPrompt, backbone_settings: Mapping[str, Any], length: int) -> None:
     """Checks that training can start from the prompt of --init, before the backbone is loaded.
 
     Args:
         options: The options of the job.
         prompt: The prompt of --init.
-        described: The description of the backbone.
+        backbone_settings: The settings of the backbone.
         length: Tokens of the trained prompt.
 
     Raises:
@@ -63,7 +63,7 @@ def check_start(options: TrainRetriever, prompt: TaskPrompt, described: Mapping[
     """
     init = f"--init {options.init}"
     try:
-        check_initial_prompt(prompt, described)
+        check_initial_prompt(prompt, backbone_settings)
     except InputError as error:
         raise InputError(f"{init} --backbone {options.backbone}: {error}") from None
     if prompt.topics is not None:

@@ -37,24 +37,24 @@ class SweepRun:
         return "-".join(f"{name}{_name_part(value)}" for name, value in self.settings.items())
 
 
-def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -> list[SweepRun]:
+def parse_grid(texts: Sequence[str], options: Options, fixed_options: Collection[str]) -> list[SweepRun]:
     """Returns every combination of the swept values, the last option changing fastest.
 
     Args:
         texts: `NAME=VALUE,VALUE,…`, one for each swept option.
         options: The options of the job; each run has them, apart from the swept ones.
-        fixed: Options that cannot be swept.
+        fixed_options: Options that cannot be swept.
 
     Raises:
         InputError: If an option is unknown or cannot be swept, if it comes twice, or if a value does not fit.
     """
     flat = options_by_name(type(options))
-    known = [name for name in flat if name not in fixed]
+    known = [name for name in flat if name not in fixed_options]
     values: dict[str, list[Any]] = {}
     for text in texts:
         name, listed = parse_named_value(text, f"--sweep {text}: expected NAME=VALUE,VALUE")
         name = name.removeprefix("--").replace("-", "_")
-        if name in fixed and name in flat:
+        if name in fixed_options and name in flat:
             raise InputError(
                 f"--sweep {text}: all runs of a sweep have the same {name}; give it as --{name.replace('_', '-')}"
             )
@@ -64,7 +64,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
             raise InputError(f"--sweep {text}: {name} is not an option that can be swept; {hint}")
         if name in values:
             raise InputError(f"--sweep {text}: {name} is swept twice; give all values in one list")
-        values[name] = [_parse(value.strip(), flat[name].type, text) for value in listed.split(",")]
+        values[name] = [_parse_value(value.strip(), flat[name].type, text) for value in listed.split(",")]
         if len({_name_part(value) for value in values[name]}) < len(values[name]):
             raise InputError(f"--sweep {text}: a value comes twice")
     count = 1
@@ -76,7 +76,7 @@ def parse_grid(texts: Sequence[str], options: Options, fixed: Collection[str]) -
     return [SweepRun(settings, replace_options(options, settings)) for settings in combinations]
 
 
-def _parse(value: str, hint: Any, text: str) -> Any:
+def _parse_value(value: str, hint: Any, text: str) -> Any:
     """Returns a value of the type of its option, as the command line reads it."""
     try:
         return parse_words(hint, [value])

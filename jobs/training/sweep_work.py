@@ -13,7 +13,7 @@ from jobs.training.sweep_grid import Settings, SweepRun
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.documents import ArtifactReference
 from indexing.work.tasks import Runner
-from indexing.work.work import ArtifactTarget, Committed, Progress, ProgressCounter, StageDefaults, WorkUnit
+from indexing.work.work import ArtifactTarget, BaseStage, Committed, Progress, ProgressCounter, WorkUnit
 from retriever.errors import DivergedError, InputError
 
 SEED = "seed"  # the option over whose values settings are averaged
@@ -90,7 +90,7 @@ class SweepWork:
 
 
 @dataclass(frozen=True)
-class SweepStage(StageDefaults):
+class SweepStage(BaseStage):
     """The one stage of a sweep, whose units are runs."""
 
     runs: tuple[SweepRun, ...]
@@ -103,13 +103,13 @@ class SweepStage(StageDefaults):
         """The number of runs."""
         return len(self.runs)
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         """Returns a unit for each run."""
         for number, run in enumerate(self.runs):
             yield WorkUnit((f"run-{number:05d}",), 1, run)
 
     def make(
-        self, unit: WorkUnit, missing: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
+        self, unit: WorkUnit, missing_names: Sequence[str], draft: Draft, runner: Runner, counter: ProgressCounter
     ) -> None:
         """Trains a run and commits its outcome."""
         run: SweepRun = unit.payload
@@ -126,9 +126,9 @@ class SweepStage(StageDefaults):
 
 def read_outcomes(artifact: Artifact | Draft) -> list[SweepOutcome]:
     """Returns the outcomes of a sweep's runs, in the order of the grid."""
-    parts = artifact.committed().values() if isinstance(artifact, Draft) else artifact.parts
+    parts = artifact.committed_parts().values() if isinstance(artifact, Draft) else artifact.parts
     ordered = sorted(parts, key=lambda part: part.name)
-    return [SweepOutcome(**json.loads(artifact.local(part).read_text(encoding="utf-8"))) for part in ordered]
+    return [SweepOutcome(**json.loads(artifact.local_path(part).read_text(encoding="utf-8"))) for part in ordered]
 
 
 def choose_run(outcomes: Sequence[SweepOutcome]) -> SweepChoice:

@@ -329,7 +329,7 @@ class Encoder:
     def _encode_packed(
         self, tokens: Tokens, prompts: TextPrompts, team: ThreadTeam, counter: _TextCounter
     ) -> np.ndarray:
-        """Encodes without padding (packed); one thread per batch."""
+        """Returns the vectors of texts, encoded without padding (packed), one thread per batch: float32 [n, dim]."""
         vectors = np.empty((len(tokens), self.dim), np.float32)
 
         def fill(rows: np.ndarray) -> None:
@@ -346,7 +346,7 @@ class Encoder:
         return vectors
 
     def _encode_padded(self, tokens: Tokens, prompts: TextPrompts, side: Side, counter: _TextCounter) -> np.ndarray:
-        """Encodes padded batches, one after another."""
+        """Returns the vectors of texts, encoded in padded batches, one after another: float32 [n, dim]."""
         pooled = torch.empty(len(tokens), self._recipe.pooled_dim, dtype=torch.float32, device=self.device)
         for rows, outputs in self._batches(tokens, prompts, side):
             pooled[torch.from_numpy(rows).to(self.device)] = outputs

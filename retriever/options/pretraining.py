@@ -69,12 +69,12 @@ class PretrainingOptions(OptionGroup):
     def __post_init__(self) -> None:
         """Raises InputError for a value that training cannot use."""
         super().__post_init__()
-        if self.has_head and (self.pooling, self.train) != ("cls", "backbone"):
+        if self.trains_condenser_head and (self.pooling, self.train) != ("cls", "backbone"):
             raise InputError(
                 f"parameter objective {self.objective} trains a backbone's first token: expected parameter pooling cls "
                 f"and parameter train backbone, got {self.pooling} and {self.train}"
             )
-        if not self.has_head and (self.head_layers, self.skip_from, self.late_loss) != (None, None, True):
+        if not self.trains_condenser_head and (self.head_layers, self.skip_from, self.late_loss) != (None, None, True):
             raise InputError(
                 f"parameter objective {self.objective} has no head: parameter head_layers, parameter skip_from and "
                 "parameter late_loss are for condenser and cocondenser"
@@ -105,7 +105,7 @@ class PretrainingOptions(OptionGroup):
     @property
     def default_mask(self) -> Mask:
         """What the authors of the objective mask: whole words in Condenser and coCondenser, otherwise tokens."""
-        return "word" if self.has_head else "token"
+        return "word" if self.trains_condenser_head else "token"
 
     @property
     def has_pairs(self) -> bool:
@@ -125,7 +125,7 @@ class PretrainingOptions(OptionGroup):
         return self.objective != "pairs"
 
     @property
-    def has_head(self) -> bool:
+    def trains_condenser_head(self) -> bool:
         """Whether Condenser's head is trained."""
         return self.objective in ("cocondenser", "condenser")
 

@@ -192,7 +192,7 @@ class RipSystem:
             self.recipe,
             options.pooling,
             late_loss=options.late_loss,
-            condenser=self._open_head if options.has_head else None,
+            condenser=self._open_head if options.trains_condenser_head else None,
         )
         self.masking = Masking(self.recipe, int(model.whole.config.vocab_size), options.mlm_probability)
         self.model = model.to(device)

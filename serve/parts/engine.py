@@ -33,7 +33,15 @@ from serve.errors import ExpiredError, LostError, StoreError
 from serve.parts.leaf import AskLeaves, HitsRequest, Passage, PassagesRequest, SourceHits, SourceQueries, wait_for_reply
 from serve.parts.models import TOGETHER, EncodedTexts, EncoderPart, RerankPart, are_finite, unusable_text_error
 from serve.parts.part import UsableQueries
-from serve.parts.queries import AnswerHit, PairsRequest, PendingQuery, QueryAnswer, QueryGroup, QueryState, TextsRequest
+from serve.parts.queries import (
+    AnswerHit,
+    EmbedTextsRequest,
+    PendingQuery,
+    QueryAnswer,
+    QueryGroup,
+    QueryState,
+    ScorePairsRequest,
+)
 from serve.parts.states import ENCODER, PASSAGES, RERANKER
 from serve.release.release import Release
 
@@ -76,7 +84,7 @@ class Engine:
                 answer.error = answer.error or error
         return answers
 
-    def embed(self, requests: Sequence[TextsRequest]) -> list[tuple[np.ndarray, Cuts] | Exception]:
+    def embed(self, requests: Sequence[EmbedTextsRequest]) -> list[tuple[np.ndarray, Cuts] | Exception]:
         """Returns the vectors of the texts of each request, float32 [n, dim], and the counts of texts that were cut.
 
         A request with a text that cannot be used fails alone.
@@ -99,7 +107,7 @@ class Engine:
                 results.append((vectors, Cuts.from_lengths(encoded.lengths[start:end], encoded.num_cut[start:end])))
         return results
 
-    def rerank(self, requests: Sequence[PairsRequest]) -> list[np.ndarray]:
+    def rerank(self, requests: Sequence[ScorePairsRequest]) -> list[np.ndarray]:
         """Returns the probabilities of the documents of each request, float32 [n].
 
         Args:

@@ -42,7 +42,7 @@ class PartFiles:
             status = _status(path)
             if status is None or status != self._statuses[number]:
                 artifact, part = self._files[number]
-                artifact.local(part)
+                artifact.local_path(part)
                 self._statuses[number] = status
 
     def read(self, max_bytes: int, max_seconds: float, paths_read: set[Path]) -> int:
@@ -59,7 +59,7 @@ class PartFiles:
         ends, size_bytes = time.monotonic() + max_seconds, 0
         buffer = bytearray(BLOCK)
         for artifact, part in self._files:
-            path = artifact.local(part)
+            path = artifact.local_path(part)
             if path in paths_read:
                 continue
             with open(path, "rb", buffering=0) as file:

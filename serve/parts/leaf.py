@@ -262,4 +262,4 @@ class PassagesPart(ServicePart):
 
     def _answer_probe(self, release_id: str) -> None:
         passages: OpenPassages = self._get_content(release_id)
-        passages.fetch(np.array([passages.rows.first]))
+        passages.fetch(np.array([passages.rows.first_row]))

@@ -177,8 +177,8 @@ class QueryGroup:
         ]
 
 
-class TextsRequest(NamedTuple):
-    """The texts of one request, whose vectors are computed together."""
+class EmbedTextsRequest(NamedTuple):
+    """The texts of one request to `embed`, whose vectors are computed together."""
 
     release: Release
     texts: list[str]
@@ -187,8 +187,8 @@ class TextsRequest(NamedTuple):
     deadline: float
 
 
-class PairsRequest(NamedTuple):
-    """The query and the documents of one request, which the re-ranker scores."""
+class ScorePairsRequest(NamedTuple):
+    """The query and the documents of one request to `rerank`, whose pairs the re-ranker scores."""
 
     release: Release
     query: str

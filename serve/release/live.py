@@ -91,7 +91,7 @@ def save_as_live(store: Store, release: Release, tag: str | None) -> bool:
     release.save(store)
     history = [id for id in (_live_and_previous_ids(store, before[0]) if before else ()) if id != release.id]
     document = LiveRecord(release.id, tuple(history[:KEPT])).document()
-    if not store.storage.swap(CURRENT, document, tag):
+    if not store.storage.compare_and_swap(CURRENT, document, tag):
         return False
     if missing_artifacts(store, [f"releases/{release.id}"]):
         release.save(store)
@@ -99,7 +99,7 @@ def save_as_live(store: Store, release: Release, tag: str | None) -> bool:
         log.warning("release %s lacks %s, which another server removed", release.id, ", ".join(missing))
         now = store.storage.read_tagged(CURRENT)
         if before and now and now[0] == document:
-            store.storage.swap(CURRENT, before[0], now[1])
+            store.storage.compare_and_swap(CURRENT, before[0], now[1])
         return False
     _remove_expired(store)
     return True

@@ -162,7 +162,7 @@ def _has_dense_search(store: Store, embeddings: str | None, index: str | None, *
         return True
     for key in (key for key in store.incomplete_keys() if key.startswith("embeddings/")):
         manifest = store.manifest(key)
-        if manifest is None or DENSE.holds(manifest["config"]):
+        if manifest is None or DENSE.is_kind_of(manifest["config"]):
             raise InputError(
                 f"{store.url}/{key} was begun and is not complete: run the command that makes it again, or give "
                 f"parameter embeddings {NO_EMBEDDINGS} to serve the store without dense search"
@@ -214,7 +214,7 @@ def _find_space(
     if (prompt := spec.prompt()) is not None:
         check_prompt_settings(prompt, spec)
     base = live.task(BASE) if live else None
-    encoder = spec.describe("passage")
+    encoder = spec.settings("passage")
     if uploaded is not None and uploaded.space and (base is None or uploaded.space != base.space):
         space = open_space(store, *uploaded.space, corpus)
         check_passages(name, encoder, space.embeddings)
@@ -299,8 +299,8 @@ def open_sources(store: Store, sources: Iterable[str], corpus: Corpus) -> tuple[
                 f"source {source!r}: name it by parameter {TASK_PARAMETERS[kind.name]}, as the tasks have one"
             )
         hit_source = open_source(kind, SearchContext(store, corpus), expression.terms[0].name)
-        if hit_source.source not in names:
-            names[hit_source.source] = None
+        if hit_source.source_text not in names:
+            names[hit_source.source_text] = None
             artifacts += hit_source.inputs().values()
     return tuple(names), artifacts
 

@@ -130,7 +130,7 @@ class Release:
         inputs = {key: ArtifactReference(key, fingerprint) for key, fingerprint in self.fingerprints.items()}
         config = {name: value for name, value in self._document().items() if name != "fingerprints"}
         with store.create("releases", self.id, inputs=inputs, config=config) as draft:
-            if draft.complete:
+            if draft.is_complete:
                 store.open("releases", self.id)
                 draft.touch()
 

@@ -67,9 +67,7 @@ def describe_generations(store: Store, keys: Iterable[str]) -> list[str]:
     by_artifact: dict[str, list[str]] = {}
     for key in keys:
         by_artifact.setdefault(without_generation(key), []).append(key)
-    return [
-        f"{artifact_key}: {_describe_growth(store, artifact_key, keys)}" for artifact_key, keys in by_artifact.items()
-    ]
+    return [f"{key}: {_describe_generations_of(store, key, members)}" for key, members in by_artifact.items()]
 
 
 class Coverage(NamedTuple):
@@ -133,7 +131,7 @@ def renew_release(store: Store, release: Release) -> Release:
         if task.space and spec:
             space = spaces[task.space]
             artifacts += space.generations
-            check_passages(task.name, replace(spec, task=task.prompt).describe("passage"), space.embeddings)
+            check_passages(task.name, replace(spec, task=task.prompt).settings("passage"), space.embeddings)
     artifacts += reranker_inputs(store, release.reranker or "").values()
     return replace(release, fingerprints=fingerprints_of(artifacts))
 
@@ -169,12 +167,12 @@ def _last_generations(keys: Iterable[str]) -> dict[str, int]:
     return last
 
 
-def _describe_growth(store: Store, artifact_key: str, keys: list[str]) -> str:
+def _describe_generations_of(store: Store, artifact_key: str, generation_keys: list[str]) -> str:
     """Returns the names of generations of one artifact, the passages that they add and delete, and other filters."""
-    names = [key[-5:] for key in keys]
+    names = [key[-5:] for key in generation_keys]
     span = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
     try:
-        generations = [store.open(*Key.parse(key)) for key in keys]
+        generations = [store.open(*Key.parse(key)) for key in generation_keys]
     except InputError:  # the one that opens it for a release raises it too
         return span
     added = _format_passages(sum(artifact.rows for artifact in generations))

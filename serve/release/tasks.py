@@ -71,16 +71,16 @@ class ServedTask:
 
 @dataclass(frozen=True)
 class ServedSource:
-    """One source that a task serves. target: what its part has opened for it."""
+    """One source that a task serves. target: names what its part searches."""
 
     kind: SourceKind
     name: str
     target: SearchTarget
 
     @property
-    def text(self) -> str:
+    def source_text(self) -> str:
         """The source as requests name it, in the grammar of sources."""
-        return self.kind.text(self.name)
+        return self.kind.source_text(self.name)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def find_source_search(task: ServedTask, source: str) -> SourceSearch:
     expression = parse_source(source)
     served = task.served_sources()
     sources = tuple(_source_of_term(task, term, served) for term in expression.terms)
-    names = tuple(each.text for each in sources)
+    names = tuple(each.source_text for each in sources)
     expression.check_distinct(names)
     return SourceSearch(fusion_text(names, expression.weights), sources, names, expression.weights)
 
@@ -122,7 +122,7 @@ def search_of_mode(task: ServedTask, mode: Mode) -> SourceSearch:
         InputError: If the task lacks what the mode searches.
     """
     if mode != "bm25" and not task.embeddings:
-        names = ", ".join(source.text for source in task.served_sources())
+        names = ", ".join(source.source_text for source in task.served_sources())
         raise InputError(
             f"task {task.name!r} has no dense embeddings, which mode {mode} searches: name a source ({names})"
         )
@@ -142,10 +142,12 @@ def supported_modes(*tasks: ServedTask) -> list[Mode]:
 def _source_of_term(task: ServedTask, term: SourceTerm, served: list[ServedSource]) -> ServedSource:
     """Returns the source of a term; a kind alone stands for the only source of that kind, or for the default one."""
     of_kind = [source for source in served if source.kind is term.kind]
-    named = [source for source in of_kind if source.text == term.kind.text(term.name)]
+    named = [source for source in of_kind if source.source_text == term.kind.source_text(term.name)]
     if not named and not term.name and len(of_kind) == 1:
         named = of_kind
     if not named:
-        names = ", ".join(source.text for source in served)
-        raise InputError(f"source {term.kind.text(term.name)!r}: task {task.name!r} does not serve it; it has {names}")
+        names = ", ".join(source.source_text for source in served)
+        raise InputError(
+            f"source {term.kind.source_text(term.name)!r}: task {task.name!r} does not serve it; it has {names}"
+        )
     return named[0]

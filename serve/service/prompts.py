@@ -245,7 +245,7 @@ def _commit_prompt(store: Store, name: str, checked: CheckedPrompt, spec: Encode
     """Commits the two files of a prompt to the store, and returns the artifact prompts/NAME."""
     prompt = checked.prompt
     with store.create("prompts", name, config={GIVEN: name}, inputs=spec.inputs()) as draft:
-        if not draft.complete:
+        if not draft.is_complete:
             draft.add_notes(backbone=spec.name, options=prompt.options.to_dict())
             if prompt.synthesis is not None:
                 draft.add_notes(synthesis=prompt.synthesis.settings())

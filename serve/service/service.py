@@ -38,7 +38,7 @@ from serve.parts.engine import REST_S, Engine
 from serve.parts.leaf import AskLeaves
 from serve.parts.models import EncoderPart, RerankPart
 from serve.parts.part import PartControl
-from serve.parts.queries import PairsRequest, PendingQuery, QueryAnswer, TextsRequest
+from serve.parts.queries import EmbedTextsRequest, PendingQuery, QueryAnswer, ScorePairsRequest
 from serve.parts.states import ENCODER, RERANKER, PartStates, parts_of
 from serve.protocol import SearchRequest
 from serve.release.artifacts import ReleaseArtifacts
@@ -115,10 +115,10 @@ class Service:
         self.searches: Batcher[PendingQuery, QueryAnswer] = Batcher(
             engine.search, weigh=partial(_weight, options.queue // 4), key=_batch_key, **queue
         )
-        self.embeddings: Batcher[TextsRequest, tuple[np.ndarray, Cuts]] = Batcher(
+        self.embeddings: Batcher[EmbedTextsRequest, tuple[np.ndarray, Cuts]] = Batcher(
             engine.embed, weigh=lambda item: len(item.texts), key=lambda item: (item.release.id, item.side), **queue
         )
-        self.reranks: Batcher[PairsRequest, np.ndarray] = Batcher(
+        self.reranks: Batcher[ScorePairsRequest, np.ndarray] = Batcher(
             engine.rerank, weigh=lambda item: len(item.documents), key=lambda item: item.release.id, **queue
         )
         self.draining = False
@@ -262,7 +262,7 @@ class Service:
             raise InputError("this release has no dense embeddings, and no encoder of them")
         deadline = time.time() + timeout_s
         with self._keep_open(live):
-            item = TextsRequest(live.release, list(texts), task, side, deadline)
+            item = EmbedTextsRequest(live.release, list(texts), task, side, deadline)
             result, _ = await self.embeddings.submit(item, deadline)
             return result
 
@@ -284,7 +284,7 @@ class Service:
         deadline = time.time() + timeout_s
         with self._keep_open(live):
             scores, _ = await self.reranks.submit(
-                PairsRequest(live.release, query, list(documents), deadline), deadline
+                ScorePairsRequest(live.release, query, list(documents), deadline), deadline
             )
             return live, scores
 

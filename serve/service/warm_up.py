@@ -116,7 +116,7 @@ class WarmUp:
         self, release: Release, part: str, warm_up_search: WarmUpSearch, texts: Sequence[str], end: float
     ) -> float:
         """Runs rounds of queries in a source until they are quick or improve no more; returns the last time."""
-        search = find_source_search(warm_up_search.task, warm_up_search.source.text)
+        search = find_source_search(warm_up_search.task, warm_up_search.source.source_text)
         seconds: list[float] = []
         while len(seconds) < MAX_ROUNDS and not (seconds and self._is_stopped.is_set()):
             first = len(seconds) * BATCH

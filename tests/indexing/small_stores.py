@@ -15,7 +15,7 @@ from runners import InlineRunner
 from indexing.corpus.corpus import Corpus, write_table
 from indexing.corpus.ids import merge_bucket, sorted_hashes
 from indexing.formats.parse import CORPUS_SCHEMA
-from indexing.lucene.bm25 import Bm25, BuildBm25
+from indexing.lucene.bm25 import Bm25, BuildBm25Work
 from indexing.store.artifact import Draft
 from indexing.store.store import Store, generation
 from indexing.work.work import run_work
@@ -95,10 +95,10 @@ def extend_corpus(
 
 
 def build_bm25(corpus: Corpus, root: Path, name: str = "bm25", **options: Any) -> Bm25:
-    """Builds or extends bm25/NAME in the store `root`/store; `options` are those of BuildBm25."""
+    """Builds or extends bm25/NAME in the store `root`/store; `options` are those of BuildBm25Work."""
     store = Store(str(root / "store"))
-    work = BuildBm25(store, corpus, name, **options)
-    if not work.complete:
+    work = BuildBm25Work(store, corpus, name, **options)
+    if not work.is_complete:
         work.pin_versions(shuffling_runner())
         run_work(store, work, shuffling_runner())
     return Bm25.open(store, work.name, corpus)

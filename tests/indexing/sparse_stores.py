@@ -10,7 +10,7 @@ import numpy as np
 from small_stores import extend_corpus, shuffling_runner
 
 from indexing.corpus.corpus import Corpus
-from indexing.sparse.building import BuildImpacts
+from indexing.sparse.building import BuildImpactsWork
 from indexing.sparse.embeddings import SparseEmbeddings
 from indexing.sparse.files import SUFFIX, save_vectors
 from indexing.sparse.index import ImpactIndex
@@ -46,8 +46,8 @@ def build_index(root: Path, shards: int, name: str | None = None) -> ImpactIndex
     """Builds or extends index/NAME over embeddings/s; by default the name says the number of shards."""
     store = Store(str(root / "store"))
     embeddings = SparseEmbeddings.open(store, "s", Corpus.open(store))
-    work = BuildImpacts(store, embeddings, name or f"i{shards}", shards=shards)
-    if not work.complete:
+    work = BuildImpactsWork(store, embeddings, name or f"i{shards}", shards=shards)
+    if not work.is_complete:
         work.pin_versions(shuffling_runner())
         run_work(store, work, shuffling_runner())
     return ImpactIndex.open(store, work.name, embeddings)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-WRITES = ("put", "put_new", "swap", "delete")
+WRITES = ("put", "put_new", "compare_and_swap", "delete")
 EXIT_STATUS = 9
 
 
@@ -59,11 +59,11 @@ def counted_writes(at: int | None, fault: Callable[[], object], *, after: bool =
 
 def main(at: str, when: str, name: str, *arguments: str) -> None:
     """Runs a job and ends the process at a write."""
-    from jobs.common.cli import options_of, run
+    from jobs.common.cli import options_class_of, run
 
     job = importlib.import_module(f"jobs.{name}")
     with counted_writes(int(at), lambda: os._exit(EXIT_STATUS), after=when == "after"):
-        run(job.main, options_of(job.main), list(arguments))
+        run(job.main, options_class_of(job.main), list(arguments))
 
 
 if __name__ == "__main__":

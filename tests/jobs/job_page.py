@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import options_of
+from jobs.common.cli import options_class_of
 
 import importlib
 import inspect
@@ -27,7 +27,7 @@ Heading = tuple[str, bool]  # a group of shared options, and whether all their j
 
 def written_page() -> str:
     """Returns the page: its beginning is written by hand, the rest is generated."""
-    jobs = {name: options_of(module_of(name).main) for name in command_names()}
+    jobs = {name: options_class_of(module_of(name).main) for name in command_names()}
     shared = shared_rows(jobs)
     by_hand, contents_title, _ = PAGE.read_text().partition("## Contents\n")
     lines = [by_hand + contents_title, *contents(shared), ""]

@@ -42,7 +42,7 @@ def test_shards_hold_each_row_once_in_contiguous_ranges(world) -> None:
     assert [(shard.first_row, shard.end) for shard in index.shards] == [(0, 80), (80, 160), (160, 240)]
     rows = []
     for shard in index.shards:
-        owner = faiss.read_index(str(shard.artifact.local(shard.part)))
+        owner = faiss.read_index(str(shard.artifact.local_path(shard.part)))
         lists = faiss.extract_index_ivf(owner).invlists
         held = [faiss.rev_swig_ptr(lists.get_ids(n), lists.list_size(n)).copy() for n in range(lists.nlist)]
         assert sorted(np.concatenate(held).tolist()) == list(range(shard.first_row, shard.end))
@@ -59,7 +59,7 @@ def test_the_recall_in_the_manifest_is_the_one_that_its_search_parameters_give(w
     products = vectors @ vectors.T
     np.fill_diagonal(products, -np.inf)
     found: list[list[int]] = []
-    shards = [faiss.read_index(str(shard.artifact.local(shard.part))) for shard in index.shards]
+    shards = [faiss.read_index(str(shard.artifact.local_path(shard.part))) for shard in index.shards]
     for shard in shards:
         shard.nprobe = index.nprobe
     hits = [shard.search(vectors, 201) for shard in shards]

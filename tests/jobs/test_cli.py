@@ -11,7 +11,7 @@ from jobs.common import cli
 from jobs.common.steps import job_names
 from jobs.common.yaml_files import read_yaml
 from jobs.import_corpus import ImportCorpus
-from jobs.search import Search
+from jobs.search import SearchJob
 
 import pytest
 from local_cluster import without_progress
@@ -217,11 +217,11 @@ def test_every_recipe_fits_its_job(file: Path) -> None:
     command = next(line for line in file.read_text().splitlines() if "riptide " in line)
     name = command.partition("riptide ")[2].split()[0].replace("-", "_")
     module = importlib.import_module(f"jobs.{name}")
-    cli.parse_arguments(cli.options_of(module.main), ["--config", str(file), "--store", "s"])
+    cli.parse_arguments(cli.options_class_of(module.main), ["--config", str(file), "--store", "s"])
 
 
 def test_options_have_the_defaults_that_the_help_names() -> None:
-    options = cli.parse_arguments(Search, ["--store", "s"])
+    options = cli.parse_arguments(SearchJob, ["--store", "s"])
     assert (options.mode, options.limit, options.plan) == (None, None, False)
     assert (options.split, options.k) == (None, None), "test and 1000, or with --query none and 10"
 
@@ -238,7 +238,7 @@ def test_a_mistake_in_the_code_keeps_its_traceback(world, job, monkeypatch: pyte
     def broken(_: Store) -> Store:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Store, "require", broken)
+    monkeypatch.setattr(Store, "require_not_empty", broken)
     with pytest.raises(ZeroDivisionError):
         job("verify", "--store", world.store)
 
@@ -250,7 +250,12 @@ def test_a_mistake_in_the_code_keeps_its_traceback(world, job, monkeypatch: pyte
         ("search", ("--mode", "exact", "--query", "w1"), "jobs.search.show_hits", False),
         ("search", ("--mode", "exact", "--name", "new"), "indexing.work.local.LocalRunner.run", False),
         ("import_corpus", ("--source",), "jobs.import_corpus.import_queries", True),
-        ("mine_negatives", ("--split", "test", "--sources", "exact:enc"), "jobs.mine_negatives.SampleNegatives", True),
+        (
+            "mine_negatives",
+            ("--split", "test", "--sources", "exact:enc"),
+            "jobs.mine_negatives.SampleNegativesWork",
+            True,
+        ),
     ],
 )
 def test_a_resume_is_promised_only_if_something_is_kept(

@@ -108,8 +108,8 @@ def test_limit_names_the_embeddings_and_is_of_their_fingerprint(world, done: Don
     limited, full = (store.open("embeddings", f"{n}/g0000") for n in (name, "enc"))
     assert [part.rows for part in limited.numbered_parts("part")] == [60, 10]
     assert limited.fingerprint != full.fingerprint
-    first = np.load(limited.local("part-00000"))
-    np.testing.assert_array_equal(first, np.load(full.local("part-00000")))
+    first = np.load(limited.local_path("part-00000"))
+    np.testing.assert_array_equal(first, np.load(full.local_path("part-00000")))
 
 
 def test_plan_says_what_and_does_nothing(world, done: Done, no_work) -> None:

@@ -132,7 +132,7 @@ def test_embeddings_are_those_of_the_encoder_called_part_by_part(store: Store, t
         table = open_table(part)
         texts = encoder.compose(table["title"].to_pylist(), table["text"].to_pylist())
         np.save(tmp_path / "expected.npy", encoder.encode(texts, side="passage").astype(np.float16))
-        assert made.artifact.local(made.part).read_bytes() == (tmp_path / "expected.npy").read_bytes()
+        assert made.artifact.local_path(made.part).read_bytes() == (tmp_path / "expected.npy").read_bytes()
 
 
 def test_a_trained_index_is_that_of_the_faiss_functions_called_shard_by_shard(store: Store, tmp_path: Path) -> None:
@@ -142,12 +142,12 @@ def test_a_trained_index_is_that_of_the_faiss_functions_called_shard_by_shard(st
     rows = sample_rows(embeddings, training_size("IVF4,SQ8", embeddings.num_rows))
     trained = train_quantizer(embeddings.take(rows).astype(np.float32), "IVF4,SQ8", seed=0, threads=2)
     write_index(trained, tmp_path / "quantizer")
-    assert index.local("quantizer").read_bytes() == (tmp_path / "quantizer").read_bytes()
+    assert index.local_path("quantizer").read_bytes() == (tmp_path / "quantizer").read_bytes()
     for part, (first, end) in zip(index.numbered_parts("shard"), [(0, 45), (45, 90)], strict=True):
-        vectors = (piece for _, piece in embeddings.between(first, end))
+        vectors = (piece for _, piece in embeddings.read_range(first, end))
         filled = fill_shard(read_index(tmp_path / "quantizer"), vectors, first, threads=1)
         write_index(filled, tmp_path / part.name)
-        assert index.local(part).read_bytes() == (tmp_path / part.name).read_bytes()
+        assert index.local_path(part).read_bytes() == (tmp_path / part.name).read_bytes()
 
 
 def test_an_exact_run_is_that_of_a_brute_force_search(store: Store) -> None:
@@ -155,7 +155,7 @@ def test_an_exact_run_is_that_of_a_brute_force_search(store: Store) -> None:
     embeddings = Embeddings.open(store, "enc", corpus)
     encoder = Encoder(embeddings.encoder_name, EncoderOptions(dtype="float32", compile="never"), device="cpu")
     run = store.open("runs", "exact")
-    table = pq.read_table(run.local(run.parts[0]))
+    table = pq.read_table(run.local_path(run.parts[0]))
     queries = store.open("queries", store.names("queries")[0])
     texts = dict(zip(*(open_ids_and_texts(queries)), strict=True))
     vectors = embeddings.take(np.arange(corpus.num_rows)).astype(np.float64)
@@ -172,5 +172,5 @@ def open_ids_and_texts(queries: Artifact) -> tuple[list[str], list[str]]:
     """Ids and texts of a query set."""
     import pyarrow as pa
 
-    table = pa.ipc.open_file(pa.memory_map(str(queries.local("part-00000")))).read_all()
+    table = pa.ipc.open_file(pa.memory_map(str(queries.local_path("part-00000")))).read_all()
     return table["id"].to_pylist(), table["text"].to_pylist()

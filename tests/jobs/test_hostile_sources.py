@@ -125,10 +125,10 @@ def test_a_name_of_300_characters_is_refused(
 UNPRIVILEGED = """
 import contextlib, io, os, sys
 from jobs import import_corpus
-from jobs.common.cli import options_of, run
+from jobs.common.cli import options_class_of, run
 
 def job(*arguments):
-    run(import_corpus.main, options_of(import_corpus.main), list(arguments))
+    run(import_corpus.main, options_class_of(import_corpus.main), list(arguments))
 
 with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
     job("--store", "/nowhere/store", "--source", "/nowhere/source")  # imports what the other user may not read

@@ -198,13 +198,13 @@ def test_the_records_are_read_as_often_for_many_buckets_of_ids_as_for_one(
 ) -> None:
     source = write_beir(tmp_path / "raw", make_passages(60))
     reads: list[str] = []
-    original = Draft.committed
+    original = Draft.committed_parts
 
     def committed(draft: Draft) -> dict[str, ArtifactPart]:
         reads.append(draft.key)
         return original(draft)
 
-    monkeypatch.setattr(Draft, "committed", committed)
+    monkeypatch.setattr(Draft, "committed_parts", committed)
     counted = []
     for rows, buckets in ((1 << 24, 1), (4, 16)):
         monkeypatch.setattr(ids, "BUCKET_ROWS", rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import options_of
+from jobs.common.cli import options_class_of
 
 import os
 
@@ -27,6 +27,6 @@ def test_every_job_and_every_option_stands_in_the_page() -> None:
         if name == "tune-prompts":
             assert "All options of [train-retriever](#train-retriever)" in section
             section += sections["train-retriever"]
-        options = options_by_name(options_of(module_of(name).main)).values()
+        options = options_by_name(options_class_of(module_of(name).main)).values()
         flags = [each.flag for each in options if not each.metadata.get("hidden")]
         assert [flag for flag in flags if f"`{flag}`" not in section] == []

@@ -62,7 +62,7 @@ def store(built: Path, tmp_path: Path) -> str:
 
 def tables(store: str, kind: str, name: str) -> list[pa.Table]:
     artifact = Store(store).open(kind, name)
-    return [pq.read_table(artifact.local(part)) for part in artifact.numbered_parts("part")]
+    return [pq.read_table(artifact.local_path(part)) for part in artifact.numbered_parts("part")]
 
 
 def mine(done: Done, store: str, *more: object) -> str:
@@ -136,9 +136,9 @@ def test_every_pair_is_scored_once_and_kept(
         found: dict[tuple[str, int], float] = {}
         for artifact in Store(store).generations("scores", *Store(store).names("scores")):
             for part in artifact.numbered_parts("part"):
-                ids = pq.read_table(pool.local(part.name))
+                ids = pq.read_table(pool.local_path(part.name))
                 names = dict(zip(ids["query"].to_pylist(), ids["query_id"].to_pylist(), strict=True))
-                for line in pq.read_table(artifact.local(part)).to_pylist():
+                for line in pq.read_table(artifact.local_path(part)).to_pylist():
                     pair = names[line["query"]], line["row"]
                     assert pair not in found, "scored twice"
                     found[pair] = line["probability"]

@@ -36,8 +36,8 @@ registry = sys.modules["indexing.formats.registry"] = ModuleType("indexing.forma
 exec(source, registry.__dict__)
 
 import jobs.{job} as job
-from jobs.common.cli import options_of, run
-run(job.main, options_of(job.main), sys.argv[1:])
+from jobs.common.cli import options_class_of, run
+run(job.main, options_class_of(job.main), sys.argv[1:])
 """
 
 

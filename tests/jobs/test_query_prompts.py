@@ -30,7 +30,7 @@ from retriever.options.synthesis import SynthesisOptions
 from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.saved_synthesis import SavedSynthesis
 from serve.local import open_local
-from serve.parts.queries import PendingQuery, TextsRequest
+from serve.parts.queries import EmbedTextsRequest, PendingQuery
 from serve.release.live import live_release_id
 from serve.release.tasks import search_of_mode
 from serve.service.options import ServiceOptions
@@ -142,7 +142,7 @@ def test_a_query_without_a_known_word_fails_alone(
         assert_close([(hit.id, hit.score) for hit in answer.hits], expected)
     answer = client.post("/v1/embeddings", json={"model": "task", "input": [fine, WORDLESS]})
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, f"task task: text 1 {NO_WORDS}")
-    requests = [TextsRequest(live.release, [text] * 40, "task", "query", 4e9) for text in (fine, WORDLESS, fine)]
+    requests = [EmbedTextsRequest(live.release, [text] * 40, "task", "query", 4e9) for text in (fine, WORDLESS, fine)]
     outcomes = service.engine.embed(requests)  # in two calls of the encoder
     assert [isinstance(outcome, InputError) for outcome in outcomes] == [False, True, False]
     assert str(outcomes[1]) == f"task task: text 0 {NO_WORDS}"

@@ -101,7 +101,7 @@ def test_blocks_of_queries_and_a_depth_of_all(world, classifier: str, done: Done
 
 def test_the_pairs_of_each_query_are_counted(world, classifier: str) -> None:
     store, tally = Store(str(world.store)), Tally()
-    search = retrieval.SearchQueries(
+    search = retrieval.SearchQueriesWork(
         store, source="exact:enc", split="test", k=20, name="counted", reranker=classifier, rerank_depth=6
     )
     run_work(store, search, LocalRunner(cores=1), tally)

@@ -59,7 +59,7 @@ from serve.errors import LostError, OverloadedError
 from serve.http.guard import Tokens, token_digest
 from serve.local import open_local, run_server
 from serve.parts.models import EncodedTexts
-from serve.parts.queries import PendingQuery, TextsRequest
+from serve.parts.queries import EmbedTextsRequest, PendingQuery
 from serve.release.live import live_release_id, save_as_live
 from serve.release.planning import plan_release
 from serve.release.release import Release
@@ -193,7 +193,7 @@ def test_a_filter_that_many_match_searches_the_index_among_them(
     probed = []
 
     def search_shard(*arguments: Any, **options: Any) -> Any:
-        probed.append((options["nprobe"], len(options["allowed"])))
+        probed.append((options["nprobe"], len(options["allowed_rows"])))
         return original(*arguments, **options)
 
     original = faiss_index.search_shard
@@ -438,7 +438,7 @@ def test_a_vector_that_is_not_finite_fails_its_own_question_alone(
         400,
         "task default: the vector of text 1 is not finite",
     )
-    wanted = [TextsRequest(live.release, [text], "default", "query", 4e9) for text in (fine, "broken")]
+    wanted = [EmbedTextsRequest(live.release, [text], "default", "query", 4e9) for text in (fine, "broken")]
     good, bad = service.engine.embed(wanted)
     assert isinstance(bad, InputError)
     assert not isinstance(good, Exception)

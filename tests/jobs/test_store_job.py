@@ -17,7 +17,7 @@ from samples import files_of, make_passages, write_beir
 
 from indexing.store import retention, storage
 from indexing.store.live_release import LiveRecord
-from indexing.store.models import Checkpoints, commit_files
+from indexing.store.models import StoredCheckpoint, commit_files
 from indexing.store.s3 import S3Storage
 from indexing.store.storage import LocalStorage
 from indexing.store.store import Store
@@ -147,7 +147,7 @@ def test_the_live_release_is_not_removed(world, refused) -> None:
     store = Store(str(world.store))
     with store.create("releases", "0" * 16, inputs={"index": store.open("index", "idx/g0000")}):
         pass
-    store.storage.swap("serving/current.json", LiveRecord("0" * 16, ()).document(), None)
+    store.storage.compare_and_swap("serving/current.json", LiveRecord("0" * 16, ()).document(), None)
     line = refused("store", "remove", "index/idx", "--with-dependents", "--store", world.store)
     assert line.endswith(f"serving/current.json, as releases/{'0' * 16} is live: serve another release first")
 
@@ -195,7 +195,7 @@ def test_checkpoints_end_with_their_model(world, done) -> None:
     at, store = ("--store", world.store), Store(str(world.store))
 
     def checkpoint(name: str) -> None:
-        Checkpoints(store, name, "identity").save(1, lambda path: path.write_bytes(b"weights"))
+        StoredCheckpoint(store, name, "identity").save(1, lambda path: path.write_bytes(b"weights"))
 
     store.create("models", "ce")
     for name in ("ce.models", "ce.models.best", "gone.models"):

@@ -17,8 +17,8 @@ from runners import InlineRunner
 
 from indexing.corpus.corpus import Corpus, write_table
 from indexing.corpus.filters import Filter, filter_columns
-from indexing.corpus.importing import ImportCorpus, ImportOptions
-from indexing.corpus.later_filters import AddFilters
+from indexing.corpus.importing import ImportCorpusWork, ImportOptions
+from indexing.corpus.later_filters import AddFiltersWork
 from indexing.formats.parse import CORPUS_SCHEMA, FILTER_TYPES
 from indexing.formats.sources import detect_source
 from indexing.store.store import Store, generation
@@ -165,7 +165,7 @@ def import_metadata(folder: Path, metadata: list[dict[str, Any]], filters: dict[
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = Store(str(folder / "store"))
     options = ImportOptions(part_size=16, filters=filters)
-    run_work(store, ImportCorpus(store, detect_source(str(source.parent)), options, append=False), InlineRunner())
+    run_work(store, ImportCorpusWork(store, detect_source(str(source.parent)), options, append=False), InlineRunner())
     return Corpus.open(store)
 
 
@@ -196,7 +196,7 @@ def test_filters_after_the_import_have_the_columns_of_those_at_the_import(tmp_pa
     at_import = import_metadata(tmp_path / "one", metadata, TYPES)
     before = import_metadata(tmp_path / "other", metadata, {"year": "int64"})
     store = Store(str(tmp_path / "other" / "store"))
-    run_work(store, AddFilters(store, TYPES), InlineRunner())
+    run_work(store, AddFiltersWork(store, TYPES), InlineRunner())
     later = Corpus.open(store)
     assert filter_columns(later) == filter_columns(at_import) != filter_columns(before)
     for one, other in zip(at_import.parts, later.parts, strict=True):

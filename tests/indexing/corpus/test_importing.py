@@ -17,7 +17,7 @@ from runners import InlineRunner
 
 from indexing.corpus import importing
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.importing import ImportCorpus, ImportOptions, ParseStage
+from indexing.corpus.importing import ImportCorpusWork, ImportOptions, ParseStage
 from indexing.formats.sources import detect_source
 from indexing.store.store import Store
 from indexing.work.tasks import Runner, WorkerTask
@@ -45,13 +45,13 @@ def import_all(
     **filters: str,
 ) -> None:
     options = ImportOptions(part_size=part_size, filters=filters)
-    work = ImportCorpus(store, detect_source(source), options, append=append)
+    work = ImportCorpusWork(store, detect_source(source), options, append=append)
     run_work(store, work, runner or InlineRunner())
 
 
 KILLED = """
 import os, sys
-from indexing.corpus.importing import ImportCorpus, ImportOptions, ParseStage
+from indexing.corpus.importing import ImportCorpusWork, ImportOptions, ParseStage
 from indexing.formats.sources import detect_source
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
@@ -67,7 +67,7 @@ class Killed(LocalRunner):
         return super().run(task, until_killed(), **options)
 
 store = Store(sys.argv[1])
-work = ImportCorpus(store, detect_source(sys.argv[2]), ImportOptions(part_size=10), append=False)
+work = ImportCorpusWork(store, detect_source(sys.argv[2]), ImportOptions(part_size=10), append=False)
 run_work(store, work, Killed(cores=1))
 """
 

@@ -11,9 +11,9 @@ import pytest
 from small_stores import build_corpus
 
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.importing import ImportCorpus, ImportOptions
+from indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from indexing.corpus.judged_pairs import JudgedPairs, choose_passages, read_judged_pairs
-from indexing.corpus.queries import CommitQueries, Queries
+from indexing.corpus.queries import CommitQueriesWork, Queries
 from indexing.files.splitting import DocumentSplit
 from indexing.formats.sources import detect_source
 from indexing.store.store import Store
@@ -38,7 +38,7 @@ def commit_queries(store: Store, corpus: Corpus, judged: list[tuple[str, str, in
     columns = dict(zip(("query_id", "corpus_id", "score"), map(list, zip(*judged, strict=True)), strict=True))
     qrels = pa.table(columns).set_column(2, "score", pa.array(columns["score"], pa.int32()))
     target = ArtifactTarget("queries", "q", {"corpus": corpus.generations[0]}, {}, by_content=True)
-    run_work(store, CommitQueries(target, table, {"test": qrels}), LocalRunner(cores=1))
+    run_work(store, CommitQueriesWork(target, table, {"test": qrels}), LocalRunner(cores=1))
     return Queries.open(store)
 
 
@@ -64,7 +64,9 @@ def test_the_relevant_passage_of_a_split_document_is_its_best_by_bm25(tmp_path: 
     (tmp_path / "c.jsonl").write_text("\n".join(lines) + "\n")
     source, store = detect_source(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
     run_work(
-        store, ImportCorpus(store, source, ImportOptions(split=DocumentSplit(3)), append=False), LocalRunner(cores=1)
+        store,
+        ImportCorpusWork(store, source, ImportOptions(split=DocumentSplit(3)), append=False),
+        LocalRunner(cores=1),
     )
     corpus = Corpus.open(store)
     passages = [passage.text for passage in corpus.passages(range(5))]
@@ -79,7 +81,9 @@ def test_no_query_of_a_split_corpus_has_a_relevant_document(tmp_path: Path) -> N
     (tmp_path / "c.jsonl").write_text('{"_id": "a", "text": "the tide rises"}\n')
     source, store = detect_source(str(tmp_path / "c.jsonl")), Store(str(tmp_path / "s"))
     run_work(
-        store, ImportCorpus(store, source, ImportOptions(split=DocumentSplit(2)), append=False), LocalRunner(cores=1)
+        store,
+        ImportCorpusWork(store, source, ImportOptions(split=DocumentSplit(2)), append=False),
+        LocalRunner(cores=1),
     )
     corpus = Corpus.open(store)
     pairs = read_judged_pairs(corpus, commit_queries(store, corpus, [("q0", "a", 0), ("q1", "gone", 1)]), "test")

@@ -60,10 +60,10 @@ class Rows:
     def __init__(self, vectors: np.ndarray, file: Path | None = None):
         self.vectors, self.file = vectors, file
 
-    def between(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
+    def read_range(self, first_row: int, end: int) -> list[tuple[int, np.ndarray]]:
         return [(first_row, self.vectors[first_row:end])]
 
-    def local(self, part: object) -> Path | None:
+    def local_path(self, part: object) -> Path | None:
         return self.file
 
 

@@ -22,7 +22,7 @@ from indexing.dense.faiss_index import (
     train_quantizer,
     write_index,
 )
-from indexing.exact import exact_search, rescore_pieces
+from indexing.exact import exact_search, rescore_candidates
 from retriever.errors import InputError
 from retriever.forward.native import cpu_info
 
@@ -90,7 +90,7 @@ def test_a_shard_has_the_same_bytes_for_any_fill_threads(factory, vectors, monke
     index = faiss.clone_index(trained)
     if "IVF" in factory:
         for start, end in itertools.pairwise([*range(0, 3_000, 700), *range(3_000, 5_000, 700), 5_000]):
-            with faiss_index._threads(1):
+            with faiss_index._limited_threads(1):
                 index.add_with_ids(vectors[start:end].astype(np.float32), np.arange(start, end) + 10**10)
         assert faiss.serialize_index(index).tobytes() == expected
 
@@ -180,7 +180,7 @@ def test_finds_what_exact_search_finds(factory, trained, vectors, queries, tmp_p
     assert rows.shape == (40, 1_000)
     assert rows.dtype == np.int64
     assert rows.min() >= first_row
-    found = rescore_pieces(queries, rows, [(first_row, vectors)], 100)
+    found = rescore_candidates(queries, rows, [(first_row, vectors)], 100)
     exact = exact_search(queries, [(first_row, vectors)], 100)
     assert recall_at(found.rows, exact.rows, [100])[100] > 0.98
     if factory == "Flat":
@@ -198,7 +198,7 @@ def test_deleted_rows_are_skipped_and_replaced(factory, trained, vectors, querie
     assert (rows >= 0).all()
     assert not np.isin(rows, deleted).any()
     exact = exact_search(queries, [(1_000, vectors)], 50, deleted=deleted)
-    assert recall_at(rescore_pieces(queries, rows, [(1_000, vectors)], 50).rows, exact.rows, [50])[50] > 0.98
+    assert recall_at(rescore_candidates(queries, rows, [(1_000, vectors)], 50).rows, exact.rows, [50])[50] > 0.98
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,RaBitQ"])

@@ -13,7 +13,7 @@ from runners import InlineRunner
 
 from indexing.dense import searching
 from indexing.dense.shard import OpenShards
-from indexing.exact import Hits, exact_search, kernel, merge_hits, rescore_pieces
+from indexing.exact import Hits, exact_search, kernel, merge_hits, rescore_candidates
 from indexing.exact import candidates as exact_candidates
 from retriever.errors import InputError
 
@@ -64,8 +64,8 @@ def test_candidates_of_many_pieces_score_as_each_piece_by_itself(count: int, use
     alone = []
     for first, piece in pieces:
         here = np.where((rows >= first) & (rows < first + len(piece)), rows, -1)
-        alone.append(rescore_pieces(queries, here, [(first, piece)], 80, use_kernel=use_kernel))
-    found = rescore_pieces(queries, rows, pieces, 80, use_kernel=use_kernel)
+        alone.append(rescore_candidates(queries, here, [(first, piece)], 80, use_kernel=use_kernel))
+    found = rescore_candidates(queries, rows, pieces, 80, use_kernel=use_kernel)
     same_bytes(found, merge_hits(alone, 80))
     for query in range(len(queries)):  # and as one matrix product, sorted
         mine = np.unique(rows[query][rows[query] >= 0])
@@ -81,7 +81,7 @@ def test_all_rows_as_candidates_are_exact_search(use_kernel: bool) -> None:
     vectors, queries = vectors_and_queries(9)
     rows = np.tile(np.arange(FIRST, FIRST + ROWS), (9, 1))
     expected = exact_search(queries, [(FIRST, vectors)], 100, use_kernel=use_kernel)
-    same_bytes(rescore_pieces(queries, rows, pieces_of(vectors, 40), 100, use_kernel=use_kernel), expected)
+    same_bytes(rescore_candidates(queries, rows, pieces_of(vectors, 40), 100, use_kernel=use_kernel), expected)
 
 
 @pytest.mark.parametrize("limit", [1 << 20, 64])
@@ -107,10 +107,10 @@ def test_the_work_is_that_of_the_candidates_however_many_the_pieces(
 
     monkeypatch.setattr(exact_candidates, "_pair_scorer", counting)
     monkeypatch.setattr(exact_candidates, "CANDIDATES", limit)
-    expected = rescore_pieces(queries, rows, [(FIRST, vectors)], 20)
+    expected = rescore_candidates(queries, rows, [(FIRST, vectors)], 20)
     for count in (10, 40, 400):
         asked.clear()
-        same_bytes(rescore_pieces(queries, rows, pieces_of(vectors, count), 20), expected)
+        same_bytes(rescore_candidates(queries, rows, pieces_of(vectors, count), 20), expected)
         real = sum(len(np.unique(mine[mine >= 0])) for mine in rows)
         assert real <= sum(asked) < 2 * real
 
@@ -120,10 +120,10 @@ def test_a_candidate_outside_of_all_pieces_is_refused() -> None:
     pieces = [(FIRST, vectors[:100]), (FIRST + 200, vectors[200:300])]
     for row in (FIRST - 1, FIRST + 150, FIRST + 300):
         with pytest.raises(InputError, match=f"candidate rows reach from {row} to {row}, expected 700 to 999"):
-            rescore_pieces(queries, np.full((2, 1), row), pieces, 3)
+            rescore_candidates(queries, np.full((2, 1), row), pieces, 3)
     with pytest.raises(InputError, match="expected none"):
-        rescore_pieces(queries, np.full((2, 1), 5), [], 3)
-    assert (rescore_pieces(queries, np.full((2, 1), -1), [], 3).rows == -1).all()
+        rescore_candidates(queries, np.full((2, 1), 5), [], 3)
+    assert (rescore_candidates(queries, np.full((2, 1), -1), [], 3).rows == -1).all()
 
 
 def test_hits_fold_to_the_same_bytes_in_any_order_of_arrival() -> None:
@@ -145,7 +145,7 @@ class Rows:
     def __init__(self, vectors: np.ndarray):
         self.vectors, self.num_rows = vectors, len(vectors)
 
-    def between(self, first_row: int, end: int) -> Pieces:
+    def read_range(self, first_row: int, end: int) -> Pieces:
         return [(first_row, self.vectors[first_row:end])]
 
 

@@ -81,7 +81,7 @@ def test_the_encoder_of_embeddings_makes_their_vectors_and_those_of_queries(
         vectors = encoder.encode(texts, side="passage")
         np.testing.assert_array_equal(vectors, of_passages.encode(texts, side="passage", task=task))
         np.testing.assert_array_equal(vectors.astype(np.float16), embeddings.take(np.arange(12)))
-        assert (encoder.of("query") is encoder.of("passage")) == (name != "both")
+        assert (encoder.encoder_of("query") is encoder.encoder_of("passage")) == (name != "both")
         assert encoder.similarity == "cosine"
 
 

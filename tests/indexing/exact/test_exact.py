@@ -16,7 +16,7 @@ from indexing.exact import (
     exact_search,
     kernel,
     merge_hits,
-    rescore_pieces,
+    rescore_candidates,
     search_open_parts,
 )
 from indexing.exact.torch_pass import sum_columns
@@ -261,15 +261,15 @@ def test_rescore(use_kernel):
     expected = brute_force(queries, vectors, 40, first_row=500)
     others = rng.integers(500, 4_500, size=(30, 100))
     rows = rng.permuted(np.concatenate([expected.rows, others, np.full((30, 7), -1)], axis=1), axis=1)
-    assert_same(rescore_pieces(queries, rows, [(500, vectors)], 40, use_kernel=use_kernel), expected)
-    few = rescore_pieces(queries, expected.rows[:, :5], [(500, vectors)], 8, use_kernel=use_kernel)
+    assert_same(rescore_candidates(queries, rows, [(500, vectors)], 40, use_kernel=use_kernel), expected)
+    few = rescore_candidates(queries, expected.rows[:, :5], [(500, vectors)], 8, use_kernel=use_kernel)
     np.testing.assert_array_equal(few.rows[:, :5], expected.rows[:, :5])
     np.testing.assert_array_equal(few.scores[:, :5], expected.scores[:, :5])
     assert (few.rows[:, 5:] == -1).all()
     assert np.isneginf(few.scores[:, 5:]).all()
     for row in (499, 4_500):
         with pytest.raises(InputError, match="candidate rows reach"):
-            rescore_pieces(queries, np.full((30, 1), row), [(500, vectors)], 8, use_kernel=use_kernel)
+            rescore_candidates(queries, np.full((30, 1), row), [(500, vectors)], 8, use_kernel=use_kernel)
 
 
 @NEEDS_KERNEL
@@ -279,7 +279,7 @@ def test_kernel_without_matrix_units(dim):
     queries, vectors = clustered(70, dim, 1), clustered(9_000, dim, 2).astype(np.float16)
     search = kernel.KernelSearch(kernel.load_kernel(), queries, 30, 2, amx=False)
     search.add(vectors, 0, np.empty(0, np.int64))
-    assert_same(Hits(*search.result()[0]), brute_force(queries, vectors, 30))
+    assert_same(Hits(*search.partial_hits()[0]), brute_force(queries, vectors, 30))
 
 
 def test_failed_compilation_is_told_and_torch_takes_over(monkeypatch, tmp_path, caplog):

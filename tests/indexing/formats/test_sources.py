@@ -151,8 +151,8 @@ def test_chunks_stream(tmp_path, monkeypatch):
     """The first chunk is there before more than a few blocks are read."""
     file = write(tmp_path / "a.jsonl.gz", BEIR_LINE * 200_000)
     read = []
-    original = raw._read
-    monkeypatch.setattr(raw, "_read", lambda stream, name: read.append(1) or original(stream, name))
+    original = raw._read_block
+    monkeypatch.setattr(raw, "_read_block", lambda stream, name: read.append(1) or original(stream, name))
     first = next(cut_into_chunks(beir(file), 1000))
     assert first.rows == 512
     assert len(read) == 1

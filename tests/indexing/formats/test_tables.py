@@ -159,8 +159,8 @@ def test_csv_streams_and_an_unclosed_quote_is_not_read_to_the_end(
 ) -> None:
     """The first chunk needs one block; a stray quote, the block that holds it; an unclosed one, MAX_ROW_BYTES."""
     reads: list[int] = []
-    original = raw._read
-    monkeypatch.setattr(raw, "_read", lambda stream, name: reads.append(1) or original(stream, name))
+    original = raw._read_block
+    monkeypatch.setattr(raw, "_read_block", lambda stream, name: reads.append(1) or original(stream, name))
     monkeypatch.setattr(raw, "BLOCK", 1 << 12)
     monkeypatch.setattr(limits, "MAX_ROW_BYTES", 1 << 15)
     lines = ["id,text", *(f"{n},some text" for n in range(50_000))]

@@ -35,7 +35,7 @@ HERE = InlineRunner()
 class Listed:
     """A source whose hits for query n are the n-th list of (row, score)."""
 
-    source: str
+    source_text: str
     lists: list[Best]
     search_parameters: dict[str, Any] = field(default_factory=dict)
     asked: list[int] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Listed:
     def inputs(self) -> dict[str, Artifact]:
         return {}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         self.asked.append(k)
         rows = np.full((len(texts), k), -1, np.int64)
         scores = np.full((len(texts), k), -np.inf, np.float32)
@@ -108,8 +108,8 @@ def test_sources_are_fused_by_rank_or_by_weight_from_all_that_each_has() -> None
 
 def test_a_fusion_writes_itself_in_the_grammar() -> None:
     sources = two_sources()
-    assert Fusion(sources, None, {}).source == "a+b"  # type: ignore[arg-type]
-    assert Fusion(sources, [0.4, 1.0], {}).source == "0.4*a+1*b"  # type: ignore[arg-type]
+    assert Fusion(sources, None, {}).source_text == "a+b"  # type: ignore[arg-type]
+    assert Fusion(sources, [0.4, 1.0], {}).source_text == "0.4*a+1*b"  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -134,8 +134,8 @@ def sources(tmp_path: Path) -> HitSources:
 )
 def test_a_source_is_written_back_so_that_it_reads_the_same(sources: HitSources, given: str, written: str) -> None:
     opened = sources.open(given)
-    assert opened.source == written
-    assert sources.open(written).source == written
+    assert opened.source_text == written
+    assert sources.open(written).source_text == written
     names = {name for name in ("bm25", "wide") if name in given.replace("bm25:", "").replace("+", " ")}
     names = {"wide"} if given == "bm25:wide" else names
     keys = {artifact.key for artifact in opened.inputs().values()}

@@ -18,7 +18,7 @@ from indexing.corpus.corpus import Corpus, passage_contents
 from indexing.exact import Hits
 from indexing.lucene import bm25 as module
 from indexing.lucene import searching, segments
-from indexing.lucene.bm25 import Bm25, BuildBm25, FillLuceneTask
+from indexing.lucene.bm25 import Bm25, BuildBm25Work, FillLuceneTask
 from indexing.lucene.bm25 import search_bm25 as search_with
 from indexing.lucene.lucene import lucene_versions
 from indexing.lucene.searching import search_among, search_undeleted
@@ -86,7 +86,9 @@ def test_hits_are_those_of_the_formula_over_parts_shards_and_titles(tmp_path: Pa
 )
 def test_each_row_is_in_one_shard(tmp_path: Path, monkeypatch, rows: int, shards: int | None, expected: int) -> None:
     monkeypatch.setattr(module, "SHARD_ROWS", 10)
-    work = BuildBm25(Store(str(tmp_path / "store")), extend_corpus(tmp_path, [["w1"] * rows]), "bm25", shards=shards)
+    work = BuildBm25Work(
+        Store(str(tmp_path / "store")), extend_corpus(tmp_path, [["w1"] * rows]), "bm25", shards=shards
+    )
     [stage] = work.stages
     units = list(stage.units([{}]))
     assert len(units) == work.num_shards == expected
@@ -107,14 +109,14 @@ def test_growth_adds_shards_and_equals_what_is_built_in_one_go(tmp_path: Path) -
     assert f"{store.url}/bm25/bm25 covers 120 of the corpus' 300 passages: run riptide build-bm25 --name bm25" in str(
         raised.value
     )
-    work = BuildBm25(store, corpus, "bm25", shards=2)
-    assert (work.complete, work.first_row, work.end) == (False, 120, 300)
+    work = BuildBm25Work(store, corpus, "bm25", shards=2)
+    assert (work.is_complete, work.first_row, work.end) == (False, 120, 300)
     grown = build_bm25(corpus, tmp_path, shards=2)
     assert [artifact.key for artifact in grown.generations] == ["bm25/bm25/g0000", "bm25/bm25/g0002"]
     assert grown.generations[1].inputs["previous"]["fingerprint"] == first.generations[0].fingerprint
     assert [part.facts["end"] for _, part in grown.shards] == [60, 120, 210, 300]
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    assert BuildBm25(store, corpus, "bm25", shards=2).complete
+    assert BuildBm25Work(store, corpus, "bm25", shards=2).is_complete
 
     once = build_bm25(corpus, tmp_path, "once", shards=1)
     equal(search_bm25(grown, QUERIES, 60, NOTHING), search_bm25(once, QUERIES, 60, NOTHING))
@@ -136,7 +138,7 @@ def test_deleted_passages_never_appear_and_k_are_found_without_them(tmp_path: Pa
     whole = search_bm25(before, QUERIES, 400, NOTHING)
     gone = {int(row) for row in whole.rows[:, :2].ravel()} | set(range(int(400 * share)))
     corpus = extend_corpus(tmp_path, [], sorted(gone))
-    assert BuildBm25(store, corpus, "bm25", shards=3).complete
+    assert BuildBm25Work(store, corpus, "bm25", shards=3).is_complete
     found = Bm25.open(store, "bm25", corpus)
     for k in (1, 10, 400):
         hits = search_bm25(found, QUERIES, k, corpus.deleted)
@@ -223,7 +225,7 @@ def test_what_is_committed_is_kept_and_the_rest_is_filled(tmp_path: Path) -> Non
     passages = word_passages(90, seed=5)
     corpus = extend_corpus(tmp_path, [passages])
     store = Store(str(tmp_path / "store"))
-    work = BuildBm25(store, corpus, "bm25", shards=4)
+    work = BuildBm25Work(store, corpus, "bm25", shards=4)
     work.pin_versions(shuffling_runner())
     dying = InlineRunner(order=shuffled, fail_after=2, error=RuntimeError("power cut"))
     with pytest.raises(RuntimeError, match="power cut"):
@@ -263,7 +265,7 @@ def test_java_is_called_by_one_thread_only(tmp_path: Path, monkeypatch: pytest.M
             owner, name, lambda *a, real=real, **k: (threads.add(threading.get_ident()), real(*a, **k))[1]
         )
     store, here = Store(str(tmp_path / "store")), LocalRunner(cores=4)
-    work = BuildBm25(store, corpus, "bm25", shards=4)
+    work = BuildBm25Work(store, corpus, "bm25", shards=4)
     work.pin_versions(here)
     run_work(store, work, here)
     assert threads == {threading.get_ident()}
@@ -293,7 +295,7 @@ def test_a_shard_is_not_filled_by_another_lucene(tmp_path: Path, monkeypatch) ->
         InputError, match=rf"g0000 was made with lucene 8\.0\.0, here is {lucene_versions()['lucene']}: build"
     ):
         FillLuceneTask(draft, corpus.parts, "en").open(Allocation(1))
-    assert draft.committed() == {}
+    assert draft.committed_parts() == {}
 
 
 def test_a_store_on_another_file_system_than_temporary_files(tmp_path: Path, monkeypatch) -> None:
@@ -313,10 +315,10 @@ def test_other_options_are_refused_with_both_sides_named(tmp_path: Path) -> None
     build_bm25(corpus, tmp_path, shards=1)
     store = Store(str(tmp_path / "store"))
     given: dict[str, Any] = {"k1": 0.9, "b": 0.4, "language": "en", "shards": 1}
-    assert BuildBm25(store, corpus, "bm25", **given).complete
+    assert BuildBm25Work(store, corpus, "bm25", **given).is_complete
     for key, other in {"k1": 1.2, "b": 0.75, "language": "de", "shards": 2}.items():
         with pytest.raises(InputError, match="bm25/bm25/g0000 was built otherwise") as raised:
-            BuildBm25(store, corpus, "bm25", **{**given, key: other})
+            BuildBm25Work(store, corpus, "bm25", **{**given, key: other})
         assert f"(parameter {key} {given[key]}, now {other})" in str(raised.value)
 
 
@@ -333,7 +335,7 @@ def test_that_of_another_corpus_is_refused_with_both_fingerprints(tmp_path: Path
     with pytest.raises(InputError, match=told):
         Bm25.open(stores["a"], "bm25", corpora["b"])
     with pytest.raises(InputError, match=told):
-        BuildBm25(stores["a"], corpora["b"], "bm25")
+        BuildBm25Work(stores["a"], corpora["b"], "bm25")
     grown = extend_corpus(tmp_path / "a", [["w3"]])
     build_bm25(grown, tmp_path / "a")
     with pytest.raises(InputError, match=r"built from corpus/g0001 .*the corpus has no such generation"):
@@ -365,7 +367,7 @@ def test_a_limited_index_is_complete(tmp_path: Path) -> None:
 def test_values_that_bm25_does_not_take(tmp_path: Path, options: dict, told: str) -> None:
     corpus = extend_corpus(tmp_path, [["w1"]])
     with pytest.raises(InputError, match=told):
-        BuildBm25(Store(str(tmp_path / "store")), corpus, "bm25", **options)
+        BuildBm25Work(Store(str(tmp_path / "store")), corpus, "bm25", **options)
     assert Store(str(tmp_path / "store")).keys("bm25") == []
 
 

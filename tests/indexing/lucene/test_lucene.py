@@ -69,7 +69,7 @@ def test_some_of_the_shards_are_searched_with_the_statistics_of_all(tmp_path: Pa
     shards = write(tmp_path, passages, 7)
     whole = LuceneSearch(shards, k1=0.9, b=0.4).search(queries, 50)
     runs = [slice(0, 1), slice(1, 5), slice(5, 7)]
-    some = [LuceneSearch(shards, k1=0.9, b=0.4, searched=run) for run in runs]
+    some = [LuceneSearch(shards, k1=0.9, b=0.4, shard_range=run) for run in runs]
     assert [searcher.num_documents for searcher in some] == [31, 120, 60]
     merged = merge_hits([searcher.search(queries, 50, threads=2) for searcher in some], 50)
     np.testing.assert_array_equal(merged.rows, whole.rows)

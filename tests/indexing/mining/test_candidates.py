@@ -22,7 +22,7 @@ from indexing.formats.parse import CORPUS_SCHEMA
 from indexing.hit_sources.opening import HitSources
 from indexing.hit_sources.options import SearchOptions
 from indexing.mining import candidates as module
-from indexing.mining.candidates import MiningOptions, MiningQueries, PoolCandidates, PoolTask, read_queries
+from indexing.mining.candidates import MiningOptions, MiningQueries, PoolCandidatesWork, PoolTask, read_queries
 from indexing.mining.copies import read_copies
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
@@ -134,7 +134,7 @@ def test_a_part_is_its_hits_without_positives_and_answering_passages(store: Stor
         task = PoolTask(draft, 6, corpus if drop else None, read_copies(draft))
         task.open(Allocation(1))(("part-00000", asked, found, {}), ignore_progress)
     pool = store.open("candidates", "pool")
-    lines = pq.read_table(pool.local("part-00000")).to_pylist()
+    lines = pq.read_table(pool.local_path("part-00000")).to_pylist()
     assert pool.part("part-00000").rows == len(lines)
     expected = [
         (id, row, row + 1, {5: 1, 4: 2}.get(row))
@@ -150,14 +150,14 @@ def test_a_part_is_its_hits_without_positives_and_answering_passages(store: Stor
 class Batched:
     """A source whose scores hang on the questions asked together, as vectors of one batch do."""
 
-    source: str = "batched"
+    source_text: str = "batched"
     search_parameters: dict[str, Any] = field(default_factory=dict)
     calls: list[list[str]] = field(default_factory=list)
 
     def inputs(self) -> dict[str, Artifact]:
         return {}
 
-    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed: np.ndarray | None = None) -> Hits:
+    def search(self, texts: Sequence[str], k: int, runner: Runner, allowed_rows: np.ndarray | None = None) -> Hits:
         self.calls.append(list(texts))
         rows = np.tile(np.arange(k), (len(texts), 1))
         return Hits(np.full(rows.shape, sum(map(len, texts)), np.float32) - rows, rows)
@@ -170,7 +170,9 @@ def test_a_pool_resumes_with_whole_blocks_and_gives_the_same_bytes(
     batched = Batched()
     monkeypatch.setattr(HitSources, "open", lambda *_: batched)
     monkeypatch.setattr(module, "QUERY_BLOCK", 2)
-    work = PoolCandidates(store, None, "train", MiningOptions(("batched",), 4, part_queries=1), search=SearchOptions())
+    work = PoolCandidatesWork(
+        store, None, "train", MiningOptions(("batched",), 4, part_queries=1), search=SearchOptions()
+    )
     assert work.name == "asked-train-batched"
     assert [(name, part.ids) for name, part in work.parts()] == [(f"part-{n:05d}", [f"q{n}"]) for n in range(5)]
     assert tallied(store, work, InlineRunner())[1] == {
@@ -194,7 +196,7 @@ def test_a_pool_resumes_with_whole_blocks_and_gives_the_same_bytes(
 
 def test_a_limit_takes_the_first_queries(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HitSources, "open", lambda *_: Batched())
-    some = PoolCandidates(store, None, "train", MiningOptions(("batched",)), limit=2)
+    some = PoolCandidatesWork(store, None, "train", MiningOptions(("batched",)), limit=2)
     assert some.name == "asked-train-batched"
     assert some.mined.ids == ["q0", "q1"]
 
@@ -206,10 +208,10 @@ def test_what_cannot_be_mined_is_told(store: Store, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(HitSources, "open", lambda *_: Batched())
     for sources in ((), ("batched", "also batched")):
         with pytest.raises(InputError, match="expected at least one, and each once"):
-            PoolCandidates(store, None, "train", MiningOptions(sources))
+            PoolCandidatesWork(store, None, "train", MiningOptions(sources))
     for split in ("dev", "all"):
         with pytest.raises(InputError, match=f"no split '{split}' with qrels; it has train"):
-            PoolCandidates(store, None, split, MiningOptions(("batched",)))
+            PoolCandidatesWork(store, None, split, MiningOptions(("batched",)))
     bare = fill(tmp_path / "bare", {id: (text, None) for id, (text, _) in QUESTIONS.items()})
     with pytest.raises(InputError, match="parameter drop_answers: no query of queries/asked train has answers"):
-        PoolCandidates(bare, None, "train", MiningOptions(("batched",), drop_answers=True))
+        PoolCandidatesWork(bare, None, "train", MiningOptions(("batched",), drop_answers=True))

@@ -24,7 +24,7 @@ from indexing.mining import sampling, scoring
 from indexing.mining.candidates import MiningQueries
 from indexing.mining.denoising import SampleTask
 from indexing.mining.sampling import NegativeOptions
-from indexing.mining.scoring import ScoreCandidates, ScoreStage, known_probabilities, score_candidates
+from indexing.mining.scoring import ScoreCandidatesWork, ScoreStage, known_probabilities, score_candidates
 from indexing.search.rescoring import OPTIONS, RerankerSpec
 from indexing.store.artifact import Artifact
 from indexing.store.documents import fingerprint_of
@@ -102,8 +102,10 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     return worker
 
 
-def scores_of(store: Store, draw: NegativeOptions, reranker: str = "cross", numerics: str = "this") -> ScoreCandidates:
-    return ScoreCandidates(store, store.open("candidates", "pool"), reranker, draw, numerics=numerics)
+def scores_of(
+    store: Store, draw: NegativeOptions, reranker: str = "cross", numerics: str = "this"
+) -> ScoreCandidatesWork:
+    return ScoreCandidatesWork(store, store.open("candidates", "pool"), reranker, draw, numerics=numerics)
 
 
 def score(
@@ -115,7 +117,7 @@ def score(
     """
     tally, runner = Tally(), InlineRunner(fail_after=parts, error=KeyboardInterrupt())
     try:
-        while not (work := scores_of(store, draw, reranker, numerics)).complete:
+        while not (work := scores_of(store, draw, reranker, numerics)).is_complete:
             run_work(store, work, runner, tally)
     except KeyboardInterrupt:
         assert parts is not None
@@ -127,7 +129,7 @@ def needed(store: Store, draw: NegativeOptions) -> set[Pair]:
     found: set[Pair] = set()
     pool = store.open("candidates", "pool")
     for part in pool.numbered_parts("part"):
-        table = pq.read_table(pool.local(part))
+        table = pq.read_table(pool.local_path(part))
         ids, rows = table["query_id"].to_pylist(), table["row"].to_numpy()
         keys = mining.seeded_order(draw.seed, ids, rows, mining.SCORING).tolist()
         for id in sorted({*ids}):
@@ -141,7 +143,7 @@ def needed(store: Store, draw: NegativeOptions) -> set[Pair]:
     return found
 
 
-def drawn(store: Store, scores: ScoreCandidates, draw: NegativeOptions, name: str) -> list[dict]:
+def drawn(store: Store, scores: ScoreCandidatesWork, draw: NegativeOptions, name: str) -> list[dict]:
     """negatives/NAME of these scores."""
     pool = store.open("candidates", "pool")
     with store.create("negatives", name) as draft:
@@ -149,7 +151,7 @@ def drawn(store: Store, scores: ScoreCandidates, draw: NegativeOptions, name: st
             sample_part = SampleTask(draft, pool, scores.generations, draw).open(Allocation(1))
             sample_part(WorkUnit((part.name,), 0, asked(int(part.name[-5:]))), ignore_progress)
     made = store.open("negatives", name)
-    return [line for part in made.numbered_parts("part") for line in pq.read_table(made.local(part)).to_pylist()]
+    return [line for part in made.numbered_parts("part") for line in pq.read_table(made.local_path(part)).to_pylist()]
 
 
 @pytest.mark.parametrize("seed", range(6 if LONG else 2))
@@ -168,7 +170,7 @@ def test_every_pair_is_scored_once_and_what_is_drawn_hangs_on_no_other_options(
     first: dict[NegativeOptions, list[dict]] = {}
     for number, draw in enumerate([*requests, *requests]):
         scores, before = scores_of(store, draw), loop.scored.copy()
-        if scores.complete:
+        if scores.is_complete:
             assert needed(store, draw) <= everything
         else:
             counts = score(store, draw)
@@ -177,7 +179,7 @@ def test_every_pair_is_scored_once_and_what_is_drawn_hangs_on_no_other_options(
             everything |= needed(store, draw)
         assert {*loop.scored} == everything, "what is not needed was scored, or the reverse"
         assert max(loop.scored.values(), default=1) == 1, "a pair was scored twice"
-        assert scores_of(store, draw).complete
+        assert scores_of(store, draw).is_complete
         lines = drawn(store, scores_of(store, draw), draw, f"drawn{number}")
         assert first.setdefault(draw, lines) == lines
         for line in lines:
@@ -198,7 +200,7 @@ def test_scores_are_found_by_part_and_row(store: Store, loop: Loop) -> None:
     assert scores.count_cuts() == Cuts(num_pairs, 10 * num_pairs, cut, 3 * cut, 7)
     pool = store.open("candidates", "pool")
     for part in pool.numbered_parts("part"):
-        table = pq.read_table(pool.local(part))
+        table = pq.read_table(pool.local_path(part))
         known = known_probabilities(table, part.name, scores.generations)
         assert (known.dtype, len(known)) == (np.float32, len(table))
         for line, found in zip(table.to_pylist(), known.tolist(), strict=True):
@@ -214,7 +216,7 @@ def test_what_was_scored_before_an_interruption_is_kept(store: Store, loop: Loop
     assert store.generations("scores", SCORES) == []
     assert score(store, draw)[0] == (True, kept)
     assert {*loop.scored.values()} == {1}
-    assert scores_of(store, draw).complete
+    assert scores_of(store, draw).is_complete
     assert {*loop.scored} == needed(store, draw)
 
 
@@ -234,7 +236,7 @@ def drawn_by_all(store: Store, draw: NegativeOptions) -> list[dict]:
     """What is drawn where every pair is scored; without the probabilities, of which more are known."""
     pool, lines = store.open("candidates", "pool"), []
     for number, part in enumerate(pool.numbered_parts("part")):
-        table, group = pq.read_table(pool.local(part)), asked(number)
+        table, group = pq.read_table(pool.local_path(part)), asked(number)
         known = [probability(f"text of {line['query_id']}", line["row"]) for line in table.to_pylist()]
         made = sampling.sample_negatives(
             table, np.array(known, np.float32), draw, query_ids=group.ids, positives=group.positives
@@ -260,7 +262,7 @@ def test_what_was_abandoned_is_gone_on_with_for_other_options(store: Store, loop
     for number, draw in enumerate(requests):
         score(store, draw)
         scores = scores_of(store, draw)
-        assert scores.complete
+        assert scores.is_complete
         assert needed(store, draw) <= {*loop.scored}
         lines = drawn(store, scores, draw, f"drawn{number}")
         assert [{k: v for k, v in line.items() if k != "probability"} for line in lines] == drawn_by_all(store, draw)
@@ -293,7 +295,7 @@ def test_another_reranker_pool_or_numerics_class_is_refused_with_both_sides(
     other: Artifact = store.open("candidates", "other")
     other.key = made.key
     with pytest.raises(InputError, match=f"scores/{SCORES}/g0000 is of other candidates than"):
-        ScoreCandidates(store, other, "cross", draw, numerics="this")
+        ScoreCandidatesWork(store, other, "cross", draw, numerics="this")
     score(store, NegativeOptions(denoised_negatives=5), parts=1)
     with pytest.raises(InputError, match=r"g0001 was begun otherwise: numerics this, now that; give the same"):
         score(store, NegativeOptions(denoised_negatives=5), numerics="that")
@@ -313,7 +315,7 @@ def test_margins_score_every_pair_and_the_positives_once(store: Store, loop: Loo
     pairs = {
         (f"text of {line['query_id']}", line["row"])
         for part in pool.numbered_parts("part")
-        for line in pq.read_table(pool.local(part)).to_pylist()
+        for line in pq.read_table(pool.local_path(part)).to_pylist()
     }
     assert before.keys() < pairs
     assert {*loop.scored} == pairs | {(text, row) for text in texts for row in (0, 1)}

@@ -16,7 +16,7 @@ def test_columns_are_aligned_and_what_is_unknown_is_a_dash() -> None:
         ShownHit(10, -0.25, "東京", "", "No match here.", None),
         ShownHit(None, None, "p3", None, None, 1),
     ]
-    assert hit_table(hits, "dracula", TableStyle(80, PLAIN), judged=True) == [
+    assert hit_table(hits, "dracula", TableStyle(80, PLAIN), with_judgements=True) == [
         "rank  score  relevance  id    title",
         "   1   12.5          2  p1    Bram Stoker",
         "      He wrote **Dracula**.",

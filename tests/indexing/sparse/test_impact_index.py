@@ -52,9 +52,9 @@ def test_the_ranking_is_that_of_a_brute_force_product(tmp_path: Path, shards: in
     assert index.largest == whole(vectors).max()
     for k in (1, 10, 700):
         equal(index.search(queries, k, NOTHING, threads=2), brute_force(queries, vectors, k))
-    among = np.arange(5, 700, 9)
-    others = np.setdiff1d(np.arange(700), among)
-    equal(index.search(queries, 30, NOTHING, among=among), brute_force(queries, vectors, 30, others))
+    allowed_rows = np.arange(5, 700, 9)
+    others = np.setdiff1d(np.arange(700), allowed_rows)
+    equal(index.search(queries, 30, NOTHING, allowed_rows=allowed_rows), brute_force(queries, vectors, 30, others))
     equal(search_impacts(index, queries, 20, NOTHING, shuffling_runner()), brute_force(queries, vectors, 20))
     assert index.search(queries.take(NOTHING), 3, NOTHING).rows.shape == (0, 3)
 
@@ -115,9 +115,11 @@ def test_scores_that_float32_rounds_are_ordered_exactly(tmp_path: Path) -> None:
         index = build_index(tmp_path, shards)
         for k in (1, 7, 390, 400):
             equal(index.search(queries, k, np.array([55, 120])), brute_force(queries, vectors, k, np.array([55, 120])))
-            among = np.arange(3, 400, 3)
-            others = np.setdiff1d(np.arange(400), among)
-            equal(index.search(queries, k, NOTHING, among=among), brute_force(queries, vectors, k, others))
+            allowed_rows = np.arange(3, 400, 3)
+            others = np.setdiff1d(np.arange(400), allowed_rows)
+            equal(
+                index.search(queries, k, NOTHING, allowed_rows=allowed_rows), brute_force(queries, vectors, k, others)
+            )
 
 
 def test_queries_may_have_more_words_than_lucenes_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ class Remote:
 
 
 def open_part(cache: NodeCache, storage: object, key: str, content: bytes) -> Path:
-    return cache.local(storage, key, len(content), hashlib.sha256(content).hexdigest())  # type: ignore[arg-type]
+    return cache.local_path(storage, key, len(content), hashlib.sha256(content).hexdigest())  # type: ignore[arg-type]
 
 
 def leave_unused(path: Path) -> None:

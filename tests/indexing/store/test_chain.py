@@ -51,5 +51,5 @@ def test_each_shard_belongs_to_one_range() -> None:
         shares = [shards[rows.select_shards(shards)] for rows in ranges]
         assert [shard for share in shares for shard in share] == shards
         for rows, share in zip(ranges, shares, strict=True):
-            assert all(rows.first <= (first + end) // 2 < rows.end for first, end in share)
+            assert all(rows.first_row <= (first + end) // 2 < rows.end for first, end in share)
     assert [len(shards[rows.select_shards(shards)]) for rows in split_range(0, 100, 2)] == [5, 1]

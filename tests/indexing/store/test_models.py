@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 
 from indexing.store.artifact import Artifact
 from indexing.store.cache import CorruptError
-from indexing.store.models import Checkpoints, abandoned_checkpoints, commit_files, model_folder, resolve_model
+from indexing.store.models import StoredCheckpoint, abandoned_checkpoints, commit_files, model_folder, resolve_model
 from indexing.store.store import Store
 from indexing.store.verify import verify
 from retriever.encoding.reranker import Reranker, RerankerOptions
@@ -167,7 +167,7 @@ def write_tensors(value: float):
 
 
 def test_the_last_checkpoint_counts(store_url: str) -> None:
-    checkpoints = Checkpoints(Store(store_url), "ce", "identity")
+    checkpoints = StoredCheckpoint(Store(store_url), "ce", "identity")
     assert checkpoints.load() is None
     for step in (1, 2):
         checkpoints.save(step, write_tensors(step))
@@ -177,14 +177,14 @@ def test_the_last_checkpoint_counts(store_url: str) -> None:
     storage = checkpoints.store.storage
     assert len(list(storage.list("checkpoints"))) == 2
     assert list(verify(checkpoints.store)) == []
-    assert Checkpoints(checkpoints.store, "ce", "another").load() is None
+    assert StoredCheckpoint(checkpoints.store, "ce", "another").load() is None
     checkpoints.clear()
     assert list(storage.list("checkpoints")) == []
     assert checkpoints.load() is None
 
 
 def test_killed_while_saving_the_one_before_counts(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints = Checkpoints(Store(store_url), "ce", "identity")
+    checkpoints = StoredCheckpoint(Store(store_url), "ce", "identity")
     checkpoints.save(1, write_tensors(1.0))
     storage = checkpoints.store.storage
     put = storage.put
@@ -213,7 +213,7 @@ def test_checkpoints_that_no_training_goes_on_from_are_told(store_url: str) -> N
     with store.create("models", "done"):
         pass
     for name in names:
-        Checkpoints(store, name, "identity").save(1, write_tensors(1.0))
+        StoredCheckpoint(store, name, "identity").save(1, write_tensors(1.0))
     files = {name: [key for key, _ in store.storage.list(f"checkpoints/{name}/")] for name in names}
     dead = abandoned_checkpoints(store)
     kept = {"begun.models", "begun.models.best"}
@@ -225,7 +225,7 @@ def test_checkpoints_that_no_training_goes_on_from_are_told(store_url: str) -> N
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(Store(str(tmp_path / "store")), "ce", "identity")
+    checkpoints = StoredCheckpoint(Store(str(tmp_path / "store")), "ce", "identity")
     checkpoints.save(1, write_tensors(1.0))
     [file] = (tmp_path / "store").glob("checkpoints/ce/*.safetensors")
     data = bytearray(file.read_bytes())

@@ -51,7 +51,9 @@ def test_a_complete_artifact_reads_back(store_url: str) -> None:
         write_part(draft, 0, b"hello ")
         draft.add_notes(seen=2)
     artifact = Store(store_url).open("corpus")
-    assert b"".join(artifact.local(part).read_bytes() for part in artifact.numbered_parts("part")) == b"hello world"
+    assert (
+        b"".join(artifact.local_path(part).read_bytes() for part in artifact.numbered_parts("part")) == b"hello world"
+    )
     assert artifact.rows == 11
     assert artifact.config == {"part_size": 3}
     assert artifact.notes == {"seen": 2}
@@ -93,11 +95,11 @@ def test_a_missing_artifact_names_the_command_that_makes_it(tmp_path: Path, kind
 def test_a_first_generation_that_was_interrupted_is_told_by_the_name_without_it(tmp_path: Path, kind: str) -> None:
     store = Store(str(tmp_path / "store"))
     store.create(kind, "mini/g0000")
-    for ask in (lambda: store.only(kind), lambda: store.only(kind, "mini"), lambda: store.open(kind, "mini")):
+    for ask in (lambda: store.only_name(kind), lambda: store.only_name(kind, "mini"), lambda: store.open(kind, "mini")):
         with pytest.raises(InputError, match=rf"{kind}/mini/g0000 was begun and is not complete: run the command that"):
             ask()
     with pytest.raises(InputError, match=rf"{kind}/min: there is no such artifact \(complete {kind}: none\)"):
-        store.only(kind, "min")
+        store.only_name(kind, "min")
 
 
 def test_resume_keeps_parts_and_refuses_other_options(store_url: str) -> None:
@@ -105,7 +107,7 @@ def test_resume_keeps_parts_and_refuses_other_options(store_url: str) -> None:
     draft = store.create("embeddings", "e", config={"pooling": "mean", "deep": {"lengths": [1, 2]}})
     first = write_part(draft, 0, b"first")
     again = store.create("embeddings", "e", config={"pooling": "mean", "deep": {"lengths": [1, 2]}})
-    assert again.committed() == {"part-00000": first}
+    assert again.committed_parts() == {"part-00000": first}
     with pytest.raises(InputError, match=r"parameter pooling mean, now cls.*remove"):
         store.create("embeddings", "e", config={"pooling": "cls", "deep": {"lengths": [1, 2]}})
 
@@ -158,7 +160,7 @@ def test_two_committers_racing_on_the_same_parts(store_url: str) -> None:
     artifact = store.open("embeddings", "raced")
     assert [part.name for part in artifact.parts] == [f"part-{n:05d}" for n in range(10)]
     for number, part in enumerate(artifact.parts):
-        assert artifact.local(part).read_bytes() in (b"a" * (number + 1), b"b" * (number + 1))
+        assert artifact.local_path(part).read_bytes() in (b"a" * (number + 1), b"b" * (number + 1))
     assert all(finding.problem is None for finding in verify(store))
     data = [key for key, _ in store.storage.list("embeddings/raced") if key.endswith(".bin")]
     assert len(data) == 10
@@ -168,11 +170,11 @@ def test_compare_and_swap(store_url: str) -> None:
     storage = open_storage(store_url)
     key = "serving/current.json"
     assert storage.read_tagged(key) is None
-    assert storage.swap(key, b"1", None)
-    assert not storage.swap(key, b"2", None)
+    assert storage.compare_and_swap(key, b"1", None)
+    assert not storage.compare_and_swap(key, b"2", None)
     _, tag = storage.read_tagged(key) or (b"", "")
-    assert storage.swap(key, b"3", tag)
-    assert not storage.swap(key, b"4", tag)
+    assert storage.compare_and_swap(key, b"3", tag)
+    assert not storage.compare_and_swap(key, b"4", tag)
     assert storage.read(key) == b"3"
 
 
@@ -212,18 +214,18 @@ def test_a_reader_never_returns_damaged_bytes(store_url: str, damage: bytes) -> 
     store.storage.put(f"embeddings/e/{part.file}", damage)
     fresh = Store(store_url, cache=NodeCache(Path(store.cache.folder) / f"fresh{time.time_ns()}", 10**9))
     with pytest.raises(CorruptError, match="embeddings/e/part-00000-"):
-        fresh.open("embeddings", "e").local(part)
+        fresh.open("embeddings", "e").local_path(part)
 
 
 def test_a_file_that_changes_after_it_was_checked_is_checked_again(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     make(store, "e", [b"vectors"])
     artifact = store.open("embeddings", "e")
-    path = artifact.local("part-00000")
-    assert artifact.local("part-00000") == path
+    path = artifact.local_path("part-00000")
+    assert artifact.local_path("part-00000") == path
     path.write_bytes(b"vectorz")
     with pytest.raises(CorruptError, match="sha256"):
-        artifact.local("part-00000")
+        artifact.local_path("part-00000")
 
 
 def test_the_cache_is_bounded_and_shared(bucket: str, tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_the_cache_is_bounded_and_shared(bucket: str, tmp_path: Path) -> None:
     make(store, "e", [bytes([n]) * 100 for n in range(5)])
     artifact = store.open("embeddings", "e")
     for part in artifact.parts:
-        path = artifact.local(part)
+        path = artifact.local_path(part)
         assert path.read_bytes() == bytes([int(part.name[-1])]) * 100
         os.utime(path, (0, path.stat().st_mtime))  # as if last used long ago
     cached = [path for path in (tmp_path / "cache" / "parts").rglob("*") if path.is_file()]
@@ -243,7 +245,7 @@ def test_a_store_travels_to_a_worker(store_url: str) -> None:
     store = pickle.loads(pickle.dumps(Store(store_url)))
     draft = pickle.loads(pickle.dumps(store.create("corpus")))
     write_part(draft, 0, b"x")
-    assert [part.name for part in store.create("corpus").committed().values()] == ["part-00000"]
+    assert [part.name for part in store.create("corpus").committed_parts().values()] == ["part-00000"]
 
 
 def test_remove_refuses_what_another_needs(store_url: str) -> None:
@@ -303,7 +305,7 @@ def test_an_upload_that_was_killed_is_garbage_once_nothing_comes_to_it(bucket: s
         store.storage.delete(key)  # it ended meanwhile
     assert store.garbage_files() == []
     assert [u["UploadId"] for u in s3.list_multipart_uploads(Bucket=name)["Uploads"]] == [other]
-    assert store.open("embeddings", "e").local("part-00000").read_bytes() == b"x"
+    assert store.open("embeddings", "e").local_path("part-00000").read_bytes() == b"x"
 
 
 def chain(store: Store, kind: str, *numbers: int, begun: tuple[int, ...]) -> None:
@@ -395,9 +397,9 @@ def test_a_full_disk_is_one_clear_line_and_loses_nothing(tmp_path: Path) -> None
         kept = write_part(draft, 0, b"x" * 50_000)
         with pytest.raises(InputError, match="No space left on device: free some space and run the same command"):
             write_part(draft, 1, b"x" * 300_000)
-        assert draft.committed() == {"part-00000": kept}
+        assert draft.committed_parts() == {"part-00000": kept}
         assert list((small / "store" / ".tmp").iterdir()) == []
-        assert draft.local(kept).read_bytes() == b"x" * 50_000
+        assert draft.local_path(kept).read_bytes() == b"x" * 50_000
     finally:
         subprocess.run(["umount", small], check=True)
 
@@ -444,7 +446,7 @@ def test_a_removal_that_was_killed_leaves_no_record_without_its_bytes(tmp_path: 
         again = Store(store.url)
         assert again.keys() == []
         with again.create("embeddings", "e") as draft:
-            for number in {0, 1} - {int(name[-1]) for name in draft.committed()}:
+            for number in {0, 1} - {int(name[-1]) for name in draft.committed_parts()}:
                 write_part(draft, number, [b"a", b"b"][number])
         assert not [finding for finding in verify(again) if finding.problem]
 
@@ -465,9 +467,9 @@ def test_a_writer_that_outlives_the_removal_of_its_artifact_changes_nothing(
     with pytest.raises(InputError, match="removed while it was being made"):
         old.finish()
     with store.create("embeddings", "e", config={"pooling": "cls"}) as new:
-        assert new.committed() == {}
+        assert new.committed_parts() == {}
         write_part(new, 0, b"new")
-    assert store.open("embeddings", "e").local("part-00000").read_bytes() == b"new"
+    assert store.open("embeddings", "e").local_path("part-00000").read_bytes() == b"new"
     with pytest.raises(InputError, match="removed while it was being made"):
         old.finish()
 
@@ -481,7 +483,7 @@ def test_a_failed_draft_is_replaced_and_its_writers_change_nothing(store_url: st
     old.fail("file:7: found nonsense")
     assert store.failed_drafts() == {"queries/q": "file:7: found nonsense"}
     new = store.create("queries", "q", config={"source": "good"}, by_content=True)
-    assert store.failed_drafts() == new.committed() == {}
+    assert store.failed_drafts() == new.committed_parts() == {}
     for call in (lambda: write_part(old, 3, b"old"), old.finish):
         with pytest.raises(InputError, match="removed while it was being made"):
             call()
@@ -493,7 +495,7 @@ def test_a_failed_draft_is_replaced_and_its_writers_change_nothing(store_url: st
     with pytest.raises(InputError, match="removed while it was being made"):
         old.finish()
     artifact = store.open("queries", "q")
-    assert [artifact.local(part).read_bytes() for part in artifact.parts] == [b"new", b"new"]
+    assert [artifact.local_path(part).read_bytes() for part in artifact.parts] == [b"new", b"new"]
     files = {part.file for part in artifact.parts} | {f"{part.name}.json" for part in artifact.parts}
     files |= {"manifest.json", "manifest.begun.json", "provenance.json"}
     assert {key for key, _ in store.storage.list("queries/q")} == {f"queries/q/{file}" for file in files}
@@ -510,7 +512,7 @@ def test_the_same_command_replaces_its_failed_draft_too(store_url: str) -> None:
     store = Store(store_url)
     for attempt in range(3):
         draft = store.create("queries", "q", config={"source": "same"})
-        assert draft.committed() == {}
+        assert draft.committed_parts() == {}
         write_part(draft, 0, bytes([attempt]))
         draft.fail(f"error {attempt}")
         assert store.failed_drafts() == {"queries/q": f"error {attempt}"}
@@ -523,7 +525,7 @@ def test_of_two_commands_that_replace_a_failed_draft_at_once_one_succeeds(
     first, second = Store(store_url), Store(store_url)
     for name, config in (("same", {"source": "a"}), ("other", {"source": "b"})):
         first.create("queries", name, config={"source": "bad"}).fail("nonsense")
-        swap, winners = second.storage.swap, []
+        swap, winners = second.storage.compare_and_swap, []
 
         def late(key: str, *arguments: object, swap=swap, winners=winners, name=name) -> bool:
             if not winners:
@@ -532,14 +534,14 @@ def test_of_two_commands_that_replace_a_failed_draft_at_once_one_succeeds(
             return swap(key, *arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(second.storage, "swap", late)
+            patch.setattr(second.storage, "compare_and_swap", late)
             if name == "same":
-                assert list(second.create("queries", name, config=config).committed()) == ["part-00000"]
+                assert list(second.create("queries", name, config=config).committed_parts()) == ["part-00000"]
             else:
                 with pytest.raises(InputError, match="was begun otherwise: parameter source a, now b"):
                     second.create("queries", name, config=config)
         winners[0].finish()
-        assert second.open("queries", name).local("part-00000").read_bytes() == b"first"
+        assert second.open("queries", name).local_path("part-00000").read_bytes() == b"first"
 
 
 def test_a_failed_draft_that_is_completed_at_this_moment_is_kept(
@@ -550,16 +552,16 @@ def test_a_failed_draft_that_is_completed_at_this_moment_is_kept(
     draft = first.create("queries", "q", config={"source": "a"})
     write_part(draft, 0, b"first")
     draft.fail("nonsense")
-    swap = second.storage.swap
+    swap = second.storage.compare_and_swap
 
     def late(key: str, *arguments: object) -> bool:
         draft.finish()
         return swap(key, *arguments)
 
-    monkeypatch.setattr(second.storage, "swap", late)
+    monkeypatch.setattr(second.storage, "compare_and_swap", late)
     with pytest.raises(InputError, match="another command completed it at this moment; run the command again"):
         second.create("queries", "q", config={"source": "b"})
-    assert second.open("queries", "q").local("part-00000").read_bytes() == b"first"
+    assert second.open("queries", "q").local_path("part-00000").read_bytes() == b"first"
     assert not [finding for finding in verify(second) if finding.problem]
     with pytest.raises(InputError, match="was begun otherwise"):
         second.create("queries", "q", config={"source": "b"})
@@ -580,7 +582,7 @@ def test_a_replaced_draft_that_is_completed_after_all_keeps_its_bytes(
     with pytest.raises(InputError, match="removed while it was being made"):
         new.finish()
     artifact = store.open("queries", "q")
-    assert [artifact.local(part).read_bytes() for part in artifact.parts] == [b"old"]
+    assert [artifact.local_path(part).read_bytes() for part in artifact.parts] == [b"old"]
 
 
 def test_a_draft_without_parts_is_replaced_once_it_is_old(store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -601,12 +603,12 @@ def test_a_draft_without_parts_is_replaced_once_it_is_old(store_url: str, monkey
     new = begin(2, 700.0)
     with pytest.raises(InputError, match="removed while it was being made"):
         write_part(old, 0, b"old")
-    assert begin(2, 1e6).committed() == {}
+    assert begin(2, 1e6).committed_parts() == {}
     write_part(new, 0, b"new")
     with pytest.raises(InputError, match=remedy):
         begin(3, 1e6)
     new.finish()
-    assert store.open("queries", "q").local("part-00000").read_bytes() == b"new"
+    assert store.open("queries", "q").local_path("part-00000").read_bytes() == b"new"
 
 
 def test_a_command_that_joined_an_abandoned_draft_keeps_its_parts(store_url: str) -> None:
@@ -618,11 +620,11 @@ def test_a_command_that_joined_an_abandoned_draft_keeps_its_parts(store_url: str
     write_part(second, 0, b"part")
     assert store.failed_drafts() == {}
     again = store.create("queries", "q", config={"n": 1}, abandoned_s=600.0)
-    assert list(again.committed()) == ["part-00000"]
+    assert list(again.committed_parts()) == ["part-00000"]
     with pytest.raises(InputError, match="was begun otherwise"):
         store.create("queries", "q", config={"n": 2}, abandoned_s=0.0)
     second.finish()
-    assert store.open("queries", "q").local("part-00000").read_bytes() == b"part"
+    assert store.open("queries", "q").local_path("part-00000").read_bytes() == b"part"
 
 
 def test_a_command_that_joined_an_abandoned_draft_removes_the_mark(store_url: str) -> None:
@@ -649,15 +651,15 @@ def test_the_renewal_of_drafts_ends_with_its_block(store_url: str) -> None:
 
 def test_a_touch_renews_the_time_of_an_object_unless_it_has_other_bytes(store_url: str) -> None:
     storage = Store(store_url).storage
-    assert not storage.touch("a/b", b"1")
+    assert not storage.touch_if_equal("a/b", b"1")
     assert storage.size("a/b") is None
     storage.put("a/b", b"1")
     if isinstance(storage, LocalStorage):
         os.utime(storage.local_path("a/b"), (0, 0))
     before = storage.write_time("a/b")
-    assert not storage.touch("a/b", b"2")
+    assert not storage.touch_if_equal("a/b", b"2")
     assert storage.write_time("a/b") == before
-    assert storage.touch("a/b", b"1")
+    assert storage.touch_if_equal("a/b", b"1")
     assert storage.read("a/b") == b"1"
     assert [key for key, _ in storage.list("a")] == ["a/b"]
     assert storage.write_time("a/b") >= before + isinstance(storage, LocalStorage)
@@ -808,7 +810,7 @@ SCANS: dict[str, Callable[[Store], Any]] = {
     "dependents": lambda store: store.dependents("embeddings/other/g0000"),
     "removable": lambda store: store.files_to_remove("embeddings/other/g0000")["embeddings/other/g0000"],
     "verify": lambda store: [finding.problem for finding in verify(store) if finding.problem],
-    "committed": lambda store: store.create("index", "d").committed(),
+    "committed": lambda store: store.create("index", "d").committed_parts(),
 }
 
 
@@ -959,7 +961,7 @@ def test_what_is_in_the_way_of_a_store_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"Not a directory: check the path"):
         Store(str(tmp_path)).create("embeddings", "e")
     with pytest.raises(InputError, match=r"/embeddings: Not a directory: check the path"):
-        Store(str(tmp_path)).storage.swap("embeddings/x", b"", None)
+        Store(str(tmp_path)).storage.compare_and_swap("embeddings/x", b"", None)
 
 
 def test_names_that_no_file_system_takes_are_refused(tmp_path: Path) -> None:

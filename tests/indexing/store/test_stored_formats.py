@@ -23,7 +23,7 @@ def make(store: Store, kind: str, format: int) -> None:
 def test_models_and_prompts_of_format_1_are_read(tmp_path: Path, kind: str) -> None:
     store = Store(str(tmp_path))
     make(store, kind, 1)
-    assert store.open(kind, "old").local("file-00000").read_bytes() == b"{}"
+    assert store.open(kind, "old").local_path("file-00000").read_bytes() == b"{}"
 
 
 @pytest.mark.parametrize(("kind", "format"), [("runs", 1), ("candidates", 1), ("models", FORMAT + 1)])

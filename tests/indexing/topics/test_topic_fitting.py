@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from planted_topics import SMALL, planted_texts, purity
 
-from indexing.topics.fitting import MIN_DOCUMENTS, FittedTree, choose_vocabulary, fit_tree, main_topics, top_nodes
+from indexing.topics.fitting import (
+    MIN_DOCUMENTS,
+    FittedTree,
+    choose_vocabulary,
+    fit_tree,
+    main_topic_per_passage,
+    top_ancestors,
+)
 from indexing.topics.options import FitOptions
 from retriever.errors import InputError
 from retriever.topics.words import topic_words
@@ -23,7 +30,7 @@ def fitted(options: FitOptions, count: int = 90) -> tuple[FittedTree, np.ndarray
 @pytest.mark.parametrize("options", [SMALL, DEEP, LDA], ids=["hlda", "deep", "lda"])
 def test_planted_topics_are_found_again_with_the_same_seed(options: FitOptions) -> None:
     tree, truth = fitted(options)
-    topics = main_topics(tree)
+    topics = main_topic_per_passage(tree)
     assert purity(topics, truth) > 0.9
     again, _ = fitted(options)
     for name in ("documents", "words", "nodes", "parents", "levels", "passages"):
@@ -49,9 +56,9 @@ def test_the_tokens_of_a_passage_are_on_one_path(options: FitOptions) -> None:
         assert nodes <= path
     for level in range(options.depth):
         assert tree.passages[tree.levels == level].sum() == tree.num_documents
-    tops = top_nodes(tree)
+    tops = top_ancestors(tree)
     assert np.array_equal(tops[tree.levels == 1], np.flatnonzero(tree.levels == 1))
-    topics = main_topics(tree)  # -1 for a passage whose words are all of the root
+    topics = main_topic_per_passage(tree)  # -1 for a passage whose words are all of the root
     counts = np.bincount(topics[topics >= 0], minlength=len(tops))
     assert (counts[tree.levels == 1] <= tree.passages[tree.levels == 1]).all()
     assert counts.sum() + (topics < 0).sum() == tree.num_documents
@@ -65,7 +72,7 @@ def test_the_words_of_the_passages_are_kept() -> None:
         words = [tree.vocabulary[word] for word in tree.words[tree.documents == number]]
         assert sorted(words) == sorted(word for word in topic_words(text) if word in tree.vocabulary)
     assert tree.num_documents == 61
-    assert main_topics(tree)[0] == -1
+    assert main_topic_per_passage(tree)[0] == -1
 
 
 def test_progress_counts_iterations() -> None:

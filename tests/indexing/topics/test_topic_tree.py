@@ -11,7 +11,7 @@ import pytest
 from planted_topics import SMALL
 
 from indexing.topics.files import read_topics, write_topics
-from indexing.topics.fitting import FittedTree, main_topics
+from indexing.topics.fitting import FittedTree, main_topic_per_passage
 from indexing.topics.tree import build_topics
 from retriever.errors import InputError
 
@@ -71,7 +71,7 @@ def test_the_model_is_that_of_the_equations() -> None:
     topic_of = {large[0]: 0, large[1]: 1, 4: merged}
     assert model.path_topics.tolist() == [topic_of[int(PARENTS[leaf])] for leaf in leaves]
     assert model.num_topics == 2
-    known = main_topics(tree)
+    known = main_topic_per_passage(tree)
     assert assigned.tolist() == [topic_of[node] if node >= 0 else -1 for node in known.tolist()]
     for topic, node in enumerate(large):
         counts = sorted((-tokens.count((node, word)), word) for word in range(len(VOCABULARY)))

@@ -17,7 +17,7 @@ from indexing.store.store import Store
 from indexing.topics.options import FitOptions
 from indexing.topics.page import render_page
 from indexing.topics.reader import Topics
-from indexing.topics.work import FITTED, FitTopics, passage_words, sample_rows
+from indexing.topics.work import FITTED, FitTopicsWork, passage_words, sample_rows
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import Runner
 from indexing.work.work import run_work
@@ -35,7 +35,7 @@ def make_store(root: Path, count: int = 90, deleted: tuple[int, ...] = ()) -> np
 def fit(root: Path, runner: Runner, options: FitOptions = SMALL) -> dict[str, str]:
     """Fits topics/topics; returns the sha256 of each part."""
     store = Store(str(root / "store"))
-    [artifact] = run_work(store, FitTopics(store, "topics", options), runner)
+    [artifact] = run_work(store, FitTopicsWork(store, "topics", options), runner)
     return {part.name: part.sha256 for part in artifact.parts}
 
 
@@ -46,12 +46,12 @@ def test_every_passage_has_its_topic(tmp_path: Path) -> None:
     assert (rows.dtype, rows.shape) == (np.int64, (90,))
     assert purity(rows, truth) > 0.85
     [artifact] = topics.generations
-    fitted = np.load(artifact.local(FITTED))
+    fitted = np.load(artifact.local_path(FITTED))
     assert np.array_equal(rows[fitted[:, 0]], fitted[:, 1])
     assert artifact.notes == {
         "topics": topics.model.num_topics,
         "paths": len(topics.model.path_topics),
-        "sizes": topics.sizes().tolist(),
+        "sizes": topics.passages_per_topic().tolist(),
         "without_topic": 0,
         "fitted": len(fitted),
     }
@@ -69,8 +69,8 @@ def test_all_runners_and_an_interrupted_run_make_the_same_bytes(tmp_path: Path) 
     assert fit(tmp_path / "two", LocalRunner(cores=2)) == expected
     store = Store(str(tmp_path / "three/store"))
     with pytest.raises(StorageError):  # after the fit and one part
-        run_work(store, FitTopics(store, "topics", SMALL), InlineRunner(fail_after=2, error=StorageError("full")))
-    [artifact], counts = tallied(store, FitTopics(store, "topics", SMALL), shuffling_runner())
+        run_work(store, FitTopicsWork(store, "topics", SMALL), InlineRunner(fail_after=2, error=StorageError("full")))
+    [artifact], counts = tallied(store, FitTopicsWork(store, "topics", SMALL), shuffling_runner())
     assert {part.name: part.sha256 for part in artifact.parts} == expected
     assert counts == {"fit": [(True, 30)], "assign": [(True, 30), (False, 20), (False, 40)]}
 
@@ -125,7 +125,7 @@ def test_a_grown_corpus_has_its_new_passages_inferred(tmp_path: Path) -> None:
 def test_deleted_passages_are_not_fitted_and_have_a_topic(tmp_path: Path) -> None:
     make_store(tmp_path, deleted=tuple(range(20)))
     topics = fit_small(tmp_path)
-    fitted = np.load(topics.generations[0].local(FITTED))
+    fitted = np.load(topics.generations[0].local_path(FITTED))
     assert fitted[:, 0].min() >= 20
     assert (topics.topic_per_row()[:20] >= 0).all()
 
@@ -141,7 +141,7 @@ def test_a_sample_is_fitted_and_the_others_are_inferred(tmp_path: Path) -> None:
     words = passage_words(corpus.parts, rows)
     assert words == [topic_words(f"{p.title} {p.text}") for p in corpus.passages(rows)]
     topics = fit_small(tmp_path, options=replace(SMALL, sample=60))
-    fitted = np.load(topics.generations[0].local(FITTED))
+    fitted = np.load(topics.generations[0].local_path(FITTED))
     assert set(fitted[:, 0].tolist()) <= set(rows.tolist())
     assert (topics.topic_per_row() >= 0).all()
 
@@ -193,7 +193,7 @@ def test_damaged_topics_are_refused(tmp_path: Path) -> None:
     ):
         inputs = {"corpus/0": corpus.generations[0]}
         with store.create("topics", f"{name}/g0000", inputs=inputs, config={"limit": None}) as draft:
-            draft.commit("model", ".safetensors", lambda path: shutil.copy(model.local("model"), path), rows=1)
+            draft.commit("model", ".safetensors", lambda path: shutil.copy(model.local_path("model"), path), rows=1)
             draft.commit("part-00000", ".npy", lambda path, values=values: save_array(values, path), rows=2)
         with pytest.raises(InputError) as error:
             Topics.open(store, name).topic_per_row()
@@ -205,7 +205,7 @@ def test_the_page_shows_topics_and_tree_with_words_escaped(tmp_path: Path) -> No
     topics = fit_small(tmp_path, options=replace(SMALL, depth=3))
     page = render_page(topics)
     assert page == render_page(Topics.open(Store(str(tmp_path / "store"))))
-    for size, words in zip(topics.sizes().tolist(), topics.model.words, strict=True):
+    for size, words in zip(topics.passages_per_topic().tolist(), topics.model.words, strict=True):
         assert f"<td class='number'>{size}</td>" in page
         assert ", ".join(words) in page
     assert page.count("<li>") == page.count("</li>") == len(topics.tree.nodes)

@@ -8,23 +8,23 @@ import pytest
 
 from indexing.training.messages import (
     RETRIES,
-    Failed,
-    Finished,
     InvalidInput,
     Message,
-    Resumed,
+    RunFinished,
+    RunResumed,
     RunState,
-    Started,
     StartMeasured,
     StepDone,
     TrainingResult,
+    WorkerFailed,
+    WorkerStarted,
     receive,
     report_update,
 )
 
-START = Started(0)
+START = WorkerStarted(0)
 RESULT = TrainingResult(steps=3, workers=2, numerics="cpu", loss=0.5, curve=[], best=None, best_step=0)
-END = Finished(RESULT)
+END = RunFinished(RESULT)
 
 
 def step(number: int) -> StepDone:
@@ -65,7 +65,7 @@ def after(*messages: Message) -> Outcome:
     return outcome
 
 
-LOST = (START, Resumed(1), step(2), Failed("OSError: no room"), Failed("closed by peer"))
+LOST = (START, RunResumed(1), step(2), WorkerFailed("OSError: no room"), WorkerFailed("closed by peer"))
 TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
 
 
@@ -75,7 +75,7 @@ TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
         pytest.param([], [], 0, 0, "", False, id="nothing"),
         pytest.param([START, step(1), step(2), step(3), END], [1, 2, 3], 3, 0, "", True, id="undisturbed"),
         pytest.param(
-            [START, StartMeasured(0.5), step(1), Failed("x"), START, StartMeasured(0.5), step(1), step(2), END],
+            [START, StartMeasured(0.5), step(1), WorkerFailed("x"), START, StartMeasured(0.5), step(1), step(2), END],
             [0, 1, 2],
             2,
             0,
@@ -83,10 +83,10 @@ TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
             True,
             id="the quality before the first step is reported once",
         ),
-        pytest.param([START, Resumed(2), step(3), END], [3], 1, 2, "", True, id="resumed from an earlier run"),
-        pytest.param([START, Resumed(3), END], [], 0, 3, "", True, id="an earlier run made all steps"),
+        pytest.param([START, RunResumed(2), step(3), END], [3], 1, 2, "", True, id="resumed from an earlier run"),
+        pytest.param([START, RunResumed(3), END], [], 0, 3, "", True, id="an earlier run made all steps"),
         pytest.param(
-            [START, step(1), step(2), Failed("x"), START, Resumed(1), step(2), step(3), END],
+            [START, step(1), step(2), WorkerFailed("x"), START, RunResumed(1), step(2), step(3), END],
             [1, 2, 3],
             3,
             0,
@@ -119,7 +119,13 @@ TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
         ),
         pytest.param([START] * (RETRIES + 4), [], 0, 0, f"{TO_STEP} 1; earlier steps are kept", False, id="and more"),
         pytest.param(
-            [Started(0), Started(1), Started(2)] * (RETRIES + 1), [], 0, 0, "", False, id="other ranks do not count"
+            [WorkerStarted(0), WorkerStarted(1), WorkerStarted(2)] * (RETRIES + 1),
+            [],
+            0,
+            0,
+            "",
+            False,
+            id="other ranks do not count",
         ),
         pytest.param(
             [*[START] * (RETRIES + 2), step(1), START, step(2), END],
@@ -132,7 +138,7 @@ TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
         ),
         pytest.param([*[START] * (RETRIES + 2), END], [], 0, 0, "", True, id="workers that finish after all"),
         pytest.param(
-            [START, Resumed(5), *[START, Resumed(5)] * (RETRIES + 1)],
+            [START, RunResumed(5), *[START, RunResumed(5)] * (RETRIES + 1)],
             [],
             0,
             5,
@@ -142,7 +148,7 @@ TO_STEP = f"workers were lost {RETRIES + 1} times on their way to step"
         ),
         pytest.param([START, InvalidInput("a.json: bad")], [], 0, 0, "a.json: bad", False, id="bad input"),
         pytest.param(
-            [START, InvalidInput("a.json: bad"), Failed("closed by peer"), START, InvalidInput("b.json: bad")],
+            [START, InvalidInput("a.json: bad"), WorkerFailed("closed by peer"), START, InvalidInput("b.json: bad")],
             [],
             0,
             0,
@@ -188,9 +194,9 @@ def test_whether_a_run_has_diverged_is_known_from_its_error() -> None:
 
 
 def test_the_cause_is_that_of_the_last_attempt() -> None:
-    outcome = after(*[START, Failed("first")] * (RETRIES + 1), START)
+    outcome = after(*[START, WorkerFailed("first")] * (RETRIES + 1), START)
     assert "(first)" in outcome.state.losses
-    outcome = after(START, Failed("first"), *[START] * (RETRIES + 1))
+    outcome = after(START, WorkerFailed("first"), *[START] * (RETRIES + 1))
     assert "(first)" not in outcome.state.losses
 
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from indexing.training.messages import InvalidInput, ProgressUpdate, Started, StartMeasured, StepDone
+from indexing.training.messages import InvalidInput, ProgressUpdate, StartMeasured, StepDone, WorkerStarted
 from indexing.training.monitor import Listener, Monitor
 
 
@@ -19,7 +19,7 @@ def test_updates_arrive_in_order_until_it_is_closed() -> None:
     async def run() -> None:
         monitor = Monitor()
         waiting = asyncio.create_task(monitor.next_updates())
-        await monitor.send(Started(0))
+        await monitor.send(WorkerStarted(0))
         assert await waiting == [ProgressUpdate(is_start=True)]
         await monitor.send(step(1))
         await monitor.send(step(2))

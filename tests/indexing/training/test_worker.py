@@ -15,11 +15,19 @@ from tiny import VOCABULARY, save_bert
 
 from indexing.store.artifact import Draft
 from indexing.store.documents import begun_document
-from indexing.store.models import Checkpoints, model_folder
+from indexing.store.models import StoredCheckpoint, model_folder
 from indexing.store.store import Store
 from indexing.training.cluster import run_worker
 from indexing.training.local import plan_local_worker, run_local
-from indexing.training.messages import Failed, Finished, InvalidInput, Message, Resumed, Started, StepDone
+from indexing.training.messages import (
+    InvalidInput,
+    Message,
+    RunFinished,
+    RunResumed,
+    StepDone,
+    WorkerFailed,
+    WorkerStarted,
+)
 from indexing.training.worker import TrainingTask
 from indexing.training.workers import WorkerGroup
 from indexing.work.local import cores_of_process
@@ -74,10 +82,18 @@ def task_of(tmp_path: Path) -> Callable[[SmallMaker], TrainingTask]:
 
     def make(maker: SmallMaker) -> TrainingTask:
         draft = Draft(store.storage, store.cache, "models/m", begun_document("models", {}, {}, False))
-        last, best = (Checkpoints(store, name, "identity") for name in ("m.models", "m.models.best"))
+        last, best = (StoredCheckpoint(store, name, "identity") for name in ("m.models", "m.models.best"))
         loop = LoopOptions(steps=3, lr=1e-3, checkpoint_every=2)
         group = WorkerGroup(workers=1, min_workers=1, cpus=1, gpus=0)
-        return TrainingTask(draft=draft, last=last, best=best, loop=loop, maker=maker, dtype="float32", group=group)
+        return TrainingTask(
+            draft=draft,
+            last_checkpoint=last,
+            best_checkpoint=best,
+            loop=loop,
+            maker=maker,
+            dtype="float32",
+            group=group,
+        )
 
     return make
 
@@ -93,14 +109,14 @@ def test_a_worker_reports_its_start_its_steps_and_its_result(
 ) -> None:
     task = task_of(SmallMaker(backbone))
     start, *steps, end = messages_of(task)
-    assert start == Started(0)
+    assert start == WorkerStarted(0)
     assert [step.step for step in steps if isinstance(step, StepDone)] == [1, 2, 3]
-    assert isinstance(end, Finished)
+    assert isinstance(end, RunFinished)
     assert (end.result.steps, end.result.workers, end.result.judged) == (3, 1, {"order": "judged"})
     assert end.result.loss == steps[-1].loss
-    assert messages_of(task)[:2] == [Started(0), Resumed(3)]
+    assert messages_of(task)[:2] == [WorkerStarted(0), RunResumed(3)]
     task.draft.finish()
-    assert (model_folder(task.last.store.open("models", "m")) / "config.json").is_file()
+    assert (model_folder(task.last_checkpoint.store.open("models", "m")) / "config.json").is_file()
 
 
 def test_a_worker_that_is_stopped_reports_no_end_and_resumes(
@@ -114,18 +130,18 @@ def test_a_worker_that_is_stopped_reports_no_end_and_resumes(
     messages: list[Message] = []
     run_worker(task, messages.append, device=CPU, rank=0, world=1, stop_requests=stop_after_a_step)
     start, step = messages
-    assert (start, isinstance(step, StepDone), task.last.step()) == (Started(0), True, 1)
+    assert (start, isinstance(step, StepDone), task.last_checkpoint.step()) == (WorkerStarted(0), True, 1)
     again = messages_of(task)
-    assert again[:2] == [Started(0), Resumed(1)]
-    assert isinstance(again[-1], Finished)
+    assert again[:2] == [WorkerStarted(0), RunResumed(1)]
+    assert isinstance(again[-1], RunFinished)
 
 
 def test_bad_input_is_reported_and_leaves_no_draft(
     backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]
 ) -> None:
     task = task_of(SmallMaker(backbone, InputError("weights: cut off")))
-    assert messages_of(task) == [Started(0), InvalidInput("weights: cut off")]
-    assert task.last.store.incomplete_keys() == []
+    assert messages_of(task) == [WorkerStarted(0), InvalidInput("weights: cut off")]
+    assert task.last_checkpoint.store.incomplete_keys() == []
 
 
 def test_another_error_is_reported_and_raised(backbone: Path, task_of: Callable[[SmallMaker], TrainingTask]) -> None:
@@ -134,7 +150,7 @@ def test_another_error_is_reported_and_raised(backbone: Path, task_of: Callable[
     task = task_of(SmallMaker(backbone, OSError("no room\nand more")))
     with pytest.raises(OSError, match="no room"):
         run_worker(task, messages.append, device=CPU, rank=0, world=1)
-    assert messages == [Started(0), Failed("OSError: no room")]
+    assert messages == [WorkerStarted(0), WorkerFailed("OSError: no room")]
 
 
 def test_a_run_in_this_process_restores_the_threads(
@@ -152,7 +168,7 @@ def test_too_little_memory_of_a_gpu_is_one_line(backbone: Path, task_of: Callabl
     task = task_of(SmallMaker(backbone, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore")))
     with pytest.raises(InputError, match=r"step 1: the memory of the GPU does not suffice \(CUDA out of memory"):
         run_local(task, lambda *_: None, lambda _: None)
-    assert task.last.store.incomplete_keys() == []
+    assert task.last_checkpoint.store.incomplete_keys() == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import ray
 from local_ray import all_cores_free
 
 from indexing.training import workers as module
-from indexing.training.workers import WorkerGroup, announce_waiting, plan_workers, request_room, say_no_room
+from indexing.training.workers import WorkerGroup, announce_waiting, plan_workers, request_room, tell_missing_room
 from indexing.work.nodes import HEAD
 from retriever.errors import InputError
 
@@ -122,5 +122,5 @@ def test_the_user_is_told_once_that_workers_wait(monkeypatch: pytest.MonkeyPatch
         assert said.wait(60)
     assert lines == ["waits for 2 workers of 1 CPU; free now: 1 CPU"]
     started.set()
-    say_no_room(group, started, say)
+    tell_missing_room(group, started, say)
     assert len(lines) == 1

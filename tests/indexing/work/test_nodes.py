@@ -15,10 +15,10 @@ from indexing.work.nodes import (
     HEAD,
     ClusterNodes,
     NodeFailure,
+    announce_waiting_workers,
     check_room,
     describe_workers,
     parse_labels,
-    say_waiting,
     seconds_to_wait,
     wait_for_required_room,
 )
@@ -71,7 +71,7 @@ def test_what_a_worker_gets_does_not_change_while_the_job_runs(monkeypatch: pyte
     before = runner.allocate(ALL_CORES), runner.allocate(ANY_DEVICE)
     nodes_of(monkeypatch, {"CPU": 8.0}, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0})
     assert (runner.allocate(ALL_CORES), runner.allocate(ANY_DEVICE)) == before
-    assert ClusterNodes().cores() == 2
+    assert ClusterNodes().cores_of_smallest() == 2
 
 
 @pytest.mark.parametrize(
@@ -97,8 +97,8 @@ def test_a_job_says_what_it_waits_for(
         return 4
 
     reported: list[int] = []
-    monkeypatch.setattr(nodes, "report_waiting", reported.append)
-    with say_waiting(said.append, ClusterNodes, 8, 0, wanted):
+    monkeypatch.setattr(nodes, "report_waiting_workers", reported.append)
+    with announce_waiting_workers(said.append, ClusterNodes, 8, 0, wanted):
         while len(looks) < 3:
             time.sleep(0.001)
     assert said[:1] == lines
@@ -110,7 +110,7 @@ def test_a_job_says_which_labels_the_nodes_need(monkeypatch: pytest.MonkeyPatch)
     nodes_of(monkeypatch, {"CPU": 8.0})
     monkeypatch.setattr(nodes, "WAIT_S", 0.01)
     said: list[str] = []
-    with say_waiting(said.append, lambda: ClusterNodes({"node-type": "gpu"}), 7, 1, lambda: 4):
+    with announce_waiting_workers(said.append, lambda: ClusterNodes({"node-type": "gpu"}), 7, 1, lambda: 4):
         while not said:
             time.sleep(0.001)
     assert said[0] == "waits for 4 workers of 7 CPUs and 1 GPU on nodes with node-type=gpu: 0 are there"
@@ -126,7 +126,7 @@ KINDS = ({"kind": "cpu", "zone": "a"}, {"kind": "gpu", "zone": "a", "ray.io/node
 def test_only_nodes_with_the_labels_that_are_not_excluded_count(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes_of(monkeypatch, {"CPU": 2.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0}, labels=KINDS)
     counts = [
-        (some.count_worker_slots(1), some.cores(), some.num_gpus())
+        (some.count_worker_slots(1), some.cores_of_smallest(), some.num_gpus())
         for some in (
             ClusterNodes(),
             ClusterNodes({"kind": "cpu"}),

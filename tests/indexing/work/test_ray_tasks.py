@@ -253,7 +253,7 @@ class SilentBoard:
     def total(self) -> None:
         threading.Event().wait()
 
-    def put(self, number: int, rows: int | None) -> None:
+    def set_rows(self, number: int, rows: int | None) -> None:
         """Never runs, because `total` does."""
 
 

@@ -20,12 +20,12 @@ from indexing.store.store import Store
 from indexing.work import local
 from indexing.work.local import LocalRunner
 from indexing.work.tasks import ONE_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import RESUME, ArtifactTarget, Committed, Progress, StageDefaults, WorkUnit, run_work
+from indexing.work.work import RESUME, ArtifactTarget, BaseStage, Committed, Progress, WorkUnit, run_work
 from retriever.errors import InputError, StorageError
 
 
 @dataclass(frozen=True)
-class Squares(StageDefaults):
+class Squares(BaseStage):
     """The work that makes squares/NAME: one part for each number. This class and its task are all that a kind needs."""
 
     numbers: tuple[int, ...]
@@ -50,7 +50,7 @@ class Squares(StageDefaults):
     def total(self) -> int:
         return len(self.numbers)
 
-    def units(self, committed: Committed) -> Iterator[WorkUnit]:
+    def units(self, committed_parts: Committed) -> Iterator[WorkUnit]:
         for number in self.numbers:
             yield WorkUnit((f"part-{number:05d}",), 1, number)
 
@@ -61,7 +61,7 @@ class Squares(StageDefaults):
         return Square(drafts[0], self.power, self.bad, self.resources)
 
     def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        drafts[0].add_notes(parts=len(drafts[0].committed()))
+        drafts[0].add_notes(parts=len(drafts[0].committed_parts()))
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,8 @@ class Log:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def count(self, amount: int, kept: bool = False) -> None:
-        self.lines.append("kept" if kept else amount)
+    def count(self, amount: int, is_kept: bool = False) -> None:
+        self.lines.append("kept" if is_kept else amount)
 
     def show(self, unfinished: int) -> None: ...
 
@@ -116,7 +116,7 @@ WORK = Squares(tuple(range(7)))
 
 def contents(store: Store) -> dict[str, str]:
     artifact = store.open("squares", "n")
-    return {part.name: artifact.local(part).read_text() for part in artifact.parts}
+    return {part.name: artifact.local_path(part).read_text() for part in artifact.parts}
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def test_a_corpus_is_read_by_id_and_in_order(shared: Store) -> None:
     assert passage.metadata == {"year": 1917, "tags": ["a", "b"]}
     assert [each.id for each in corpus] == [each["_id"] for each in expected]
     assert ("p17" in corpus, "none" in corpus, 17 in corpus) == (True, False, False)
-    read = corpus.open_passages()
+    read = corpus.open_passage_reader()
     rows = np.array([200, 3, 61, 3])
     assert read(rows) == corpus.passages(rows)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jobs.common.cli import quiet, say, say_on_stderr
+from jobs.common.cli import print_only_warnings, say, say_on_stderr
 
 from collections.abc import Callable
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_a_verbose_store_prints_what_the_job_prints(world: Any, done: Done, caps
 
 
 def test_a_quiet_program_gets_warnings_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    with quiet():
+    with print_only_warnings():
         for line in ("a line", "warning: 3 of 4 passages were cut"):
             say(line)
         say_on_stderr("runs on a cluster")

@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Store:
 def test_named_parameters_are_options_of_the_job_and_all_others_are_described(method: str) -> None:
     job = "serve_search" if method == "serve" else method
     excluded = ("host", "tokens") if method == "serve" else ()
-    parameters = Parameters.of(method, job=job, excluded=excluded)
+    parameters = Parameters.of_method(method, job=job, excluded=excluded)
     signature = inspect.signature(getattr(Making, method)).parameters
     named = [name for name in signature if name not in ("self", "options")]
     assert set(named) <= set(parameters.options)
@@ -75,21 +75,21 @@ def test_every_method_is_a_job() -> None:
 )
 def test_bad_parameters_are_refused_by_name(store: Store, method: str, keywords: dict, expected: str) -> None:
     with pytest.raises(InputError) as caught:
-        Parameters.of(method).read(store.url, keywords)
+        Parameters.of_method(method).read(store.url, keywords)
     assert expected in str(caught.value)
     assert "--" not in str(caught.value)
 
 
 def test_values_are_those_of_a_recipe(store: Store) -> None:
     """None is the default; tuples, paths and numbers of NumPy count too."""
-    read = Parameters.of("build_index").read(
+    read = Parameters.of_method("build_index").read(
         store.url, {"name": None, "shards": np.int64(3), "recall": np.float64(0.1)}
     )
     assert (read.name, read.shards, read.recall, read.store) == (None, 3, 0.1, store.url)
     keywords = {"source": Path("a/b"), "metadata": (), "filters": {"year": "int64"}, "hold_out": 3}
-    read = Parameters.of("import_corpus").read(store.url, keywords)
+    read = Parameters.of_method("import_corpus").read(store.url, keywords)
     assert (read.source, read.metadata, read.filters, read.hold_out) == ("a/b", (), {"year": "int64"}, 3)
-    read = Parameters.of("mine_negatives").read(store.url, {"sources": ["bm25", "exact:x"], "depth": 7})
+    read = Parameters.of_method("mine_negatives").read(store.url, {"sources": ["bm25", "exact:x"], "depth": 7})
     assert (list(read.pool.sources), read.pool.depth) == (["bm25", "exact:x"], 7)
 
 
@@ -120,7 +120,7 @@ def test_values_are_those_of_a_recipe(store: Store) -> None:
     ],
 )
 def test_messages_speak_of_parameters_and_methods(message: str, expected: str) -> None:
-    parameters = Parameters.of("build_index")
+    parameters = Parameters.of_method("build_index")
     keywords = {"factory": "IVF4,Flat", "name": None, "metrics": ["AP", "R@0"]}
     assert parameters.in_words(message, keywords) == expected
     assert parameters.in_words(expected) == expected

@@ -54,7 +54,7 @@ def test_a_search_finds_its_hits_and_fuses_them(store: Store, done: Done) -> Non
 def test_mining_pools_its_hits(store: Store, done: Done) -> None:
     done("mine_negatives", "--store", store.url, "--sources", "fixed:best", "exact:enc", "--depth", 5)
     artifact = store.open("candidates", "tiny-train-fixed-best-exact-enc")
-    tables = [pq.read_table(artifact.local(part)) for part in artifact.numbered_parts("part")]
+    tables = [pq.read_table(artifact.local_path(part)) for part in artifact.numbered_parts("part")]
     pooled = [hit for table in tables for hit in table.to_pylist() if hit["rank:fixed:best"] is not None]
     rows = [hit["row"] for hit in pooled]
     assert set(rows) == set(ROWS)

@@ -128,7 +128,9 @@ def test_readers_of_other_kinds_refuse_it_by_name(world, encode, done: Done, ref
 
 def test_a_kind_that_lacks_a_method_is_named_in_one_line() -> None:
     class Unfinished(VectorKind):
-        write, read, describe = SeveralKind.write, SeveralKind.read, SeveralKind.describe
+        write, read, describe_vectors = SeveralKind.write, SeveralKind.read, SeveralKind.describe_vectors
 
-    with pytest.raises(TypeError, match=r"Can't instantiate abstract class Unfinished with abstract method plan$"):
+    with pytest.raises(
+        TypeError, match=r"Can't instantiate abstract class Unfinished with abstract method describe_size$"
+    ):
         Unfinished()

@@ -46,7 +46,7 @@ def test_vectors_are_those_of_the_encoder(world, masked: Path, encode, done: Don
     everything = np.concatenate([made.vectors(part).dense() for part in made.parts])
     rows = np.array([200, 3, 61, 61, 0, 239])
     np.testing.assert_array_equal(made.take(rows).dense(), everything[rows])
-    pieces = list(made.between(50, 130))
+    pieces = list(made.read_range(50, 130))
     assert [(first, len(vectors)) for first, vectors in pieces] == [(50, 10), (60, 60), (120, 10)]
     np.testing.assert_array_equal(np.concatenate([vectors.dense() for _, vectors in pieces]), everything[50:130])
     assert (made.dim, made.similarity, made.encoder_options["passage_terms"]) == (297, "dot", 20)

@@ -184,7 +184,7 @@ def test_dense_embeddings_are_left_out_by_option_alone(
     """If they are complete, and if their encoding was interrupted."""
     without = plan_release(store, embeddings="none", sources=[SPLADE])[0]
     assert without.encoder is None
-    assert [source.text for task in without.tasks for source in task.served_sources()] == ["bm25", SPLADE]
+    assert [source.source_text for task in without.tasks for source in task.served_sources()] == ["bm25", SPLADE]
     for folder in ("releases", "serving", "index/idx"):
         shutil.rmtree(Path(store.url) / folder)
     for manifest in Path(store.url).glob("embeddings/enc/*/manifest.json"):

@@ -165,7 +165,7 @@ def test_mining_pools_its_hits(store: Store, masked: Path, done: Done) -> None:
     artifact = store.open("candidates", name)
     ranks: dict[str, dict[int, str]] = defaultdict(dict)
     for part in artifact.numbered_parts("part"):
-        for hit in pq.read_table(artifact.local(part)).to_pylist():
+        for hit in pq.read_table(artifact.local_path(part)).to_pylist():
             if hit["rank:splade:impacts"] is not None:
                 ranks[hit["query_id"]][hit["rank:splade:impacts"]] = f"p{hit['row']}"
     assert sum(map(len, ranks.values())) > 120

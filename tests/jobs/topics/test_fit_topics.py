@@ -38,7 +38,7 @@ def test_topics_are_fitted_printed_and_shown_on_a_page(store: Path, tmp_path: Pa
     assert not page.exists()
     out = done("fit_topics", "--store", store, *SMALL, "--page", page)
     topics = Topics.open(Store(str(store)))
-    sizes = topics.sizes().tolist()
+    sizes = topics.passages_per_topic().tolist()
     for number, (size, words) in enumerate(zip(sizes, topics.model.words, strict=True)):
         assert f"topic {number}: {size} passages ({size / 80:.1%}): {' '.join(words[:10])}\n" in out
     assert f"topics/topics/g0000: {len(sizes)} topics of 80 passages, 0 small topics merged, 0 passages without" in out

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from indexing.store.models import Checkpoints
+from indexing.store.models import StoredCheckpoint
 from indexing.training.worker import Trainer
 
 
@@ -20,15 +20,15 @@ def interrupt_at(patch: pytest.MonkeyPatch, step: int) -> None:
         patch: Undoes the interruption.
         step: The step. Checkpoints of the best weights do not count.
     """
-    save, pending = Checkpoints.save, [step]
+    save, pending = StoredCheckpoint.save, [step]
 
-    def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
+    def interrupted(self: StoredCheckpoint, step: int, write: Callable) -> None:
         save(self, step, write)
         if step in pending and not self.name.endswith(".best"):
             pending.remove(step)
             raise KeyboardInterrupt
 
-    patch.setattr(Checkpoints, "save", interrupted)
+    patch.setattr(StoredCheckpoint, "save", interrupted)
 
 
 def signal_in(patch: pytest.MonkeyPatch, method: str, call: int, ending: signal.Signals) -> None:

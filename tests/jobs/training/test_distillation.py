@@ -48,7 +48,7 @@ def tune(world, negatives: str, *more: object) -> tuple:
 def tables(store: Store, name: str) -> list[pa.Table]:
     """Returns the parts of negatives/NAME."""
     artifact = store.open("negatives", name)
-    return [pq.read_table(artifact.local(part)) for part in artifact.numbered_parts("part")]
+    return [pq.read_table(artifact.local_path(part)) for part in artifact.numbered_parts("part")]
 
 
 def negatives(store: Store, name: str = "hand") -> list[list[int]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.common.options import build_options
-from jobs.training.opening import open_all
+from jobs.training.opening import open_retriever_setup
 from jobs.training.options import TrainRetriever
 
 import numpy as np
@@ -28,7 +28,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.search.rescoring import OPTIONS
-from indexing.store.models import Checkpoints
+from indexing.store.models import StoredCheckpoint
 from indexing.store.store import Store
 from indexing.training.dev import open_dev_set
 from retriever.encoding.reranker import Reranker
@@ -65,7 +65,7 @@ def open_system(world, negatives: str, more: tuple[str, str], **options: Any) ->
     chosen = build_options(
         TrainRetriever, {"task": "x", "train": "prompts", "length": 4, "also_train": more[1:], **named, **options}
     )
-    return open_all(Store(str(world.store)), chosen).maker.make(
+    return open_retriever_setup(Store(str(world.store)), chosen).maker.make(
         device=torch.device("cpu"), dtype=torch.float32, rank=0, world=1
     )[0]
 
@@ -87,7 +87,7 @@ def test_quality_is_the_mean_over_the_dev_splits_of_all_sets(world, foreign: For
             "dev_passages": 40,
         },
     )
-    maker = open_all(Store(str(world.store)), options).maker
+    maker = open_retriever_setup(Store(str(world.store)), options).maker
     system, evaluate, _ = maker.make(device=torch.device("cpu"), dtype=torch.float32, rank=0, world=1)
     assert evaluate is not None
 
@@ -126,7 +126,7 @@ def append(store: Store, foreign: ForeignStore, done: Done) -> None:
     first = corpus.num_rows - 30
     inputs = {"corpus": corpus.generations[-1], "queries": Queries.open(store, "foreign").artifact}
     [part] = (artifact := foreign.store.open("negatives", "taught")).numbered_parts("part")
-    table = pq.read_table(artifact.local(part))
+    table = pq.read_table(artifact.local_path(part))
     for name in ("positives", "negatives", "copies"):
         rows = [[first + row for row in own] for own in table[name].to_pylist()]
         table = table.set_column(table.column_names.index(name), name, pa.array(rows, pa.list_(pa.int64())))
@@ -268,14 +268,14 @@ def test_a_resume_whose_other_store_is_not_as_before_is_refused(
     ask = command(form, world, "cut", *more, *foreign.training_set("mined"))
     store = Store(str(world.store))
     done(*command(form, world, "whole", *more, *foreign.training_set("mined")))
-    save = Checkpoints.save
+    save = StoredCheckpoint.save
 
-    def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
+    def interrupted(self: StoredCheckpoint, step: int, write: Callable) -> None:
         save(self, step, write)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", interrupted)
+        patch.setattr(StoredCheckpoint, "save", interrupted)
         assert job(*ask).status == 130
 
     original = Path(shutil.copytree(foreign.path, tmp_path / "original"))

@@ -166,7 +166,7 @@ def table_of(negatives: Any) -> pa.Table:
     """Returns the rows of mined negatives."""
     import pyarrow.parquet as pq
 
-    return pa.concat_tables(pq.read_table(negatives.local(part)) for part in negatives.numbered_parts("part"))
+    return pa.concat_tables(pq.read_table(negatives.local_path(part)) for part in negatives.numbered_parts("part"))
 
 
 @pytest.fixture

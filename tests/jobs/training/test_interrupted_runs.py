@@ -18,7 +18,7 @@ from mined import weights
 from training_commands import RERANK, RIP, TUNE, command
 
 from indexing.store.artifact import ABANDONED_S, Draft
-from indexing.store.models import Checkpoints
+from indexing.store.models import StoredCheckpoint
 from indexing.store.store import Store
 from indexing.training.worker import TrainingTask
 
@@ -108,11 +108,11 @@ def test_a_run_of_a_sweep_that_a_signal_ends_is_resumed(
 def test_interrupted_before_its_first_checkpoint_it_does_not_block_the_corrected_command(
     world, mined: Store, done: Done, job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(self: Checkpoints, step: int, write: Callable) -> None:
+    def interrupted(self: StoredCheckpoint, step: int, write: Callable) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", interrupted)
+        patch.setattr(StoredCheckpoint, "save", interrupted)
         assert job(*command(TUNE, world, "cut", "--steps", 4)).status == 130
     assert mined.failed_drafts() == {"prompts/cut": "interrupted before its first part"}
     done(*command(TUNE, world, "cut", "--steps", 3))
@@ -134,16 +134,16 @@ def test_killed_without_a_checkpoint_it_is_replaced_later_and_with_one_never(
     manifest = world.store / "prompts/cut/manifest.begun.json"
 
     def cut_after(saves: int) -> None:
-        def save(self: Checkpoints, step: int, write: Callable) -> None:
+        def save(self: StoredCheckpoint, step: int, write: Callable) -> None:
             nonlocal saves
             if saves == 0:
                 raise KeyboardInterrupt
             saves -= 1
             original(self, step, write)
 
-        original = Checkpoints.save
+        original = StoredCheckpoint.save
         with monkeypatch.context() as patch:
-            patch.setattr(Checkpoints, "save", save)
+            patch.setattr(StoredCheckpoint, "save", save)
             assert job(*command(TUNE, world, "cut", *more)).status == 130
 
     cut_after(0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs.common.options import build_options
 from jobs.training.options import TrainReranker
-from jobs.training.reranker import describe_ranking_change, open_all
+from jobs.training.reranker import describe_ranking_change, open_reranker_setup
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from indexing.exact import Hits
 from indexing.mining import pools as mining
 from indexing.mining.candidates import read_queries
 from indexing.search.runs import write_parquet
-from indexing.store.models import Checkpoints, model_folder
+from indexing.store.models import StoredCheckpoint, model_folder
 from indexing.store.store import Store
 from indexing.training.local import run_local
 from indexing.training.order import DEPTH, MAX_LISTS, MIN_LISTS, RankedLists, compare_orders, count_lists, read_lists
@@ -132,14 +132,20 @@ def test_training_judges_the_model_that_it_saves(world) -> None:
         TrainReranker,
         {"store": str(world.store), "backbone": world.model, "negatives": "hand", "split": "test", "lr": 1e-3, **small},
     )
-    opened, lists = open_all(store, options), read(store)
+    opened, lists = open_reranker_setup(store, options), read(store)
     assert lists is not None
-    last, best = (Checkpoints(store, name, "x") for name in ("ce.last", "ce.best"))
+    last, best = (StoredCheckpoint(store, name, "x") for name in ("ce.last", "ce.best"))
     group = WorkerGroup(workers=1, min_workers=1, cpus=1, gpus=0)
     with store.create("models", "ce", inputs=opened.target.inputs, config=opened.target.config) as draft:
         maker = replace(opened.maker, lists=lists)
         task = TrainingTask(
-            draft=draft, last=last, best=best, loop=opened.loop, maker=maker, dtype="float32", group=group
+            draft=draft,
+            last_checkpoint=last,
+            best_checkpoint=best,
+            loop=opened.loop,
+            maker=maker,
+            dtype="float32",
+            group=group,
         )
         order = run_local(task, lambda *_: None, lambda _: None).judged["order"]
     reranker = Reranker(str(model_folder(store.open("models", "ce"))))

@@ -50,7 +50,7 @@ def test_a_sweep_trains_every_run_and_names_the_chosen_one(world, mined: Store, 
 def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
     world, mined: Store, done: Done, refused: Done, job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train, trained = retriever.train, []
+    train, trained = retriever.train_one_task, []
 
     def interrupted(store: Store, options: TrainRetriever, setup: RetrieverSetup) -> Artifact:
         if len(trained) == 2:
@@ -59,7 +59,7 @@ def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
         return train(store, options, setup)
 
     ask = command(TUNE, world, "grid", "--steps", 4, *GRID)
-    monkeypatch.setattr(retriever, "train", interrupted)
+    monkeypatch.setattr(retriever, "train_one_task", interrupted)
     assert job(*ask).status == 130
     assert trained == [*RUNS[:2]]
 
@@ -67,7 +67,7 @@ def test_an_interrupted_sweep_keeps_the_runs_that_are_done(
         trained.append(options.task)
         return train(store, options, setup)
 
-    monkeypatch.setattr(retriever, "train", counted)
+    monkeypatch.setattr(retriever, "train_one_task", counted)
     done(*ask)
     assert trained == [*RUNS]
     assert "nothing to make" in done(*ask, "--plan")

@@ -90,8 +90,8 @@ def test_prompts_of_queries_are_trained_against_stored_sparse_vectors(
     corpus = Corpus.open(mined)
     embeddings = SparseEmbeddings.open(mined, "sparse", corpus)
     rows = np.array([200, 3, 77, 3])
-    np.testing.assert_array_equal(embeddings.open_vectors()(rows), embeddings.take(rows).dense())
-    assert (embeddings.open_vectors()(rows) > 0).sum(1).tolist() == [40] * 4
+    np.testing.assert_array_equal(embeddings.open_vector_reader()(rows), embeddings.take(rows).dense())
+    assert (embeddings.open_vector_reader()(rows) > 0).sum(1).tolist() == [40] * 4
     ask = ("search", *at, "--source", "splade:impacts", "--k", 5)
     done(*ask, "--name", "plain")
     done(*ask, "--task", "q", "--name", "q")

@@ -246,7 +246,7 @@ def test_a_prompt_that_cannot_be_served_with_what_the_store_holds_is_told_before
     answer = done(*probe, "--passage-length", 32).splitlines()[0]
     documented("Training", "tune_prompts with another passage length than the store's embeddings have", answer, 0)
     spec = EncoderSpec(mined, world.model, EncoderOptions(passage_length=32))
-    with mined.create("prompts", "short", inputs={}, config={"backbone": spec.describe("query")}):
+    with mined.create("prompts", "short", inputs={}, config={"backbone": spec.settings("query")}):
         pass
     assert "prompts/short: it would have passage_length 64 instead of 32; give --passage-length 32 to serve both" in (
         done(*probe)

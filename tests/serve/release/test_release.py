@@ -26,7 +26,7 @@ from serve.release.tasks import ServedTask
 
 def make(store: Store, kind: str, name: str, **config: object) -> Artifact:
     with store.create(kind, name, config=config) as draft:
-        if not draft.complete:
+        if not draft.is_complete:
             draft.commit("file-00000", ".file", lambda path: path.write_bytes(name.encode()), rows=0, path="file")
     return store.open(kind, name)
 
@@ -93,7 +93,7 @@ Hook = Callable[[str, str], None]
 class Hooked:
     """A storage that calls `before(method, key)` and `after(method, key)` around each write."""
 
-    WRITES = ("put", "put_new", "swap", "delete")
+    WRITES = ("put", "put_new", "compare_and_swap", "delete")
 
     def __init__(self, storage: Any, before: Hook, after: Hook):
         self._storage, self._before, self._after = storage, before, after
@@ -135,7 +135,7 @@ def test_a_release_that_another_server_discards_is_complete_once_it_is_live(
     discarded: list[str] = []
 
     def discard_once(method: str, key: str) -> None:
-        if key == CURRENT and method == "swap" and not discarded:
+        if key == CURRENT and method == "compare_and_swap" and not discarded:
             discarded.append(key)
             discard_release(other, second.id)
 
@@ -241,7 +241,7 @@ def test_a_release_that_becomes_live_while_it_is_removed_is_put_back(store_url: 
         tagged = store.storage.read_tagged(CURRENT)
         assert tagged is not None
         if json.loads(tagged[0])["release"] == first.id:
-            assert store.storage.swap(CURRENT, LiveRecord(second.id, (first.id,)).document(), tagged[1])
+            assert store.storage.compare_and_swap(CURRENT, LiveRecord(second.id, (first.id,)).document(), tagged[1])
 
     assert remove_release(hooked(store_url, after=swap_at_once), f"releases/{second.id}") == []
     check_live(store, second)
@@ -284,7 +284,7 @@ def test_a_kill_at_any_write_leaves_a_live_release_and_the_next_start_goes_on(st
             continue
         check_live(store, second)
         break
-    assert [write for write in writes if "swap" in write] == [f"swap {CURRENT}"]
+    assert [write for write in writes if "swap" in write] == [f"compare_and_swap {CURRENT}"]
     assert next(write for write in writes if write.startswith("delete")) == f"delete releases/{old.id}/manifest.json"
     assert len(writes) > 8
     assert kills >= len(writes) > kills - step
