@@ -2,11 +2,11 @@
 
     python benchmarks/encode.py --data examples/squad/corpus.jsonl.gz --count 512 --threads 2
 
-Rounds alternate riptide, sentence-transformers with float32 and sentence-transformers
-in bfloat16; the medians are compared. Each round has different passages, because batches of lengths that occurred
-before are faster. All systems get the same strings (title and text joined by a space) and tokenise them within the
-measured time, and their tokens/s count the tokens of the texts without padding. Start-up is the time from a fresh
-process to the first vector, once with an empty compiler cache and once with a filled one.
+Rounds alternate riptide and sentence-transformers in float32 and in bfloat16; the medians are compared. Each round has
+different passages, because batches of lengths that occurred before are faster. All systems get the same strings (title
+and text joined by a space) and tokenise them within the measured time, and their tokens/s count the tokens of the texts
+without padding. Start-up is the time from a fresh process to the first vector, once with an empty compiler cache and
+once with a filled one.
 """
 
 from __future__ import annotations
@@ -127,25 +127,25 @@ def main() -> None:
             started = time.perf_counter()
             encode(passages)
             seconds[name].append(time.perf_counter() - started)
-    figures: dict[str, Any] = {
-        "model": options.model,
-        "corpus": options.data.name,
-        "num_passages": len(first),
-        "num_tokens": num_tokens,
-        "threads": options.threads,
-        "numerics": encoder.numerics,
-        "seconds": seconds,
-        "smallest_cosine_to_float32": cosine,
-    }
-    figures["tokens_per_second"] = {
+    rates = {
         name: statistics.median(tokens / time_s for tokens, time_s in zip(num_tokens, times_s, strict=True))
         for name, times_s in seconds.items()
     }
-    figures["times_as_fast_as"] = {name: ratio(seconds, name, "riptide") for name in list(systems)[1:]}
-    for name, rate in figures["tokens_per_second"].items():
+    ratios = {name: ratio(seconds, name, "riptide") for name in list(systems)[1:]}
+    for name, rate in rates.items():
         print(f"{name:32} {rate:10,.0f} tokens/s   smallest cosine to float32 {cosine[name]:.5f}")
-    for name, times in figures["times_as_fast_as"].items():
+    for name, times in ratios.items():
         print(f"riptide is {times:.2f} times as fast as {name} (median of {options.rounds} pairs)")
+    figures: dict[str, Any] = {
+        "options": vars(options),
+        "num_passages": len(first),
+        "num_tokens": num_tokens,
+        "numerics": encoder.numerics,
+        "seconds": seconds,
+        "smallest_cosine_to_float32": cosine,
+        "tokens_per_second": rates,
+        "times_as_fast_as": ratios,
+    }
     if not options.no_start_up:
         with tempfile.TemporaryDirectory() as cache:
             figures["start_up_seconds"] = {

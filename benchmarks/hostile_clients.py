@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import itertools
 import re
 import resource
 import subprocess
@@ -20,34 +20,21 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import psutil
 import uvloop
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import riptide
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.server import start_server, stopping
+from benchmarks.hostile.measurement import Probe
+from benchmarks.serving import request
 
 HALF_HEAD = b"GET /v1/info HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
-HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-
-
-def search_request(text: str, close: bool = False) -> bytes:
-    """Returns a search request."""
-    body = json.dumps({"query": text, "k": 10}).encode()
-    end = b"Connection: close\r\n" if close else b""
-    head = b"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n"
-    return head % (end, len(body)) + b"\r\n" + body
-
-
-async def fetch_status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
-    """Sends a request, reads the response and returns its status."""
-    writer.write(request)
-    head = await reader.readuntil(b"\r\n\r\n")
-    [length] = re.findall(rb"(?i)content-length: (\d+)", head)
-    await reader.readexactly(int(length))
-    return int(head[9:12])
+PATIENCE_S = 20.0  # time limit of a response of /healthz
 
 
 class Attack:
@@ -79,96 +66,67 @@ class Attack:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def probe_health(port: int, seconds: list[float], failures: Counter[str]) -> None:
-    """Requests /healthz on new connections until it is cancelled."""
-    while True:
-        started = time.perf_counter()
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            status = await fetch_status(reader, writer, HEALTH)
-            writer.close()
-            if status != 200:
-                failures[str(status)] += 1
-        except (OSError, asyncio.IncompleteReadError) as error:
-            failures[type(error).__name__] += 1
-        seconds.append(time.perf_counter() - started)
-        await asyncio.sleep(0.05)
-
-
-async def good_client(
-    port: int, texts: list[str], statuses: Counter[str], is_new: bool, answered: asyncio.Event | None = None
-) -> None:
-    """Searches until it is cancelled, on one connection or on a new one per search.
-
-    Args:
-        port: Port of the server.
-        texts: Texts of the queries.
-        statuses: Counts the statuses and the errors.
-        is_new: Opens a new connection for each search.
-        answered: Set after the first search.
-    """
-    reader = writer = None
-    for number in range(1_000_000):
+async def search_until_cancelled(port: int, requests: list[bytes], statuses: Counter[str], *, is_new: bool) -> None:
+    """Searches on one connection, or on a new one per search (is_new), and counts the statuses and the errors."""
+    writer = None
+    for message in itertools.cycle(requests):
         try:
             if writer is None or is_new:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert reader is not None
-            statuses[
-                str(await fetch_status(reader, writer, search_request(texts[number % len(texts)], close=is_new)))
-            ] += 1
+            writer.write(message)
+            head = await reader.readuntil(b"\r\n\r\n")
+            [length] = re.findall(rb"(?i)content-length: (\d+)", head)
+            await reader.readexactly(int(length))
+            statuses[head[9:12].decode()] += 1
             if is_new:
                 writer.close()
         except (OSError, asyncio.IncompleteReadError) as error:
             statuses[type(error).__name__] += 1
             writer = None
-        if answered is not None:
-            answered.set()
         await asyncio.sleep(0.02)
 
 
-async def measure(process: subprocess.Popen[str], port: int, options: argparse.Namespace, texts: list[str]) -> dict:
-    """Runs the attack while good clients search.
+async def measure(
+    process: subprocess.Popen[str], port: int, options: argparse.Namespace, requests: list[bytes]
+) -> dict[str, Any]:
+    """Runs the attack while good clients search, and returns the figures by the name that is printed.
 
     Args:
         process: The server.
         port: Port of the server.
         options: The options of the benchmark.
-        texts: Texts of the queries of the good clients.
-
-    Returns:
-        The figures by the name that is printed.
+        requests: The searches of the good clients.
     """
-    server = psutil.Process(process.pid)
-    old_statuses: Counter[str] = Counter()
-    new_statuses: Counter[str] = Counter()
-    health: list[float] = []
-    failures: Counter[str] = Counter()
-    events = [asyncio.Event() for _ in range(options.clients)]
-    good = [asyncio.create_task(good_client(port, texts, old_statuses, False, event)) for event in events]
-    await asyncio.gather(*(event.wait() for event in events))
+
+    def start_clients(statuses: Counter[str], *, is_new: bool) -> list[asyncio.Task[None]]:
+        clients = (search_until_cancelled(port, requests, statuses, is_new=is_new) for _ in range(options.clients))
+        return [asyncio.create_task(client) for client in clients]
+
+    server, old_statuses, new_statuses = psutil.Process(process.pid), Counter[str](), Counter[str]()
+    clients = start_clients(old_statuses, is_new=False)
+    while old_statuses.total() < 10 * options.clients:
+        await asyncio.sleep(0.2)
     await asyncio.sleep(2)
     rss_before = server.memory_info().rss
-    attack = Attack(port, options.limit + options.beyond)
-    others = [asyncio.create_task(probe_health(port, health, failures))]
+    attack, probe = Attack(port, options.limit + options.beyond), Probe(port, PATIENCE_S)
     await asyncio.sleep(3)  # during the first two seconds of the attack, new clients may get 503
-    others += [asyncio.create_task(good_client(port, texts, new_statuses, True)) for _ in range(options.clients)]
-    largest_rss, end = rss_before, time.monotonic() + options.seconds
-    open_files = 0
+    clients += start_clients(new_statuses, is_new=True)
+    end, largest_rss, open_files = time.monotonic() + options.seconds, rss_before, 0
     while time.monotonic() < end:
         await asyncio.sleep(0.2)
         largest_rss = max(largest_rss, server.memory_info().rss)
         open_files = max(open_files, server.num_fds())
-    for task in [*good, *others]:
-        task.cancel()
-    await asyncio.gather(*good, *others, return_exceptions=True)
+    health_s, health_statuses = probe.stop()
+    for client in clients:
+        client.cancel()
+    await asyncio.gather(*clients, return_exceptions=True)
     await attack.close()
     return {
         "attackers": attack.count,
         "closed by the server": attack.closed,
         "open files of the server": open_files,
-        "healthz, slowest (ms)": round(1000 * max(health)),
-        "healthz, responses": len(health),
-        "healthz, failures": dict(failures),
+        "healthz, slowest (ms)": round(1000 * max(health_s)),
+        "healthz, statuses": dict(health_statuses),
         "memory growth (MiB)": round((largest_rss - rss_before) / (1 << 20), 1),
         "statuses on old connections": dict(old_statuses),
         "statuses on new connections": dict(new_statuses),
@@ -177,7 +135,7 @@ async def measure(process: subprocess.Popen[str], port: int, options: argparse.N
 
 def main() -> None:
     """Reads the options, starts the server, runs the attack and prints the figures."""
-    parser = Parser(__doc__.partition("\n")[0])
+    parser = Parser(__doc__)
     parser.add("--store", None, "Store with a live release, or from which one can be made.", required=True)
     parser.add("--queries", None, "Query set of the store for the good clients; default: one fixed query.")
     parser.add("--limit", 1024, "Value of --max-connections of the server.")
@@ -193,22 +151,11 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     texts = ["what is a rip current?"]
     if options.queries:
-        from indexing.corpus.queries import Queries
-        from indexing.store.store import Store
-
-        texts = Queries.open(Store(options.store), options.queries).split("test").texts[:200]
-    command = [
-        str(ROOT / "jobs/serve_search.py"),
-        "--store",
-        options.store,
-        "--port",
-        "0",
-        "--max-connections",
-        str(options.limit),
-    ]
-    process, port = start_server(ROOT, command)
+        texts = riptide.Store(options.store).queries(options.queries).split("test").texts[:200]
+    command = [str(ROOT / "jobs/serve_search.py"), "--store", options.store, "--port", "0"]
+    process, port = start_server(ROOT, [*command, "--max-connections", str(options.limit)])
     with stopping({"server": (process, port)}):
-        figures = uvloop.run(measure(process, port, options, texts))
+        figures = uvloop.run(measure(process, port, options, [request(text) for text in texts]))
     for name, value in figures.items():
         print(f"{name:28} {value}")
 

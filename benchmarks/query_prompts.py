@@ -11,18 +11,18 @@ lengths   the time to encode such a batch for one task, by the length of its pro
 vectors   the largest difference between vectors of a mixed batch and of single-task calls.
 
 Needs torch, transformers, numpy and safetensors. Ratios compare with another kind in the same round; medians of rounds
-are reported, as JSON and as a table in Markdown.
+are reported, as JSON and as tables in Markdown.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 import itertools
 import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,6 +35,7 @@ from benchmarks.common.files import read_texts, write_json
 from benchmarks.common.machine import cpu_name
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
+from benchmarks.common.tables import markdown_table
 from benchmarks.common.timing import in_turns, ratio
 from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions
@@ -49,7 +50,7 @@ from retriever.topics.words import topic_words
 MIXES: tuple[Mix, ...] = get_args(Mix)
 
 
-def add_inputs(parser: argparse.ArgumentParser) -> None:
+def add_inputs(parser: Parser) -> None:
     """Adds the options for the backbone and the file of the queries."""
     parser.add("--model", MINILM, "backbone")
     parser.add("--queries", str(ROOT / "examples/squad/queries.jsonl.gz"), "file of the queries, compressed BEIR")
@@ -132,28 +133,43 @@ def put_tasks(encoder: Encoder, count: int, length: int) -> dict[str, list[str]]
     return {"fixed": fixed} | {f"half {mix}": [*half, *(f"{mix}{n}" for n in range(count // 2))] for mix in MIXES}
 
 
+def time_traffic(
+    encoder: Encoder, batches: Sequence[Sequence[str]], tasks: Mapping[str, Sequence[str] | None], **limits: Any
+) -> dict[str, list[float]]:
+    """Returns the seconds of each kind of traffic in each round.
+
+    Args:
+        encoder: The encoder with the tasks.
+        batches: The queries.
+        tasks: The tasks of each kind, of which each query gets a random one; None: no task.
+        limits: `rounds` and `deadline` of `in_turns`.
+    """
+    random, functions = np.random.default_rng(0), {}
+    for kind, names in tasks.items():
+        drawn = [names and [names[n] for n in random.integers(0, len(names), len(batch))] for batch in batches]
+        functions[kind] = functools.partial(encode_all, encoder, batches, drawn)
+    return in_turns(functions, **limits)
+
+
+def encode_all(encoder: Encoder, batches: Sequence[Sequence[str]], tasks: Iterable[Any]) -> None:
+    """Encodes batches of queries, each with a task, the tasks of its queries, or None."""
+    for batch, task in zip(batches, tasks, strict=True):
+        encoder.encode(batch, task=task)
+
+
 def measure_traffic(
     encoder: Encoder, batches: Sequence[Sequence[str]], tasks: Mapping[str, Sequence[str]], rounds: int, deadline: float
 ) -> dict[str, dict[str, float]]:
     """Returns queries/s of each kind of traffic, and its throughput as a share of that without and of fixed prompts."""
-    random, count = np.random.default_rng(0), sum(map(len, batches))
-    names: dict[str, list[list[str] | None]] = {"none": [None] * len(batches)}
-    for kind, of_kind in tasks.items():
-        names[kind] = [[of_kind[n] for n in random.integers(0, len(of_kind), len(batch))] for batch in batches]
-
-    def run(kind: str) -> None:
-        for batch, task in zip(batches, names[kind], strict=True):
-            encoder.encode(batch, task=task)
-
-    seconds = in_turns({kind: lambda kind=kind: run(kind) for kind in names}, rounds, deadline)  # type: ignore[misc]
+    seconds = time_traffic(encoder, batches, {"none": None, **tasks}, rounds=rounds, deadline=deadline)
     return {
         kind: {
-            "queries_per_s": count / statistics.median(seconds[kind]),
+            "queries_per_s": sum(map(len, batches)) / statistics.median(of_rounds),
             "share_of_none": ratio(seconds, "none", kind),
             "share_of_fixed": ratio(seconds, "fixed", kind),
-            "rounds": len(seconds[kind]),
+            "rounds": len(of_rounds),
         }
-        for kind in names
+        for kind, of_rounds in seconds.items()
     }
 
 
@@ -170,11 +186,10 @@ def measure_lengths(
     for name, prompt in prompts.items():
         encoder.put_task(name, prompt)
 
-    def run(task: str | None) -> None:
-        for batch in batches:
-            encoder.encode(batch, task=task)
-
-    functions = {name or "none": lambda name=name: run(name) for name in (None, *prompts)}
+    functions = {
+        name or "none": functools.partial(encode_all, encoder, batches, [name] * len(batches))
+        for name in (None, *prompts)
+    }
     seconds = in_turns(functions, rounds, deadline)
     for name in prompts:
         encoder.drop_task(name)
@@ -218,33 +233,34 @@ def device_name(device: torch.device) -> str:
 
 def tables(document: Mapping[str, Any]) -> str:
     """Returns the figures as tables in Markdown."""
-    options, traffic, lengths = document["options"], document["traffic"], document["lengths"]
-    lines = [
-        f"{document['device']}; {document['numerics']}; {options['threads']} threads; "
-        f"batches of {options['batch']} queries.",
-        "",
-        f"| {options['tasks']} tasks, prompts of {options['length']} tokens | queries/s | of no prompts | of fixed |",
-        "| --- | --- | --- | --- |",
+    options, lengths = document["options"], document["lengths"]
+    traffic = [
+        (kind, f"{each['queries_per_s']:,.0f}", f"{each['share_of_none']:.2f}", f"{each['share_of_fixed']:.2f}")
+        for kind, each in document["traffic"].items()
     ]
-    for kind, figures in traffic.items():
-        shares = f"{figures['share_of_none']:.2f} | {figures['share_of_fixed']:.2f}"
-        lines.append(f"| {kind} | {figures['queries_per_s']:,.0f} | {shares} |")
-    lines += ["", "| tokens | none | fixed | before | after |", "| --- | --- | --- | --- | --- |"]
-    for length in options["lengths"]:
-        row = [f"{1000 * lengths['none']['batch_s']:.1f} ms"]
-        for kind in ("fixed", *MIXES):
-            figures = lengths[f"{kind} {length}"]
-            beside = "" if kind == "fixed" else f" ({figures['times_fixed']:.2f})"
-            row.append(f"{1000 * figures['batch_s']:.1f} ms{beside}")
-        lines.append(f"| {length} | {' | '.join(row)} |")
+
+    def cell(name: str) -> str:
+        return f"{1000 * lengths[name]['batch_s']:.1f} ms ({lengths[name]['times_fixed']:.2f})"
+
+    times = [
+        (length, cell("none"), *(cell(f"{kind} {length}") for kind in ("fixed", *MIXES)))
+        for length in options["lengths"]
+    ]
+    title = f"{options['tasks']} tasks, prompts of {options['length']} tokens"
     differences = ", ".join(f"{value:.1e} in {name}" for name, value in document["largest_difference"].items())
-    lines += ["", "In brackets: times that of a fixed prompt.", ""]
-    lines += [f"Largest difference between vectors of a mixed batch and of single-task calls: {differences}."]
-    return "\n".join(lines) + "\n"
+    return f"""{document["device"]}; {document["numerics"]}; {options["threads"]} threads
+
+{markdown_table((title, "queries/s", "of no prompts", "of fixed"), traffic)}
+
+{markdown_table(("tokens", "none", "fixed", *MIXES), times)}
+
+Time of a batch of {options["batch"]} queries; in brackets: times that of a fixed prompt.
+Largest difference between vectors of a mixed batch and of single-task calls: {differences}
+"""
 
 
 def main() -> None:
-    """Reads the options, measures, prints the tables, and writes them and the figures."""
+    """Reads the options, measures, prints the tables and writes the figures."""
     parser = Parser(__doc__)
     add_inputs(parser)
     parser.add("--count", 640, "number of queries")
@@ -287,7 +303,6 @@ def main() -> None:
         "lengths": measure_lengths(encoder, batches, options.lengths, options.rounds, deadline),
     }
     write_json(options.json, document)
-    Path(options.json).with_suffix(".md").write_text(tables(document))
     print(tables(document), end="")
 
 

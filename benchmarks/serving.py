@@ -23,6 +23,7 @@ import math
 import os
 import re
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -40,6 +41,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import riptide
 from benchmarks.common.files import write_json
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.server import start_server, stopping
@@ -63,14 +65,12 @@ def serve_peer(store_url: str, tuned: bool, port: int) -> None:
     from fastapi import Body, FastAPI
     from sentence_transformers import SentenceTransformer
 
-    from indexing.corpus.corpus import Corpus
     from indexing.embeddings.embeddings import Embeddings
-    from indexing.store.store import Store
     from retriever.forward.numerics import choose_dtype
     from retriever.model.files import find_model_folder
 
-    store = Store(store_url)
-    corpus = Corpus.open(store)
+    store = riptide.Store(store_url)
+    corpus = store.corpus()
     embeddings = Embeddings.open(store, None, corpus)
     vectors = np.concatenate([v for _, v in embeddings.between(0, embeddings.num_rows)]).astype(np.float32)
     passages = corpus.passages(np.arange(corpus.num_rows))
@@ -148,8 +148,6 @@ def start(
         root: The checkout whose server is started.
         arguments: Further arguments of a riptide server.
     """
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     if name.startswith("riptide"):
@@ -276,6 +274,15 @@ def batch_counts(name: str, process: subprocess.Popen[str], port: int) -> np.nda
     return np.array([sum(one.value for one in samples if one.name.removeprefix("ray_") == name) for name in names])
 
 
+def measure_load(
+    process: subprocess.Popen[str], port: int, clients: int, seconds: float, bodies: Sequence[bytes]
+) -> dict[str, float]:
+    """Returns the figures of `load_requests`, and "cpu_ms": the CPU time of the server's processes per query."""
+    before = cpu_seconds(process)
+    figures: dict[str, float] = uvloop.run(load_requests(port, clients, seconds, bodies))
+    return figures | {"cpu_ms": 1000 * (cpu_seconds(process) - before) / (figures["qps"] * seconds)}
+
+
 async def load(port: int, clients: int, seconds: float, texts: list[str], **fields: Any) -> dict[str, Any]:
     """Runs closed-loop clients against a server.
 
@@ -331,24 +338,20 @@ def main() -> None:
             f"--mode {options.mode}: leave {' and '.join(peers)} out of --servers, as peers only search vectors"
         )
     fields = {} if options.mode == "dense" else {"mode": options.mode}  # riptide's default is dense
-    from indexing.corpus.queries import Queries
-    from indexing.store.store import Store
-
-    texts = Queries.open(Store(options.store), options.queries).split("test").texts
-    random = np.random.default_rng(0)
-    queries = [texts[n] for n in random.choice(len(texts), min(4_000, len(texts)), replace=False)]
+    texts = riptide.Store(options.store).queries(options.queries).split("test").texts
+    chosen = np.random.default_rng(0).choice(len(texts), min(4_000, len(texts)), replace=False)
+    bodies = [request(texts[number], **fields) for number in chosen]
     running: dict[str, tuple[subprocess.Popen[str], int]] = {}
     results: dict[str, dict[int, list[dict[str, Any]]]] = {name: {} for name in options.servers}
     with stopping(running):
         for name in options.servers:
             running[name] = start(name, options)
-            uvloop.run(load(running[name][1], 8, 3, queries, **fields))
+            uvloop.run(load_requests(running[name][1], 8, 3, bodies))
         for _ in range(options.rounds):
             for clients in options.clients:
                 for name, (process, port) in running.items():
-                    batches, before = batch_counts(name, process, port), cpu_seconds(process)
-                    figures = uvloop.run(load(port, clients, options.seconds, queries, **fields))
-                    figures["cpu_ms"] = 1000 * (cpu_seconds(process) - before) / (figures["qps"] * options.seconds)
+                    batches = batch_counts(name, process, port)
+                    figures = measure_load(process, port, clients, options.seconds, bodies)
                     if batches is not None:
                         formed, items = batch_counts(name, process, port) - batches
                         figures["batch"] = items / formed
