@@ -20,15 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import write_documents, write_json
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.timing import in_turns, ratio
 from indexing.corpus.corpus import passage_contents
 from indexing.lucene.bm25 import Bm25
 from indexing.lucene.java import jvm
+from riptide import Store
 
 SHARDS = {"one": 1, "bm25": 4}  # of the indexes of riptide
 Run = dict[str, list[tuple[str, float]]]
@@ -52,7 +50,7 @@ def prepare(source: str, split: str, folder: Path, k: int) -> tuple[list[str], l
     Returns:
         Ids and texts of the queries.
     """
-    store = riptide.Store(folder / "store")
+    store = Store(folder / "store")
     corpus = store.import_corpus(source)
     for name, shards in SHARDS.items():
         store.build_bm25(name=name, shards=shards)
@@ -124,7 +122,7 @@ def measure_throughput(
     Returns:
         "rates": queries/s of each round by system; "ratios": median ratio to Pyserini by index of riptide.
     """
-    store = riptide.Store(folder / "store")
+    store = Store(folder / "store")
     searchers = {name: Bm25.open(store, name, store.corpus()).searcher() for name in SHARDS}  # starts riptide's JVM
     from pyserini.search.lucene import LuceneSearcher
 

@@ -16,18 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 import unicodedata
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import read_documents, read_qrels
 from benchmarks.common.program import Parser
+from riptide import Store
 
 THRESHOLDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1.01)
 
@@ -52,7 +49,7 @@ class Answers:
         return any(pattern.search(self._texts[passage]) for pattern in self._patterns[query])
 
 
-def check_negatives(store: riptide.Store, answers: Answers, options: argparse.Namespace) -> None:
+def check_negatives(store: Store, answers: Answers, options: argparse.Namespace) -> None:
     """Prints the numbers of positives and of passages with an answer among the negatives of random queries."""
     qrels = read_qrels(options.source / f"qrels/{options.split}.tsv")
     relevant = {(each.query, each.passage) for each in qrels if int(each.score) > 0}
@@ -68,7 +65,7 @@ def check_negatives(store: riptide.Store, answers: Answers, options: argparse.Na
     print(json.dumps(counts))
 
 
-def check_scores(store: riptide.Store, answers: Answers, options: argparse.Namespace) -> None:
+def check_scores(store: Store, answers: Answers, options: argparse.Namespace) -> None:
     """Prints how well the scores of candidates separate those with an answer from those without, by threshold."""
     corpus, pool = store.corpus(), store.open("candidates", options.candidates)
     scores = store.generations("scores", options.scores)[0]
@@ -112,7 +109,7 @@ def main() -> None:
     if bool(options.negatives) == bool(options.candidates) or bool(options.scores) != bool(options.candidates):
         parser.error("expected --negatives, or --candidates with --scores")
     check = check_scores if options.candidates else check_negatives
-    check(riptide.Store(options.store), Answers(options.source), options)
+    check(Store(options.store), Answers(options.source), options)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.common.files import read_documents, write_json
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser

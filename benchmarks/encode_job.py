@@ -22,19 +22,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import write_json
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
 from indexing.corpus.corpus import open_table
 from retriever.encoding.encoder import Encoder
+from riptide import Store
 
 TURN_S = 4.0
 
@@ -46,7 +43,7 @@ def run_bare_encoder(store_url: str, limit: int) -> None:
         store_url: The store.
         limit: Passages per repetition.
     """
-    corpus = riptide.Store(store_url).corpus()
+    corpus = Store(store_url).corpus()
     encoder = Encoder(MINILM, threads=len(os.sched_getaffinity(0)))
     while True:
         remaining = limit
@@ -69,7 +66,7 @@ class EncodedPart(NamedTuple):
 
 def committed_parts(store_url: str, name: str) -> list[EncodedPart]:
     """Returns the parts of embeddings in the order in which they were committed."""
-    artifact = riptide.Store(store_url).generations("embeddings", name)[0]
+    artifact = Store(store_url).generations("embeddings", name)[0]
     return sorted(EncodedPart(os.stat(artifact.local(part)).st_mtime, part.rows) for part in artifact.parts)
 
 
@@ -171,7 +168,7 @@ def main() -> None:
         return
     rounds = []
     with tempfile.TemporaryDirectory(prefix="riptide-encode-") as store:
-        riptide.Store(store).import_corpus(options.source, part_size=options.part_size)
+        Store(store).import_corpus(options.source, part_size=options.part_size)
         for number in range(options.rounds):
             name, limit = f"e{number}", str(options.passages)
             encoding = ["--store", store, "--encoder", MINILM, "--name", name, "--limit", limit, *job_options]

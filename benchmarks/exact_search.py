@@ -13,13 +13,10 @@ float32 result of FAISS, which is rounded: a recall below 1 means scores that ar
 from __future__ import annotations
 
 import platform
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import write_json
 from benchmarks.common.program import Parser

@@ -9,18 +9,15 @@ from the rounding of a batch. The figures also say how many passages were encode
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import read_documents, write_data_set, write_json
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import Parser
+from riptide import Store
 
 
 def main() -> None:
@@ -32,7 +29,7 @@ def main() -> None:
     parser.add("--json", "results/growth.json", "output file")
     options = parser.parse_args()
 
-    def encode_and_index(store: riptide.Store) -> None:
+    def encode_and_index(store: Store) -> None:
         """Makes the vectors and the index of passages that have none yet."""
         store.encode_corpus(options.encoder, name="e", dtype=options.dtype, compile="never")
         store.build_index("e", factory="IVF64,PQ48", shards=2)
@@ -44,7 +41,7 @@ def main() -> None:
     final = [passage for number, passage in enumerate(passages) if number not in deleted]
     with tempfile.TemporaryDirectory(prefix="riptide-growth-") as folder:
         root = Path(folder)
-        grown, rebuilt = riptide.Store(root / "grown"), riptide.Store(root / "rebuilt")
+        grown, rebuilt = Store(root / "grown"), Store(root / "rebuilt")
         for store, corpus in ((grown, passages[:first]), (rebuilt, final)):
             write_data_set(root / "raw" / Path(store.url).name, queries, {}, corpus)
             store.import_corpus(root / "raw" / Path(store.url).name, part_size=1000)

@@ -13,14 +13,11 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import Judgement, judgements_of, read_documents, read_qrels, write_data_set
 from benchmarks.common.models import MINILM

@@ -16,22 +16,18 @@ import itertools
 import re
 import resource
 import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import psutil
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.server import start_server, stopping
 from benchmarks.hostile.measurement import Probe
 from benchmarks.serving import request
+from riptide import Store
 
 HALF_HEAD = b"GET /v1/info HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
 PATIENCE_S = 20.0  # time limit of a response of /healthz
@@ -151,7 +147,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     texts = ["what is a rip current?"]
     if options.queries:
-        texts = riptide.Store(options.store).queries(options.queries).split("test").texts[:200]
+        texts = Store(options.store).queries(options.queries).split("test").texts[:200]
     command = [str(ROOT / "jobs/serve_search.py"), "--store", options.store, "--port", "0"]
     process, port = start_server(ROOT, [*command, "--max-connections", str(options.limit)])
     with stopping({"server": (process, port)}):

@@ -10,11 +10,8 @@ including those of the object store, count once. The page cache does not count.
 from __future__ import annotations
 
 import random
-import sys
 import tempfile
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import write_json
 from benchmarks.common.program import Parser

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import re
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -23,11 +22,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import write_json
 from benchmarks.common.program import Parser
+from riptide import Store
 
 K = 10
 QUERIES = 32  # of a batch
@@ -47,7 +44,7 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     from serve.release.release import Release, fingerprints_of
     from serve.release.tasks import ServedTask
 
-    store = riptide.Store(store_url)
+    store = Store(store_url)
     source = Path(f"{store_url}-source") / "corpus.jsonl"
     source.parent.mkdir(parents=True, exist_ok=True)
     if not source.exists():

@@ -8,16 +8,13 @@ Articles with queries of the test split come first, then others up to --document
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import Judgement, read_documents, read_qrels, write_data_set, write_json
 from benchmarks.common.program import Parser
+from riptide import Store
 
 FORMS: dict[str, dict[str, Any]] = {
     "cut": {},
@@ -46,7 +43,7 @@ def write_articles(source: Path, folder: Path, num_documents: int, num_queries: 
 
 def measure(source: Path, folder: Path, encoder: str, split: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Imports the articles, searches them by each source, and returns the means of METRICS by source."""
-    store = riptide.Store(folder)
+    store = Store(folder)
     store.import_corpus(source, **split)
     store.encode_corpus(encoder, name="enc")
     store.build_bm25()

@@ -17,20 +17,16 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
-from pathlib import Path
 
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import write_json
 from benchmarks.common.machine import cpu_name
 from benchmarks.common.program import Parser
 from benchmarks.common.server import stopping
 from benchmarks.common.tables import markdown_table
 from benchmarks.serving import load_requests, measure_load, request, start
+from riptide import Store
 
 MIXED = "mixed"
 Round = dict[int, dict[str, dict[str, float]]]  # figures by number of clients and kind of search
@@ -82,7 +78,7 @@ def main() -> None:
     options = parser.parse_args()
     options.compile = "never"
     sources = sources_of(options)
-    texts = riptide.Store(options.store).queries(options.queries).split(options.split).texts
+    texts = Store(options.store).queries(options.queries).split(options.split).texts
     requests = {kind: [request(text, source=source) for text in texts] for kind, source in sources.items()}
     requests[MIXED] = [request(text, source=source) for text in texts for source in sources.values()]
     arguments = ["--renew", "--tasks", "default", "--embeddings", options.embeddings]

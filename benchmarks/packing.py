@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import read_texts, write_json
 from benchmarks.common.models import MINILM

@@ -10,13 +10,9 @@ the entropy of their mean weights. prompts/TASK is that of the first store.
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.program import Parser
 from indexing.corpus.queries import Queries

@@ -20,16 +20,12 @@ import functools
 import itertools
 import os
 import statistics
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import read_texts, write_json
 from benchmarks.common.machine import cpu_name

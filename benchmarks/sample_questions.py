@@ -10,12 +10,9 @@ sample the dev split. The output is in BEIR form, and the same for the same seed
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import judgements_of, read_documents, read_qrels, write_data_set
 from benchmarks.common.program import Parser

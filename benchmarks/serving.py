@@ -26,7 +26,6 @@ import shutil
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -39,12 +38,10 @@ import psutil
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import write_json
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.server import start_server, stopping
+from riptide import Store
 
 SERVERS = ("peer", "peer-tuned", "riptide", "riptide-replica", "riptide-replica-ray-proxy", "riptide-row-ranges")
 METRICS_S = 6  # seconds after which Ray has exported what replicas have counted
@@ -69,7 +66,7 @@ def serve_peer(store_url: str, tuned: bool, port: int) -> None:
     from retriever.forward.numerics import choose_dtype
     from retriever.model.files import find_model_folder
 
-    store = riptide.Store(store_url)
+    store = Store(store_url)
     corpus = store.corpus()
     embeddings = Embeddings.open(store, None, corpus)
     vectors = np.concatenate([v for _, v in embeddings.between(0, embeddings.num_rows)]).astype(np.float32)
@@ -338,7 +335,7 @@ def main() -> None:
             f"--mode {options.mode}: leave {' and '.join(peers)} out of --servers, as peers only search vectors"
         )
     fields = {} if options.mode == "dense" else {"mode": options.mode}  # riptide's default is dense
-    texts = riptide.Store(options.store).queries(options.queries).split("test").texts
+    texts = Store(options.store).queries(options.queries).split("test").texts
     chosen = np.random.default_rng(0).choice(len(texts), min(4_000, len(texts)), replace=False)
     bodies = [request(texts[number], **fields) for number in chosen]
     running: dict[str, tuple[subprocess.Popen[str], int]] = {}

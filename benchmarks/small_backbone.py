@@ -10,17 +10,14 @@ with its tokenizer, which `encode_corpus` and all training jobs open. An interru
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import read_documents, write_documents
 from benchmarks.common.program import Parser
 from indexing.store.models import resolve_model
+from riptide import Store
 
 VOCABULARY = 8_192  # word pieces, lower case
 
@@ -82,7 +79,7 @@ def main() -> None:
     parser.add("--cpus", 2, "threads of training")
     options = parser.parse_args()
     corpus = options.folder / "general" / "corpus.jsonl"
-    store = riptide.Store(options.folder / "store")
+    store = Store(options.folder / "store")
     if not store.names("corpus"):
         documents = (
             {"_id": f"{number}-{place}", "text": document["text"]}

@@ -15,19 +15,14 @@ import argparse
 import base64
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import write_json
 from benchmarks.common.machine import cpu_name
 from benchmarks.common.program import Parser
@@ -39,6 +34,7 @@ from indexing.sparse.files import SUFFIX, save_vectors
 from indexing.sparse.index import ImpactIndex
 from indexing.store.store import generation
 from retriever.encoding.sparse_vectors import SparseVectors, concatenate
+from riptide import Store
 
 WORDS = 30_522  # of the vocabulary of random vectors; BERT's
 BLOCK = 64  # queries whose products are in memory at a time
@@ -90,9 +86,9 @@ def random_vectors(count: int, words: int, seed: int) -> SparseVectors:
     return SparseVectors(indices, (3 * random.random(len(indices)) ** 2 + 0.01).astype(np.float32), offsets, WORDS)
 
 
-def make_random_store(url: str, passages: int, words: int) -> riptide.Store:
+def make_random_store(url: str, passages: int, words: int) -> Store:
     """Returns a store of random sparse embeddings and meaningless passages, which is made unless it is complete."""
-    store = riptide.Store(url)
+    store = Store(url)
     corpus = store.import_corpus({"id": str(number), "text": f"word{number}"} for number in range(passages))
     if not store.names("embeddings"):
         config = {"encoder": {"pooling": "splade", "dim": WORDS}, "limit": None, "numerics": "random"}
@@ -112,7 +108,7 @@ def lucene_bytes(shards: Any) -> int:
 
 
 def compare(
-    store: riptide.Store, name: str, queries: SparseVectors, texts: list[str] | None, options: argparse.Namespace
+    store: Store, name: str, queries: SparseVectors, texts: list[str] | None, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Compares the indexes of some embeddings with a brute-force product, and with BM25 if there are texts.
 
@@ -165,7 +161,7 @@ def impact_search(index: ImpactIndex, queries: SparseVectors, k: int, deleted: n
     return lambda threads: index.search(queries, k, deleted, threads=threads, searcher=searcher)
 
 
-def encode_queries(store: riptide.Store, name: str, texts: list[str]) -> tuple[SparseVectors, float]:
+def encode_queries(store: Store, name: str, texts: list[str]) -> tuple[SparseVectors, float]:
     """Returns the vectors of queries by the encoder of embeddings, and the queries per second of the encoder."""
     encoder = store.embeddings(name).encoder()
     encoder.encode(texts[:8], side="query")
@@ -220,7 +216,7 @@ def main() -> None:
     cells: dict[str, dict[str, Any]] = {}
     document = {"options": vars(options), "cpu": cpu_name(), "cells": cells}
     for name in options.embeddings:
-        store = riptide.Store(options.store)
+        store = Store(options.store)
         texts = store.queries(options.queries).split(options.split).texts
         queries, speed = encode_queries(store, name, texts)
         cells[name] = compare(store, name, queries, texts, options) | {"encoder, queries per second": speed}

@@ -14,28 +14,25 @@ above zero: 7,000 of 8,192, and 30,500 of 30,522. An interrupted run resumes.
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import Judgement, write_data_set
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
 from retriever.model.failures import without_loading_report
 from retriever.model.files import find_model_folder
 from retriever.systems.sentences import split_sentences
+from riptide import Store
 
 BACKBONES = {"small": str(ROOT / "examples/backbone"), "minilm": MINILM}
 LENGTH = 128  # tokens of a passage
 
 
-def import_pairs(store: riptide.Store, folder: Path, seed: int) -> None:
+def import_pairs(store: Store, folder: Path, seed: int) -> None:
     """Makes the store of pairs of each passage, unless it is complete: title and text; a sentence and the others."""
     corpus, random = store.corpus(), np.random.default_rng(seed)
     pairs: dict[str, tuple[str, str]] = {}
@@ -52,7 +49,7 @@ def import_pairs(store: riptide.Store, folder: Path, seed: int) -> None:
         passages = ({"_id": name, "title": "", "text": text} for name, (_, text) in pairs.items())
         queries = ({"_id": name, "text": query} for name, (query, _) in pairs.items())
         write_data_set(source, queries, {"train": [Judgement(name, name) for name in pairs]}, passages)
-    riptide.Store(folder / "pairs").import_corpus(source)
+    Store(folder / "pairs").import_corpus(source)
 
 
 def set_identity(model: Any) -> None:
@@ -77,7 +74,7 @@ def largest_logits(model: Any, tokenizer: Any, texts: list[str]) -> torch.Tensor
     return torch.cat(rows)
 
 
-def save_backbone(name: str, folder: Path, store: riptide.Store, words: int) -> None:
+def save_backbone(name: str, folder: Path, store: Store, words: int) -> None:
     """Saves a backbone with a head for which passages of a store have a number of non-zero words on average."""
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
@@ -111,7 +108,7 @@ def main() -> None:
     parser.add("--seed", 0, "seed of the choice of sentences")
     options = parser.parse_args()
     folder = Path(f"{options.store.rstrip('/')}-splade")
-    store = riptide.Store(options.store)
+    store = Store(options.store)
     import_pairs(store, folder, options.seed)
     for name in BACKBONES:
         save_backbone(name, folder / name, store, options.words)

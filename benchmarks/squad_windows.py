@@ -9,12 +9,9 @@ in MS MARCO, but they can be counted. Queries are sampled by the seed; one whose
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import Judgement, read_documents, read_qrels, write_data_set
 from benchmarks.common.program import Parser

@@ -9,19 +9,16 @@ front of each query and passage, or with --random those of a topic that is drawn
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import riptide
 from benchmarks.common.files import read_documents, read_qrels, write_data_set
 from benchmarks.common.program import Parser
 from indexing.topics.reader import Topics
 from retriever.topics.model import with_default_topic
+from riptide import Store
 
 
 def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> tuple[dict[str, str], dict[str, str]]:
@@ -32,7 +29,7 @@ def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> tuple[d
         num_words: Number of words in front of a text.
         is_random: Whether the topic of each text is drawn.
     """
-    store = riptide.Store(store_url)
+    store = Store(store_url)
     corpus, queries, topics = store.corpus(), store.queries(), Topics.open(store, "topics")
     splits = [queries.split(split) for split in queries.splits]
     texts = [text for split in splits for text in split.texts]

@@ -28,8 +28,6 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.common.files import write_json
 from benchmarks.common.program import Parser
 from retriever.forward.numerics import choose_device, choose_dtype

@@ -9,13 +9,10 @@ them all judged ones. SciFact has no dev split: 200 of its training queries are 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import Judgement, judgements_of, read_documents, read_qrels, write_data_set
 from benchmarks.common.program import Parser

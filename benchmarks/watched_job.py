@@ -8,11 +8,6 @@ proportional set sizes (PSS) of the job and its descendants; that of its own pro
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.common.program import Parser
 from benchmarks.common.watching import watch_job
 
