@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import re
 import resource
@@ -33,33 +34,17 @@ HALF_HEAD = b"GET /v1/info HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
 PATIENCE_S = 20.0  # time limit of a response of /healthz
 
 
-class Attack:
-    """Connections that send half of a head or nothing. They are opened again when the server closes them."""
-
-    def __init__(self, port: int, count: int):
-        self.port, self.count = port, count
-        self.closed = 0
-        self._tasks = [asyncio.create_task(self._hold(number)) for number in range(count)]
-
-    async def _hold(self, number: int) -> None:
-        while True:
-            try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                if number % 2:
-                    writer.write(HALF_HEAD)
-                while await reader.read(4096):
-                    pass
-                writer.close()
-            except OSError:
+async def hold(port: int, start: bytes, closed: Counter[str]) -> None:
+    """Opens a connection, sends the start of a head, and waits; again when the server closes it, until cancelled."""
+    while True:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(start)
+            while await reader.read(4096):
                 pass
-            self.closed += 1
-            await asyncio.sleep(0.5)
-
-    async def close(self) -> None:
-        """Closes all connections."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            writer.close()
+        closed["by the server"] += 1
+        await asyncio.sleep(0.5)
 
 
 async def search_until_cancelled(port: int, requests: list[bytes], statuses: Counter[str], *, is_new: bool) -> None:
@@ -94,32 +79,35 @@ async def measure(
         requests: The searches of the good clients.
     """
 
-    def start_clients(statuses: Counter[str], *, is_new: bool) -> list[asyncio.Task[None]]:
-        clients = (search_until_cancelled(port, requests, statuses, is_new=is_new) for _ in range(options.clients))
-        return [asyncio.create_task(client) for client in clients]
+    server, tasks = psutil.Process(process.pid), list[asyncio.Task[None]]()
+    old_statuses, new_statuses, closed = Counter[str](), Counter[str](), Counter[str]()
 
-    server, old_statuses, new_statuses = psutil.Process(process.pid), Counter[str](), Counter[str]()
-    clients = start_clients(old_statuses, is_new=False)
+    def start_clients(statuses: Counter[str], *, is_new: bool) -> None:
+        for _ in range(options.clients):
+            tasks.append(asyncio.create_task(search_until_cancelled(port, requests, statuses, is_new=is_new)))
+
+    start_clients(old_statuses, is_new=False)
     while old_statuses.total() < 10 * options.clients:
         await asyncio.sleep(0.2)
     await asyncio.sleep(2)
     rss_before = server.memory_info().rss
-    attack, probe = Attack(port, options.limit + options.beyond), Probe(port, PATIENCE_S)
+    probe, num_attackers = Probe(port, PATIENCE_S), options.limit + options.beyond
+    for number in range(num_attackers):
+        tasks.append(asyncio.create_task(hold(port, HALF_HEAD if number % 2 else b"", closed)))
     await asyncio.sleep(3)  # during the first two seconds of the attack, new clients may get 503
-    clients += start_clients(new_statuses, is_new=True)
+    start_clients(new_statuses, is_new=True)
     end, largest_rss, open_files = time.monotonic() + options.seconds, rss_before, 0
     while time.monotonic() < end:
         await asyncio.sleep(0.2)
         largest_rss = max(largest_rss, server.memory_info().rss)
         open_files = max(open_files, server.num_fds())
     health_s, health_statuses = probe.stop()
-    for client in clients:
-        client.cancel()
-    await asyncio.gather(*clients, return_exceptions=True)
-    await attack.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
     return {
-        "attackers": attack.count,
-        "closed by the server": attack.closed,
+        "attackers": num_attackers,
+        "closed by the server": closed.total(),
         "open files of the server": open_files,
         "healthz, slowest (ms)": round(1000 * max(health_s)),
         "healthz, statuses": dict(health_statuses),
@@ -141,10 +129,9 @@ def main() -> None:
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = options.limit + options.beyond + 200
-    if soft < needed:
-        if needed > hard:
-            raise SystemExit(f"this process may open {hard} files, {needed} are needed: ulimit -n {needed}")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if needed > hard:
+        raise SystemExit(f"this process may open {hard} files, {needed} are needed: ulimit -n {needed}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
     texts = ["what is a rip current?"]
     if options.queries:
         texts = Store(options.store).queries(options.queries).split("test").texts[:200]

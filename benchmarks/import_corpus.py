@@ -62,19 +62,16 @@ def main() -> None:
         write_rows(source, options.rows, options.format)
         job = watch_job(store, "import_corpus", "--source", source, "--part-size", options.part_size)
         figures = {
-            "format": options.format,
-            "rows": options.rows,
-            "part_size": options.part_size,
             "source_bytes": source.stat().st_size,
-            "decompressed_bytes": sum(path.stat().st_size for path in store.rglob("*") if path.is_file()),
+            "store_bytes": sum(path.stat().st_size for path in store.rglob("*") if path.is_file()),
             "seconds": round(job.seconds, 1),
             "rows_per_second": round(options.rows / job.seconds),
             "peak_pss_bytes_all_processes": job.pss_bytes,
             "peak_rss_bytes_driver": job.rss_bytes,
         }
-    write_json(options.json, figures)
+    write_json(options.json, {"options": vars(options), **figures})
     for name, value in figures.items():
-        print(f"{name:30} {value:>16,}" if isinstance(value, int | float) else f"{name:30} {value:>16}")
+        print(f"{name:30} {value:>16,}")
 
 
 if __name__ == "__main__":

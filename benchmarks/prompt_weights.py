@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from benchmarks.common.program import Parser
-from indexing.corpus.queries import Queries
 from indexing.measures.attention import MeasureAttention
 from indexing.measures.distributions import cosines
-from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from retriever.losses.divergence import mean_divergences
+from riptide import Store
 
 
 def main() -> None:
@@ -33,7 +32,7 @@ def main() -> None:
     attention = MeasureAttention(Store(options.stores[0]), options.task)
     weights = []
     for store in options.stores:
-        texts = Queries.open(Store(store), None).split("test").texts[: options.count]
+        texts = Store(store).queries().split("test").texts[: options.count]
         of_queries = attention.weights(texts, LocalRunner())
         weights.append(of_queries[np.isfinite(of_queries).all(1)])  # without queries that have no known word
     numbers = torch.tensor(np.repeat(np.arange(len(weights)), [len(of_store) for of_store in weights]))

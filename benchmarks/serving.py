@@ -78,7 +78,7 @@ def serve_peer(store_url: str, tuned: bool, port: int) -> None:
         model = SentenceTransformer(
             folder, device="cpu", model_kwargs={"dtype": choose_dtype("auto", torch.device("cpu"))}
         )
-        index = faiss.index_factory(vectors.shape[1], "IVF256,Flat", faiss.METRIC_INNER_PRODUCT)
+        index: Any = faiss.index_factory(vectors.shape[1], "IVF256,Flat", faiss.METRIC_INNER_PRODUCT)
         index.train(vectors)
         index.nprobe = 16
     else:

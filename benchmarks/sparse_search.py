@@ -128,20 +128,21 @@ def compare(
     expected = brute_force(queries, passages, options.depth, corpus.deleted)
     threads = max(options.threads)
     differing, sizes = {}, {"embeddings": sum(part.part.bytes for part in embeddings.parts)}
-    systems: dict[str, Callable[[int], Any]] = {}
+    systems: dict[str, Callable[..., Any]] = {}
     for shards in options.shards:
         index = store.build_index(name, name=f"{name}-{shards}-shards", shards=shards)
         assert isinstance(index, ImpactIndex)
         differing[shards] = count_differing(index, queries, expected, options.depth, corpus.deleted, threads)
         sizes[f"splade, {shards}"] = lucene_bytes(index.shards)
-        systems[f"splade, {shards}"] = impact_search(index, queries, options.k, corpus.deleted)
+        searcher = index.searcher()  # the index itself keeps few shards open
+        systems[f"splade, {shards}"] = partial(index.search, queries, options.k, corpus.deleted, searcher=searcher)
         if texts is not None:
             bm25 = store.build_bm25(name=f"bm25-{shards}-shards", shards=shards)
             sizes[f"bm25, {shards}"] = lucene_bytes(bm25.shards)
             systems[f"bm25, {shards}"] = partial(search_undeleted, bm25.searcher(), texts, options.k, corpus.deleted)
     rates: dict[str, dict[str, list[float]]] = {}
     for count in options.threads:
-        seconds = in_turns({system: partial(call, count) for system, call in systems.items()}, options.rounds)
+        seconds = in_turns({system: partial(call, threads=count) for system, call in systems.items()}, options.rounds)
         rates[str(count)] = {system: [len(queries) / each for each in values] for system, values in seconds.items()}
     return {
         "passages": corpus.num_rows,
@@ -153,12 +154,6 @@ def compare(
         "bytes": sizes,
         "queries per second": rates,
     }
-
-
-def impact_search(index: ImpactIndex, queries: SparseVectors, k: int, deleted: np.ndarray) -> Callable[[int], Any]:
-    """Returns a function that searches an index of impacts with a number of threads."""
-    searcher = index.searcher()  # the index itself keeps few shards open
-    return lambda threads: index.search(queries, k, deleted, threads=threads, searcher=searcher)
 
 
 def encode_queries(store: Store, name: str, texts: list[str]) -> tuple[SparseVectors, float]:
