@@ -39,16 +39,9 @@ def run_pyserini(*arguments: str) -> None:
 
 
 def prepare(source: str, split: str, folder: Path, k: int) -> tuple[list[str], list[str]]:
-    """Indexes and searches with both systems, and writes their runs to a folder.
+    """Indexes and searches with both systems; returns the ids and the texts of the queries.
 
-    Args:
-        source: A BEIR folder.
-        split: The split whose queries are searched.
-        folder: Gets store/ and pyserini/ (the indexes), and one.trec, bm25.trec and pyserini.trec (the runs).
-        k: Hits per query.
-
-    Returns:
-        Ids and texts of the queries.
+    The folder gets store/ and pyserini/ (the indexes), and one.trec, bm25.trec and pyserini.trec (the runs).
     """
     store = Store(folder / "store")
     corpus = store.import_corpus(source)
@@ -85,11 +78,6 @@ def count_differences(our_run: Run, peer_run: Run, k: int) -> int:
     """Returns the number of queries whose hits differ in more than the order of equal scores.
 
     Which of several passages with the lowest score are among the k hits may differ too.
-
-    Args:
-        our_run: The run of riptide.
-        peer_run: The run of Pyserini.
-        k: Hits per query.
     """
     count = 0
     for query in {*our_run, *peer_run}:
@@ -109,15 +97,7 @@ def count_differences(our_run: Run, peer_run: Run, k: int) -> int:
 def measure_throughput(
     folder: Path, ids: list[str], texts: list[str], k: int, threads: int, rounds: int
 ) -> dict[str, object]:
-    """Measures queries/s of Pyserini and of riptide with one shard ("one") and four ("bm25"), in alternating rounds.
-
-    Args:
-        folder: The folder of `prepare`.
-        ids: Ids of the queries.
-        texts: Texts of the queries.
-        k: Hits per query.
-        threads: Threads of each system.
-        rounds: Number of rounds, after one that is not counted.
+    """Measures queries/s of Pyserini and of riptide with one shard and four, in turns.
 
     Returns:
         "rates": queries/s of each round by system; "ratios": median ratio to Pyserini by index of riptide.

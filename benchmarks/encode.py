@@ -49,15 +49,9 @@ START_UPS = {"not compiled": "never", "compiled, empty cache": "always", "compil
 
 
 def read_passages(path: Path, count: int, rounds: int) -> list[tuple[list[str], list[str]]]:
-    """Reads different passages for each round, spread evenly over a BEIR corpus.
+    """Returns the titles and the texts of each round: different passages, spread evenly over a BEIR corpus.
 
-    Args:
-        path: The corpus, JSON lines, which may be compressed as .gz.
-        count: Passages per round; fewer if the corpus is small.
-        rounds: Number of rounds.
-
-    Returns:
-        Titles and texts of each round.
+    A round has `count` passages; fewer if the corpus is small.
     """
     rows = list(read_documents(path))
     rows = rows[:: max(1, len(rows) // (count * rounds))]
@@ -66,14 +60,7 @@ def read_passages(path: Path, count: int, rounds: int) -> list[tuple[list[str], 
 
 
 def measure_start_up(model: str, compile: str, threads: int, cache: str) -> float:
-    """Returns the seconds from a fresh process, before any import, to its first vector.
-
-    Args:
-        model: The encoder.
-        compile: "never" or "always".
-        threads: Threads of the encoder.
-        cache: Folder of the compiler cache.
-    """
+    """Returns the seconds from a fresh process, before any import, to its first vector. cache: that of the compiler."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
     command = [sys.executable, "-c", START, model, compile, str(threads)]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)

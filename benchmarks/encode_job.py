@@ -37,12 +37,7 @@ TURN_S = 4.0
 
 
 def run_bare_encoder(store_url: str, limit: int) -> None:
-    """Encodes the first passages of a store repeatedly, and prints the time and the rows of each part.
-
-    Args:
-        store_url: The store.
-        limit: Passages per repetition.
-    """
+    """Encodes the first `limit` passages of a store again and again, and prints the time and the rows of each part."""
     corpus = Store(store_url).corpus()
     encoder = Encoder(MINILM, threads=len(os.sched_getaffinity(0)))
     while True:
@@ -115,13 +110,7 @@ class Side:
 
 
 def take_turns(bare: Side, job: Side, store_url: str, name: str) -> dict[str, float]:
-    """Lets both sides run in turns until the job has ended.
-
-    Args:
-        bare: The bare encoder.
-        job: The job.
-        store_url: The store.
-        name: Name of the embeddings that the job makes.
+    """Lets both sides run in turns until the job has ended. name: of the embeddings that it makes.
 
     Returns:
         "bare" and "job": passages per second of running time; "bare_start" and "job_start": seconds until the first

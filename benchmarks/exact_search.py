@@ -37,13 +37,7 @@ System = Callable[[np.ndarray], np.ndarray]
 
 
 def make_vectors(num_vectors: int, num_queries: int, dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns normalised vectors from 1,000 clusters of unequal sizes.
-
-    Args:
-        num_vectors: Number of vectors to search.
-        num_queries: Number of queries.
-        dim: Dimension of both.
-        seed: Seed of the random numbers.
+    """Returns normalised vectors from 1,000 clusters of unequal sizes, and queries from the same clusters.
 
     Returns:
         Vectors, float16 [num_vectors, dim], and queries, float32 [num_queries, dim].
@@ -86,14 +80,9 @@ def open_systems(vectors: np.ndarray, options: argparse.Namespace) -> dict[str, 
 def compare(
     name: str, systems: dict[str, System], vectors: np.ndarray, queries: np.ndarray, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Searches with the systems in turns, prints a line, and returns the figures for the JSON file.
+    """Searches float16 vectors [n, dim] for float32 queries [q, dim] with the systems in turns.
 
-    Args:
-        name: Name of the data.
-        systems: The functions of `open_systems`.
-        vectors: float16 [n, dim].
-        queries: float32 [q, dim].
-        options: The options of the benchmark.
+    Prints a line, and returns the figures for the JSON file.
     """
     rows = {system: search(queries) for system, search in systems.items()}
     seconds = in_turns({system: partial(search, queries) for system, search in systems.items()}, options.pairs)

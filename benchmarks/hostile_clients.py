@@ -70,14 +70,7 @@ async def search_until_cancelled(port: int, requests: list[bytes], statuses: Cou
 async def measure(
     process: subprocess.Popen[str], port: int, options: argparse.Namespace, requests: list[bytes]
 ) -> dict[str, Any]:
-    """Runs the attack while good clients search, and returns the figures by the name that is printed.
-
-    Args:
-        process: The server.
-        port: Port of the server.
-        options: The options of the benchmark.
-        requests: The searches of the good clients.
-    """
+    """Runs the attack while good clients send the requests, and returns the figures by the name that is printed."""
 
     server, tasks = psutil.Process(process.pid), list[asyncio.Task[None]]()
     old_statuses, new_statuses, closed = Counter[str](), Counter[str](), Counter[str]()

@@ -27,13 +27,7 @@ HEADERS = {"csv": "docid,body\n", "hashed": "body\n"}
 
 
 def write_rows(path: Path, rows: int, format: str) -> None:
-    """Writes rows of about 110 bytes whose ids are in random order.
-
-    Args:
-        path: The file.
-        rows: Number of rows.
-        format: A key of ROWS.
-    """
+    """Writes rows of about 110 bytes whose ids are in random order. format: a key of ROWS."""
     random.seed(0)
     words = [f"w{random.randrange(1 << 30):x}" for _ in range(5_000)]
     texts = [" ".join(random.choices(words, k=8)) for _ in range(10_007)]

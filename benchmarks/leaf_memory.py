@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import re
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import psutil
 
 from benchmarks.common.files import write_json
 from benchmarks.common.program import Parser
@@ -113,28 +113,22 @@ def memory(folder: Path) -> dict[str, Any]:
         bytes of the store's files that are mapped, and those of them that are in memory.
     """
     mapped, resident, totals = Counter[str](), Counter[str](), Counter[str]()
-    for entry in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
-        first, *fields = entry.splitlines()
-        size = {name: int(value.split()[0]) << 10 for name, _, value in (line.partition(":") for line in fields[:-1])}
-        totals["anonymous"] += size["Anonymous"]
-        if JAVA_HEAP[0] <= int(first.partition("-")[0], 16) < JAVA_HEAP[1]:
-            totals["java_heap"] += size["Anonymous"]
-        file = Path(first[first.find("/") :])
-        if "/" in first and file.is_relative_to(folder):
+    for entry in psutil.Process().memory_maps(grouped=False):
+        totals["anonymous"] += entry.anonymous
+        if JAVA_HEAP[0] <= int(entry.addr.partition("-")[0], 16) < JAVA_HEAP[1]:
+            totals["java_heap"] += entry.anonymous
+        file = Path(entry.path)
+        if file.is_relative_to(folder):
             kind = file.relative_to(folder).parts[0]
-            mapped[kind] += size["Size"]
-            resident[kind] += size["Rss"]
+            mapped[kind] += entry.size
+            resident[kind] += entry.rss
     return {**totals, "mapped": dict(mapped), "resident": dict(resident)}
 
 
 def open_and_query(store_url: str, number: int, leaves: int, batches: list[Batch]) -> dict[str, Any]:
     """Opens a leaf, runs queries, and returns its figures; it is called in a new process.
 
-    Args:
-        store_url: Folder of a store with a live release.
-        number: Number of the leaf.
-        leaves: Number of leaves; 0: opens nothing, for the baseline.
-        batches: The queries.
+    Without leaves it opens nothing, for the baseline.
     """
     from serve.parts.leaf import HitsRequest, Leaf, PassagesRequest, SourceQueries
 

@@ -95,12 +95,7 @@ def change(node: ast.AST) -> ast.AST | None:
 
 
 def mutants_of(module: str, source: str) -> list[tuple[Mutant, str]]:
-    """Returns the changes of a module, each with the module's new source.
-
-    Args:
-        module: File of the module.
-        source: Its source.
-    """
+    """Returns the changes of a module, each with the module's new source."""
     mutants = []
     data, starts = source.encode(), [0]
     for line in data.splitlines(keepends=True):
@@ -125,13 +120,7 @@ def mutants_of(module: str, source: str) -> list[tuple[Mutant, str]]:
 
 
 def tests_pass(checkout: Path, module: str, source: str) -> bool:
-    """Returns whether the tests of a module pass with a changed source.
-
-    Args:
-        checkout: The copy of the checkout in which the tests run.
-        module: File of the module.
-        source: The source of the module for this run.
-    """
+    """Returns whether the tests of a module pass in a copy of the checkout with a changed source of the module."""
     path = checkout / module
     original = path.read_text()
     path.write_text(source)

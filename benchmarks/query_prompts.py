@@ -75,14 +75,7 @@ def computed_prompt(encoder: Encoder, length: int, mix: Mix, seed: int) -> TaskP
 def random_topic_model(
     vocabulary: tuple[str, ...], num_topics: int, num_words: int, random: np.random.Generator
 ) -> TopicModel:
-    """Returns random topics, each with one path.
-
-    Args:
-        vocabulary: The words that count.
-        num_topics: Number of topics.
-        num_words: Number of the most probable words of a topic.
-        random: Draws the topics.
-    """
+    """Returns random topics over a vocabulary, each with one path and its most probable words."""
     probabilities = random.dirichlet(np.full(len(vocabulary), 0.1), num_topics)
     log_words = np.log(probabilities + 1e-6).astype(np.float32)
     return TopicModel(
@@ -95,14 +88,7 @@ def random_topic_model(
 
 
 def topic_prompt(encoder: Encoder, model: TopicModel, length: int, seed: int) -> TaskPrompt:
-    """Returns a task with a random prompt for each topic.
-
-    Args:
-        encoder: The encoder that the prompts are for.
-        model: The topics.
-        length: Tokens of a prompt.
-        seed: Seed of the prompt of the first topic; each other one has the next seed.
-    """
+    """Returns a task with a random prompt for each topic, of which the first one has the seed."""
     matrices = [fixed_prompt(encoder, length, seed + topic).query for topic in range(model.num_topics)]
     saved = SavedTopics(model, torch.stack([matrix for matrix in matrices if matrix is not None]), "prior")
     return TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, topics=saved)
@@ -203,10 +189,7 @@ def measure_lengths(
 def largest_difference(encoder: Encoder, texts: Sequence[str], tasks: Sequence[str] | None = None) -> float:
     """Returns the largest difference between vectors of one mixed call and of single-task calls.
 
-    Args:
-        encoder: The encoder with the tasks.
-        texts: The queries.
-        tasks: The tasks; None: some fixed and computed ones of `put_tasks`.
+    The tasks take turns over the texts. None: some fixed and computed ones of `put_tasks`.
     """
     if tasks is None:
         tasks = [task for kind in ("fixed", "topics", *MIXES) for task in encoder.tasks if task.startswith(kind)]

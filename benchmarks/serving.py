@@ -49,13 +49,7 @@ RAY_METRICS = {"RAY_enable_metrics_collection": "1", "RAY_metrics_report_interva
 
 
 def serve_peer(store_url: str, tuned: bool, port: int) -> None:
-    """Runs the peer: FastAPI + sentence-transformers + FAISS, as in their documentation.
-
-    Args:
-        store_url: Store with the corpus and its embeddings.
-        tuned: Whether to run the tuned peer.
-        port: Port on loopback.
-    """
+    """Runs the peer: FastAPI + sentence-transformers + FAISS, as in their documentation."""
     import faiss
     import torch
     import uvicorn
@@ -249,13 +243,7 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
 
 
 def batch_counts(name: str, process: subprocess.Popen[str], port: int) -> np.ndarray | None:
-    """Returns the batches of searches that a server has formed, and the queries in them; None for a peer.
-
-    Args:
-        name: One of SERVERS.
-        process: The process of the server.
-        port: The port of the server.
-    """
+    """Returns the batches of searches that a server has formed, and the queries in them; None for a peer."""
     if name == "riptide":
         address = port
     elif name.startswith("riptide"):

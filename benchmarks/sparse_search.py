@@ -110,17 +110,9 @@ def lucene_bytes(shards: Any) -> int:
 def compare(
     store: Store, name: str, queries: SparseVectors, texts: list[str] | None, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Compares the indexes of some embeddings with a brute-force product, and with BM25 if there are texts.
+    """Returns the figures of the indexes of some embeddings beside a brute-force product.
 
-    Args:
-        store: The store.
-        name: Name of the sparse embeddings.
-        queries: The vectors of the queries.
-        texts: The queries' texts; None: BM25 is not compared.
-        options: The options of the benchmark.
-
-    Returns:
-        The figures of the cell.
+    Without texts of the queries, they are not compared with BM25.
     """
     corpus = store.corpus()
     embeddings = SparseEmbeddings.open(store, name, corpus)

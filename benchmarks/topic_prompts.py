@@ -28,10 +28,13 @@ from jobs.pipeline import run_step
 from jobs.training.opening import open_all
 from jobs.training.retriever import train
 
+from indexing.corpus.corpus import Corpus
+from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact.search import exact_search
 from indexing.search.runs import hits_table, write_trec
 from indexing.store.models import model_folder
+from indexing.store.store import Store
 from indexing.topics.reader import Topics
 from indexing.training.tuning import TuneMaker
 from retriever.encoding.encoder import Encoder
@@ -39,7 +42,6 @@ from retriever.options import EncoderOptions, Side
 from retriever.prompts.prompts import load_prompt
 from retriever.topics.model import with_default_topic
 from retriever.topics.training import TrainingTopics
-from riptide import Store
 
 HITS = 100  # per query
 
@@ -56,7 +58,7 @@ class Searched:
     def __init__(self, search: ControlSearchRequest):
         store = Store(search.store)
         prompts = store.open("prompts", search.task)
-        self.corpus, self._queries = store.corpus(), store.queries(search.queries)
+        self.corpus, self._queries = Corpus.open(store), Queries.open(store, search.queries)
         self.texts = self._queries.split(search.split).texts
         self.topics = Topics.open(store, "topics")
         self._search, self._store = search, store

@@ -24,10 +24,7 @@ from riptide import Store
 def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> tuple[dict[str, str], dict[str, str]]:
     """Returns the words in front of each passage and of each query, by id.
 
-    Args:
-        store_url: The store with the topics.
-        num_words: Number of words in front of a text.
-        is_random: Whether the topic of each text is drawn.
+    The topic of each text is drawn if `is_random` is set; otherwise it is its own one.
     """
     store = Store(store_url)
     corpus, queries, topics = store.corpus(), store.queries(), Topics.open(store, "topics")

@@ -95,14 +95,7 @@ def step_seconds(step: Callable[[int], object], steps: int) -> list[float]:
 
 
 def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> list[float]:
-    """Returns the seconds of each step of riptide's training loop.
-
-    Args:
-        folder: Folder of the backbone.
-        method: "prompt" or "finetune".
-        length: Tokens of a prompt.
-        steps: Number of steps.
-    """
+    """Returns the seconds of each step of riptide's training loop. method: "prompt" or "finetune"."""
     from retriever.options import EncoderOptions
     from retriever.options.loop import LoopOptions
     from retriever.options.tuning import TuneOptions
@@ -131,10 +124,7 @@ def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> li
 def train_with_peer(folder: Path, steps: int, attention_dropout: bool) -> list[float]:
     """Returns the seconds of each step of sentence-transformers' trainer with MultipleNegativesRankingLoss.
 
-    Args:
-        folder: Folder of the backbone.
-        steps: Number of steps.
-        attention_dropout: Whether attention weights are dropped out, as the backbone's configuration has it.
+    Without attention_dropout, attention weights are not dropped out, whatever the backbone's configuration says.
     """
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
@@ -224,12 +214,7 @@ def open_peer(folder: Path, device: torch.device, config: dict[str, Any]) -> tup
 
 
 def measure(name: str, folder: Path, steps: int) -> dict[str, float]:
-    """Trains in this process.
-
-    Args:
-        name: One of RUNS.
-        folder: Folder of the backbone.
-        steps: Number of steps.
+    """Trains one of RUNS in this process.
 
     Returns:
         "seconds": median of a step, without the first two; "peak": largest memory in bytes.
