@@ -48,7 +48,8 @@ def main() -> None:
 
     settings = EncoderOptions(compile="never")
     packed = Encoder(options.model, settings, threads=options.threads)
-    with mock.patch.object(packing, "kernel", return_value=None):  # without the kernel, an encoder pads its batches
+    without_kernel = mock.patch.object(packing, "load_kernel", return_value=None)  # an encoder then pads its batches
+    with without_kernel:
         padded = Encoder(options.model, settings, threads=options.threads)
     peer = SentenceTransformer(
         str(find_model_folder(options.model)), device="cpu", model_kwargs={"dtype": packed.dtype}
