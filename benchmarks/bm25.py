@@ -14,60 +14,45 @@ import runpy
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.common.files import write_json
+from benchmarks.common.files import write_documents, write_json
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.timing import in_turns, ratio
+from indexing.corpus.corpus import passage_contents
+from indexing.lucene.bm25 import Bm25
+from indexing.lucene.java import jvm
+from riptide import Store
 
+SHARDS = {"one": 1, "bm25": 4}  # of the indexes of riptide
 Run = dict[str, list[tuple[str, float]]]
 """Hits of each query id, best first: passage id and score."""
 
 
-def run_python(*command: str) -> str:
-    """Runs Python with the given arguments in a separate process; returns its output."""
-    return subprocess.run([sys.executable, *command], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-
-
 def run_pyserini(*arguments: str) -> None:
     """Runs `python -m ARGUMENTS…` in a separate process that starts riptide's JVM first."""
-    run_python(__file__, "--module", *arguments)
+    subprocess.run([sys.executable, __file__, "--module", *arguments], cwd=ROOT, check=True, capture_output=True)
 
 
 def prepare(source: str, split: str, folder: Path, k: int) -> tuple[list[str], list[str]]:
-    """Indexes and searches with both systems, and writes their runs to a folder.
+    """Indexes and searches with both systems; returns the ids and the texts of the queries.
 
-    Args:
-        source: A BEIR folder.
-        split: The split whose queries are searched.
-        folder: Gets store/ and pyserini/ (the indexes), and one.trec, bm25.trec and pyserini.trec (the runs).
-        k: Hits per query.
-
-    Returns:
-        Ids and texts of the queries.
+    The folder gets store/ and pyserini/ (the indexes), and one.trec, bm25.trec and pyserini.trec (the runs).
     """
-    from indexing.corpus.corpus import Corpus, passage_contents
-    from indexing.corpus.queries import Queries
-    from indexing.store.store import Store
-
-    store = str(folder / "store")
-    run_python("jobs/import_corpus.py", "--store", store, "--source", source)
-    run_python("jobs/build_bm25.py", "--store", store, "--shards", "4")
-    run_python("jobs/build_bm25.py", "--store", store, "--shards", "1", "--name", "one")
-    for name in ("bm25", "one"):
-        search_options = ("--k", str(k), "--split", split, "--run", str(folder / f"{name}.trec"))
-        run_python("jobs/search.py", "--store", store, "--source", f"bm25:{name}", *search_options)
-    corpus = Corpus.open(Store(store))
-    ids = corpus.ids(np.arange(corpus.num_rows))
-    (folder / "json").mkdir()
-    with open(folder / "json" / "passages.jsonl", "w") as file:
-        for id, text in zip(ids, passage_contents(corpus.parts, 0, corpus.num_rows), strict=True):
-            file.write(json.dumps({"id": id, "contents": text}) + "\n")
-    queries = Queries.open(Store(store)).split(split)
+    store = Store(folder / "store")
+    corpus = store.import_corpus(source)
+    for name, shards in SHARDS.items():
+        store.build_bm25(name=name, shards=shards)
+        store.search_queries(f"bm25:{name}", split=split, k=k).write_trec(str(folder / f"{name}.trec"))
+    contents = zip(
+        corpus.ids(np.arange(corpus.num_rows)), passage_contents(corpus.parts, 0, corpus.num_rows), strict=True
+    )
+    write_documents(folder / "json" / "passages.jsonl", ({"id": id, "contents": text} for id, text in contents))
+    queries = store.queries().split(split)
     with open(folder / "topics.tsv", "w") as file:
         file.writelines(f"{id}\t{' '.join(text.split())}\n" for id, text in zip(*queries, strict=True))
     index = str(folder / "pyserini")
@@ -93,11 +78,6 @@ def count_differences(our_run: Run, peer_run: Run, k: int) -> int:
     """Returns the number of queries whose hits differ in more than the order of equal scores.
 
     Which of several passages with the lowest score are among the k hits may differ too.
-
-    Args:
-        our_run: The run of riptide.
-        peer_run: The run of Pyserini.
-        k: Hits per query.
     """
     count = 0
     for query in {*our_run, *peer_run}:
@@ -117,25 +97,13 @@ def count_differences(our_run: Run, peer_run: Run, k: int) -> int:
 def measure_throughput(
     folder: Path, ids: list[str], texts: list[str], k: int, threads: int, rounds: int
 ) -> dict[str, object]:
-    """Measures queries/s of Pyserini and of riptide with one shard ("one") and four ("bm25"), in alternating rounds.
-
-    Args:
-        folder: The folder of `prepare`.
-        ids: Ids of the queries.
-        texts: Texts of the queries.
-        k: Hits per query.
-        threads: Threads of each system.
-        rounds: Number of rounds, after one that is not counted.
+    """Measures queries/s of Pyserini and of riptide with one shard and four, in turns.
 
     Returns:
         "rates": queries/s of each round by system; "ratios": median ratio to Pyserini by index of riptide.
     """
-    from indexing.corpus.corpus import Corpus
-    from indexing.lucene.bm25 import Bm25
-    from indexing.store.store import Store
-
-    store = Store(str(folder / "store"))
-    searchers = {name: Bm25.open(store, name, Corpus.open(store)).searcher() for name in ("one", "bm25")}
+    store = Store(folder / "store")
+    searchers = {name: Bm25.open(store, name, store.corpus()).searcher() for name in SHARDS}  # starts riptide's JVM
     from pyserini.search.lucene import LuceneSearcher
 
     pyserini_searcher = LuceneSearcher(str(folder / "pyserini"))
@@ -145,8 +113,8 @@ def measure_throughput(
         hits_by_query = pyserini_searcher.batch_search(texts, ids, k=k, threads=threads)
         assert sum(len([(hit.docid, hit.score) for hit in hits]) for hits in hits_by_query.values())
 
-    systems = {"pyserini": search_pyserini}
-    systems |= {name: lambda s=s: s.search(texts, k, threads=threads) for name, s in searchers.items()}
+    systems: dict[str, Callable[[], object]] = {"pyserini": search_pyserini}
+    systems |= {name: partial(each.search, texts, k, threads=threads) for name, each in searchers.items()}
     seconds = in_turns(systems, rounds)
     rates = {name: [len(texts) / each for each in values] for name, values in seconds.items()}
     return {"rates": rates, "ratios": {name: ratio(seconds, "pyserini", name) for name in searchers}}
@@ -155,8 +123,6 @@ def measure_throughput(
 def main() -> None:
     """Reads the options, compares the hits, measures throughput, prints and writes the figures."""
     if sys.argv[1:2] == ["--module"]:
-        from indexing.lucene.java import jvm
-
         jvm()
         sys.argv = sys.argv[2:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -174,7 +140,7 @@ def main() -> None:
         ids, texts = prepare(options.source, options.split, folder, options.k)
         peer_run = read_run(folder / "pyserini.trec")
         figures: dict[str, object] = {"queries": len(ids)}
-        for index in ("one", "bm25"):
+        for index in SHARDS:
             our_run = read_run(folder / f"{index}.trec")
             figures[f"differing_{index}"] = count_differences(our_run, peer_run, options.k)
         figures["same_in_4_shards"] = read_run(folder / "one.trec") == read_run(folder / "bm25.trec")

@@ -2,11 +2,11 @@
 
     python benchmarks/encode.py --data examples/squad/corpus.jsonl.gz --count 512 --threads 2
 
-Rounds alternate riptide, sentence-transformers with float32 and sentence-transformers
-in bfloat16; the medians are compared. Each round has different passages, because batches of lengths that occurred
-before are faster. All systems get the same strings (title and text joined by a space) and tokenise them within the
-measured time, and their tokens/s count the tokens of the texts without padding. Start-up is the time from a fresh
-process to the first vector, once with an empty compiler cache and once with a filled one.
+Rounds alternate riptide and sentence-transformers in float32 and in bfloat16; the medians are compared. Each round has
+different passages, because batches of lengths that occurred before are faster. All systems get the same strings (title
+and text joined by a space) and tokenise them within the measured time, and their tokens/s count the tokens of the texts
+without padding. Start-up is the time from a fresh process to the first vector, once with an empty compiler cache and
+once with a filled one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import read_documents, write_json
 from benchmarks.common.models import MINILM
@@ -51,15 +49,9 @@ START_UPS = {"not compiled": "never", "compiled, empty cache": "always", "compil
 
 
 def read_passages(path: Path, count: int, rounds: int) -> list[tuple[list[str], list[str]]]:
-    """Reads different passages for each round, spread evenly over a BEIR corpus.
+    """Returns the titles and the texts of each round: different passages, spread evenly over a BEIR corpus.
 
-    Args:
-        path: The corpus, JSON lines, which may be compressed as .gz.
-        count: Passages per round; fewer if the corpus is small.
-        rounds: Number of rounds.
-
-    Returns:
-        Titles and texts of each round.
+    A round has `count` passages; fewer if the corpus is small.
     """
     rows = list(read_documents(path))
     rows = rows[:: max(1, len(rows) // (count * rounds))]
@@ -68,14 +60,7 @@ def read_passages(path: Path, count: int, rounds: int) -> list[tuple[list[str], 
 
 
 def measure_start_up(model: str, compile: str, threads: int, cache: str) -> float:
-    """Returns the seconds from a fresh process, before any import, to its first vector.
-
-    Args:
-        model: The encoder.
-        compile: "never" or "always".
-        threads: Threads of the encoder.
-        cache: Folder of the compiler cache.
-    """
+    """Returns the seconds from a fresh process, before any import, to its first vector. cache: that of the compiler."""
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": cache}
     command = [sys.executable, "-c", START, model, compile, str(threads)]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
@@ -127,25 +112,25 @@ def main() -> None:
             started = time.perf_counter()
             encode(passages)
             seconds[name].append(time.perf_counter() - started)
-    figures: dict[str, Any] = {
-        "model": options.model,
-        "corpus": options.data.name,
-        "num_passages": len(first),
-        "num_tokens": num_tokens,
-        "threads": options.threads,
-        "numerics": encoder.numerics,
-        "seconds": seconds,
-        "smallest_cosine_to_float32": cosine,
-    }
-    figures["tokens_per_second"] = {
+    rates = {
         name: statistics.median(tokens / time_s for tokens, time_s in zip(num_tokens, times_s, strict=True))
         for name, times_s in seconds.items()
     }
-    figures["times_as_fast_as"] = {name: ratio(seconds, name, "riptide") for name in list(systems)[1:]}
-    for name, rate in figures["tokens_per_second"].items():
+    ratios = {name: ratio(seconds, name, "riptide") for name in list(systems)[1:]}
+    for name, rate in rates.items():
         print(f"{name:32} {rate:10,.0f} tokens/s   smallest cosine to float32 {cosine[name]:.5f}")
-    for name, times in figures["times_as_fast_as"].items():
+    for name, times in ratios.items():
         print(f"riptide is {times:.2f} times as fast as {name} (median of {options.rounds} pairs)")
+    figures: dict[str, Any] = {
+        "options": vars(options),
+        "num_passages": len(first),
+        "num_tokens": num_tokens,
+        "numerics": encoder.numerics,
+        "seconds": seconds,
+        "smallest_cosine_to_float32": cosine,
+        "tokens_per_second": rates,
+        "times_as_fast_as": ratios,
+    }
     if not options.no_start_up:
         with tempfile.TemporaryDirectory() as cache:
             figures["start_up_seconds"] = {

@@ -13,18 +13,16 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.common.files import Judgement, read_documents, read_qrels, write_documents, write_qrels
+from benchmarks.common.files import Judgement, judgements_of, read_documents, read_qrels, write_data_set
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import Parser
+from retriever.systems.rip import RipOptions, are_eligible, draw_pair
 
 VOCABULARY = 8_192  # pieces of the Unigram tokenizer
 LENGTH = 64  # tokens of a text
@@ -35,32 +33,27 @@ SHARES = (10, 100)  # percent of the training queries
 
 def write_passage_pairs(corpus: Path, folder: Path) -> None:
     """Writes pairs of sentences of each passage of a corpus.jsonl.gz as a BEIR folder, unless it is written."""
-    from retriever.systems.rip import RipOptions, are_eligible, draw_pair
-
-    if (folder / "qrels" / "train.tsv").exists():  # written last
+    if folder.exists():
         return
     rip = RipOptions(steps=1, unit="sentence", max_length=LENGTH, seed=0, pooling="mean")
     texts = [document["text"] for document in read_documents(corpus)]
     rows = np.flatnonzero(are_eligible(texts, rip))
     pairs = {f"{row}-{draw}": draw_pair(texts[row], rip, draw, int(row)) for draw in range(DRAWS) for row in rows}
     passages = ({"_id": f"p{name}", "title": "", "text": pair[1]} for name, pair in pairs.items())
-    write_documents(folder / "corpus.jsonl", passages)
-    write_documents(folder / "queries.jsonl", ({"_id": f"q{name}", "text": pair[0]} for name, pair in pairs.items()))
-    write_qrels(folder / "qrels" / "train.tsv", (Judgement(f"q{name}", f"p{name}") for name in pairs))
+    queries = ({"_id": f"q{name}", "text": pair[0]} for name, pair in pairs.items())
+    write_data_set(folder, queries, {"train": [Judgement(f"q{name}", f"p{name}") for name in pairs]}, passages)
 
 
 def write_share(data: Path, folder: Path, percentage: int, count: int) -> None:
     """Writes a share of `count` training queries as a BEIR query set. A smaller share is part of a larger one."""
-    if (folder / "qrels" / "train.tsv").exists():
+    if folder.exists():
         return
     judgements = read_qrels(data / "qrels" / "train.tsv")
     queries = sorted({judgement.query for judgement in judgements})
     order = np.random.default_rng(0).permutation(len(queries))[:count]
     ids = {queries[place] for place in order[: max(1, len(order) * percentage // 100)]}
-    documents = read_documents(data / "queries.jsonl.gz")
-    write_documents(folder / "queries.jsonl", (each for each in documents if each["_id"] in ids))
-    of_share = (Judgement(judgement.query, judgement.passage) for judgement in judgements if judgement.query in ids)
-    write_qrels(folder / "qrels" / "train.tsv", of_share)
+    of_share = [Judgement(judgement.query, judgement.passage) for judgement in judgements_of(ids, judgements)]
+    write_data_set(folder, read_documents(data / "queries.jsonl.gz", ids), {"train": of_share})
 
 
 def save_tokenizer(folder: Path, files: list[Path]) -> None:

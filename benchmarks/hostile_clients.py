@@ -12,163 +12,98 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import contextlib
+import itertools
 import re
 import resource
 import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
+from typing import Any
 
 import psutil
 import uvloop
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.server import start_server, stopping
+from benchmarks.hostile.measurement import Probe
+from benchmarks.serving import request
+from riptide import Store
 
 HALF_HEAD = b"GET /v1/info HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
-HEALTH = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+PATIENCE_S = 20.0  # time limit of a response of /healthz
 
 
-def search_request(text: str, close: bool = False) -> bytes:
-    """Returns a search request."""
-    body = json.dumps({"query": text, "k": 10}).encode()
-    end = b"Connection: close\r\n" if close else b""
-    head = b"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n"
-    return head % (end, len(body)) + b"\r\n" + body
-
-
-async def fetch_status(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> int:
-    """Sends a request, reads the response and returns its status."""
-    writer.write(request)
-    head = await reader.readuntil(b"\r\n\r\n")
-    [length] = re.findall(rb"(?i)content-length: (\d+)", head)
-    await reader.readexactly(int(length))
-    return int(head[9:12])
-
-
-class Attack:
-    """Connections that send half of a head or nothing. They are opened again when the server closes them."""
-
-    def __init__(self, port: int, count: int):
-        self.port, self.count = port, count
-        self.closed = 0
-        self._tasks = [asyncio.create_task(self._hold(number)) for number in range(count)]
-
-    async def _hold(self, number: int) -> None:
-        while True:
-            try:
-                reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                if number % 2:
-                    writer.write(HALF_HEAD)
-                while await reader.read(4096):
-                    pass
-                writer.close()
-            except OSError:
-                pass
-            self.closed += 1
-            await asyncio.sleep(0.5)
-
-    async def close(self) -> None:
-        """Closes all connections."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-async def probe_health(port: int, seconds: list[float], failures: Counter[str]) -> None:
-    """Requests /healthz on new connections until it is cancelled."""
+async def hold(port: int, start: bytes, closed: Counter[str]) -> None:
+    """Opens a connection, sends the start of a head, and waits; again when the server closes it, until cancelled."""
     while True:
-        started = time.perf_counter()
-        try:
+        with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            status = await fetch_status(reader, writer, HEALTH)
+            writer.write(start)
+            while await reader.read(4096):
+                pass
             writer.close()
-            if status != 200:
-                failures[str(status)] += 1
-        except (OSError, asyncio.IncompleteReadError) as error:
-            failures[type(error).__name__] += 1
-        seconds.append(time.perf_counter() - started)
-        await asyncio.sleep(0.05)
+        closed["by the server"] += 1
+        await asyncio.sleep(0.5)
 
 
-async def good_client(
-    port: int, texts: list[str], statuses: Counter[str], is_new: bool, answered: asyncio.Event | None = None
-) -> None:
-    """Searches until it is cancelled, on one connection or on a new one per search.
-
-    Args:
-        port: Port of the server.
-        texts: Texts of the queries.
-        statuses: Counts the statuses and the errors.
-        is_new: Opens a new connection for each search.
-        answered: Set after the first search.
-    """
-    reader = writer = None
-    for number in range(1_000_000):
+async def search_until_cancelled(port: int, requests: list[bytes], statuses: Counter[str], *, is_new: bool) -> None:
+    """Searches on one connection, or on a new one per search (is_new), and counts the statuses and the errors."""
+    writer = None
+    for message in itertools.cycle(requests):
         try:
             if writer is None or is_new:
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert reader is not None
-            statuses[
-                str(await fetch_status(reader, writer, search_request(texts[number % len(texts)], close=is_new)))
-            ] += 1
+            writer.write(message)
+            head = await reader.readuntil(b"\r\n\r\n")
+            [length] = re.findall(rb"(?i)content-length: (\d+)", head)
+            await reader.readexactly(int(length))
+            statuses[head[9:12].decode()] += 1
             if is_new:
                 writer.close()
         except (OSError, asyncio.IncompleteReadError) as error:
             statuses[type(error).__name__] += 1
             writer = None
-        if answered is not None:
-            answered.set()
         await asyncio.sleep(0.02)
 
 
-async def measure(process: subprocess.Popen[str], port: int, options: argparse.Namespace, texts: list[str]) -> dict:
-    """Runs the attack while good clients search.
+async def measure(
+    process: subprocess.Popen[str], port: int, options: argparse.Namespace, requests: list[bytes]
+) -> dict[str, Any]:
+    """Runs the attack while good clients send the requests, and returns the figures by the name that is printed."""
 
-    Args:
-        process: The server.
-        port: Port of the server.
-        options: The options of the benchmark.
-        texts: Texts of the queries of the good clients.
+    server, tasks = psutil.Process(process.pid), list[asyncio.Task[None]]()
+    old_statuses, new_statuses, closed = Counter[str](), Counter[str](), Counter[str]()
 
-    Returns:
-        The figures by the name that is printed.
-    """
-    server = psutil.Process(process.pid)
-    old_statuses: Counter[str] = Counter()
-    new_statuses: Counter[str] = Counter()
-    health: list[float] = []
-    failures: Counter[str] = Counter()
-    events = [asyncio.Event() for _ in range(options.clients)]
-    good = [asyncio.create_task(good_client(port, texts, old_statuses, False, event)) for event in events]
-    await asyncio.gather(*(event.wait() for event in events))
+    def start_clients(statuses: Counter[str], *, is_new: bool) -> None:
+        for _ in range(options.clients):
+            tasks.append(asyncio.create_task(search_until_cancelled(port, requests, statuses, is_new=is_new)))
+
+    start_clients(old_statuses, is_new=False)
+    while old_statuses.total() < 10 * options.clients:
+        await asyncio.sleep(0.2)
     await asyncio.sleep(2)
     rss_before = server.memory_info().rss
-    attack = Attack(port, options.limit + options.beyond)
-    others = [asyncio.create_task(probe_health(port, health, failures))]
+    probe, num_attackers = Probe(port, PATIENCE_S), options.limit + options.beyond
+    for number in range(num_attackers):
+        tasks.append(asyncio.create_task(hold(port, HALF_HEAD if number % 2 else b"", closed)))
     await asyncio.sleep(3)  # during the first two seconds of the attack, new clients may get 503
-    others += [asyncio.create_task(good_client(port, texts, new_statuses, True)) for _ in range(options.clients)]
-    largest_rss, end = rss_before, time.monotonic() + options.seconds
-    open_files = 0
+    start_clients(new_statuses, is_new=True)
+    end, largest_rss, open_files = time.monotonic() + options.seconds, rss_before, 0
     while time.monotonic() < end:
         await asyncio.sleep(0.2)
         largest_rss = max(largest_rss, server.memory_info().rss)
         open_files = max(open_files, server.num_fds())
-    for task in [*good, *others]:
+    health_s, health_statuses = probe.stop()
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*good, *others, return_exceptions=True)
-    await attack.close()
+    await asyncio.gather(*tasks, return_exceptions=True)
     return {
-        "attackers": attack.count,
-        "closed by the server": attack.closed,
+        "attackers": num_attackers,
+        "closed by the server": closed.total(),
         "open files of the server": open_files,
-        "healthz, slowest (ms)": round(1000 * max(health)),
-        "healthz, responses": len(health),
-        "healthz, failures": dict(failures),
+        "healthz, slowest (ms)": round(1000 * max(health_s)),
+        "healthz, statuses": dict(health_statuses),
         "memory growth (MiB)": round((largest_rss - rss_before) / (1 << 20), 1),
         "statuses on old connections": dict(old_statuses),
         "statuses on new connections": dict(new_statuses),
@@ -177,7 +112,7 @@ async def measure(process: subprocess.Popen[str], port: int, options: argparse.N
 
 def main() -> None:
     """Reads the options, starts the server, runs the attack and prints the figures."""
-    parser = Parser(__doc__.partition("\n")[0])
+    parser = Parser(__doc__)
     parser.add("--store", None, "Store with a live release, or from which one can be made.", required=True)
     parser.add("--queries", None, "Query set of the store for the good clients; default: one fixed query.")
     parser.add("--limit", 1024, "Value of --max-connections of the server.")
@@ -187,28 +122,16 @@ def main() -> None:
     options = parser.parse_args()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = options.limit + options.beyond + 200
-    if soft < needed:
-        if needed > hard:
-            raise SystemExit(f"this process may open {hard} files, {needed} are needed: ulimit -n {needed}")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    if needed > hard:
+        raise SystemExit(f"this process may open {hard} files, {needed} are needed: ulimit -n {needed}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, needed), hard))
     texts = ["what is a rip current?"]
     if options.queries:
-        from indexing.corpus.queries import Queries
-        from indexing.store.store import Store
-
-        texts = Queries.open(Store(options.store), options.queries).split("test").texts[:200]
-    command = [
-        str(ROOT / "jobs/serve_search.py"),
-        "--store",
-        options.store,
-        "--port",
-        "0",
-        "--max-connections",
-        str(options.limit),
-    ]
-    process, port = start_server(ROOT, command)
+        texts = Store(options.store).queries(options.queries).split("test").texts[:200]
+    command = [str(ROOT / "jobs/serve_search.py"), "--store", options.store, "--port", "0"]
+    process, port = start_server(ROOT, [*command, "--max-connections", str(options.limit)])
     with stopping({"server": (process, port)}):
-        figures = uvloop.run(measure(process, port, options, texts))
+        figures = uvloop.run(measure(process, port, options, [request(text) for text in texts]))
     for name, value in figures.items():
         print(f"{name:28} {value}")
 

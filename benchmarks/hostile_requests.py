@@ -15,12 +15,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import write_json
 from benchmarks.common.program import ROOT, Parser
@@ -60,10 +57,8 @@ def main() -> None:
                 for checkout, server in servers.items():
                     measured = figures[name][checkout] = measure(server, request, options)
                     times = f"slowest {measured['slowest_ms']:9,.1f} ms, p99 {measured['p99_ms']:9,.1f} ms"
-                    rest = (
-                        f"{measured['seconds']:5.1f} s, {measured['memory_growth_mib']:5} MiB, {measured['statuses']}"
-                    )
-                    print(f"{name:30} {checkout:20} {times}, {rest}", flush=True)
+                    growth = f"{measured['memory_growth_mib']:5} MiB, {measured['statuses']}"
+                    print(f"{name:30} {checkout:20} {times}, {measured['seconds']:5.1f} s, {growth}", flush=True)
         finally:
             for server in servers.values():
                 server.stop()

@@ -10,12 +10,8 @@ including those of the object store, count once. The page cache does not count.
 from __future__ import annotations
 
 import random
-import shutil
-import sys
 import tempfile
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import write_json
 from benchmarks.common.program import Parser
@@ -31,13 +27,7 @@ HEADERS = {"csv": "docid,body\n", "hashed": "body\n"}
 
 
 def write_rows(path: Path, rows: int, format: str) -> None:
-    """Writes rows of about 110 bytes whose ids are in random order.
-
-    Args:
-        path: The file.
-        rows: Number of rows.
-        format: A key of ROWS.
-    """
+    """Writes rows of about 110 bytes whose ids are in random order. format: a key of ROWS."""
     random.seed(0)
     words = [f"w{random.randrange(1 << 30):x}" for _ in range(5_000)]
     texts = [" ".join(random.choices(words, k=8)) for _ in range(10_007)]
@@ -58,28 +48,24 @@ def main() -> None:
     parser.add("--format", "beir", "format of the file; hashed: CSV without ids", choices=list(ROWS))
     parser.add("--json", "results/import_corpus.json", "output file")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="riptide-import-"))
-    try:
-        source = folder / ("corpus.csv" if options.format in HEADERS else "corpus.jsonl")
+    with tempfile.TemporaryDirectory(prefix="riptide-import-") as folder:
+        store, source = (
+            Path(folder, "store"),
+            Path(folder, "corpus.csv" if options.format in HEADERS else "corpus.jsonl"),
+        )
         write_rows(source, options.rows, options.format)
-        job = watch_job(folder / "store", "import_corpus", "--source", source, "--part-size", options.part_size)
-        decompressed_bytes = sum(path.stat().st_size for path in (folder / "store").rglob("*") if path.is_file())
+        job = watch_job(store, "import_corpus", "--source", source, "--part-size", options.part_size)
         figures = {
-            "format": options.format,
-            "rows": options.rows,
-            "part_size": options.part_size,
             "source_bytes": source.stat().st_size,
-            "decompressed_bytes": decompressed_bytes,
+            "store_bytes": sum(path.stat().st_size for path in store.rglob("*") if path.is_file()),
             "seconds": round(job.seconds, 1),
             "rows_per_second": round(options.rows / job.seconds),
             "peak_pss_bytes_all_processes": job.pss_bytes,
             "peak_rss_bytes_driver": job.rss_bytes,
         }
-    finally:
-        shutil.rmtree(folder)
-    write_json(options.json, figures)
+    write_json(options.json, {"options": vars(options), **figures})
     for name, value in figures.items():
-        print(f"{name:30} {value:>16,}" if isinstance(value, int | float) else f"{name:30} {value:>16}")
+        print(f"{name:30} {value:>16,}")
 
 
 if __name__ == "__main__":

@@ -9,32 +9,15 @@ The vectors are clustered and normalised. The ratio of a round is the time of ri
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.common.files import write_json
 from benchmarks.common.program import Parser
+from benchmarks.exact_search import make_vectors
 from indexing.dense.factory import choose_factory, training_size
 from indexing.dense.faiss_index import TRAINING_THREADS, faiss, fill_shard, train_quantizer
-
-
-def make_vectors(count: int, dim: int) -> np.ndarray:
-    """Returns normalised vectors around random centres, float16 [count, dim]."""
-    random = np.random.default_rng(0)
-    centers = random.standard_normal((max(1, count // 200), dim), dtype=np.float32)
-    vectors = np.empty((count, dim), np.float16)
-    for start in range(0, count, 100_000):
-        rows = slice(start, min(start + 100_000, count))
-        size = rows.stop - start
-        block = centers[random.integers(len(centers), size=size)]
-        block = block + 0.7 * random.standard_normal((size, dim), dtype=np.float32)
-        vectors[rows] = block / np.linalg.norm(block, axis=1, keepdims=True)
-    return vectors
 
 
 def build(sample: np.ndarray, vectors: np.ndarray, factory: str, threads: int) -> tuple[float, float]:
@@ -46,23 +29,23 @@ def build(sample: np.ndarray, vectors: np.ndarray, factory: str, threads: int) -
         factory: FAISS factory string.
         threads: CPU threads.
     """
-    start = time.perf_counter()
+    started = time.perf_counter()
     quantizer = train_quantizer(sample, factory, seed=0, threads=threads)
     trained = time.perf_counter()
     fill_shard(quantizer, [vectors], 0, threads=threads)
-    return trained - start, time.perf_counter() - trained
+    return trained - started, time.perf_counter() - trained
 
 
 def build_with_faiss(sample: np.ndarray, vectors: np.ndarray, factory: str, threads: int) -> tuple[float, float]:
     """Returns the seconds of training and of filling with plain FAISS; arguments as for `build`."""
     faiss.omp_set_num_threads(threads)
     index = faiss.index_factory(vectors.shape[1], factory, faiss.METRIC_INNER_PRODUCT)
-    start = time.perf_counter()
+    started = time.perf_counter()
     index.train(sample)
     trained = time.perf_counter()
     for first in range(0, len(vectors), 100_000):
         index.add(vectors[first : first + 100_000].astype(np.float32))
-    return trained - start, time.perf_counter() - trained
+    return trained - started, time.perf_counter() - trained
 
 
 def main() -> None:
@@ -75,7 +58,7 @@ def main() -> None:
     parser.add("--rounds", 3, "number of rounds")
     parser.add("--json", "results/index_build.json", "output file")
     options = parser.parse_args()
-    vectors = make_vectors(options.vectors, options.dim)
+    vectors, _ = make_vectors(options.vectors, 0, options.dim, seed=0)
     factory = options.factory or choose_factory(options.vectors, options.dim, 0.95)
     rows = np.random.default_rng(1).choice(options.vectors, training_size(factory, options.vectors), replace=False)
     sample = vectors[np.sort(rows)].astype(np.float32)

@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import functools
 import multiprocessing
-import re
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import psutil
 
 from benchmarks.common.files import write_json
-from benchmarks.common.program import Parser, run_job
+from benchmarks.common.program import Parser
+from riptide import Store
 
 K = 10
 QUERIES = 32  # of a batch
@@ -37,33 +35,32 @@ JAVA_HEAP = (0x8000_0000, 0x1_0000_0000)  # addresses where OpenJDK puts a heap 
 
 def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     """Makes a store with a live release of clustered vectors and short texts, unless it is complete."""
+    from benchmarks.exact_search import make_vectors
     from benchmarks.import_corpus import write_rows
-    from benchmarks.index_build import make_vectors
-    from indexing.corpus.corpus import Corpus, save_array
-    from indexing.store.store import Store, generation
+    from indexing.corpus.corpus import save_array
+    from indexing.store.store import generation
     from retriever.options import EncoderOptions
     from serve.release.live import save_as_live
     from serve.release.release import Release, fingerprints_of
     from serve.release.tasks import ServedTask
 
+    store = Store(store_url)
     source = Path(f"{store_url}-source") / "corpus.jsonl"
     source.parent.mkdir(parents=True, exist_ok=True)
     if not source.exists():
         write_rows(source, passages, "beir")
-    run_job(store_url, "import_corpus", "--source", source.parent)
-    store = Store(store_url)
-    corpus = Corpus.open(store)
+    corpus = store.import_corpus(source.parent)
     config = {"encoder": {"dim": dim, "pooling": "mean"}, "limit": None, "numerics": "random"}
     inputs = {"corpus": corpus.generations[-1]}
     with store.create("embeddings", f"random/{generation(0)}", inputs=inputs, config=config) as draft:
         if not draft.is_complete:
-            vectors = make_vectors(passages, dim)
+            vectors, _ = make_vectors(passages, 0, dim, seed=0)
             for part in corpus.parts:
                 rows = vectors[part.first_row : part.end]
                 draft.commit(part.part.name, ".npy", functools.partial(save_array, rows), rows=len(rows))
             draft.add_notes(encoder="none", options={}, dim=dim, similarity="cosine", task=None)
-    run_job(store_url, "build_index", "--embeddings", "random", "--name", "random", "--shards", shards)
-    run_job(store_url, "build_bm25", "--shards", shards)
+    store.build_index("random", name="random", shards=shards)
+    store.build_bm25(shards=shards)
     parts = [*corpus.generations]
     for kind, name in (("embeddings", "random"), ("index", "random"), ("bm25", "bm25")):
         parts += store.generations(kind, name)
@@ -71,6 +68,15 @@ def make_store(store_url: str, passages: int, dim: int, shards: int) -> None:
     release = Release("none", EncoderOptions().__dict__, (task,), fingerprints_of(parts))
     release.save(store)
     save_as_live(store, release, None)
+
+
+def open_live(store_url: str) -> tuple[Any, Any]:
+    """Returns a store and its live release."""
+    from indexing.store.store import Store
+    from serve.release.live import read_live_release
+
+    store = Store(store_url)
+    return store, read_live_release(store)[0]
 
 
 class Batch(NamedTuple):
@@ -83,13 +89,9 @@ class Batch(NamedTuple):
 def make_batches(store_url: str, count: int) -> list[Batch]:
     """Returns batches of queries, made of the vectors and the first words of random passages."""
     from indexing.embeddings.embeddings import Embeddings
-    from indexing.store.store import Store
     from serve.release.artifacts import ReleaseArtifacts
-    from serve.release.live import read_live_release
 
-    store = Store(store_url)
-    release, _ = read_live_release(store)
-    assert release is not None
+    store, release = open_live(store_url)
     corpus = ReleaseArtifacts(store, release).corpus
     embeddings, random = Embeddings.open(store, release.tasks[0].embeddings, corpus), np.random.default_rng(0)
     batches = []
@@ -111,36 +113,26 @@ def memory(folder: Path) -> dict[str, Any]:
         bytes of the store's files that are mapped, and those of them that are in memory.
     """
     mapped, resident, totals = Counter[str](), Counter[str](), Counter[str]()
-    for entry in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text()):
-        first, *fields = entry.splitlines()
-        size = {name: int(value.split()[0]) << 10 for name, _, value in (line.partition(":") for line in fields[:-1])}
-        totals["anonymous"] += size["Anonymous"]
-        if JAVA_HEAP[0] <= int(first.partition("-")[0], 16) < JAVA_HEAP[1]:
-            totals["java_heap"] += size["Anonymous"]
-        file = Path(first[first.find("/") :])
-        if "/" in first and file.is_relative_to(folder):
+    for entry in psutil.Process().memory_maps(grouped=False):
+        totals["anonymous"] += entry.anonymous
+        if JAVA_HEAP[0] <= int(entry.addr.partition("-")[0], 16) < JAVA_HEAP[1]:
+            totals["java_heap"] += entry.anonymous
+        file = Path(entry.path)
+        if file.is_relative_to(folder):
             kind = file.relative_to(folder).parts[0]
-            mapped[kind] += size["Size"]
-            resident[kind] += size["Rss"]
+            mapped[kind] += entry.size
+            resident[kind] += entry.rss
     return {**totals, "mapped": dict(mapped), "resident": dict(resident)}
 
 
 def open_and_query(store_url: str, number: int, leaves: int, batches: list[Batch]) -> dict[str, Any]:
     """Opens a leaf, runs queries, and returns its figures; it is called in a new process.
 
-    Args:
-        store_url: Folder of a store with a live release.
-        number: Number of the leaf.
-        leaves: Number of leaves; 0: opens nothing, for the baseline.
-        batches: The queries.
+    Without leaves it opens nothing, for the baseline.
     """
-    from indexing.store.store import Store
     from serve.parts.leaf import HitsRequest, Leaf, PassagesRequest, SourceQueries
-    from serve.release.live import read_live_release
 
-    store = Store(store_url)
-    release, _ = read_live_release(store)
-    assert release is not None
+    store, release = open_live(store_url)
     if leaves:
         leaf = Leaf(store, number, leaves, threads=1)
         for part in leaf.parts.values():

@@ -10,22 +10,18 @@ calls.
 
 from __future__ import annotations
 
-import functools
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.common.files import read_texts, write_json
 from benchmarks.common.program import Parser
-from benchmarks.common.timing import in_turns, ratio
-from benchmarks.query_prompts import add_inputs, fixed_prompt
+from benchmarks.common.timing import ratio
+from benchmarks.query_prompts import add_inputs, fixed_prompt, largest_difference, time_traffic
 from retriever.encoding.encoder import Encoder
 from retriever.forward.prompt_rows import PromptShape
 from retriever.options import EncoderOptions
@@ -47,7 +43,6 @@ def main() -> None:
     parser.add("--json", "results/many_tasks.json", "output file")
     options = parser.parse_args()
     texts = read_texts(options.queries, 640)
-    random = np.random.default_rng(0)
     settings = EncoderOptions(compile="never", normalize=True)
     encoder = Encoder(options.model, settings, threads=options.threads, tasks={})
     encoder.encode(texts[:32])
@@ -61,19 +56,10 @@ def main() -> None:
     memory_bytes = resident_bytes() - rss_before
     counts = [count for count in (1, 10, 100, 1_000, 10_000) if count <= options.tasks]
     batches = [texts[start : start + 32] for start in range(0, len(texts), 32)]
-    tasks_by_count = {
-        count: [[f"t{n}" for n in random.integers(0, count, len(batch))] for batch in batches] for count in counts
-    }
-
-    def run(count: int) -> None:
-        for batch, tasks in zip(batches, tasks_by_count[count], strict=True):
-            encoder.encode(batch, task=tasks)
-
-    seconds = in_turns({count: functools.partial(run, count) for count in counts}, options.rounds)
-    mixed_tasks = tasks_by_count[counts[-1]][0] + tasks_by_count[counts[-1]][1]
-    mixed = encoder.encode(texts[:64], task=mixed_tasks)
-    single_calls = [encoder.encode([text], task=task) for text, task in zip(texts[:64], mixed_tasks, strict=True)]
-    difference = float(np.abs(mixed - np.concatenate(single_calls)).max())
+    names = [f"t{number}" for number in range(options.tasks)]
+    seconds = time_traffic(encoder, batches, {str(count): names[:count] for count in counts}, rounds=options.rounds)
+    mixed_tasks = [names[number] for number in np.random.default_rng(0).integers(0, len(names), 64)]
+    difference = largest_difference(encoder, texts[:64], mixed_tasks)
     numbers_per_task = 2 * shape.layers * shape.heads * shape.head_dim * options.length
     document: dict[str, Any] = {
         "options": vars(options),
@@ -82,17 +68,17 @@ def main() -> None:
         "bytes": memory_bytes,
         "bytes_of_the_numbers": options.tasks * numbers_per_task * encoder.dtype.itemsize,
         "difference_of_mixed_and_single": difference,
-        "seconds": {str(count): values for count, values in seconds.items()},
+        "seconds": seconds,
     }
     print(
         f"{options.tasks:,} prompts of {options.length} tokens: {memory_bytes / 2**20:,.0f} MiB, "
         f"{1000 * seconds_per_task:.1f} ms to add one"
     )
     print(f"largest difference between vectors of a mixed batch and of single-task calls: {difference:.2e}")
-    for count in counts:
-        rate = len(texts) / statistics.median(seconds[count])
-        share = ratio(seconds, 1, count)
-        print(f"{count:6,} tasks in the traffic: {rate:8.0f} queries/s, {share:.2f} of the rate of one task")
+    for count, of_rounds in seconds.items():
+        rate = len(texts) / statistics.median(of_rounds)
+        share = ratio(seconds, "1", count)
+        print(f"{int(count):6,} tasks in the traffic: {rate:8.0f} queries/s, {share:.2f} of the rate of one task")
     write_json(options.json, document)
 
 

@@ -16,11 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from typing import Any
 
 from benchmarks.common.files import write_json
 from benchmarks.common.program import ROOT, Parser
@@ -40,22 +38,18 @@ TESTS = {
     "retriever/losses/distillation.py": ("tests/retriever/losses/test_distillation_losses.py",),
 }
 LIMIT_S = 120  # of a test run, five times its usual duration; a change that makes the tests hang counts as noticed
-COMPARISONS = dict(
-    pair
-    for one, other in (
-        (ast.Lt, ast.LtE),
-        (ast.Gt, ast.GtE),
-        (ast.Eq, ast.NotEq),
-        (ast.In, ast.NotIn),
-        (ast.Is, ast.IsNot),
-    )
-    for pair in ((one, other), (other, one))
+PAIRS: tuple[tuple[type[Any], type[Any]], ...] = (
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.In, ast.NotIn),
+    (ast.Is, ast.IsNot),
+    (ast.Add, ast.Sub),
+    (ast.Mult, ast.Div),
+    (ast.BitAnd, ast.BitOr),
+    (ast.And, ast.Or),
 )
-OPERATORS = {ast.FloorDiv: ast.Mult} | dict(
-    pair
-    for one, other in ((ast.Add, ast.Sub), (ast.Mult, ast.Div), (ast.BitAnd, ast.BitOr))
-    for pair in ((one, other), (other, one))
-)
+SWAPPED = {ast.FloorDiv: ast.Mult} | {one: other for pair in PAIRS for one, other in (pair, pair[::-1])}
 
 
 @dataclass
@@ -79,70 +73,54 @@ class Mutant:
     seconds: float = 0.0
 
 
-def changes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yields the changed copies of a node."""
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARISONS:
-        changed = copy.deepcopy(node)
-        changed.ops[0] = COMPARISONS[type(node.ops[0])]()
-        yield changed
-    elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-        changed = copy.deepcopy(node)
-        changed.op = OPERATORS[type(node.op)]()
-        yield changed
-    elif isinstance(node, ast.BoolOp):
-        changed = copy.deepcopy(node)
-        changed.op = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        yield changed
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield node.operand
-    elif isinstance(node, ast.IfExp):
-        yield ast.IfExp(ast.UnaryOp(ast.Not(), node.test), node.body, node.orelse)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield ast.Constant(not node.value)
-    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
-        yield ast.Constant(node.value + 1)
+def change(node: ast.AST) -> ast.AST | None:
+    """Returns a changed copy of a node; None: the node is of a kind that is not changed."""
+    changed: Any = copy.deepcopy(node)
+    match node:
+        case ast.Compare(ops=[operator, *_]) if type(operator) in SWAPPED:
+            changed.ops[0] = SWAPPED[type(operator)]()
+        case ast.BinOp(op=operator) | ast.BoolOp(op=operator) if type(operator) in SWAPPED:
+            changed.op = SWAPPED[type(operator)]()
+        case ast.UnaryOp(op=ast.Not()):
+            return node.operand
+        case ast.IfExp():
+            changed.test = ast.UnaryOp(ast.Not(), node.test)
+        case ast.Constant(value=bool()):
+            return ast.Constant(not node.value)
+        case ast.Constant(value=int()):
+            changed.value += 1
+        case _:
+            return None
+    return ast.fix_missing_locations(changed)
 
 
 def mutants_of(module: str, source: str) -> list[tuple[Mutant, str]]:
-    """Returns the changes of a module, each with the module's new source.
-
-    Args:
-        module: File of the module.
-        source: Its source.
-    """
+    """Returns the changes of a module, each with the module's new source."""
     mutants = []
-    lines = source.splitlines(keepends=True)
-    starts = [0]
-    for line in lines:
-        starts.append(starts[-1] + len(line.encode()))
-    data = source.encode()
+    data, starts = source.encode(), [0]
+    for line in data.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
     tree = ast.parse(source)
     types = [getattr(node, name, None) for node in ast.walk(tree) for name in ("annotation", "returns")]
     annotations = {id(inner) for outer in types if outer is not None for inner in ast.walk(outer)}
     for node in ast.walk(tree):
-        if id(node) in annotations or not hasattr(node, "end_col_offset"):
+        changed = None if id(node) in annotations else change(node)
+        if changed is None or not isinstance(node, ast.expr):
             continue
-        for changed in changes(node):
-            start = starts[node.lineno - 1] + node.col_offset
-            end = starts[node.end_lineno - 1] + node.end_col_offset
-            text = f"({ast.unparse(ast.fix_missing_locations(changed))})"
-            after = (data[:start] + text.encode() + data[end:]).decode()
-            try:
-                ast.parse(after)
-            except SyntaxError:  # inside an f-string, whose parts have wrong positions in the syntax tree
-                continue
-            mutants.append((Mutant(module, node.lineno, data[start:end].decode()[:100], text[:100]), after))
+        start = starts[node.lineno - 1] + node.col_offset
+        end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
+        text = f"({ast.unparse(changed)})"
+        after = (data[:start] + text.encode() + data[end:]).decode()
+        try:
+            ast.parse(after)
+        except SyntaxError:  # inside an f-string, whose parts have wrong positions in the syntax tree
+            continue
+        mutants.append((Mutant(module, node.lineno, data[start:end].decode()[:100], text[:100]), after))
     return mutants
 
 
 def tests_pass(checkout: Path, module: str, source: str) -> bool:
-    """Returns whether the tests of a module pass with a changed source.
-
-    Args:
-        checkout: The copy of the checkout in which the tests run.
-        module: File of the module.
-        source: The source of the module for this run.
-    """
+    """Returns whether the tests of a module pass in a copy of the checkout with a changed source of the module."""
     path = checkout / module
     original = path.read_text()
     path.write_text(source)

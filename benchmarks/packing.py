@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.common.files import read_texts, write_json
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import Parser
 from benchmarks.common.timing import in_turns, ratio
+
+
+def encode_all(encode: Callable[[list[str]], object], batches: list[list[str]]) -> None:
+    """Encodes batches of texts one after the other."""
+    for batch in batches:
+        encode(batch)
 
 
 def main() -> None:
@@ -43,42 +48,34 @@ def main() -> None:
 
     settings = EncoderOptions(compile="never")
     packed = Encoder(options.model, settings, threads=options.threads)
-    with mock.patch.object(packing, "kernel", return_value=None):  # without the kernel, an encoder pads its batches
+    without_kernel = mock.patch.object(packing, "load_kernel", return_value=None)  # an encoder then pads its batches
+    with without_kernel:
         padded = Encoder(options.model, settings, threads=options.threads)
     peer = SentenceTransformer(
         str(find_model_folder(options.model)), device="cpu", model_kwargs={"dtype": packed.dtype}
     )
     queries = read_texts(Path(options.data, "queries.jsonl"), 640)
     passages = read_texts(Path(options.data, "corpus.jsonl"), options.passages)
-    cases: dict[str, tuple[str, list[list[str]]]] = {
+    cases: dict[str, tuple[Literal["query", "passage"], list[list[str]]]] = {
         "1 query": ("query", [[text] for text in queries[:40]]),
         "32 queries": ("query", [queries[start : start + 32] for start in range(0, 640, 32)]),
         f"{options.passages} passages": ("passage", [passages]),
     }
     document: dict[str, Any] = {"options": vars(options), "numerics": [packed.numerics, padded.numerics], "ms": {}}
-    print(
-        f"{'batch':16} {'packed ms':>10} {'padded':>8} {'sentence-transformers':>22}   padded / packed, peer / packed"
-    )
+    print("median ms of a batch, and times that of packed batches")
     for name, (side, batches) in cases.items():
-        systems = {
-            "packed": lambda batch, side=side: packed.encode(batch, side=side),
-            "padded": lambda batch, side=side: padded.encode(batch, side=side),
-            "theirs": lambda batch: peer.encode(batch, normalize_embeddings=True, show_progress_bar=False),
+        systems: dict[str, Callable[[list[str]], object]] = {
+            "packed": partial(packed.encode, side=side),
+            "padded": partial(padded.encode, side=side),
+            "sentence-transformers": partial(peer.encode, normalize_embeddings=True, show_progress_bar=False),
         }
-        functions = {
-            system: lambda encode=encode, batches=batches: [encode(batch) for batch in batches]
-            for system, encode in systems.items()
-        }
+        functions = {system: partial(encode_all, encode, batches) for system, encode in systems.items()}
         seconds = in_turns(functions, options.rounds)
         times_ms = {system: [1000 * each / len(batches) for each in values] for system, values in seconds.items()}
-        ratios = [ratio(seconds, system, "packed") for system in ("padded", "theirs")]
+        ratios = {system: ratio(seconds, system, "packed") for system in systems}
         document["ms"][name] = {**times_ms, "ratios": ratios}
-        medians = {system: statistics.median(values) for system, values in times_ms.items()}
-        print(
-            f"{name:16} {medians['packed']:10.1f} {medians['padded']:8.1f} {medians['theirs']:22.1f}   "
-            f"{ratios[0]:.2f}, {ratios[1]:.2f}",
-            flush=True,
-        )
+        cells = (f"{each} {statistics.median(times_ms[each]):.1f} ({ratios[each]:.2f})" for each in systems)
+        print(f"{name:16} {'   '.join(cells)}", flush=True)
     write_json(options.json, document)
 
 

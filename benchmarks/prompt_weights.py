@@ -10,21 +10,16 @@ the entropy of their mean weights. prompts/TASK is that of the first store.
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.common.program import Parser
-from indexing.corpus.queries import Queries
 from indexing.measures.attention import MeasureAttentionWork
 from indexing.measures.distributions import cosines
-from indexing.store.store import Store
 from indexing.work.local import LocalRunner
 from retriever.losses.divergence import mean_divergences
+from riptide import Store
 
 
 def main() -> None:
@@ -37,7 +32,7 @@ def main() -> None:
     attention = MeasureAttentionWork(Store(options.stores[0]), options.task)
     weights = []
     for store in options.stores:
-        texts = Queries.open(Store(store), None).split("test").texts[: options.count]
+        texts = Store(store).queries().split("test").texts[: options.count]
         of_queries = attention.weights(texts, LocalRunner())
         weights.append(of_queries[np.isfinite(of_queries).all(1)])  # without queries that have no known word
     numbers = torch.tensor(np.repeat(np.arange(len(weights)), [len(of_store) for of_store in weights]))

@@ -11,30 +11,27 @@ lengths   the time to encode such a batch for one task, by the length of its pro
 vectors   the largest difference between vectors of a mixed batch and of single-task calls.
 
 Needs torch, transformers, numpy and safetensors. Ratios compare with another kind in the same round; medians of rounds
-are reported, as JSON and as a table in Markdown.
+are reported, as JSON and as tables in Markdown.
 """
 
 from __future__ import annotations
 
-import argparse
+import functools
 import itertools
 import os
 import statistics
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.common.files import read_texts, write_json
 from benchmarks.common.machine import cpu_name
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
+from benchmarks.common.tables import markdown_table
 from benchmarks.common.timing import in_turns, ratio
 from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions
@@ -49,7 +46,7 @@ from retriever.topics.words import topic_words
 MIXES: tuple[Mix, ...] = get_args(Mix)
 
 
-def add_inputs(parser: argparse.ArgumentParser) -> None:
+def add_inputs(parser: Parser) -> None:
     """Adds the options for the backbone and the file of the queries."""
     parser.add("--model", MINILM, "backbone")
     parser.add("--queries", str(ROOT / "examples/squad/queries.jsonl.gz"), "file of the queries, compressed BEIR")
@@ -78,14 +75,7 @@ def computed_prompt(encoder: Encoder, length: int, mix: Mix, seed: int) -> TaskP
 def random_topic_model(
     vocabulary: tuple[str, ...], num_topics: int, num_words: int, random: np.random.Generator
 ) -> TopicModel:
-    """Returns random topics, each with one path.
-
-    Args:
-        vocabulary: The words that count.
-        num_topics: Number of topics.
-        num_words: Number of the most probable words of a topic.
-        random: Draws the topics.
-    """
+    """Returns random topics over a vocabulary, each with one path and its most probable words."""
     probabilities = random.dirichlet(np.full(len(vocabulary), 0.1), num_topics)
     log_words = np.log(probabilities + 1e-6).astype(np.float32)
     return TopicModel(
@@ -98,14 +88,7 @@ def random_topic_model(
 
 
 def topic_prompt(encoder: Encoder, model: TopicModel, length: int, seed: int) -> TaskPrompt:
-    """Returns a task with a random prompt for each topic.
-
-    Args:
-        encoder: The encoder that the prompts are for.
-        model: The topics.
-        length: Tokens of a prompt.
-        seed: Seed of the prompt of the first topic; each other one has the next seed.
-    """
+    """Returns a task with a random prompt for each topic, of which the first one has the seed."""
     matrices = [fixed_prompt(encoder, length, seed + topic).query for topic in range(model.num_topics)]
     saved = SavedTopics(model, torch.stack([matrix for matrix in matrices if matrix is not None]), "prior")
     return TaskPrompt(backbone_of(encoder.config), encoder.options, None, None, topics=saved)
@@ -132,28 +115,43 @@ def put_tasks(encoder: Encoder, count: int, length: int) -> dict[str, list[str]]
     return {"fixed": fixed} | {f"half {mix}": [*half, *(f"{mix}{n}" for n in range(count // 2))] for mix in MIXES}
 
 
+def time_traffic(
+    encoder: Encoder, batches: Sequence[Sequence[str]], tasks: Mapping[str, Sequence[str] | None], **limits: Any
+) -> dict[str, list[float]]:
+    """Returns the seconds of each kind of traffic in each round.
+
+    Args:
+        encoder: The encoder with the tasks.
+        batches: The queries.
+        tasks: The tasks of each kind, of which each query gets a random one; None: no task.
+        limits: `rounds` and `deadline` of `in_turns`.
+    """
+    random, functions = np.random.default_rng(0), {}
+    for kind, names in tasks.items():
+        drawn = [names and [names[n] for n in random.integers(0, len(names), len(batch))] for batch in batches]
+        functions[kind] = functools.partial(encode_all, encoder, batches, drawn)
+    return in_turns(functions, **limits)
+
+
+def encode_all(encoder: Encoder, batches: Sequence[Sequence[str]], tasks: Iterable[Any]) -> None:
+    """Encodes batches of queries, each with a task, the tasks of its queries, or None."""
+    for batch, task in zip(batches, tasks, strict=True):
+        encoder.encode(batch, task=task)
+
+
 def measure_traffic(
     encoder: Encoder, batches: Sequence[Sequence[str]], tasks: Mapping[str, Sequence[str]], rounds: int, deadline: float
 ) -> dict[str, dict[str, float]]:
     """Returns queries/s of each kind of traffic, and its throughput as a share of that without and of fixed prompts."""
-    random, count = np.random.default_rng(0), sum(map(len, batches))
-    names: dict[str, list[list[str] | None]] = {"none": [None] * len(batches)}
-    for kind, of_kind in tasks.items():
-        names[kind] = [[of_kind[n] for n in random.integers(0, len(of_kind), len(batch))] for batch in batches]
-
-    def run(kind: str) -> None:
-        for batch, task in zip(batches, names[kind], strict=True):
-            encoder.encode(batch, task=task)
-
-    seconds = in_turns({kind: lambda kind=kind: run(kind) for kind in names}, rounds, deadline)  # type: ignore[misc]
+    seconds = time_traffic(encoder, batches, {"none": None, **tasks}, rounds=rounds, deadline=deadline)
     return {
         kind: {
-            "queries_per_s": count / statistics.median(seconds[kind]),
+            "queries_per_s": sum(map(len, batches)) / statistics.median(of_rounds),
             "share_of_none": ratio(seconds, "none", kind),
             "share_of_fixed": ratio(seconds, "fixed", kind),
-            "rounds": len(seconds[kind]),
+            "rounds": len(of_rounds),
         }
-        for kind in names
+        for kind, of_rounds in seconds.items()
     }
 
 
@@ -170,11 +168,10 @@ def measure_lengths(
     for name, prompt in prompts.items():
         encoder.put_task(name, prompt)
 
-    def run(task: str | None) -> None:
-        for batch in batches:
-            encoder.encode(batch, task=task)
-
-    functions = {name or "none": lambda name=name: run(name) for name in (None, *prompts)}
+    functions = {
+        name or "none": functools.partial(encode_all, encoder, batches, [name] * len(batches))
+        for name in (None, *prompts)
+    }
     seconds = in_turns(functions, rounds, deadline)
     for name in prompts:
         encoder.drop_task(name)
@@ -192,10 +189,7 @@ def measure_lengths(
 def largest_difference(encoder: Encoder, texts: Sequence[str], tasks: Sequence[str] | None = None) -> float:
     """Returns the largest difference between vectors of one mixed call and of single-task calls.
 
-    Args:
-        encoder: The encoder with the tasks.
-        texts: The queries.
-        tasks: The tasks; None: some fixed and computed ones of `put_tasks`.
+    The tasks take turns over the texts. None: some fixed and computed ones of `put_tasks`.
     """
     if tasks is None:
         tasks = [task for kind in ("fixed", "topics", *MIXES) for task in encoder.tasks if task.startswith(kind)]
@@ -218,33 +212,34 @@ def device_name(device: torch.device) -> str:
 
 def tables(document: Mapping[str, Any]) -> str:
     """Returns the figures as tables in Markdown."""
-    options, traffic, lengths = document["options"], document["traffic"], document["lengths"]
-    lines = [
-        f"{document['device']}; {document['numerics']}; {options['threads']} threads; "
-        f"batches of {options['batch']} queries.",
-        "",
-        f"| {options['tasks']} tasks, prompts of {options['length']} tokens | queries/s | of no prompts | of fixed |",
-        "| --- | --- | --- | --- |",
+    options, lengths = document["options"], document["lengths"]
+    traffic = [
+        (kind, f"{each['queries_per_s']:,.0f}", f"{each['share_of_none']:.2f}", f"{each['share_of_fixed']:.2f}")
+        for kind, each in document["traffic"].items()
     ]
-    for kind, figures in traffic.items():
-        shares = f"{figures['share_of_none']:.2f} | {figures['share_of_fixed']:.2f}"
-        lines.append(f"| {kind} | {figures['queries_per_s']:,.0f} | {shares} |")
-    lines += ["", "| tokens | none | fixed | before | after |", "| --- | --- | --- | --- | --- |"]
-    for length in options["lengths"]:
-        row = [f"{1000 * lengths['none']['batch_s']:.1f} ms"]
-        for kind in ("fixed", *MIXES):
-            figures = lengths[f"{kind} {length}"]
-            beside = "" if kind == "fixed" else f" ({figures['times_fixed']:.2f})"
-            row.append(f"{1000 * figures['batch_s']:.1f} ms{beside}")
-        lines.append(f"| {length} | {' | '.join(row)} |")
+
+    def cell(name: str) -> str:
+        return f"{1000 * lengths[name]['batch_s']:.1f} ms ({lengths[name]['times_fixed']:.2f})"
+
+    times = [
+        (length, cell("none"), *(cell(f"{kind} {length}") for kind in ("fixed", *MIXES)))
+        for length in options["lengths"]
+    ]
+    title = f"{options['tasks']} tasks, prompts of {options['length']} tokens"
     differences = ", ".join(f"{value:.1e} in {name}" for name, value in document["largest_difference"].items())
-    lines += ["", "In brackets: times that of a fixed prompt.", ""]
-    lines += [f"Largest difference between vectors of a mixed batch and of single-task calls: {differences}."]
-    return "\n".join(lines) + "\n"
+    return f"""{document["device"]}; {document["numerics"]}; {options["threads"]} threads
+
+{markdown_table((title, "queries/s", "of no prompts", "of fixed"), traffic)}
+
+{markdown_table(("tokens", "none", "fixed", *MIXES), times)}
+
+Time of a batch of {options["batch"]} queries; in brackets: times that of a fixed prompt.
+Largest difference between vectors of a mixed batch and of single-task calls: {differences}
+"""
 
 
 def main() -> None:
-    """Reads the options, measures, prints the tables, and writes them and the figures."""
+    """Reads the options, measures, prints the tables and writes the figures."""
     parser = Parser(__doc__)
     add_inputs(parser)
     parser.add("--count", 640, "number of queries")
@@ -287,7 +282,6 @@ def main() -> None:
         "lengths": measure_lengths(encoder, batches, options.lengths, options.rounds, deadline),
     }
     write_json(options.json, document)
-    Path(options.json).with_suffix(".md").write_text(tables(document))
     print(tables(document), end="")
 
 

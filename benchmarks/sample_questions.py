@@ -10,15 +10,11 @@ sample the dev split. The output is in BEIR form, and the same for the same seed
 
 from __future__ import annotations
 
-import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.common.files import read_documents, read_qrels, write_documents, write_qrels
+from benchmarks.common.files import judgements_of, read_documents, read_qrels, write_data_set
 from benchmarks.common.program import Parser
 
 
@@ -33,24 +29,18 @@ def main() -> None:
     options = parser.parse_args()
     if options.dev and (options.source / "qrels/dev.tsv").exists():
         parser.error(f"--dev {options.dev}: {options.source} has a dev split; leave out --dev")
-    if options.out.exists():
-        parser.error(f"--out {options.out}: already exists; give another folder")
-    judgements = read_qrels(options.source / "qrels/train.tsv")
-    ids = list(dict.fromkeys(judgement.query for judgement in judgements))
-    sample = np.random.default_rng(options.seed).choice(len(ids), min(options.count, len(ids)), replace=False)
+    splits = {file.stem: read_qrels(file) for file in (options.source / "qrels").glob("*.tsv")}
+    ids = list(dict.fromkeys(judgement.query for judgement in splits["train"]))
+    numbers = np.random.default_rng(options.seed).choice(len(ids), min(options.count, len(ids)), replace=False)
+    sample = [ids[number] for number in numbers]
     if not 0 <= options.dev < len(sample):
         parser.error(f"--dev {options.dev}: expected 0 to {len(sample) - 1}")
-    dev_ids, train_ids = {ids[n] for n in sample[: options.dev]}, {ids[n] for n in sample[options.dev :]}
-    dropped_ids = set(ids) - dev_ids - train_ids
-    (options.out / "qrels").mkdir(parents=True, exist_ok=True)
-    for file in (options.source / "qrels").glob("*.tsv"):
-        shutil.copyfile(file, options.out / "qrels" / file.name)
-    for split, split_ids in (("train", train_ids), ("dev", dev_ids)):
-        if split_ids:
-            of_split = (judgement for judgement in judgements if judgement.query in split_ids)
-            write_qrels(options.out / f"qrels/{split}.tsv", of_split)
-    queries = read_documents(options.source / "queries.jsonl")
-    write_documents(options.out / "queries.jsonl", (query for query in queries if query["_id"] not in dropped_ids))
+    if options.dev:
+        splits["dev"] = judgements_of(sample[: options.dev], splits["train"])
+    splits["train"] = judgements_of(sample[options.dev :], splits["train"])
+    dropped = set(ids) - set(sample)
+    queries = (query for query in read_documents(options.source / "queries.jsonl") if query["_id"] not in dropped)
+    write_data_set(options.out, queries, splits)
 
 
 if __name__ == "__main__":

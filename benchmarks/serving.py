@@ -23,9 +23,9 @@ import math
 import os
 import re
 import shutil
+import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -38,11 +38,10 @@ import psutil
 import uvloop
 from prometheus_client.parser import text_string_to_metric_families
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.common.files import write_json
 from benchmarks.common.program import ROOT, Parser
 from benchmarks.common.server import start_server, stopping
+from riptide import Store
 
 SERVERS = ("peer", "peer-tuned", "riptide", "riptide-replica", "riptide-replica-ray-proxy", "riptide-row-ranges")
 METRICS_S = 6  # seconds after which Ray has exported what replicas have counted
@@ -50,27 +49,19 @@ RAY_METRICS = {"RAY_enable_metrics_collection": "1", "RAY_metrics_report_interva
 
 
 def serve_peer(store_url: str, tuned: bool, port: int) -> None:
-    """Runs the peer: FastAPI + sentence-transformers + FAISS, as in their documentation.
-
-    Args:
-        store_url: Store with the corpus and its embeddings.
-        tuned: Whether to run the tuned peer.
-        port: Port on loopback.
-    """
+    """Runs the peer: FastAPI + sentence-transformers + FAISS, as in their documentation."""
     import faiss
     import torch
     import uvicorn
     from fastapi import Body, FastAPI
     from sentence_transformers import SentenceTransformer
 
-    from indexing.corpus.corpus import Corpus
     from indexing.embeddings.embeddings import Embeddings
-    from indexing.store.store import Store
     from retriever.forward.numerics import choose_dtype
     from retriever.model.files import find_model_folder
 
     store = Store(store_url)
-    corpus = Corpus.open(store)
+    corpus = store.corpus()
     embeddings = Embeddings.open(store, None, corpus)
     vectors = np.concatenate([v for _, v in embeddings.read_range(0, embeddings.num_rows)]).astype(np.float32)
     passages = corpus.passages(np.arange(corpus.num_rows))
@@ -81,7 +72,7 @@ def serve_peer(store_url: str, tuned: bool, port: int) -> None:
         model = SentenceTransformer(
             folder, device="cpu", model_kwargs={"dtype": choose_dtype("auto", torch.device("cpu"))}
         )
-        index = faiss.index_factory(vectors.shape[1], "IVF256,Flat", faiss.METRIC_INNER_PRODUCT)
+        index: Any = faiss.index_factory(vectors.shape[1], "IVF256,Flat", faiss.METRIC_INNER_PRODUCT)
         index.train(vectors)
         index.nprobe = 16
     else:
@@ -148,8 +139,6 @@ def start(
         root: The checkout whose server is started.
         arguments: Further arguments of a riptide server.
     """
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     if name.startswith("riptide"):
@@ -254,13 +243,7 @@ def cpu_seconds(process: subprocess.Popen[str]) -> float:
 
 
 def batch_counts(name: str, process: subprocess.Popen[str], port: int) -> np.ndarray | None:
-    """Returns the batches of searches that a server has formed, and the queries in them; None for a peer.
-
-    Args:
-        name: One of SERVERS.
-        process: The process of the server.
-        port: The port of the server.
-    """
+    """Returns the batches of searches that a server has formed, and the queries in them; None for a peer."""
     if name == "riptide":
         address = port
     elif name.startswith("riptide"):
@@ -274,6 +257,15 @@ def batch_counts(name: str, process: subprocess.Popen[str], port: int) -> np.nda
     samples = [sample for family in families for sample in family.samples]
     names = ("riptide_search_batches", "riptide_search_batched_items")
     return np.array([sum(one.value for one in samples if one.name.removeprefix("ray_") == name) for name in names])
+
+
+def measure_load(
+    process: subprocess.Popen[str], port: int, clients: int, seconds: float, bodies: Sequence[bytes]
+) -> dict[str, float]:
+    """Returns the figures of `load_requests`, and "cpu_ms": the CPU time of the server's processes per query."""
+    before = cpu_seconds(process)
+    figures: dict[str, float] = uvloop.run(load_requests(port, clients, seconds, bodies))
+    return figures | {"cpu_ms": 1000 * (cpu_seconds(process) - before) / (figures["qps"] * seconds)}
 
 
 async def load(port: int, clients: int, seconds: float, texts: list[str], **fields: Any) -> dict[str, Any]:
@@ -331,24 +323,20 @@ def main() -> None:
             f"--mode {options.mode}: leave {' and '.join(peers)} out of --servers, as peers only search vectors"
         )
     fields = {} if options.mode == "dense" else {"mode": options.mode}  # riptide's default is dense
-    from indexing.corpus.queries import Queries
-    from indexing.store.store import Store
-
-    texts = Queries.open(Store(options.store), options.queries).split("test").texts
-    random = np.random.default_rng(0)
-    queries = [texts[n] for n in random.choice(len(texts), min(4_000, len(texts)), replace=False)]
+    texts = Store(options.store).queries(options.queries).split("test").texts
+    chosen = np.random.default_rng(0).choice(len(texts), min(4_000, len(texts)), replace=False)
+    bodies = [request(texts[number], **fields) for number in chosen]
     running: dict[str, tuple[subprocess.Popen[str], int]] = {}
     results: dict[str, dict[int, list[dict[str, Any]]]] = {name: {} for name in options.servers}
     with stopping(running):
         for name in options.servers:
             running[name] = start(name, options)
-            uvloop.run(load(running[name][1], 8, 3, queries, **fields))
+            uvloop.run(load_requests(running[name][1], 8, 3, bodies))
         for _ in range(options.rounds):
             for clients in options.clients:
                 for name, (process, port) in running.items():
-                    batches, before = batch_counts(name, process, port), cpu_seconds(process)
-                    figures = uvloop.run(load(port, clients, options.seconds, queries, **fields))
-                    figures["cpu_ms"] = 1000 * (cpu_seconds(process) - before) / (figures["qps"] * options.seconds)
+                    batches = batch_counts(name, process, port)
+                    figures = measure_load(process, port, clients, options.seconds, bodies)
                     if batches is not None:
                         formed, items = batch_counts(name, process, port) - batches
                         figures["batch"] = items / formed

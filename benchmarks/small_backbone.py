@@ -9,31 +9,17 @@ with its tokenizer, which `encode_corpus` and all training jobs open. An interru
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
 from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.common.files import read_documents, write_documents
 from benchmarks.common.program import Parser
+from indexing.store.models import resolve_model
+from riptide import Store
 
 VOCABULARY = 8_192  # word pieces, lower case
-
-
-def merge(files: list[str], folder: Path) -> Path:
-    """Writes the passages of all files as one BEIR corpus, whose ids are file and line; returns its folder."""
-    target = folder / "general"
-    documents = (
-        {"_id": f"{number}-{place}", "text": document["text"]}
-        for number, file in enumerate(files)
-        for place, document in enumerate(read_documents(Path(file)))
-    )
-    write_documents(target / "corpus.jsonl", documents)
-    return target
 
 
 def save_random(folder: Path, corpus: Path, layers: int, hidden: int) -> Path:
@@ -43,9 +29,9 @@ def save_random(folder: Path, corpus: Path, layers: int, hidden: int) -> Path:
     from transformers import BertConfig, BertForMaskedLM, PreTrainedTokenizerFast
 
     if not (folder / "config.json").exists():
-        with open(corpus / "corpus.jsonl", encoding="utf-8") as lines:
-            pieces = BertWordPieceTokenizer()
-            pieces.train_from_iterator((json.loads(line)["text"] for line in lines), vocab_size=VOCABULARY)
+        pieces = BertWordPieceTokenizer()
+        texts = (document["text"] for document in read_documents(corpus))
+        pieces.train_from_iterator(texts, vocab_size=VOCABULARY)
         ends = [(name, pieces.token_to_id(name)) for name in ("[SEP]", "[CLS]")]
         pieces.post_processor = BertProcessing(*ends)
         special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
@@ -69,53 +55,6 @@ def save_random(folder: Path, corpus: Path, layers: int, hidden: int) -> Path:
     return folder
 
 
-def pretrain(
-    store: str, backbone: str, name: str, objective: str, steps: int, batch: int, length: int, lr: float, cpus: int
-) -> str:
-    """Returns the folder of a model, which is trained unless it is there."""
-    from jobs import pretrain_rip
-    from jobs.common.options import build_options
-    from jobs.training.options import PretrainRip
-
-    from indexing.store.models import resolve_model
-    from indexing.store.store import Store
-
-    pretrain_rip.main(
-        build_options(
-            PretrainRip,
-            {
-                "store": store,
-                "backbone": backbone,
-                "name": name,
-                "objective": objective,
-                "steps": steps,
-                "batch": batch,
-                "max_length": length,
-                "lr": lr,
-                "pooling": "mean",
-                "checkpoint_every": 500,
-                "cpus": cpus,
-            },
-        )
-    )
-    return resolve_model(Store(store), f"models/{name}")
-
-
-def make(
-    general: list[str], folder: Path, *, layers: int, hidden: int, steps: int, batch: int, lr: float, cpus: int
-) -> str:
-    """Returns the folder of a model that is trained on masked words of the passages, unless it is there."""
-    from jobs import import_corpus
-
-    from indexing.store.store import Store
-
-    store = str(folder / "store")
-    if not Store(store).names("corpus"):
-        import_corpus.main(import_corpus.ImportCorpus(store=store, source=str(merge(general, folder))))
-    start = save_random(folder / "random", folder / "general", layers, hidden)
-    return pretrain(store, str(start), "small", "mlm", steps, batch, 128, lr, cpus)
-
-
 def save_half(model: str, out: Path) -> None:
     """Writes a model's folder with its weights in float16."""
     from safetensors import safe_open
@@ -130,8 +69,8 @@ def save_half(model: str, out: Path) -> None:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add("--general", None, "BEIR corpus.jsonl.gz files", required=True, nargs="+")
-    parser.add("--folder", None, "where it is trained", required=True)
-    parser.add("--out", None, "the folder of the model in float16", required=True)
+    parser.add("--folder", None, "where it is trained", type=Path, required=True)
+    parser.add("--out", None, "the folder of the model in float16", type=Path, required=True)
     parser.add("--layers", 3, "layers of the backbone")
     parser.add("--hidden", 128, "hidden size of the backbone")
     parser.add("--steps", 6_000, "steps of training")
@@ -139,17 +78,21 @@ def main() -> None:
     parser.add("--lr", 1e-3, "peak learning rate")
     parser.add("--cpus", 2, "threads of training")
     options = parser.parse_args()
-    model = make(
-        options.general,
-        Path(options.folder),
-        layers=options.layers,
-        hidden=options.hidden,
-        steps=options.steps,
-        batch=options.batch,
-        lr=options.lr,
-        cpus=options.cpus,
-    )
-    save_half(model, Path(options.out))
+    corpus = options.folder / "general" / "corpus.jsonl"
+    store = Store(options.folder / "store")
+    if not store.names("corpus"):
+        documents = (
+            {"_id": f"{number}-{place}", "text": document["text"]}
+            for number, file in enumerate(options.general)
+            for place, document in enumerate(read_documents(Path(file)))
+        )
+        write_documents(corpus, documents)
+        store.import_corpus(corpus.parent)
+    random = save_random(options.folder / "random", corpus, options.layers, options.hidden)
+    training = {"steps": options.steps, "batch": options.batch, "lr": options.lr, "cpus": options.cpus}
+    masking = {"objective": "mlm", "max_length": 128, "pooling": "mean", "checkpoint_every": 500}
+    trained = store.pretrain_rip(str(random), name="small", **masking, **training)
+    save_half(resolve_model(store, trained.key), options.out)
 
 
 if __name__ == "__main__":

@@ -5,39 +5,36 @@
 The rankings of the index of impacts, with one shard and with several, are compared with a brute-force product of the
 same quantised weights, in whole numbers, for all queries of the split: rows, their order and scores. So are those of
 random vectors over 30,522 words (--random-store), whose frequencies fall as in texts. Queries per second are those of
-search alone, without the encoder, in one process; all systems search the same queries one after the other in each
-round, and the order is reversed in every second round. Ratios are medians over rounds. Sizes are those of the files.
-
-Indexes are built by the jobs; the JSON file is written after each cell, and an interrupted run resumes.
+search alone, without the encoder, in one process; all systems search the same queries in turns. Ratios are medians over
+rounds. Sizes are those of the files. The JSON file is written after each set of vectors.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
-import json
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import sparse
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.common.files import write_documents, write_json
+from benchmarks.common.files import write_json
 from benchmarks.common.machine import cpu_name
 from benchmarks.common.program import Parser
-from indexing.corpus.corpus import Corpus
+from benchmarks.common.tables import markdown_table
+from benchmarks.common.timing import in_turns
+from indexing.lucene.searching import search_undeleted
 from indexing.sparse.embeddings import SparseEmbeddings
+from indexing.sparse.files import SUFFIX, save_vectors
 from indexing.sparse.index import ImpactIndex
-from indexing.store.store import Store, generation
+from indexing.store.store import generation
 from retriever.encoding.sparse_vectors import SparseVectors, concatenate
+from riptide import Store
 
 WORDS = 30_522  # of the vocabulary of random vectors; BERT's
 BLOCK = 64  # queries whose products are in memory at a time
@@ -89,36 +86,19 @@ def random_vectors(count: int, words: int, seed: int) -> SparseVectors:
     return SparseVectors(indices, (3 * random.random(len(indices)) ** 2 + 0.01).astype(np.float32), offsets, WORDS)
 
 
-def make_random_store(url: str, passages: int, words: int) -> None:
-    """Makes a store of random sparse embeddings, unless it is complete. Its passages have no meaning."""
-    from jobs import import_corpus
-
-    from indexing.sparse.files import SUFFIX, save_vectors
-
-    raw = Path(f"{url}-raw") / "corpus.jsonl"
-    if not raw.exists():
-        write_documents(raw, ({"_id": str(number), "title": "", "text": f"word{number}"} for number in range(passages)))
-    import_corpus.main(import_corpus.ImportCorpus(store=url, source=str(raw.parent)))
+def make_random_store(url: str, passages: int, words: int) -> Store:
+    """Returns a store of random sparse embeddings and meaningless passages, which is made unless it is complete."""
     store = Store(url)
-    corpus = Corpus.open(store)
-    if store.names("embeddings"):
-        return
-    config = {"encoder": {"pooling": "splade", "dim": WORDS}, "limit": None, "numerics": "random"}
-    inputs = {"corpus": corpus.generations[-1]}
-    with store.create("embeddings", f"random/{generation(0)}", inputs=inputs, config=config) as draft:
-        for number, part in enumerate(corpus.parts):
-            vectors = random_vectors(part.part.rows, words, seed=number)
-            draft.commit(f"part-{number:05d}", SUFFIX, partial(save_vectors, vectors), rows=len(vectors))
-        draft.add_notes(encoder="random", options={}, task=None, dim=WORDS, similarity="dot")
-
-
-def build(store_url: str, embeddings: SparseEmbeddings, shards: int) -> ImpactIndex:
-    """Returns the index of embeddings with a number of shards, which is built unless it exists."""
-    from jobs import build_index
-
-    name = f"{embeddings.name}-{shards}-shards"
-    build_index.main(build_index.BuildIndex(store=store_url, embeddings=embeddings.name, name=name, shards=shards))
-    return ImpactIndex.open(Store(store_url), name, embeddings)
+    corpus = store.import_corpus({"id": str(number), "text": f"word{number}"} for number in range(passages))
+    if not store.names("embeddings"):
+        config = {"encoder": {"pooling": "splade", "dim": WORDS}, "limit": None, "numerics": "random"}
+        inputs = {"corpus": corpus.generations[-1]}
+        with store.create("embeddings", f"random/{generation(0)}", inputs=inputs, config=config) as draft:
+            for number, part in enumerate(corpus.parts):
+                vectors = random_vectors(part.part.rows, words, seed=number)
+                draft.commit(f"part-{number:05d}", SUFFIX, partial(save_vectors, vectors), rows=len(vectors))
+            draft.add_notes(encoder="random", options={}, task=None, dim=WORDS, similarity="dot")
+    return store
 
 
 def lucene_bytes(shards: Any) -> int:
@@ -127,61 +107,35 @@ def lucene_bytes(shards: Any) -> int:
     return sum(part.bytes for _, part in shards) + sum(len(base64.b64decode(content)) for content in small)
 
 
-def alternate(systems: dict[str, Callable[[], Any]], queries: int, rounds: int) -> dict[str, list[float]]:
-    """Returns the queries per second of each system by round, after a round that is not counted."""
-    rates: dict[str, list[float]] = {name: [] for name in systems}
-    for number in range(rounds + 1):
-        for name in list(systems) if number % 2 else reversed(systems):
-            started = time.perf_counter()
-            systems[name]()
-            if number:
-                rates[name].append(queries / (time.perf_counter() - started))
-    return rates
-
-
 def compare(
-    store_url: str, name: str, queries: SparseVectors, texts: list[str] | None, options: argparse.Namespace
+    store: Store, name: str, queries: SparseVectors, texts: list[str] | None, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Compares the indexes of some embeddings with a brute-force product, and with BM25 if there are texts.
+    """Returns the figures of the indexes of some embeddings beside a brute-force product.
 
-    Args:
-        store_url: The store.
-        name: Name of the sparse embeddings.
-        queries: The vectors of the queries.
-        texts: The queries' texts; None: BM25 is not compared.
-        options: The options of the benchmark.
-
-    Returns:
-        The figures of the cell.
+    Without texts of the queries, they are not compared with BM25.
     """
-    from jobs import build_bm25
-
-    from indexing.lucene.bm25 import Bm25
-    from indexing.lucene.searching import search_undeleted
-
-    store = Store(store_url)
-    corpus = Corpus.open(store)
+    corpus = store.corpus()
     embeddings = SparseEmbeddings.open(store, name, corpus)
     passages = concatenate([vectors for _, vectors in embeddings.read_range(0, corpus.num_rows)], embeddings.dim)
     expected = brute_force(queries, passages, options.depth, corpus.deleted)
     threads = max(options.threads)
     differing, sizes = {}, {"embeddings": sum(part.part.bytes for part in embeddings.parts)}
-    systems: dict[str, Callable[[int], Any]] = {}
+    systems: dict[str, Callable[..., Any]] = {}
     for shards in options.shards:
-        index = build(store_url, embeddings, shards)
+        index = store.build_index(name, name=f"{name}-{shards}-shards", shards=shards)
+        assert isinstance(index, ImpactIndex)
         differing[shards] = count_differing(index, queries, expected, options.depth, corpus.deleted, threads)
         sizes[f"splade, {shards}"] = lucene_bytes(index.shards)
-        systems[f"splade, {shards}"] = impact_search(index, queries, options.k, corpus.deleted)
+        searcher = index.searcher()  # the index itself keeps few shards open
+        systems[f"splade, {shards}"] = partial(index.search, queries, options.k, corpus.deleted, searcher=searcher)
         if texts is not None:
-            bm25_name = f"bm25-{shards}-shards"
-            build_bm25.main(build_bm25.BuildBm25(store=store_url, name=bm25_name, shards=shards))
-            bm25 = Bm25.open(store, bm25_name, corpus)
+            bm25 = store.build_bm25(name=f"bm25-{shards}-shards", shards=shards)
             sizes[f"bm25, {shards}"] = lucene_bytes(bm25.shards)
             systems[f"bm25, {shards}"] = partial(search_undeleted, bm25.searcher(), texts, options.k, corpus.deleted)
-    speeds: dict[str, dict[str, list[float]]] = {}
+    rates: dict[str, dict[str, list[float]]] = {}
     for count in options.threads:
-        calls = {system: partial(call, count) for system, call in systems.items()}
-        speeds[str(count)] = alternate(calls, len(queries), options.rounds)
+        seconds = in_turns({system: partial(call, threads=count) for system, call in systems.items()}, options.rounds)
+        rates[str(count)] = {system: [len(queries) / each for each in values] for system, values in seconds.items()}
     return {
         "passages": corpus.num_rows,
         "queries": len(queries),
@@ -190,55 +144,40 @@ def compare(
         "hits": int(sum(map(len, expected))),
         "differing": differing,
         "bytes": sizes,
-        "queries per second": speeds,
+        "queries per second": rates,
     }
 
 
-def impact_search(index: ImpactIndex, queries: SparseVectors, k: int, deleted: np.ndarray) -> Callable[[int], Any]:
-    """Returns a function that searches an index of impacts with a number of threads."""
-    searcher = index.searcher()  # the index itself keeps few shards open
-    return lambda threads: index.search(queries, k, deleted, threads=threads, searcher=searcher)
-
-
-def encode_queries(store_url: str, name: str, texts: list[str]) -> tuple[SparseVectors, float]:
+def encode_queries(store: Store, name: str, texts: list[str]) -> tuple[SparseVectors, float]:
     """Returns the vectors of queries by the encoder of embeddings, and the queries per second of the encoder."""
-    from indexing.hit_sources.options import SearchOptions
-    from indexing.hit_sources.query_encoder import QueryEncoder
-    from indexing.work.tasks import Allocation, ignore_progress
-
-    store = Store(store_url)
-    embeddings = SparseEmbeddings.open(store, name, Corpus.open(store))
-    encoder: QueryEncoder[SparseVectors] = QueryEncoder(store, embeddings, SearchOptions())
-    work = encoder.task.open(Allocation(os.cpu_count() or 1, "cpu"))
-    work(texts[:8], ignore_progress)
+    encoder = store.embeddings(name).encoder()
+    encoder.encode(texts[:8], side="query")
     started = time.perf_counter()
-    vectors: SparseVectors = work(texts, ignore_progress)[0]
+    vectors: SparseVectors = encoder.encode(texts, side="query")
     return vectors, len(texts) / (time.perf_counter() - started)
 
 
 def report(cells: dict[str, dict[str, Any]]) -> None:
-    """Prints Markdown tables of rankings, sizes and queries per second."""
-    print("\n| vectors | passages | words | queries | words | hits | shards | rankings that differ |")
-    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    """Prints tables of rankings, sizes and queries per second."""
+    rankings, sizes, speeds = [], [], []
     for name, cell in cells.items():
-        words = cell["words of a passage"], cell["words of a query"]
-        shape = f"{cell['passages']:,} | {words[0]:,.1f} | {cell['queries']:,} | {words[1]:,.1f} | {cell['hits']:,}"
+        words = f"{cell['words of a passage']:,.1f}", f"{cell['words of a query']:,.1f}"
         for shards, count in cell["differing"].items():
-            print(f"| {name} | {shape} | {shards} | {count} |")
-    print("\n| vectors | system, shards | MB | bytes per passage |\n| --- | --- | --- | --- |")
-    for name, cell in cells.items():
+            rankings.append((name, cell["passages"], words[0], cell["queries"], words[1], cell["hits"], shards, count))
         for system, size in cell["bytes"].items():
-            print(f"| {name} | {system} | {size / 1e6:,.2f} | {size / cell['passages']:,.0f} |")
-    print("\n| vectors | system, shards | threads | queries/s | ratio to BM25 |\n| --- | --- | --- | --- | --- |")
-    for name, cell in cells.items():
+            sizes.append((name, system, f"{size / 1e6:,.2f}", f"{size / cell['passages']:,.0f}"))
         for threads, rates in cell["queries per second"].items():
             for system, by_round in rates.items():
                 peer = rates.get(system.replace("splade", "bm25"))
                 ratios = [a / b for a, b in zip(by_round, peer, strict=True)] if peer else []
                 ratio = f"{statistics.median(ratios):.3f}" if ratios else ""
-                print(f"| {name} | {system} | {threads} | {statistics.median(by_round):,.0f} | {ratio} |")
-        if "encoder, queries per second" in cell:
-            print(f"| {name} | encoder | {os.cpu_count()} | {cell['encoder, queries per second']:,.0f} | |")
+                speeds.append((name, system, threads, f"{statistics.median(by_round):,.0f}", ratio))
+        if speed := cell.get("encoder, queries per second"):
+            speeds.append((name, "encoder", os.cpu_count(), f"{speed:,.0f}", ""))
+    head = ("vectors", "passages", "words", "queries", "words", "hits", "shards", "rankings that differ")
+    print(markdown_table(head, rankings), end="\n\n")
+    print(markdown_table(("vectors", "system, shards", "MB", "bytes per passage"), sizes), end="\n\n")
+    print(markdown_table(("vectors", "system, shards", "threads", "queries/s", "ratio to BM25"), speeds))
 
 
 def main() -> None:
@@ -257,31 +196,24 @@ def main() -> None:
     parser.add("--k", 100, "hits of a query in the timed search")
     parser.add("--threads", [1, 2], "threads of each system")
     parser.add("--rounds", 7, "rounds that are timed")
-    parser.add("--json", Path("results/sparse_search.json"), "output file")
+    parser.add("--json", "results/sparse_search.json", "output file")
     options = parser.parse_args()
     if bool(options.store) != bool(options.embeddings) or not (options.store or options.random_store):
         parser.error("expected --store with --embeddings, --random-store, or both")
-    shown = {key: value for key, value in vars(options).items() if key not in ("json", "embeddings")}
-    document: dict[str, Any] = {"options": shown, "cpu": cpu_name(), "cells": {}}
-    if options.json.exists():
-        document = json.loads(options.json.read_text())
-        if document["options"] != shown:
-            parser.error(f"--json {options.json}: it has figures of other options; name another file")
-    cells = document["cells"]
+    cells: dict[str, dict[str, Any]] = {}
+    document = {"options": vars(options), "cpu": cpu_name(), "cells": cells}
     for name in options.embeddings:
-        if name not in cells:
-            from indexing.corpus.queries import Queries
-
-            texts = Queries.open(Store(options.store), options.queries).split(options.split).texts
-            queries, speed = encode_queries(options.store, name, texts)
-            cells[name] = compare(options.store, name, queries, texts, options) | {"encoder, queries per second": speed}
-            write_json(options.json, document)
-    if options.random_store and "random" not in cells:
-        make_random_store(options.random_store, options.passages, options.words[0])
-        queries = random_vectors(options.num_queries, options.words[1], seed=1_000_000)
-        cells["random"] = compare(options.random_store, "random", queries, None, options)
+        store = Store(options.store)
+        texts = store.queries(options.queries).split(options.split).texts
+        queries, speed = encode_queries(store, name, texts)
+        cells[name] = compare(store, name, queries, texts, options) | {"encoder, queries per second": speed}
         write_json(options.json, document)
-    report(json.loads(json.dumps(cells)))
+    if options.random_store:
+        store = make_random_store(options.random_store, options.passages, options.words[0])
+        queries = random_vectors(options.num_queries, options.words[1], seed=1_000_000)
+        cells["random"] = compare(store, "random", queries, None, options)
+        write_json(options.json, document)
+    report(cells)
     print(f"\nCPU: {document['cpu']}, {os.cpu_count()} cores")
 
 

@@ -14,33 +14,27 @@ above zero: 7,000 of 8,192, and 30,500 of 30,522. An interrupted run resumes.
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.common.files import Judgement, write_documents, write_qrels
+from benchmarks.common.files import Judgement, write_data_set
 from benchmarks.common.models import MINILM
 from benchmarks.common.program import ROOT, Parser
+from retriever.model.failures import without_loading_report
+from retriever.model.files import find_model_folder
+from retriever.systems.sentences import split_sentences
+from riptide import Store
 
 BACKBONES = {"small": str(ROOT / "examples/backbone"), "minilm": MINILM}
 LENGTH = 128  # tokens of a passage
 
 
-def write_pairs(store_url: str, folder: Path, seed: int) -> Path:
-    """Writes pairs of each passage of a store as a BEIR folder: title and text; a sentence and the others."""
-    from indexing.corpus.corpus import Corpus
-    from indexing.store.store import Store
-    from retriever.systems.sentences import split_sentences
-
-    if (folder / "qrels" / "train.tsv").exists():  # written last
-        return folder
-    corpus = Corpus.open(Store(store_url))
-    random = np.random.default_rng(seed)
+def import_pairs(store: Store, folder: Path, seed: int) -> None:
+    """Makes the store of pairs of each passage, unless it is complete: title and text; a sentence and the others."""
+    corpus, random = store.corpus(), np.random.default_rng(seed)
     pairs: dict[str, tuple[str, str]] = {}
     for passage in corpus.passages(np.arange(corpus.num_rows)):
         if passage.title.strip() and passage.text.strip():
@@ -50,20 +44,12 @@ def write_pairs(store_url: str, folder: Path, seed: int) -> Path:
             number = int(random.integers(len(sentences)))
             rest = " ".join(sentences[:number] + sentences[number + 1 :])
             pairs[f"sentence-{passage.row}"] = sentences[number], rest
-    write_documents(
-        folder / "corpus.jsonl", ({"_id": name, "title": "", "text": text} for name, (_, text) in pairs.items())
-    )
-    write_documents(folder / "queries.jsonl", ({"_id": name, "text": query} for name, (query, _) in pairs.items()))
-    write_qrels(folder / "qrels" / "train.tsv", (Judgement(name, name) for name in pairs))
-    return folder
-
-
-def import_pairs(store_url: str, folder: Path, seed: int) -> None:
-    """Makes the store of pairs, unless it is complete."""
-    from jobs import import_corpus
-
-    source = write_pairs(store_url, folder / "raw" / "pairs", seed)
-    import_corpus.main(import_corpus.ImportCorpus(store=str(folder / "pairs"), source=str(source)))
+    source = folder / "raw" / "pairs"
+    if not source.exists():
+        passages = ({"_id": name, "title": "", "text": text} for name, (_, text) in pairs.items())
+        queries = ({"_id": name, "text": query} for name, (query, _) in pairs.items())
+        write_data_set(source, queries, {"train": [Judgement(name, name) for name in pairs]}, passages)
+    Store(folder / "pairs").import_corpus(source)
 
 
 def set_identity(model: Any) -> None:
@@ -88,14 +74,9 @@ def largest_logits(model: Any, tokenizer: Any, texts: list[str]) -> torch.Tensor
     return torch.cat(rows)
 
 
-def save_backbone(name: str, folder: Path, store_url: str, words: int) -> None:
+def save_backbone(name: str, folder: Path, store: Store, words: int) -> None:
     """Saves a backbone with a head for which passages of a store have a number of non-zero words on average."""
     from transformers import AutoModelForMaskedLM, AutoTokenizer
-
-    from indexing.corpus.corpus import Corpus
-    from indexing.store.store import Store
-    from retriever.model.failures import without_loading_report
-    from retriever.model.files import find_model_folder
 
     if (folder / "model.safetensors").exists():
         return
@@ -105,7 +86,7 @@ def save_backbone(name: str, folder: Path, store_url: str, words: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(source)
     if name == "minilm":
         set_identity(model)
-    corpus = Corpus.open(Store(store_url))
+    corpus = store.corpus()
     rows = np.random.default_rng(0).choice(corpus.num_rows, min(100, corpus.num_rows), replace=False)
     texts = [f"{passage.title} {passage.text}".strip() for passage in corpus.passages(rows)]
     logits = largest_logits(model, tokenizer, texts).flatten()
@@ -127,9 +108,10 @@ def main() -> None:
     parser.add("--seed", 0, "seed of the choice of sentences")
     options = parser.parse_args()
     folder = Path(f"{options.store.rstrip('/')}-splade")
-    import_pairs(options.store, folder, options.seed)
+    store = Store(options.store)
+    import_pairs(store, folder, options.seed)
     for name in BACKBONES:
-        save_backbone(name, folder / name, options.store, options.words)
+        save_backbone(name, folder / name, store, options.words)
 
 
 if __name__ == "__main__":

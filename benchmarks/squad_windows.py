@@ -9,15 +9,11 @@ in MS MARCO, but they can be counted. Queries are sampled by the seed; one whose
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.common.files import Judgement, read_documents, read_qrels, write_qrels
+from benchmarks.common.files import Judgement, read_documents, read_qrels, write_data_set
 from benchmarks.common.program import Parser
 
 
@@ -37,8 +33,8 @@ def holds(text: str, answers: list[str]) -> bool:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add("--source", None, "a BEIR folder whose queries have metadata.answers", required=True)
-    parser.add("--out", None, "the BEIR folder to write", required=True)
+    parser.add("--source", None, "a BEIR folder whose queries have metadata.answers", type=Path, required=True)
+    parser.add("--out", None, "the BEIR folder to write", type=Path, required=True)
     parser.add("--size", 60, "words of a window")
     parser.add("--stride", 30, "words between the starts of two windows")
     parser.add("--train", 3_000, "queries of the training split")
@@ -46,35 +42,29 @@ def main() -> None:
     parser.add("--test", 3_000, "queries of the test split")
     parser.add("--seed", 0, "seed of the draw")
     options = parser.parse_args()
-    source, out = Path(options.source), Path(options.out)
-    (out / "qrels").mkdir(parents=True, exist_ok=True)
-    cut: dict[str, list[tuple[str, str]]] = {}
-    with open(out / "corpus.jsonl", "w", encoding="utf-8") as file:
-        for passage in read_documents(source / "corpus.jsonl.gz"):
-            texts = windows(passage["text"].split(), options.size, options.stride)
-            cut[passage["_id"]] = [(f"{passage['_id']}-{place}", text) for place, text in enumerate(texts)]
-            for id, text in cut[passage["_id"]]:
-                file.write(json.dumps({"_id": id, "title": passage["title"], "text": text}) + "\n")
-    queries = {query["_id"]: query for query in read_documents(source / "queries.jsonl.gz")}
+    cut: dict[str, list[dict[str, str]]] = {}
+    for passage in read_documents(options.source / "corpus.jsonl.gz"):
+        id, title, texts = passage["_id"], passage["title"], passage["text"].split()
+        texts = windows(texts, options.size, options.stride)
+        cut[id] = [{"_id": f"{id}-{place}", "title": title, "text": text} for place, text in enumerate(texts)]
+    queries = {query["_id"]: query for query in read_documents(options.source / "queries.jsonl.gz")}
     random = np.random.default_rng(options.seed)
     unjudged: list[int] = []  # the number of unjudged positives of each query
-    with open(out / "queries.jsonl", "w", encoding="utf-8") as file:
-        for split in ("train", "dev", "test"):
-            pairs = [(query, passage) for query, passage, _ in read_qrels(source / f"qrels/{split}.tsv")]
-            wanted = getattr(options, split)
-            judged: list[tuple[str, str]] = []
-            for place in random.permutation(len(pairs)):
-                query, passage = pairs[place]
-                answers = queries[query]["metadata"]["answers"]
-                positives = [id for id, text in cut[passage] if holds(text, answers)]
-                if positives and len(judged) < wanted:
-                    judged.append((query, positives[random.integers(len(positives))]))
-                    unjudged.append(len(positives) - 1)
-                    file.write(json.dumps(queries[query]) + "\n")
-            write_qrels(out / f"qrels/{split}.tsv", (Judgement(query, window) for query, window in sorted(judged)))
-    count = sum(len(texts) for texts in cut.values())
+    judged: dict[str, list[Judgement]] = {}
+    for split in ("train", "dev", "test"):
+        of_split = judged[split] = []
+        pairs = read_qrels(options.source / f"qrels/{split}.tsv")
+        for query, passage_id, _ in (pairs[place] for place in random.permutation(len(pairs))):
+            answers = queries[query]["metadata"]["answers"]
+            positives = [window["_id"] for window in cut[passage_id] if holds(window["text"], answers)]
+            if positives and len(of_split) < getattr(options, split):
+                of_split.append(Judgement(query, positives[random.integers(len(positives))]))
+                unjudged.append(len(positives) - 1)
+    drawn = [queries[each.query] for of_split in judged.values() for each in of_split]
+    corpus = [window for of_passage in cut.values() for window in of_passage]
+    write_data_set(options.out, drawn, {split: sorted(of_split) for split, of_split in judged.items()}, corpus)
     print(
-        f"{count:,} windows of {len(cut):,} passages, {len(unjudged):,} queries, each with "
+        f"{len(corpus):,} windows of {len(cut):,} passages, {len(unjudged):,} queries, each with "
         f"{np.mean(unjudged):.2f} unjudged positives"
     )
 

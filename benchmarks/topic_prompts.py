@@ -41,6 +41,7 @@ from retriever.encoding.encoder import Encoder
 from retriever.options import EncoderOptions, Side
 from retriever.prompts.prompts import load_prompt
 from retriever.topics.model import with_default_topic
+from retriever.topics.training import TrainingTopics
 
 HITS = 100  # per query
 
@@ -74,9 +75,9 @@ class Searched:
 
     def judged_topics(self) -> np.ndarray:
         """Returns the topic of the first judged passage of each query, int64 [q]."""
-        qrels, first = self._queries.qrels(self._search.split), {}
-        for query, passage in zip(qrels["query_id"].to_pylist(), qrels["corpus_id"].to_pylist(), strict=True):
-            first.setdefault(query, passage)
+        qrels = self._queries.qrels(self._search.split)
+        pairs = zip(qrels["query_id"].to_pylist(), qrels["corpus_id"].to_pylist(), strict=True)
+        first = dict(reversed(list(pairs)))
         ids = self._queries.split(self._search.split).ids
         return self.topics_of_passages()[self.corpus.rows_of([first[query] for query in ids])]
 
@@ -177,7 +178,7 @@ class RandomTopicsMaker(RetrieverMaker):
         """Makes the system of a worker; see Maker."""
         system, evaluate, refresh = super().make(**place)
         topics = system.assignment
-        assert topics is not None
+        assert isinstance(topics, TrainingTopics)
         num_topics, seed = topics.model.num_topics, self.tuning.seed
         system.kind.assignment = replace(
             topics,

@@ -9,50 +9,43 @@ front of each query and passage, or with --random those of a topic that is drawn
 
 from __future__ import annotations
 
-import shutil
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.common.files import read_documents, write_documents
+from benchmarks.common.files import read_documents, read_qrels, write_data_set
 from benchmarks.common.program import Parser
+from indexing.topics.reader import Topics
+from retriever.topics.model import with_default_topic
+from riptide import Store
 
 
-def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> dict[str, dict[str, str]]:
-    """Returns the words in front of each passage and each query, by file and id.
+def words_by_text(store_url: str, num_words: int, *, is_random: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """Returns the words in front of each passage and of each query, by id.
 
-    Args:
-        store_url: The store with the topics.
-        num_words: Number of words in front of a text.
-        is_random: Whether the topic of each text is drawn.
+    The topic of each text is drawn if `is_random` is set; otherwise it is its own one.
     """
-    from indexing.corpus.corpus import Corpus
-    from indexing.corpus.queries import Queries
-    from indexing.store.store import Store
-    from indexing.topics.reader import Topics
-    from retriever.topics.model import with_default_topic
-
     store = Store(store_url)
-    corpus, queries, topics = Corpus.open(store), Queries.open(store, None), Topics.open(store, "topics")
+    corpus, queries, topics = store.corpus(), store.queries(), Topics.open(store, "topics")
     splits = [queries.split(split) for split in queries.splits]
     texts = [text for split in splits for text in split.texts]
-    ids = {
-        "corpus.jsonl": corpus.ids(np.arange(corpus.num_rows)).tolist(),
-        "queries.jsonl": [id for split in splits for id in split.ids],
-    }
     random, model = np.random.default_rng(0), topics.model
-    of_texts = [
-        random.integers(model.num_topics, size=len(ids["corpus.jsonl"])) if is_random else topics.topic_per_row(),
-        random.integers(model.num_topics, size=len(texts)) if is_random else model.infer(texts),
-    ]
+    of_passages = random.integers(model.num_topics, size=corpus.num_rows) if is_random else topics.topic_per_row()
+    of_queries = random.integers(model.num_topics, size=len(texts)) if is_random else model.infer(texts)
     words = [" ".join(words[:num_words]) for words in model.words]
-    return {
-        file: {id: words[topic] for id, topic in zip(ids[file], with_default_topic(of_file, model), strict=True)}
-        for file, of_file in zip(ids, of_texts, strict=True)
-    }
+    ids = corpus.ids(np.arange(corpus.num_rows)).tolist(), [id for split in splits for id in split.ids]
+
+    def by_id(ids: list[str], topics: np.ndarray) -> dict[str, str]:
+        return {id: words[topic] for id, topic in zip(ids, with_default_topic(topics, model), strict=True)}
+
+    return by_id(ids[0], of_passages), by_id(ids[1], of_queries)
+
+
+def with_words(file: Path, words: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Yields the documents of a file that have words, with these in front."""
+    for document in read_documents(file, words):
+        yield document | {"text": f"{words[document['_id']]} {document['text']}"}
 
 
 def main() -> None:
@@ -67,17 +60,15 @@ def main() -> None:
     options = parser.parse_args()
     if (options.kind == "topic-words") != (options.store is not None):
         parser.error(f"{options.kind}: --store is needed by topic-words, and by nothing else")
-    shutil.copytree(options.source / "qrels", options.out / "qrels", dirs_exist_ok=True)
+    passages, queries = options.source / "corpus.jsonl", options.source / "queries.jsonl"
+    qrels = {file.stem: read_qrels(file) for file in (options.source / "qrels").glob("*.tsv")}
     if options.kind == "first-words":
-        write_documents(options.out / "queries.jsonl", read_documents(options.source / "queries.jsonl"))
-        documents = read_documents(options.source / "corpus.jsonl")
+        documents = read_documents(passages)
         cut = (each | {"text": " ".join(each["text"].split()[: options.words])} for each in documents)
-        write_documents(options.out / "corpus.jsonl", cut)
-        return
-    for file, words in words_by_text(options.store, options.words, is_random=options.random).items():
-        documents = (each for each in read_documents(options.source / file) if each["_id"] in words)
-        longer = (each | {"text": f"{words[each['_id']]} {each['text']}"} for each in documents)
-        write_documents(options.out / file, longer)
+        write_data_set(options.out, read_documents(queries), qrels, cut)
+    else:
+        of_passages, of_queries = words_by_text(options.store, options.words, is_random=options.random)
+        write_data_set(options.out, with_words(queries, of_queries), qrels, with_words(passages, of_passages))
 
 
 if __name__ == "__main__":

@@ -21,16 +21,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.common.files import write_json
 from benchmarks.common.program import Parser
+from retriever.forward.numerics import choose_device, choose_dtype
 
 QUERIES, QUERY_TOKENS, PASSAGE_TOKENS, WORDS = 32, 32, 128, 5_000
 RUNS = (
@@ -76,16 +76,26 @@ def random_texts(count: int, tokens: int, seed: int) -> list[str]:
     return [" ".join(f"w{n}" for n in random.integers(WORDS, size=tokens - 2)) for _ in range(count)]
 
 
-def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> list[float]:
-    """Returns the seconds of each step of riptide's training loop.
+def texts_of(steps: int) -> tuple[list[str], list[str]]:
+    """Returns the queries of some steps, and their passages: a positive and a negative of each query in turn."""
+    count = steps * QUERIES
+    return random_texts(count, QUERY_TOKENS, 1), random_texts(2 * count, PASSAGE_TOKENS, 2)
 
-    Args:
-        folder: Folder of the backbone.
-        method: "prompt" or "finetune".
-        length: Tokens of a prompt.
-        steps: Number of steps.
-    """
-    from retriever.forward.numerics import choose_device, choose_dtype
+
+def step_seconds(step: Callable[[int], object], steps: int) -> list[float]:
+    """Returns the seconds of each step. step: a function of its number."""
+    seconds = []
+    for number in range(steps):
+        started = time.perf_counter()
+        step(number)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> list[float]:
+    """Returns the seconds of each step of riptide's training loop. method: "prompt" or "finetune"."""
     from retriever.options import EncoderOptions
     from retriever.options.loop import LoopOptions
     from retriever.options.tuning import TuneOptions
@@ -93,8 +103,7 @@ def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> li
     from retriever.training.loop import Trainer
     from retriever.training.reranker_data import TrainingData
 
-    queries = random_texts(steps * QUERIES, QUERY_TOKENS, 1)
-    passages = random_texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
+    queries, passages = texts_of(steps)
     data = TrainingData(
         queries,
         [np.array([2 * number]) for number in range(len(queries))],
@@ -109,34 +118,21 @@ def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> li
     system = DualSystem(folder, encoder, tuning, data, device=device, dtype=dtype)
     trainer = Trainer(system, LoopOptions(steps=steps, lr=1e-5), device=device, dtype=dtype)
     system.module.train()
-    seconds = []
-    for number in range(steps):
-        started = time.perf_counter()
-        trainer.step(number)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return seconds
+    return step_seconds(trainer.step, steps)
 
 
 def train_with_peer(folder: Path, steps: int, attention_dropout: bool) -> list[float]:
     """Returns the seconds of each step of sentence-transformers' trainer with MultipleNegativesRankingLoss.
 
-    Args:
-        folder: Folder of the backbone.
-        steps: Number of steps.
-        attention_dropout: Whether attention weights are dropped out, as the backbone's configuration has it.
+    Without attention_dropout, attention weights are not dropped out, whatever the backbone's configuration says.
     """
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from transformers import TrainerCallback
 
-    from retriever.forward.numerics import choose_device, choose_dtype
-
     device = choose_device(None)
     model, loss = open_peer(folder, device, {} if attention_dropout else {"attention_probs_dropout_prob": 0.0})
-    queries = random_texts(steps * QUERIES, QUERY_TOKENS, 1)
-    passages = random_texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
+    queries, passages = texts_of(steps)
     rows = Dataset.from_dict({"anchor": queries, "positive": passages[::2], "negative": passages[1::2]})
     times: list[float] = []  # the start of the first step, and the end of each step
 
@@ -177,21 +173,17 @@ def train_peer_in_a_loop(folder: Path, steps: int) -> list[float]:
 
     The loop does the same as the trainer in a step: tokenise, forward under autocast, backward, clip, AdamW.
     """
-    from retriever.forward.numerics import choose_device, choose_dtype
-
     device = choose_device(None)
     model, loss = open_peer(folder, device, {})
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
     tokenize = getattr(model, "preprocess", None) or model.tokenize  # the method's name depends on the version
-    queries = random_texts(steps * QUERIES, QUERY_TOKENS, 1)
-    passages = random_texts(2 * steps * QUERIES, PASSAGE_TOKENS, 2)
+    queries, passages = texts_of(steps)
     positives, negatives = passages[::2], passages[1::2]
     labels = torch.arange(QUERIES, device=device)
     uses_bfloat16 = choose_dtype("auto", device) == torch.bfloat16
     model.train()
-    seconds = []
-    for number in range(steps):
-        started = time.perf_counter()
+
+    def step(number: int) -> None:
         step_rows = slice(number * QUERIES, (number + 1) * QUERIES)
         features = [
             {name: value.to(device) if torch.is_tensor(value) else value for name, value in inputs.items()}
@@ -203,10 +195,8 @@ def train_peer_in_a_loop(folder: Path, steps: int) -> list[float]:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-    return seconds
+
+    return step_seconds(step, steps)
 
 
 def open_peer(folder: Path, device: torch.device, config: dict[str, Any]) -> tuple[Any, Any]:
@@ -224,12 +214,7 @@ def open_peer(folder: Path, device: torch.device, config: dict[str, Any]) -> tup
 
 
 def measure(name: str, folder: Path, steps: int) -> dict[str, float]:
-    """Trains in this process.
-
-    Args:
-        name: One of RUNS.
-        folder: Folder of the backbone.
-        steps: Number of steps.
+    """Trains one of RUNS in this process.
 
     Returns:
         "seconds": median of a step, without the first two; "peak": largest memory in bytes.

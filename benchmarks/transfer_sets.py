@@ -9,15 +9,12 @@ them all judged ones. SciFact has no dev split: 200 of its training queries are 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.common.files import Judgement, read_documents, read_qrels, write_documents, write_qrels
+from benchmarks.common.files import Judgement, judgements_of, read_documents, read_qrels, write_data_set
 from benchmarks.common.program import Parser
 
 SETS = ("squad", "scifact", "medquad", "climate-fever-sent", "inscit")
@@ -32,17 +29,11 @@ def draw_judgements(data: Path, options: argparse.Namespace) -> dict[str, list[J
     held_out = HELD_OUT.get(data.name, 0)
     measured = {split: of_split for split, of_split in whole.items() if split != "train"}
     if held_out:
-        measured["dev"] = of_queries(whole["train"], order[:held_out])
-    parts = {"train": of_queries(whole["train"], order[held_out : held_out + options.size])}
+        measured["dev"] = judgements_of(order[:held_out], whole["train"])
+    parts = {"train": judgements_of(order[held_out : held_out + options.size], whole["train"])}
     for split, of_split in measured.items():
-        parts[split] = of_queries(of_split, draw((judgement.query for judgement in of_split), options.measured))
+        parts[split] = judgements_of(draw((judgement.query for judgement in of_split), options.measured), of_split)
     return parts
-
-
-def of_queries(judgements: Iterable[Judgement], queries: Iterable[str]) -> list[Judgement]:
-    """Returns the judgements of some queries."""
-    ids = set(queries)
-    return [judgement for judgement in judgements if judgement.query in ids]
 
 
 def draw(ids: Iterable[str], count: int) -> set[str]:
@@ -53,17 +44,15 @@ def draw(ids: Iterable[str], count: int) -> set[str]:
 
 def write_part(data: Path, folder: Path, options: argparse.Namespace) -> None:
     """Writes a part of a set, unless it is written."""
-    if (folder / "queries.jsonl").exists():  # written last
+    if folder.exists():
         return
     parts = draw_judgements(data, options)
-    for split, of_split in parts.items():
-        write_qrels(folder / "qrels" / f"{split}.tsv", of_split)
     queries = {judgement.query for of_split in parts.values() for judgement in of_split}
     passages = {judgement.passage for of_split in parts.values() for judgement in of_split}
     others = {document["_id"] for document in read_documents(data / "corpus.jsonl")} - passages
     passages |= draw(others, max(options.passages - len(passages), 0))
-    for file, ids in (("corpus.jsonl", passages), ("queries.jsonl", queries)):
-        write_documents(folder / file, (each for each in read_documents(data / file) if each["_id"] in ids))
+    corpus = read_documents(data / "corpus.jsonl", passages)
+    write_data_set(folder, read_documents(data / "queries.jsonl", queries), parts, corpus)
 
 
 def main() -> None:

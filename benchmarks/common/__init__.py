@@ -6,5 +6,6 @@ server      starts and stops servers
 timing      times functions that take turns
 files       data sets in BEIR form, and figures as JSON
 machine     the name of the CPU
+tables      tables in Markdown
 models      the backbone of most experiments
 """

@@ -6,7 +6,8 @@ import gzip
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +22,19 @@ class Judgement(NamedTuple):
     score: str = "1"
 
 
-def read_documents(file: Path) -> Iterator[dict[str, Any]]:
-    """Yields the documents of a file of JSON lines: of FILE.gz if there is one, or of FILE."""
+def read_documents(file: Path, ids: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the documents of a file of JSON lines: of FILE.gz if there is one, or of FILE.
+
+    Args:
+        file: The file.
+        ids: The ids of the documents; None: all documents.
+    """
     compressed = file if file.suffix == ".gz" else file.with_name(f"{file.name}.gz")
     is_compressed = compressed.exists()
     with gzip.open(compressed, "rt", encoding="utf-8") if is_compressed else open(file, encoding="utf-8") as lines:
-        for line in lines:
-            yield json.loads(line)
+        for document in map(json.loads, lines):
+            if ids is None or document["_id"] in ids:
+                yield document
 
 
 def read_texts(file: Path | str, count: int) -> list[str]:
@@ -57,16 +64,51 @@ def write_qrels(file: Path, judgements: Iterable[Judgement]) -> None:
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def judgements_of(queries: Collection[str], judgements: Iterable[Judgement]) -> list[Judgement]:
+    """Returns the judgements of some queries."""
+    ids = set(queries)
+    return [judgement for judgement in judgements if judgement.query in ids]
+
+
+def write_data_set(
+    folder: Path,
+    queries: Iterable[Mapping[str, Any]],
+    qrels: Mapping[str, Iterable[Judgement]],
+    corpus: Iterable[Mapping[str, Any]] | None = None,
+) -> None:
+    """Writes a folder in BEIR form, which appears whole.
+
+    Args:
+        folder: The folder.
+        queries: The queries.
+        qrels: The judgements by split.
+        corpus: The passages; None: the folder is a query set.
+
+    Raises:
+        SystemExit: If the folder exists.
+    """
+    if folder.exists():
+        raise SystemExit(f"error: {folder}: already exists; give another folder")
+    partial = folder.with_name(f"{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    if corpus is not None:
+        write_documents(partial / "corpus.jsonl", corpus)
+    write_documents(partial / "queries.jsonl", queries)
+    for split, judgements in qrels.items():
+        write_qrels(partial / "qrels" / f"{split}.tsv", judgements)
+    partial.rename(folder)
+
+
 def write_json(file: Path | str, document: Any, indent: int | None = 1) -> None:
     """Writes a file of figures, which appears whole, and its folder.
 
     Args:
         file: The file.
-        document: The figures.
+        document: The figures; paths become texts.
         indent: Spaces per level; None: all in one line.
     """
     file = Path(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".tmp")
-    partial.write_text(json.dumps(document, indent=indent) + "\n")
+    partial.write_text(json.dumps(document, indent=indent, default=str) + "\n")
     os.replace(partial, file)

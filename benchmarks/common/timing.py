@@ -13,7 +13,9 @@ Name = TypeVar("Name", bound=Hashable)  # of a function that is measured
 def in_turns(
     functions: Mapping[Name, Callable[[], object]], rounds: int, deadline: float = float("inf")
 ) -> dict[Name, list[float]]:
-    """Returns the seconds of each function in each round. The first round is a warm-up and is not counted.
+    """Returns the seconds of each function in each round; the order is reversed in every second round.
+
+    The first round is a warm-up and is not counted.
 
     Args:
         functions: By name. Their results are in main memory when they return, so nothing runs on a device any more.
@@ -24,9 +26,9 @@ def in_turns(
     for number in range(rounds + 1):
         if number > 1 and time.monotonic() > deadline:
             break
-        for name, function in functions.items():
+        for name in list(functions)[:: 1 if number % 2 else -1]:
             started = time.perf_counter()
-            function()
+            functions[name]()
             if number:
                 seconds[name].append(time.perf_counter() - started)
     return seconds
