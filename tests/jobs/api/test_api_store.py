@@ -119,7 +119,7 @@ def test_several_artifacts_of_a_kind_need_a_name(store: Store) -> None:
     with pytest.raises(InputError, match="has several embeddings: enc, other; say which with name="):
         store.embeddings()
     store.import_queries([{"id": "1", "text": "w1", "relevant": "p1"}], name="more")
-    with pytest.raises(InputError, match="has several queries: .*; say which with name="):
+    with pytest.raises(InputError, match=r"has several queries: .*; say which with name="):
         store.queries()
 
 
