@@ -50,6 +50,8 @@ async def hold(port: int, start: bytes, closed: Counter[str]) -> None:
 async def search_until_cancelled(port: int, requests: list[bytes], statuses: Counter[str], *, is_new: bool) -> None:
     """Searches on one connection, or on a new one per search (is_new), and counts the statuses and the errors."""
     writer = None
+    if is_new:
+        requests = [each.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) for each in requests]
     for message in itertools.cycle(requests):
         try:
             if writer is None or is_new:

@@ -128,8 +128,10 @@ def time_traffic(
     """
     random, functions = np.random.default_rng(0), {}
     for kind, names in tasks.items():
-        drawn = [names and [names[n] for n in random.integers(0, len(names), len(batch))] for batch in batches]
-        functions[kind] = functools.partial(encode_all, encoder, batches, drawn)
+        tasks_of_batches = [
+            names and [names[n] for n in random.integers(0, len(names), len(batch))] for batch in batches
+        ]
+        functions[kind] = functools.partial(encode_all, encoder, batches, tasks_of_batches)
     return in_turns(functions, **limits)
 
 

@@ -60,9 +60,9 @@ def main() -> None:
             if positives and len(of_split) < getattr(options, split):
                 of_split.append(Judgement(query, positives[random.integers(len(positives))]))
                 unjudged.append(len(positives) - 1)
-    drawn = [queries[each.query] for of_split in judged.values() for each in of_split]
+    sample = [queries[each.query] for of_split in judged.values() for each in of_split]
     corpus = [window for of_passage in cut.values() for window in of_passage]
-    write_data_set(options.out, drawn, {split: sorted(of_split) for split, of_split in judged.items()}, corpus)
+    write_data_set(options.out, sample, {split: sorted(of_split) for split, of_split in judged.items()}, corpus)
     print(
         f"{len(corpus):,} windows of {len(cut):,} passages, {len(unjudged):,} queries, each with "
         f"{np.mean(unjudged):.2f} unjudged positives"

@@ -124,7 +124,7 @@ def train_with_riptide(folder: Path, method: str, length: int, steps: int) -> li
 def train_with_peer(folder: Path, steps: int, attention_dropout: bool) -> list[float]:
     """Returns the seconds of each step of sentence-transformers' trainer with MultipleNegativesRankingLoss.
 
-    Without attention_dropout, attention weights are not dropped out, whatever the backbone's configuration says.
+    attention_dropout: whether attention weights are dropped out, as the backbone's configuration has it.
     """
     from datasets import Dataset
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
