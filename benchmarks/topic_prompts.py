@@ -23,7 +23,7 @@ from jobs.common.cli import run
 
 from jobs.common.steps import JobStep, make_step
 from jobs.experiments.experiment import RunExperiment, main
-from jobs.experiments.measuring import ArmControl, ControlSearchRequest
+from jobs.experiments.measuring import ControlFunctions, ControlSearchRequest
 from jobs.pipeline import run_step
 from jobs.training.opening import open_retriever_setup
 from jobs.training.retriever import train_one_task
@@ -201,11 +201,11 @@ def train_random(step: JobStep) -> None:
 
 
 CONTROLS = {
-    "random": ArmControl(train_random, search_random),
-    "shuffled": ArmControl(search=search_shuffled),
-    "swapped": ArmControl(search=search_swapped),
-    "judged": ArmControl(search=search_judged),
-    "same-topic": ArmControl(search=search_same_topic),
+    "random": ControlFunctions(train_random, search_random),
+    "shuffled": ControlFunctions(search=search_shuffled),
+    "swapped": ControlFunctions(search=search_swapped),
+    "judged": ControlFunctions(search=search_judged),
+    "same-topic": ControlFunctions(search=search_same_topic),
 }
 
 

@@ -149,8 +149,8 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
 
 
 @dataclass(frozen=True)
-class ReleaseChoice:
-    """The release to serve.
+class ReleaseToServe:
+    """The release to serve, and what is needed to make it live.
 
     Attributes:
         release: The release.
@@ -187,7 +187,7 @@ def main(options: ServeSearch) -> None:
         serve_on_ray(store, options, tokens)
 
 
-def choose_release(store: Store, options: ServeSearch) -> ReleaseChoice:
+def choose_release(store: Store, options: ServeSearch) -> ReleaseToServe:
     """Returns the release to serve: the live one, one of its tasks with newer artifacts, or one as the options say.
 
     Raises:
@@ -215,10 +215,10 @@ def choose_release(store: Store, options: ServeSearch) -> ReleaseChoice:
     else:
         release = new_release(store, options, live)
     is_new = is_damaged or live is None or release.id != live.id
-    return ReleaseChoice(release, is_new, tag, live if is_new and not options.renew else None)
+    return ReleaseToServe(release, is_new, tag, live if is_new and not options.renew else None)
 
 
-def print_release(store: Store, choice: ReleaseChoice) -> None:
+def print_release(store: Store, choice: ReleaseToServe) -> None:
     """Prints the release that is served, with its backbone, tasks and re-ranker."""
     release = choice.release
     say(f"release   {release.id}{' (new)' if choice.is_new else ''} of {store.url}")
@@ -312,7 +312,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
     return release
 
 
-def make_live(store: Store, choice: ReleaseChoice, open_release: Callable[[], object]) -> str:
+def make_live(store: Store, choice: ReleaseToServe, open_release: Callable[[], object]) -> str:
     """Opens a new release, and makes it the live one.
 
     Args:
@@ -356,7 +356,7 @@ def make_live(store: Store, choice: ReleaseChoice, open_release: Callable[[], ob
 
 
 async def serve(
-    store: Store, options: ServeSearch, tokens: Tokens, choice: ReleaseChoice, examples: Sequence[str]
+    store: Store, options: ServeSearch, tokens: Tokens, choice: ReleaseToServe, examples: Sequence[str]
 ) -> None:
     """Serves a release from this process until SIGTERM or SIGINT; a new one becomes live when all parts have opened it.
 

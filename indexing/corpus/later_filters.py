@@ -71,8 +71,8 @@ class AddFiltersWork(BaseWork):
         """Returns the one stage: reading the metadata of all passages."""
         return [FilterStage(self.earlier_corpus, self.filters)]
 
-    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Raises InputError for a filter without a value in any passage."""
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Adds no notes. Raises InputError for a filter without a value in any passage."""
         refuse_filters_without_values([part.facts for part in drafts[0].committed_parts().values()], self.filters)
 
 

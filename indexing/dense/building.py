@@ -111,7 +111,7 @@ class BuildIndexWork(NextGenerationWork):
             return FillTask(draft, self.embeddings, Index(self.name, self.previous).quantizer)
         return FillTask(draft, self.embeddings, (draft, draft.committed_parts()["quantizer"]))
 
-    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Measures recall and notes the search parameters that reach the requested value."""
         [draft] = drafts
         queries = min(SAMPLE_QUERIES, self.end)

@@ -132,7 +132,7 @@ class EncodeCorpusWork:
             self.topics,
         )
 
-    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Notes what readers of the embeddings need to open the encoder."""
         spec = self.spec
         for draft in drafts:

@@ -20,8 +20,8 @@ BLOCK = 1 << 20  # bytes read at a time
 BOM = b"\xef\xbb\xbf"
 
 
-class _GapError(Exception):
-    """There are more than MAX_GAP_BYTES of line ends between two rows."""
+class _EmptyLinesError(Exception):
+    """There are more than MAX_GAP_BYTES of empty lines between two rows."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Lines:
         """Returns the next block, empty at the end of the file. line: The line in which the previous block ends."""
         try:
             return next(self.blocks, b"")
-        except _GapError:
+        except _EmptyLinesError:
             raise InputError(
                 f"{self.file}:{line}: found more than {limits.MAX_GAP_BYTES >> 20} MiB of line ends after this line, "
                 "expected empty lines at the end of the file only; remove them"
@@ -149,7 +149,7 @@ def read_blocks(file: str) -> Iterator[bytes]:
 
     A byte-order mark is left out, and so are line ends (and thus empty lines) at the end of the file, in memory that
     does not grow with their number. Raises InputError for a file that is missing, unreadable, truncated
-    or damaged, and _GapError for more than MAX_GAP_BYTES of empty lines before its last line.
+    or damaged, and _EmptyLinesError for more than MAX_GAP_BYTES of empty lines before its last line.
     """
     with open_input(file) as raw:
         stream = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if file.endswith(".gz") else raw
@@ -164,7 +164,7 @@ def read_blocks(file: str) -> Iterator[bytes]:
             body = block.rstrip(b"\r\n")
             if body:
                 if held_bytes > limits.MAX_GAP_BYTES:
-                    raise _GapError
+                    raise _EmptyLinesError
                 yield b"".join([*held, body]) if held else body
                 held, held_bytes = [], 0
             if len(body) < len(block):

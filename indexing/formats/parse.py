@@ -167,7 +167,7 @@ def convert_field(value: Any, filter_type: str | None) -> Any:
     """Returns a field of CSV or TSV in the type of its filter; the unchanged text if it has another form."""
     if type(value) is not str or filter_type is None:
         return value
-    filter_type = _value_type(filter_type)
+    filter_type = _element_type(filter_type)
     if filter_type == "int64" and re.fullmatch(r"[+-]?[0-9]{1,19}", value):
         return int(value)
     if filter_type == "float64" and re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", value):
@@ -177,9 +177,9 @@ def convert_field(value: Any, filter_type: str | None) -> Any:
     return value
 
 
-def _value_type(kind: str) -> str:
-    """Returns the type of the values of a list; of another type, itself."""
-    return kind.removeprefix("list[").removesuffix("]")
+def _element_type(filter_type: str) -> str:
+    """Returns "int64" for "list[int64]"; a type that is no list as it is."""
+    return filter_type.removeprefix("list[").removesuffix("]")
 
 
 def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: str, filter_type: str, value: Any) -> Any:
@@ -196,9 +196,9 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
     """
     if value is None:
         return None
-    if (value_type := _value_type(filter_type)) != filter_type:
+    if (element_type := _element_type(filter_type)) != filter_type:
         values = value if isinstance(value, list) else [value]
-        return [convert_filter_value(refuse, name, value_type, each) for each in values if each is not None] or None
+        return [convert_filter_value(refuse, name, element_type, each) for each in values if each is not None] or None
     if filter_type == "timestamp":
         try:
             moment = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else value)

@@ -64,8 +64,8 @@ _COLLECTING = threading.Lock()  # pyjnius binds a method of a class to the objec
 OPENING = threading.RLock()  # for the same reason one thread opens segments at a time
 
 
-def _java_class(name: str) -> Any:
-    """Returns a class of Lucene."""
+def _lucene_class(name: str) -> Any:
+    """Returns a Java class of Lucene. name: its name within org.apache.lucene, for example index.IndexWriter."""
     return lucene_jvm().type(f"{PACKAGE}{name}")
 
 
@@ -77,7 +77,7 @@ def _cast_java(name: str, value: Any) -> Any:
 @functools.cache
 def lucene_versions() -> dict[str, str]:
     """Returns the versions of Lucene and Anserini, which decide the terms of a text."""
-    version = _java_class("util.Version").LATEST.toString()
+    version = _lucene_class("util.Version").LATEST.toString()
     return {"lucene": version, "anserini": find_anserini_jar().name.split("-")[1]}
 
 
@@ -133,24 +133,24 @@ def write_segment(
 
 def _write_segment(passages: Iterable[str], folder: Path, analysis: Any, omit_norms: bool) -> LuceneSegmentFiles:
     java = lucene_jvm()
-    config = _java_class("index.IndexWriterConfig")(_cast_java("analysis.Analyzer", analysis))
+    config = _lucene_class("index.IndexWriterConfig")(_cast_java("analysis.Analyzer", analysis))
     config.setRAMBufferSizeMB(BUFFER_MB)
     config.setUseCompoundFile(True)
-    policy = _java_class("index.LogDocMergePolicy")()  # merges neighbours only, and so keeps the order
+    policy = _lucene_class("index.LogDocMergePolicy")()  # merges neighbours only, and so keeps the order
     policy.setNoCFSRatio(1.0)
     policy.setMaxCFSSegmentSizeMB(1e12)
     config.setMergePolicy(_cast_java("index.MergePolicy", policy))
-    config.setMergeScheduler(_cast_java("index.MergeScheduler", _java_class("index.SerialMergeScheduler")()))
-    directory = _java_class("store.FSDirectory").open(java.type("java.nio.file.Paths").get(str(folder)))
-    writer = _java_class("index.IndexWriter")(directory, config)
-    kind = _java_class("document.FieldType")()
+    config.setMergeScheduler(_cast_java("index.MergeScheduler", _lucene_class("index.SerialMergeScheduler")()))
+    directory = _lucene_class("store.FSDirectory").open(java.type("java.nio.file.Paths").get(str(folder)))
+    writer = _lucene_class("index.IndexWriter")(directory, config)
+    kind = _lucene_class("document.FieldType")()
     kind.setStored(False)
     kind.setTokenized(True)
     kind.setOmitNorms(omit_norms)
-    kind.setIndexOptions(_java_class("index.IndexOptions").DOCS_AND_FREQS)
+    kind.setIndexOptions(_lucene_class("index.IndexOptions").DOCS_AND_FREQS)
     empty = java.cast("java.lang.CharSequence", java.type("java.lang.String")(""))
-    field = _java_class("document.Field")(FIELD, empty, _cast_java("index.IndexableFieldType", kind))
-    document = _java_class("document.Document")()
+    field = _lucene_class("document.Field")(FIELD, empty, _cast_java("index.IndexableFieldType", kind))
+    document = _lucene_class("document.Document")()
     document.add(_cast_java("index.IndexableField", field))
     fields = java.cast("java.lang.Iterable", document)
     count = 0
@@ -194,15 +194,15 @@ class SegmentSearch(abc.ABC):
         self.num_documents = sum(reader.numDocs() for reader in readers[shard_range])
         self.first_row = first_row
         # Also for one shard: its reader is closed together with the MultiReader.
-        reader = _java_class("index.MultiReader")(readers, True)
-        self._searcher = _java_class("search.IndexSearcher")(_cast_java("index.IndexReader", reader))
+        reader = _lucene_class("index.MultiReader")(readers, True)
+        self._searcher = _lucene_class("search.IndexSearcher")(_cast_java("index.IndexReader", reader))
         self._searcher.setSimilarity(_cast_java("search.similarities.Similarity", similarity))
         # A shard is one segment, so the leaves of Lucene's reader are the shards.
         first, end, _ = shard_range.indices(len(shards))
         leaves = self._searcher.getTopReaderContext().leaves()
         self._leaves = None if end - first == len(shards) else leaves.subList(first, end)
-        self._collectors = _java_class("search.TopScoreDocCollector")
-        self._mode = _java_class("search.ScoreMode").TOP_SCORES
+        self._collectors = _lucene_class("search.TopScoreDocCollector")
+        self._mode = _lucene_class("search.ScoreMode").TOP_SCORES
         self._json = java.type("com.fasterxml.jackson.databind.ObjectMapper")()
 
     @abc.abstractmethod
@@ -256,7 +256,7 @@ class LuceneSearch(SegmentSearch):
         shard_range: slice = slice(None),
     ):
         """shards, shard_range: as of SegmentSearch; the first shard begins with row 0."""
-        super().__init__(shards, _java_class("search.similarities.BM25Similarity")(k1, b), shard_range=shard_range)
+        super().__init__(shards, _lucene_class("search.similarities.BM25Similarity")(k1, b), shard_range=shard_range)
         self._analyzer = _cast_java("analysis.Analyzer", make_analyzer(language))
         self._generator = lucene_jvm().type("io.anserini.search.query.BagOfWordsQueryGenerator")()
 
@@ -278,8 +278,8 @@ def open_shard(shard: LuceneSegmentFiles, bulk: Path) -> Any:
         for name, content in shard.small.items():
             (folder / name).write_bytes(content)
         (folder / shard.bulk).symlink_to(bulk.resolve())
-        directory = _java_class("store.MMapDirectory")(java.type("java.nio.file.Paths").get(str(folder)))
-        return _java_class("index.DirectoryReader").open(_cast_java("store.Directory", directory))
+        directory = _lucene_class("store.MMapDirectory")(java.type("java.nio.file.Paths").get(str(folder)))
+        return _lucene_class("index.DirectoryReader").open(_cast_java("store.Directory", directory))
     except Exception as error:
         if "JVM exception" not in str(error):
             raise

@@ -129,7 +129,7 @@ class SearchQueriesWork:
         """Returns the one stage: searching block by block."""
         return [SearchStage(self)]
 
-    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Notes the number of hits and the re-ranker's numerics class."""
         [draft] = drafts
         parts = draft.committed_parts().values()

@@ -20,7 +20,7 @@ def write_topics(tree: TopicTree, path: Path) -> None:
     """Writes a topic model and its tree; equal ones give equal bytes."""
     from safetensors.numpy import save_file
 
-    document = {"settings": tree.model.settings(), "nodes": [asdict(node) for node in tree.nodes]}
+    document = {"settings": tree.model.json_fields(), "nodes": [asdict(node) for node in tree.nodes]}
     metadata = {_ENTRY: json.dumps(document, ensure_ascii=False, sort_keys=True)}
     save_file(dict(tree.model.arrays_by_name()), path, metadata=metadata)
 
@@ -34,11 +34,11 @@ def read_topics(path: Path) -> TopicTree:
         arrays_by_name = load_file(path)
         with safe_open(path, "numpy") as file:
             document = json.loads((file.metadata() or {})[_ENTRY])
-        settings, entries = document["settings"], document["nodes"]
+        json_fields, entries = document["settings"], document["nodes"]
         nodes = tuple(_read_node(entry) for entry in entries)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise InputError(f"{path}: not a file of topics: {' '.join(str(error).split())[:200]}") from error
-    return TopicTree(TopicModel.from_arrays(arrays_by_name, settings, path), nodes)
+    return TopicTree(TopicModel.from_arrays(arrays_by_name, json_fields, path), nodes)
 
 
 def _read_node(entry: Mapping[str, Any]) -> TopicNode:

@@ -90,7 +90,7 @@ class FitTopicsWork(NextGenerationWork):
         """Returns the task that fits the topics."""
         return FitTask(drafts[0], self.corpus, self.options, self.end)
 
-    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Notes the number of topics and their sizes, in this generation."""
         [draft] = drafts
         committed = draft.committed_parts()

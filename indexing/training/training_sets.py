@@ -26,8 +26,8 @@ NO_NEGATIVES = "none"  # the name that stands for training on judged pairs alone
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetName:
-    """A training set by name.
+class TrainingSetSpec:
+    """Which artifacts form a training set, by name, and how it is used.
 
     Attributes:
         queries: Name of the query set.
@@ -52,30 +52,30 @@ class SetName:
     dev: str | None = None
 
 
-def resolve_stores(store: Store, names: Sequence[SetName]) -> tuple[SetName, ...]:
+def resolve_stores(store: Store, specs: Sequence[TrainingSetSpec]) -> tuple[TrainingSetSpec, ...]:
     """Returns training sets with the URLs of their stores, one URL per store, so that all processes read the same.
 
     Args:
         store: The store of the run.
-        names: The training sets.
+        specs: The training sets.
 
     Raises:
         InputError: If there is no store.
     """
     urls = {_canonical_url(store.url): ""}
     result = []
-    for name in names:
-        url = Store(name.store).require_not_empty().url if name.store else store.url
-        result.append(replace(name, store=urls.setdefault(_canonical_url(url), url)))
+    for spec in specs:
+        url = Store(spec.store).require_not_empty().url if spec.store else store.url
+        result.append(replace(spec, store=urls.setdefault(_canonical_url(url), url)))
     return tuple(result)
 
 
 def _canonical_url(url: str) -> str:
-    """Returns the same string for all spellings of a local folder."""
+    """Returns the absolute path of a local folder, without links; a URL with a scheme as it is."""
     return url if "://" in url else str(Path(url).resolve())
 
 
-def parse_training_set(text: str) -> SetName:
+def parse_training_set(text: str) -> TrainingSetSpec:
     """Returns the training set that `queries=NAME,negatives=NAME,split=NAME,weight=N,task=NAME,store=URL` names.
 
     `size=N`, `embeddings=NAME` and `dev=SPLIT` may be added; `queries` is required. Without `negatives`, or with
@@ -85,7 +85,7 @@ def parse_training_set(text: str) -> SetName:
         InputError: If the text has another form.
     """
     form = f"parameter also_train {text!r}: "
-    values = parse_named_values(text, [field.name for field in fields(SetName)], form)
+    values = parse_named_values(text, [field.name for field in fields(TrainingSetSpec)], form)
     if "queries" not in values:
         raise InputError(f"{form}expected queries=NAME, the query set to train on")
     try:
@@ -96,7 +96,7 @@ def parse_training_set(text: str) -> SetName:
     if size is not None and not (size.isdecimal() and int(size)):
         raise InputError(f"{form}size must be a number of queries, at least 1")
     negatives = values.pop("negatives", NO_NEGATIVES)
-    return SetName(
+    return TrainingSetSpec(
         **values,
         negatives=None if negatives == NO_NEGATIVES else negatives,
         weight=weight,
@@ -166,7 +166,7 @@ class OpenSets:
 
 def open_sets(
     store: Store,
-    names: Sequence[SetName],
+    specs: Sequence[TrainingSetSpec],
     *,
     limit: int | None,
     batches: Batches,
@@ -180,7 +180,7 @@ def open_sets(
 
     Args:
         store: The store of the run.
-        names: The training sets, at least one.
+        specs: The training sets, at least one.
         limit: Use only the first N queries of each split; None: all.
         batches: Whether a batch mixes the sets.
         weighted: Read the scores of the judgements as sampling weights of the positives.
@@ -192,51 +192,51 @@ def open_sets(
             one corpus name different embeddings, or if training by categories has several sets, a positive without
             categories, or no pair of positives without a common one.
     """
-    if categories_field is not None and len(names) > 1:
+    if categories_field is not None and len(specs) > 1:
         raise InputError(
             "parameter positives categories, parameter also_train: categories are those of one training set; leave out "
             "one of them"
         )
     inputs: dict[str, Artifact | ArtifactReference] = {}
-    artifacts: list[tuple[SetName, Queries, Artifact | None]] = []
+    artifacts: list[tuple[TrainingSetSpec, Queries, Artifact | None]] = []
     corpora: dict[str, Corpus] = {}  # by URL of the store
-    for name in names:
-        of = Store(name.store) if name.store else store
-        queries = Queries.open(of, name.queries)
-        negatives = None if name.negatives is None else of.open("negatives", name.negatives)
-        artifacts.append((name, queries, negatives))
+    for spec in specs:
+        of = Store(spec.store) if spec.store else store
+        queries = Queries.open(of, spec.queries)
+        negatives = None if spec.negatives is None else of.open("negatives", spec.negatives)
+        artifacts.append((spec, queries, negatives))
         needed = mined_corpus(of, negatives or queries.artifact)
-        corpora[name.store] = max(corpora.get(name.store, needed), needed, key=lambda corpus: len(corpus.generations))
+        corpora[spec.store] = max(corpora.get(spec.store, needed), needed, key=lambda corpus: len(corpus.generations))
     sets, places = [], []
     by_state: dict[str, SetCorpus] = {}
-    for number, (name, queries, negatives) in enumerate(artifacts, 1):
-        corpus = corpora[name.store]
+    for number, (spec, queries, negatives) in enumerate(artifacts, 1):
+        corpus = corpora[spec.store]
         by_role = {"queries": queries.artifact, "negatives": negatives}
-        by_role |= {"corpus": corpus.generations[-1]} if name.store else {}
+        by_role |= {"corpus": corpus.generations[-1]} if spec.store else {}
         suffix = "" if number == 1 else f":{number}"
         for role, artifact in by_role.items():
             if artifact is not None:
                 inputs[role + suffix] = (
-                    ArtifactReference(artifact.url, artifact.fingerprint) if name.store else artifact
+                    ArtifactReference(artifact.url, artifact.fingerprint) if spec.store else artifact
                 )
-        data = _set_data(name, corpus, queries, negatives, limit=limit, weighted=weighted, teacher=teacher)
+        data = _set_data(spec, corpus, queries, negatives, limit=limit, weighted=weighted, teacher=teacher)
         state = corpus.generations[-1].fingerprint
-        known = by_state.setdefault(state, SetCorpus(number, name.store, corpus, name.embeddings))
-        if name.embeddings not in (None, known.embeddings):
+        known = by_state.setdefault(state, SetCorpus(number, spec.store, corpus, spec.embeddings))
+        if spec.embeddings not in (None, known.embeddings):
             raise InputError(
-                f"training set {name.task or name.queries}: embeddings {name.embeddings}, and the first set of the "
+                f"training set {spec.task or spec.queries}: embeddings {spec.embeddings}, and the first set of the "
                 f"same corpus has {known.embeddings or 'none named'}: name the same"
             )
-        data = draw_queries(data, name.size)
+        data = draw_queries(data, spec.size)
         if categories_field is not None:
             data = with_categories(data, corpus, categories_field)
-        sets.append(TrainingSet(name.task or name.queries, data, name.weight, corpus=state))
+        sets.append(TrainingSet(spec.task or spec.queries, data, spec.weight, corpus=state))
         places.append(list(by_state).index(state))
     return OpenSets(tuple(by_state.values()), join_training_sets(sets, batches), inputs, tuple(places))
 
 
 def _set_data(
-    name: SetName,
+    spec: TrainingSetSpec,
     corpus: Corpus,
     queries: Queries,
     negatives: Artifact | None,
@@ -247,13 +247,13 @@ def _set_data(
 ) -> TrainingData:
     """Returns the training data of a set: its mined negatives, or its judged pairs alone."""
     if negatives is not None:
-        return read_training_data(corpus, queries, name.split, negatives, limit, weighted=weighted, teacher=teacher)
+        return read_training_data(corpus, queries, spec.split, negatives, limit, weighted=weighted, teacher=teacher)
     if teacher:
         raise InputError(
-            f"training set {name.task or name.queries}: judged pairs alone have no teacher scores, "
+            f"training set {spec.task or spec.queries}: judged pairs alone have no teacher scores, "
             "which a distillation loss needs: name negatives, or another parameter loss"
         )
-    return read_judged_data(corpus, queries, name.split, limit, weighted=weighted)
+    return read_judged_data(corpus, queries, spec.split, limit, weighted=weighted)
 
 
 def with_categories(data: TrainingData, corpus: Corpus, field: str) -> TrainingData:

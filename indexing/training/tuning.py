@@ -21,7 +21,7 @@ from indexing.store.models import model_folder
 from indexing.store.store import Store
 from indexing.topics.reader import Topics
 from indexing.training.dev import open_dev_set
-from indexing.training.training_sets import OpenSets, SetCorpus, SetName, open_sets
+from indexing.training.training_sets import OpenSets, SetCorpus, TrainingSetSpec, open_sets
 from indexing.training.training_topics import open_training_topics
 from retriever.errors import InputError
 from retriever.model.files import find_model_folder
@@ -74,7 +74,7 @@ class RetrieverMaker:
     backbone_settings: dict[str, Any]
     tuning: TuneOptions
     corpus: Corpus
-    sets: tuple[SetName, ...]
+    sets: tuple[TrainingSetSpec, ...]
     fingerprints: dict[str, str]
     batches: Batches
     limit: int | None
@@ -251,7 +251,7 @@ def categories_field_of(tuning: TuneOptions) -> str | None:
 
 
 def open_tuning_sets(
-    store: Store, sets: Sequence[SetName], tuning: TuneOptions, *, limit: int | None, batches: Batches
+    store: Store, sets: Sequence[TrainingSetSpec], tuning: TuneOptions, *, limit: int | None, batches: Batches
 ) -> OpenSets:
     """Opens training sets with what the trained system reads of them; see `open_sets`."""
     return open_sets(

@@ -164,15 +164,15 @@ class Work(Protocol):
     def stages(self) -> Sequence[SpreadStage | DriverStage]:
         """Returns the stages, in order."""
 
-    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Notes the measured facts in the drafts, which are then completed."""
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Does what follows the stages, before the drafts are completed: adds measured notes, or raises InputError."""
 
 
 class BaseWork:
-    """Base of works that measure nothing."""
+    """Base of works that only have stages."""
 
-    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Notes nothing."""
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Does nothing."""
 
 
 class ProgressCounter(Protocol):
@@ -322,7 +322,7 @@ def run_work(
                     for stage in work.stages:
                         with progress(stage.title, stage.total, stage.noun, drafts[-1].key) as counter:
                             _StageRun(stage, drafts, counter).run(runner, observe)
-                    work.finish(drafts, runner, progress)
+                    work.prepare_completion(drafts, runner, progress)
                 for draft in drafts:
                     if not draft.is_complete:
                         draft.finish()

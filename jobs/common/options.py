@@ -252,7 +252,7 @@ def describe_type(hint: Any) -> str:
 
 
 def choices_of(hint: Any) -> tuple[str, ...]:
-    """Returns the words for all values of a type; empty if the type has no fixed values."""
+    """Returns the values of a Literal type as words; empty for any other type."""
     hint = _without_none(hint)
     return tuple(map(str, typing.get_args(hint))) if typing.get_origin(hint) is typing.Literal else ()
 

@@ -17,7 +17,7 @@ from typing import Any
 from jobs.common.steps import make_step, read_entry
 from jobs.experiments.arms import Experiment, Settings, read_experiment, replace_in
 from jobs.experiments.choosing import choose
-from jobs.experiments.measuring import ArmControl, Measurement
+from jobs.experiments.measuring import ControlFunctions, Measurement
 from jobs.experiments.performing import Performer
 from jobs.experiments.results import Results, RunValues, markdown_tables, summarise
 from jobs.experiments.subsets import seen_queries
@@ -44,7 +44,7 @@ class RunExperiment(Common):
     arms."""
 
 
-def main(options: RunExperiment, controls: Mapping[str, ArmControl] | None = None) -> None:
+def main(options: RunExperiment, controls: Mapping[str, ControlFunctions] | None = None) -> None:
     """Runs the experiment of a file, or prints its steps with --plan.
 
     Args:
@@ -99,7 +99,7 @@ class ExperimentRun:
     path: str
     folder: Path
     performer: Performer
-    controls: Mapping[str, ArmControl]
+    controls: Mapping[str, ControlFunctions]
     chosen: dict[str, Settings] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
 
@@ -202,7 +202,7 @@ class ExperimentRun:
         }
         trial = with_models(trial, models, plan=self.performer.plan)
         step = trial.step(self.path)
-        control = self.controls.get(settings.control or "", ArmControl())
+        control = self.controls.get(settings.control or "", ControlFunctions())
         if control.train is not None and not self.performer.plan:
             control.train(step)
         else:
@@ -218,7 +218,7 @@ class ExperimentRun:
     def _measure_task(self, trial: Trial, set_name: str, split: str) -> dict[str, RunValues]:
         """Returns the values of a trained task on a set: alone under "", and with each fused source under its name."""
         settings = self.experiment.arms[trial.arm]
-        control = self.controls.get(settings.control or "", ArmControl())
+        control = self.controls.get(settings.control or "", ControlFunctions())
         if control.search is None:
             return self.measurement.measure_trial(trial, set_name, split)
         task = trial.name if settings.uses is None else self._trained_task(settings.uses, trial.seed, set_name)[1]

@@ -57,8 +57,8 @@ class ControlSearchRequest:
 
 
 @dataclass(frozen=True)
-class ArmControl:
-    """Functions that train or search an arm in place of a job.
+class ControlFunctions:
+    """Functions that train or search a control arm in place of the jobs.
 
     Attributes:
         train: Trains the task of a step; None: the job.

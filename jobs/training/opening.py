@@ -28,7 +28,7 @@ from indexing.training.training_sets import (
     NO_NEGATIVES,
     OpenSets,
     SetCorpus,
-    SetName,
+    TrainingSetSpec,
     parse_training_set,
     resolve_stores,
 )
@@ -169,7 +169,7 @@ def check_tuning(options: TrainRetriever, tuning: TuneOptions, spec: EncoderSpec
 
 
 def with_regularisers(
-    options: TrainRetriever, tuning: TuneOptions, pooling: Pooling, steps: int, sets: Sequence[SetName]
+    options: TrainRetriever, tuning: TuneOptions, pooling: Pooling, steps: int, sets: Sequence[TrainingSetSpec]
 ) -> TuneOptions:
     """Returns the options of the trained system with its regularisers, and with a prompt for each task of the sets.
 
@@ -219,7 +219,7 @@ def artifact_config(options: TrainRetriever, maker: RetrieverMaker, loop: LoopOp
     }
     if options.also_train:
         # The location of a store is not part of the configuration: the inputs identify its content.
-        config["also_train"] = [training_set_config(name) for name in maker.sets[1:]]
+        config["also_train"] = [training_set_config(spec) for spec in maker.sets[1:]]
         config["batches"] = options.batches
     if options.task_size is not None:
         config["task_size"] = options.task_size
@@ -279,12 +279,12 @@ def synthesis_of_tasks(
     return replace(synthesis, prompts=len(tasks))
 
 
-def training_set_config(name: SetName) -> dict[str, Any]:
+def training_set_config(spec: TrainingSetSpec) -> dict[str, Any]:
     """Returns a training set for a configuration. The inputs identify its store and embeddings."""
-    extra: dict[str, Any] = {} if name.size is None else {"size": name.size}
+    extra: dict[str, Any] = {} if spec.size is None else {"size": spec.size}
     later = ("store", "size", "embeddings", "dev")
-    extra |= {} if name.dev is None else {"dev": name.dev}
-    return {key: value for key, value in asdict(name).items() if key not in later} | extra
+    extra |= {} if spec.dev is None else {"dev": spec.dev}
+    return {key: value for key, value in asdict(spec).items() if key not in later} | extra
 
 
 def find_stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetCorpus]) -> list[EmbeddingsReader]:
@@ -306,7 +306,7 @@ def find_stored_passages(store: Store, spec: EncoderSpec, corpora: Sequence[SetC
     return result
 
 
-def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tuple[SetName, ...]:
+def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tuple[TrainingSetSpec, ...]:
     """Returns the training sets that the options name, the one of --queries first.
 
     Raises:
@@ -322,7 +322,7 @@ def training_sets(store: Store, options: TrainRetriever, queries: Queries) -> tu
             "training without any; store them under another name"
         )
     name = queries.artifact.name
-    first = SetName(queries=name, split=options.split, negatives=negatives, embeddings=options.embeddings)
+    first = TrainingSetSpec(queries=name, split=options.split, negatives=negatives, embeddings=options.embeddings)
     further = [parse_training_set(text) for text in options.also_train]
     for other in further:
         if other.embeddings is not None and options.weights.sides != "query":

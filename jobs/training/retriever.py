@@ -24,7 +24,7 @@ from indexing.store.artifact import Artifact
 from indexing.store.documents import ArtifactReference
 from indexing.store.models import commit_files, model_folder
 from indexing.store.store import Store, check_name
-from indexing.training.training_sets import SetName
+from indexing.training.training_sets import TrainingSetSpec
 from indexing.work.local import LocalRunner
 from indexing.work.work import complete_artifact, run_work
 from retriever.encoding.backbones import empty_backbone, encoder_bytes
@@ -250,7 +250,7 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     encoder, topics = setup.spec.options, setup.maker.tuning.topics
     size, written = trained_bytes(options, setup)
     sets = setup.maker.sets
-    say(f"queries   {setup.queries:,} of {'; '.join(describe_set(name, several=len(sets) > 1) for name in sets)}")
+    say(f"queries   {setup.queries:,} of {'; '.join(describe_set(spec, several=len(sets) > 1) for spec in sets)}")
     under_topics = 0
     if topics is not None and setup.maker.topics is not None:
         num_topics = setup.maker.open_topic_model().num_topics
@@ -310,12 +310,12 @@ def trained_bytes(options: TrainRetriever, setup: RetrieverSetup) -> tuple[int, 
     return size, written
 
 
-def describe_set(name: SetName, *, several: bool) -> str:
+def describe_set(spec: TrainingSetSpec, *, several: bool) -> str:
     """Returns a training set in words, with its query set if there are several."""
-    negatives = "without negatives" if name.negatives is None else f"with negatives in negatives/{name.negatives}"
-    weight = "" if name.weight == 1 else f", weight {name.weight:g}"
-    split = f"{name.split} in queries/{name.queries}" if several else name.split
-    store = f" of {name.store}" if name.store else ""
+    negatives = "without negatives" if spec.negatives is None else f"with negatives in negatives/{spec.negatives}"
+    weight = "" if spec.weight == 1 else f", weight {spec.weight:g}"
+    split = f"{spec.split} in queries/{spec.queries}" if several else spec.split
+    store = f" of {spec.store}" if spec.store else ""
     return f"{split}{store}, {negatives}{weight}"
 
 

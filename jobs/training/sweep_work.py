@@ -76,7 +76,7 @@ class SweepWork:
         self.targets = [ArtifactTarget("sweeps", name, inputs, {"runs": settings, "configs": list(configs)})]
         self.stages = [SweepStage(tuple(runs), train)]
 
-    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         """Notes the run that is chosen. Raises InputError if every run has diverged."""
         [draft] = drafts
         choice = choose_run(read_outcomes(draft))

@@ -92,14 +92,14 @@ class TopicModel:
             "vocabulary": np.frombuffer("\n".join(self.vocabulary).encode(), np.uint8),
         }
 
-    def settings(self) -> dict[str, Any]:
-        """Returns what is not an array, JSON-able: the words of each topic."""
+    def json_fields(self) -> dict[str, Any]:
+        """Returns the attributes that are no arrays, for a JSON file: the words of each topic."""
         return {"words": [list(words) for words in self.words]}
 
     def fingerprint(self) -> str:
         """Returns the sha256 of the content."""
         digest = hashlib.sha256()
-        for piece in json.JSONEncoder(sort_keys=True).iterencode(self.settings()):
+        for piece in json.JSONEncoder(sort_keys=True).iterencode(self.json_fields()):
             digest.update(piece.encode())
         for name, array in sorted(self.arrays_by_name().items()):
             digest.update(f"{name} {array.shape}".encode())
@@ -107,21 +107,21 @@ class TopicModel:
         return digest.hexdigest()
 
     @classmethod
-    def from_arrays(cls, arrays_by_name: Mapping[str, np.ndarray], settings: Any, file: Path | str) -> TopicModel:
-        """Returns the model of `arrays_by_name()` and `settings()`.
+    def from_arrays(cls, arrays_by_name: Mapping[str, np.ndarray], json_fields: Any, file: Path | str) -> TopicModel:
+        """Returns the model of `arrays_by_name()` and `json_fields()`.
 
         Args:
             arrays_by_name: The arrays by name.
-            settings: The settings as read from JSON.
+            json_fields: The fields as read from JSON.
             file: Where they are from, for messages.
 
         Raises:
-            InputError: If an array or a setting is missing, unknown, of another type or shape, or not finite.
+            InputError: If an array or a field is missing, unknown, of another type or shape, or not finite.
         """
         where = f"{file}: topic model:"
-        if not isinstance(settings, dict) or set(settings) != {"words"}:
-            raise InputError(f"{where} expected an object with the field words, got {format_json(settings)}")
-        words = settings["words"]
+        if not isinstance(json_fields, dict) or set(json_fields) != {"words"}:
+            raise InputError(f"{where} expected an object with the field words, got {format_json(json_fields)}")
+        words = json_fields["words"]
         if not isinstance(words, list) or not all(_is_words(topic) for topic in words):
             raise InputError(f"{where} words: expected a list of words for each topic, got {format_json(words)}")
         if set(arrays_by_name) != set(_TYPES):

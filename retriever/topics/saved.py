@@ -87,7 +87,7 @@ class SavedTopics:
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings, JSON-able."""
-        return {"length": self.length, "model": self.model.settings(), "wordless": self.wordless}
+        return {"length": self.length, "model": self.model.json_fields(), "wordless": self.wordless}
 
     def digest(self) -> str:
         """Returns the sha256 of the topics, of `wordless`, and of the shape and the numbers of the prompts."""

@@ -32,7 +32,8 @@ from serve.http.limits import HEALTH_PATHS, SURPLUS_HEAD_S, HttpLimits
 LINGER_S = 2.0  # seconds for which bytes of a refused connection are still read
 SWEEP_S = 0.5  # seconds between two checks of the deadlines
 HEAD_END = b"\r\n\r\n"
-BODY_PIECE = 1 << 10  # bytes of a body that are parsed without looking for the end of a later head
+# Minimum bytes of a body per call of the parser. A piece ends after the next HEAD_END, and a body may be full of those.
+BODY_PIECE = 1 << 10
 PIECE = 16 << 10  # bytes per call of the parser: as many may be in memory beyond max_header_bytes
 READ_RATE = 16 << 10  # minimum bytes per second that a client must read, over write_timeout_s
 

@@ -34,7 +34,7 @@ from indexing.search.few_queries import LocalSearch
 from indexing.search.runs import read_run, read_trec
 from indexing.store.store import Store
 from indexing.training.dev import open_dev_set
-from indexing.training.training_sets import SetName, open_sets
+from indexing.training.training_sets import TrainingSetSpec, open_sets
 from indexing.work.local import LocalRunner
 from retriever.encoding.encoder import Encoder, EncoderOptions
 from retriever.encoding.reranker import RerankerOptions
@@ -413,7 +413,7 @@ def test_no_passage_of_a_positive_document_is_a_negative(built: Path, done: Done
         assert not own[query] & {*negatives.tolist()}
     options = SimpleNamespace(batch=16, negatives_per_query=4, seed=0)
     for negatives in ("mined", None):
-        name = SetName(queries="source", split="test", negatives=negatives)
+        name = TrainingSetSpec(queries="source", split="test", negatives=negatives)
         data = open_sets(store, [name], limit=None, batches="mixed", weighted=True).data
         assert [weights.tolist() for weights in data.weights or ()] == [[2.0, 1.0]] * len(pairs.ids)
         for step in range(30):

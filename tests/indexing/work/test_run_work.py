@@ -60,7 +60,7 @@ class Squares(BaseStage):
     def task(self, drafts: Sequence[Draft]) -> Square:
         return Square(drafts[0], self.power, self.bad, self.resources)
 
-    def finish(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
         drafts[0].add_notes(parts=len(drafts[0].committed_parts()))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from jobs.experiments.arms import read_experiment
 from jobs.experiments.choosing import choose
 from jobs.experiments.experiment import ExperimentRun, RunExperiment, main
-from jobs.experiments.measuring import ArmControl, ControlSearchRequest
+from jobs.experiments.measuring import ControlFunctions, ControlSearchRequest
 from jobs.experiments.performing import Performer
 from jobs.experiments.trials import make_trial
 
@@ -69,7 +69,7 @@ def test_a_toy_experiment_is_chosen_measured_and_compared_and_made_once(
     )
     file = tmp_path / "figures.json"
     options = RunExperiment(store=str(world.store), arms=arms, json=str(file))
-    controls = {"words": ArmControl(search=search)}
+    controls = {"words": ControlFunctions(search=search)}
 
     main(RunExperiment(store=str(world.store), arms=arms, json=str(file), plan=True), controls)
     planned = capsys.readouterr().out
@@ -220,7 +220,7 @@ def test_an_arm_that_occurs_twice_is_refused(tmp_path: Path) -> None:
 
 def test_every_experiment_of_the_benchmarks_is_valid(tmp_path: Path) -> None:
     """Their controls are in the benchmark; any function stands for them here."""
-    controls = dict.fromkeys(("random", "shuffled", "swapped", "judged", "same-topic"), ArmControl())
+    controls = dict.fromkeys(("random", "shuffled", "swapped", "judged", "same-topic"), ControlFunctions())
     files = sorted((Path(__file__).resolve().parents[3] / "benchmarks/arms").glob("*.yaml"))
     assert len(files) > 10
     for file in files:

@@ -15,7 +15,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
 from indexing.store.store import Store
 from indexing.training.dev import open_dev_set
-from indexing.training.training_sets import SetName, open_sets
+from indexing.training.training_sets import TrainingSetSpec, open_sets
 from retriever.errors import InputError
 
 Done = Callable[..., str]
@@ -147,7 +147,7 @@ def test_passages_without_categories_are_refused(
 
 
 def test_only_the_categories_of_the_training_passages_are_read(store: Store) -> None:
-    names = (SetName(queries="tiny"),)
+    names = (TrainingSetSpec(queries="tiny"),)
     sets = open_sets(store, names, limit=3, batches="mixed", weighted=False, categories_field="categories")
     table = sets.data.categories
     assert table is not None

@@ -15,7 +15,7 @@ from training_commands import command
 
 from indexing.corpus.corpus import Corpus
 from indexing.store.store import Store
-from indexing.training.training_sets import SetName, open_sets, parse_training_set, resolve_stores
+from indexing.training.training_sets import TrainingSetSpec, open_sets, parse_training_set, resolve_stores
 from retriever.errors import InputError
 
 Done = Callable[..., str]
@@ -66,7 +66,7 @@ def test_judged_pairs_alone_are_trained_on(world, done: Done, refused: Done, job
 
 
 def test_weights_are_the_scores_of_the_judgements(world, graded: Store, done: Done, refused: Done) -> None:
-    names = [SetName(queries="graded", split="train")]
+    names = [TrainingSetSpec(queries="graded", split="train")]
     opened = open_sets(graded, names, limit=None, batches="mixed", weighted=True)
     corpus = Corpus.open(graded)
     assert opened.data.positives[0].tolist() == corpus.rows_of(["p5", "p7"]).tolist()
@@ -88,7 +88,11 @@ def test_several_query_sets_are_trained_on_together(world, several: Store, done:
     sets = "train in queries/tiny, without negatives; train in queries/more, without negatives, weight 2"
     assert f"queries   14 of {sets}\n" in out
     opened = open_sets(
-        several, [SetName(queries="tiny"), parse_training_set(MORE)], limit=None, batches="mixed", weighted=False
+        several,
+        [TrainingSetSpec(queries="tiny"), parse_training_set(MORE)],
+        limit=None,
+        batches="mixed",
+        weighted=False,
     )
     mixture = opened.data.mixture
     assert (mixture.tasks, mixture.sizes, mixture.weights) == (("tiny", "second"), (10, 4), (1.0, 2.0))
@@ -109,7 +113,7 @@ def test_several_query_sets_are_trained_on_together(world, several: Store, done:
 
 def test_sets_with_and_without_negatives_share_the_corpus_of_the_later_one(world, several: Store, done: Done) -> None:
     mine(several, query_set="tiny")
-    names = [parse_training_set(MORE), SetName(queries="tiny", negatives="hand")]
+    names = [parse_training_set(MORE), TrainingSetSpec(queries="tiny", negatives="hand")]
     opened = open_sets(several, names, limit=3, batches="mixed", weighted=False)
     assert opened.inputs.keys() == {"queries", "queries:2", "negatives:2"}
     assert [len(rows) > 0 for rows in opened.data.negatives] == [False] * 3 + [True] * 3
@@ -118,11 +122,11 @@ def test_sets_with_and_without_negatives_share_the_corpus_of_the_later_one(world
 
 def test_sizes_of_tasks_are_capped(world, several: Store, done: Done, refused: Done) -> None:
     """The same queries are drawn in each run; a set with a separate size keeps it."""
-    names = [SetName(queries="tiny", size=4), SetName(queries="more", size=3)]
+    names = [TrainingSetSpec(queries="tiny", size=4), TrainingSetSpec(queries="more", size=3)]
     draws = [open_sets(several, names, limit=None, batches="mixed", weighted=False).data for _ in range(2)]
     assert draws[0].queries == draws[1].queries
     assert draws[0].mixture.sizes == (4, 3)
-    whole = open_sets(several, [SetName(queries="tiny")], limit=None, batches="mixed", weighted=False).data
+    whole = open_sets(several, [TrainingSetSpec(queries="tiny")], limit=None, batches="mixed", weighted=False).data
     places = [whole.queries.index(text) for text in draws[0].queries[:4]]
     assert places == sorted(places) != [0, 1, 2, 3]
     assert [whole.positives[place].tolist() for place in places] == [rows.tolist() for rows in draws[0].positives[:4]]
@@ -163,14 +167,14 @@ def test_sets_of_another_store_bring_their_own_corpus(
     assert roles == {"queries:2": f"{elsewhere}/queries/foreign", "corpus:2": f"{elsewhere}/corpus/g0000"}
     assert "store" not in artifact.config["also_train"][0]
     done("verify", "--store", world.store)
-    names = [SetName(queries="tiny"), SetName(queries="foreign", store=str(elsewhere))]
+    names = [TrainingSetSpec(queries="tiny"), TrainingSetSpec(queries="foreign", store=str(elsewhere))]
     opened = open_sets(store, names, limit=None, batches="mixed", weighted=False)
     assert (opened.corpus.num_rows, opened.data.num_passages) == (240, 270)
     [row] = opened.data.positives[10]
     assert opened.data.passages(np.array([row]))[1] == ["foreign passage 0"]
     for spelling in (world.store, world.store / ".." / world.store.name):
-        assert resolve_stores(store, [SetName(queries="tiny", store=str(spelling))]) == (names[0],)
-    other = SetName(queries="foreign", store=f"{elsewhere}/../elsewhere")
+        assert resolve_stores(store, [TrainingSetSpec(queries="tiny", store=str(spelling))]) == (names[0],)
+    other = TrainingSetSpec(queries="foreign", store=f"{elsewhere}/../elsewhere")
     assert {name.store for name in resolve_stores(store, [names[1], other])} == {str(elsewhere)}
     opened.check(opened.fingerprints())
     with pytest.raises(InputError, match=f"{elsewhere}/corpus/g0000: this node has .*, the node of the job 123"):

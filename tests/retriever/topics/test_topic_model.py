@@ -51,7 +51,7 @@ def test_unknown_words_do_not_count() -> None:
 
 def test_saved_form_returns_the_same_model() -> None:
     model = make_model()
-    again = TopicModel.from_arrays(model.arrays_by_name(), model.settings(), "prompt.json")
+    again = TopicModel.from_arrays(model.arrays_by_name(), model.json_fields(), "prompt.json")
     assert again.vocabulary == model.vocabulary
     assert again.words == model.words
     assert again.fingerprint() == model.fingerprint()
@@ -95,7 +95,7 @@ def test_damaged_files_are_refused(named: dict, settings: dict, message: str) ->
     arrays = {name: array for name, array in (model.arrays_by_name() | named).items() if array is not None}
     with pytest.raises(InputError, match=rf"^prompt\.json: topic model: .*{message}"):
         TopicModel.from_arrays(
-            arrays, (model.settings() | settings) if "other" not in settings else settings, "prompt.json"
+            arrays, (model.json_fields() | settings) if "other" not in settings else settings, "prompt.json"
         )
 
 
