@@ -50,7 +50,6 @@ from indexing.store.chain import RowRange
 from indexing.store.models import commit_files
 from indexing.store.store import Store
 from indexing.store.verify import verify
-from retriever.encoding import encoder
 from retriever.encoding.encoder import Encoder
 from retriever.errors import InputError
 from retriever.prompts.prompts import SETTINGS, WEIGHTS, TaskPrompt
@@ -502,7 +501,7 @@ def test_a_prompt_that_there_is_no_memory_for_is_refused(
     store = Store(str(root / "store"))
     before = live_release_id(store), store.names("prompts")
     with monkeypatch.context() as scarce:
-        scarce.setattr(encoder, "free_memory", lambda device: 1000)
+        scarce.setattr("retriever.encoding.tasks.free_memory", lambda device: 1000)
         answer = client.put("/v1/tasks/long", files=task_files(tmp_path, model, 1, 700))
     assert answer.status_code == 400
     assert "with a prompt of 700 tokens the table of all prompts takes" in answer.json()["error"]["message"]
