@@ -20,6 +20,7 @@ from jobs.common.workers import GpuWorkers
 
 import numpy as np
 
+from indexing.files.raw import short_repr
 from indexing.hit_sources.grammar import check_options_used
 from indexing.hit_sources.modes import default_source, expand_mode, source_of_mode
 from indexing.hit_sources.options import By, Mode, SearchOptions
@@ -39,7 +40,7 @@ SOURCE_HELP = (
     f"Search source, instead of a mode: {', '.join(all_forms())}, A+B (reciprocal rank fusion), 0.4*A+0.6*B "
     "(weighted), or the name of a mode."
 )
-SHOWN = 10  # queries without hits that are listed by id
+SHOWN = 10  # queries without hits that are listed
 SHOWN_HITS = 10  # hits per query that are printed with --query
 # With --query nothing is committed, and the queries do not come from the store: these options have no meaning.
 OF_RUNS = ("queries", "split", "run", "overwrite", "name", "limit", "drop_self")
@@ -157,7 +158,9 @@ def search_split(store: Store, source: str, options: SearchJob) -> Artifact | No
     say(f"{artifact.url}: {artifact.notes['hits']:,} hits of {len(work.split.ids):,} queries in {work.source}")
     if queries_without_hits := work.queries_without_hits():
         more = f" and {len(queries_without_hits) - SHOWN} more" if len(queries_without_hits) > SHOWN else ""
-        say(f"  {len(queries_without_hits):,} queries found nothing: {', '.join(queries_without_hits[:SHOWN])}{more}")
+        texts = dict(zip(work.split.ids, work.split.texts, strict=True))
+        shown = "; ".join(short_repr(texts[id]) for id in queries_without_hits[:SHOWN])
+        say(f"  {len(queries_without_hits):,} queries found nothing: {shown}{more}")
     print_part_cuts(artifact.numbered_parts("part"), work.sources)
     if options.run:
         write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)

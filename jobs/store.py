@@ -36,6 +36,7 @@ from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.options import option
 
+SERVING = "serving"  # the folder of the record of the live release
 SHOWN_HITS = 10  # hits of a query, if --k is not set
 
 
@@ -47,7 +48,8 @@ class StoreJob(Common):
     """What to do; gc removes files, checkpoints, old releases and their prompts over HTTP that nothing names."""
     key: str | None = option(None, positional=True, metavar="KEY")
     """The artifact, as list prints it (show, remove, export). Without a generation, index/minilm for example, it is the
-    newest complete one, or for remove all of them."""
+    newest complete one, or for remove all of them. "serving" is the record of the live release, without which the
+    release and its artifacts can be removed; end the servers first (remove)."""
     to: str | None = option(None, metavar="FOLDER")
     """Folder for the files of a model or a prompt, which keep their names (export)."""
     query_id: str | None = None
@@ -98,6 +100,11 @@ def newest_key(store: Store, key: str) -> str:
 def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
     """Removes an artifact with its checkpoints, or prints with --plan what would be removed."""
     freed: list[tuple[str, int]] = []
+    live_record = list(store.storage.list(SERVING)) if key == SERVING else []
+    if live_record:
+        delete_files(store, live_record, options)
+        print_removal(key, live_record, options)
+        return
     artifacts = store.files_to_remove(key, with_dependents=options.with_dependents)
     for each, files in artifacts.items():
         files = files + own_checkpoints(store, *Key.parse(each))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import math
 import signal
@@ -118,5 +119,6 @@ def open_socket(host: str, port: int) -> socket.socket:
         listening.listen(1024)
     except (OSError, OverflowError) as error:
         listening.close()
-        raise InputError(f"parameter host {host}, parameter port {port}: {error}") from error
+        advice = "; give another port, or 0 for a free one" if error.args[0] == errno.EADDRINUSE else ""
+        raise InputError(f"parameter host {host}, parameter port {port}: {error}{advice}") from error
     return listening

@@ -219,8 +219,8 @@ def judgements_hint(file: str, table: TableColumns, columns: QueryColumns) -> st
     others = [name for name in table.shown if name not in columns.used]
     example = f", for example {others[0]}" if others else ""
     return (
-        f"no judgements in {file}: none of its columns is called {', '.join(RELEVANT_NAMES)}; if one has the ids of "
-        f"relevant passages{example}, rename it, or name it by parameter relevant of riptide import-queries"
+        f"warning: no judgements in {file}: none of its columns is called {', '.join(RELEVANT_NAMES)}; if one has the "
+        f"ids of relevant passages{example}, rename it, or name it by parameter relevant of riptide import-queries"
     )
 
 

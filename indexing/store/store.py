@@ -262,7 +262,8 @@ class Store:
             )
         if live := [other for other in removed if self._is_live(other)]:
             raise InputError(
-                f"{self.url}/{key} is needed by {CURRENT}, as {live[0]} is live: serve another release first"
+                f"{self.url}/{key} is needed by {CURRENT}, as {live[0]} is live: serve another release, or end "
+                "its servers and remove serving (riptide store remove serving)"
             )
         return {each: self.files_in_removal_order(each) for each in removed}
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from indexing.corpus.corpus import Corpus
 from indexing.store.store import Store
@@ -80,6 +81,7 @@ class WarmUp:
             return
         start = time.monotonic()
         end = start + self.total_s
+        pa.array([0])  # imports pandas, where it is installed; otherwise the first search with a filter waits for it
         size_bytes = self._read_files(release, {key[0] for key in pending}, start + self.total_s / 2)
         queries = self._make_queries(release, Corpus(release.generations(self.store, "corpus")).num_rows, end)
         durations = []

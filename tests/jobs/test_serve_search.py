@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import sys
 import threading
 import time
@@ -977,6 +978,9 @@ def test_the_job_checks_its_options(
     assert "--max-headers 20: Ray Serve has a separate HTTP proxy" in line
     assert "--head-timeout-s 0.0: expected at least 0.1" in refused("serve_search", *at, "--head-timeout-s", 0)
     assert "give a port" in refused("serve_search", *at, "--replicas", 1, "--port", 0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        line = refused("serve_search", *at, "--port", taken.getsockname()[1])
+    assert line.endswith("Address already in use; give another port, or 0 for a free one")
 
 
 def test_without_haproxy_rays_own_proxy_answers(

@@ -143,13 +143,23 @@ def test_dependents_are_removed_first_and_a_removal_can_be_interrupted(
     assert "--with-dependents: only remove" in refused("store", "gc", "--with-dependents", "--store", store)
 
 
-def test_the_live_release_is_not_removed(world, refused) -> None:
+def test_the_live_release_is_removed_after_the_record_that_names_it(world, done, refused) -> None:
     store = Store(str(world.store))
     with store.create("releases", "0" * 16, inputs={"index": store.open("index", "idx/g0000")}):
         pass
     store.storage.compare_and_swap("serving/current.json", LiveRecord("0" * 16, ()).document(), None)
     line = refused("store", "remove", "index/idx", "--with-dependents", "--store", world.store)
-    assert line.endswith(f"serving/current.json, as releases/{'0' * 16} is live: serve another release first")
+    assert line.endswith(
+        f"serving/current.json, as releases/{'0' * 16} is live: serve another release, or end its servers and remove "
+        "serving (riptide store remove serving)"
+    )
+    at = ("--store", world.store)
+    assert done("store", "remove", "serving", *at, "--plan").startswith("would remove serving, ")
+    assert done("store", "remove", "serving", *at).startswith("removed serving, ")
+    assert not (world.store / "serving/current.json").exists()
+    assert "no such artifact" in refused("store", "remove", "serving", *at)
+    done("store", "remove", "index/idx", "--with-dependents", *at)
+    assert store.keys("releases") == []
 
 
 def test_gc_clears_what_nothing_names(world, done) -> None:

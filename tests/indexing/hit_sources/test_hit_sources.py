@@ -158,6 +158,7 @@ def test_a_fusion_finds_what_its_sources_find_apart(sources: HitSources) -> None
 @pytest.mark.parametrize(
     ("source", "told"),
     [
+        ("bm25+", "source 'bm25+': expected a source on both sides of each +"),
         ("splade", "source 'splade': expected bm25, bm25:NAME, exact:EMBEDDINGS, index:NAME, splade:NAME, or A+B"),
         ("colbert:x+bm25", "source 'colbert:x': expected"),
         ("exact", "embeddings: there is no such artifact (complete embeddings: none); riptide encode-corpus makes one"),
@@ -165,7 +166,6 @@ def test_a_fusion_finds_what_its_sources_find_apart(sources: HitSources) -> None
         ("exact+bm25", "source 'exact': expected"),
         ("index:", "source 'index:': expected"),
         ("", "source '': expected"),
-        ("bm25+", "source '': expected"),
         ("0.4*bm25", "source '0.4*bm25': expected"),
         ("-1*bm25+1*bm25:wide", "give every one of the sources a weight, or none"),
         ("0.4*bm25+bm25:wide", "source '0.4*bm25+bm25:wide': give every one of the sources a weight, or none"),
