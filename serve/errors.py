@@ -75,7 +75,7 @@ class UnknownTaskError(Exception):
     """A task that the live release does not have."""
 
     def __init__(self, name: str):
-        super().__init__(f"no task {name!r}")
+        super().__init__(f"no task {name!r}; GET /v1/tasks lists them")
 
 
 class UploadExpiredError(ExpiredError):
