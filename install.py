@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 PIP = (sys.executable, "-m", "pip")
 CONSTRAINTS = ("-c", "constraints.txt")
-# By a line of a .pth file. Otherwise `import riptide` in the folder above a clone finds the clone, as an empty package.
+# Installs with a path in a .pth file; otherwise `import riptide` above a clone finds the clone, as an empty package.
 EDITABLE = ("--config-settings", "editable_mode=compat", "-e")
 # Names in pip's configuration, whose values are separated by spaces, and the options of uv.
 OPTIONS = {

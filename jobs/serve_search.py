@@ -149,7 +149,7 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
 
 
 @dataclass(frozen=True)
-class ReleaseToServe:
+class ChosenRelease:
     """The release to serve, and what is needed to make it live.
 
     Attributes:
@@ -187,7 +187,7 @@ def main(options: ServeSearch) -> None:
         serve_on_ray(store, options, tokens)
 
 
-def choose_release(store: Store, options: ServeSearch) -> ReleaseToServe:
+def choose_release(store: Store, options: ServeSearch) -> ChosenRelease:
     """Returns the release to serve: the live one, one of its tasks with newer artifacts, or one as the options say.
 
     Raises:
@@ -215,10 +215,10 @@ def choose_release(store: Store, options: ServeSearch) -> ReleaseToServe:
     else:
         release = new_release(store, options, live)
     is_new = is_damaged or live is None or release.id != live.id
-    return ReleaseToServe(release, is_new, tag, live if is_new and not options.renew else None)
+    return ChosenRelease(release, is_new, tag, live if is_new and not options.renew else None)
 
 
-def print_release(store: Store, choice: ReleaseToServe) -> None:
+def print_release(store: Store, choice: ChosenRelease) -> None:
     """Prints the release that is served, with its backbone, tasks and re-ranker."""
     release = choice.release
     say(f"release   {release.id}{' (new)' if choice.is_new else ''} of {store.url}")
@@ -312,7 +312,7 @@ def follow_store(store: Store, live: Release, *, is_kept: bool) -> Release:
     return release
 
 
-def make_live(store: Store, choice: ReleaseToServe, open_release: Callable[[], object]) -> str:
+def make_live(store: Store, choice: ChosenRelease, open_release: Callable[[], object]) -> str:
     """Opens a new release, and makes it the live one.
 
     Args:
@@ -356,7 +356,7 @@ def make_live(store: Store, choice: ReleaseToServe, open_release: Callable[[], o
 
 
 async def serve(
-    store: Store, options: ServeSearch, tokens: Tokens, choice: ReleaseToServe, examples: Sequence[str]
+    store: Store, options: ServeSearch, tokens: Tokens, choice: ChosenRelease, examples: Sequence[str]
 ) -> None:
     """Serves a release from this process until SIGTERM or SIGINT; a new one becomes live when all parts have opened it.
 

@@ -49,7 +49,7 @@ class StoreJob(Common):
     key: str | None = option(None, positional=True, metavar="KEY")
     """The artifact, as list prints it (show, remove, export). Without a generation, index/minilm for example, it is the
     newest complete one, or for remove all of them. "serving" is the record of the live release, without which the
-    release and its artifacts can be removed; end the servers first (remove)."""
+    release and its artifacts can be removed; end the servers first; tasks over HTTP are forgotten (remove)."""
     to: str | None = option(None, metavar="FOLDER")
     """Folder for the files of a model or a prompt, which keep their names (export)."""
     query_id: str | None = None

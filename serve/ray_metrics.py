@@ -24,4 +24,4 @@ class RayExporter:
         return record
 
     def text(self) -> None:
-        """See Exporter."""
+        """Returns None, as Ray exports the metrics."""

@@ -36,7 +36,7 @@ _REPORTERS: list[pytest.TerminalReporter] = []
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts background processes with SIGINT ignored, and so would these tests start the jobs that they end.
+    # A shell starts background processes with SIGINT ignored. The jobs of these tests would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     watch(config, silence=LIMIT_S + 300)

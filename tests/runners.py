@@ -54,7 +54,7 @@ class InlineRunner:
             self.ran.append((type(task).__name__, item))
             yield item, worker(item, on_progress)
 
-    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
+    def run_on_first_available(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Runs the task for one item; see Runner."""
         [(_, result)] = self.run(task, [item])
         return result

@@ -11,7 +11,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-# What pip's editable install does: a finder after those for the path. A folder on the path is found before it.
+# What pip's editable install does by default: a finder after those for the path, whose folders are found first.
 EDITABLE = f"""
 import importlib.util, sys
 from pathlib import Path

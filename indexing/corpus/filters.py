@@ -92,6 +92,11 @@ def filter_columns(corpus: Corpus) -> dict[str, pa.DataType]:
     return {field.name.removeprefix("filter."): field.type for field in schema if field.name.startswith("filter.")}
 
 
+def prepare_filters() -> None:
+    """Lets pyarrow import pandas, if it is installed; otherwise the first filter of a process waits for it."""
+    pa.array([0])
+
+
 def check_field_names(names: Iterable[str]) -> None:
     """Raises InputError for a metadata field that filters cannot name."""
     for name in names:

@@ -314,7 +314,7 @@ def numerics_of(
         resources: The resources of an encoder.
         count: The number of encoders that can work at the same time: of pending parts.
     """
-    numerics: str = runner.run_on_first(EncoderNumericsTask(options, model_type, resources), None, count)
+    numerics: str = runner.run_on_first_available(EncoderNumericsTask(options, model_type, resources), None, count)
     return numerics
 
 

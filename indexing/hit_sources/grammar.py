@@ -64,12 +64,12 @@ def parse_source(source: str) -> SourceExpression:
     pieces = source.split("+")
     if len(pieces) == 1:
         return SourceExpression(source, (_parse_term(source),), None)
+    if not all(piece.strip() for piece in pieces):
+        raise InputError(f"source {source!r}: expected a source on both sides of each +")
     matches = [_WEIGHTED.fullmatch(piece) for piece in pieces]
     if any(matches) and not all(matches):
         raise InputError(f"source {source!r}: give every one of the sources a weight, or none")
     names = [match[2] if match else piece for match, piece in zip(matches, pieces, strict=True)]
-    if not all(names):
-        raise InputError(f"source {source!r}: expected a source on both sides of each +")
     terms = tuple(_parse_term(name) for name in names)
     weights = tuple(float(match[1]) for match in matches if match) or None
     if weights and not any(weights):

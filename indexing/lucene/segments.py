@@ -60,7 +60,7 @@ def query_versions(runner: Runner, previous: Sequence[Artifact], language: str, 
     Raises:
         InputError: If Java does not work there, or if the existing generations were built with other versions.
     """
-    reported: dict[str, str] = runner.run_on_first(LuceneVersionsTask(language), None, count)
+    reported: dict[str, str] = runner.run_on_first_available(LuceneVersionsTask(language), None, count)
     before = {key: previous[0].config[key] for key in reported} if previous else reported
     if before != reported:
         raise InputError(

@@ -77,7 +77,9 @@ def numerics_of_reranker(runner: Runner, count: int, pinned: str | None = None, 
         InputError: If the user requests another kind of device than the pinned one.
     """
     gpus = pinned_gpus(pinned, runner.request.gpus, place)
-    numerics: str = runner.run_on_first(RerankerNumericsTask(WorkerResources(cores=None, gpus=gpus)), None, count)
+    numerics: str = runner.run_on_first_available(
+        RerankerNumericsTask(WorkerResources(cores=None, gpus=gpus)), None, count
+    )
     return numerics
 
 

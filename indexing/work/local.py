@@ -133,7 +133,7 @@ class LocalRunner:
         else:
             yield from self._run_threads(task, source, slots, on_progress)
 
-    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
+    def run_on_first_available(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Runs the task for one item and returns the result; see Runner."""
         [(_, result)] = self.run(task, [item])
         return result

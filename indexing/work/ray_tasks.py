@@ -143,7 +143,7 @@ class RayTasks:
                 yield item, result
                 del result
 
-    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
+    def run_on_first_available(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Returns the result of the first of `count` workers that runs the task; see Runner.
 
         One pending actor for each worker makes an autoscaler add the nodes for all of them at once.
@@ -209,7 +209,7 @@ class RayTasks:
 
 
 class SingleCall:
-    """An actor that calls the worker of a task for one item only; see `RayTasks.run_on_first`."""
+    """An actor that calls the worker of a task for one item only; see `RayTasks.run_on_first_available`."""
 
     def call(self, item: Any, key: str, handles: list[Any], allocation: Allocation) -> Any:
         """Returns the result, or a NodeFailure if the worker could not open."""

@@ -162,7 +162,7 @@ class Runner(Protocol):
             on_progress: Called with the rows of unfinished items that are done so far.
         """
 
-    def run_on_first(self, task: WorkerTask, item: Any, count: int) -> Any:
+    def run_on_first_available(self, task: WorkerTask, item: Any, count: int) -> Any:
         """Runs the task for one item on the first worker that is there, and returns the result.
 
         Args:

@@ -138,23 +138,23 @@ def _with_plain_types(table: pa.Table) -> pa.Table:
         if pa.types.is_struct(column.type) and not column.type.num_fields:
             continue  # an object without fields has no value, and Parquet cannot store it
         try:
-            columns[name] = column.cast(_plain_type(column.type))
+            columns[name] = column.cast(_canonical_arrow_type(column.type))
         except pa.ArrowException as error:
             raise InputError(f"{NAME}: column {name}: {_one_line(error)}; expected another type of values") from None
     return pa.table(columns).combine_chunks()
 
 
-def _plain_type(kind: Any) -> Any:
+def _canonical_arrow_type(arrow_type: Any) -> Any:
     """Returns the type that stands for all types of texts, of lists, or of dictionaries."""
-    if pa.types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
-    if pa.types.is_string(kind) or pa.types.is_string_view(kind):
+    if pa.types.is_dictionary(arrow_type):
+        return _canonical_arrow_type(arrow_type.value_type)
+    if pa.types.is_string(arrow_type) or pa.types.is_string_view(arrow_type):
         return pa.large_string()
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return pa.large_list(_plain_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([(field.name, _plain_type(field.type)) for field in kind])
-    return kind
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type) or pa.types.is_fixed_size_list(arrow_type):
+        return pa.large_list(_canonical_arrow_type(arrow_type.value_type))
+    if pa.types.is_struct(arrow_type):
+        return pa.struct([(field.name, _canonical_arrow_type(field.type)) for field in arrow_type])
+    return arrow_type
 
 
 def _one_line(error: Exception) -> str:

@@ -117,6 +117,10 @@ class Encoder:
         self.similarity = "cosine" if self._head.normalized else "dot"
         eager = open_pooled(recipe, self.dtype, trust_remote_code).to(self.device).eval().requires_grad_(False)
         backbone: Any = eager.backbone
+        tokenizer, word_embeddings = self._tokenizer, backbone.get_input_embeddings().weight
+        self._width = word_embeddings.shape[1]
+        # No reference to the encoder: in a cycle its weights would stay in memory (a server calls gc.freeze).
+        self._word_pooling = functools.cache(lambda: WordPooling(word_embeddings, tokenizer.are_words))
         self._trust_remote_code = trust_remote_code
         self._lock = threading.Lock()
         self._shape: PromptShape | None = None
@@ -131,7 +135,7 @@ class Encoder:
         self._team = ThreadTeam(self._threads) if is_packed else None
         if tasks is not None:
             self._shape = enable_prompts(backbone)
-            self._tasks = EncoderTasks(self._shape, self.dtype, self.device, lambda: self._word_pooling)
+            self._tasks = EncoderTasks(self._shape, self.dtype, self.device, self._word_pooling)
         compiling = time.perf_counter()
         mode: Mode = "packed"
         if is_packed:
@@ -167,7 +171,7 @@ class Encoder:
                 without tasks.
         """
         if self._tasks is None:
-            raise _no_tasks_error(name)
+            raise InputError(f"task {name!r}: the encoder was opened without tasks; open it with tasks={{}}")
         self._check(name, prompt)
         with self._lock:
             self._tasks.check_room(name, prompt)
@@ -287,10 +291,10 @@ class Encoder:
         synthesiser = self._tasks.synthesiser(task)
         tokens = self.tokenize(texts, side="query")
         weights = np.full((len(tokens), synthesiser.options.prompts), np.nan, np.float32)
-        with_words = np.flatnonzero(self._word_pooling.count_words(tokens))
+        with_words = np.flatnonzero(self._word_pooling().count_words(tokens))
         for start in range(0, len(with_words), _WEIGHT_BLOCK):
             rows = with_words[start : start + _WEIGHT_BLOCK]
-            weights[rows] = synthesiser.weights(self._word_pooling.max_embeddings(tokens, rows)).cpu().numpy()
+            weights[rows] = synthesiser.weights(self._word_pooling().max_embeddings(tokens, rows)).cpu().numpy()
         return weights
 
     def forward(
@@ -389,15 +393,6 @@ class Encoder:
                 outputs[torch.from_numpy(prompts.wordless[rows]).to(self.device)] = torch.nan
             yield rows, outputs
 
-    @functools.cached_property
-    def _word_pooling(self) -> WordPooling:
-        return WordPooling(self._word_embeddings(), self._tokenizer.are_words)
-
-    def _word_embeddings(self) -> torch.Tensor:
-        backbone: Any = self._eager.backbone
-        embeddings: torch.Tensor = backbone.get_input_embeddings().weight
-        return embeddings
-
     def _compile(self, eager: PooledBackbone) -> tuple[Callable[..., torch.Tensor], Mode]:
         """Compiles the model, if the options and the machine require it, for every kind of batch that can occur."""
         plain: tuple[object, ...] = warm_up_batch(self._tokenizer.pad_id, self.device)
@@ -425,7 +420,7 @@ class Encoder:
 
     def _check(self, name: str, prompt: TaskPrompt) -> None:
         """Raises InputError if the prompt is for another backbone, or for other settings that shape vectors."""
-        check_backbone(prompt, self.config, self._shape, self._word_embeddings().shape[1])
+        check_backbone(prompt, self.config, self._shape, self._width)
         if prompt.position_offset:
             self._eager.check_offsets()
             check_prompt_positions(self._recipe, {side: prompt.offset(side) for side in SIDES})
@@ -480,4 +475,6 @@ def _vector_settings(recipe: Recipe, options: EncoderOptions) -> dict[str, Any]:
 
 
 def _no_tasks_error(task: object) -> InputError:
-    return InputError(f"task={task!r}: the encoder was opened without tasks; open it with tasks={{}}, or leave it out")
+    return InputError(
+        f"task={task!r}: the encoder was opened without tasks; open it with this one, or leave out parameter task"
+    )

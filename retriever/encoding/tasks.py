@@ -66,8 +66,10 @@ class TextPrompts(NamedTuple):
 
     def rows(self, texts: np.ndarray) -> PromptRows | None:
         """Returns the prompts of the batch that consists of the texts with these numbers; None without prompts."""
-        if self.snapshot is None or (max_embeddings := self.max_embeddings) is None:
+        if self.snapshot is None:
             return None
+        max_embeddings = self.max_embeddings
+        assert max_embeddings is not None
         return self.snapshot.rows(self.slots[texts], lambda rows: max_embeddings(texts[rows]))
 
 
@@ -78,7 +80,7 @@ class EncoderTasks:
 
     Attributes:
         tables: The prompts of each side.
-        snapshot: What forward passes use that start now.
+        snapshot: The current snapshot; a forward pass reads it once, at its start.
 
     Args:
         shape: The shape of the backbone's keys and values.
@@ -127,7 +129,7 @@ class EncoderTasks:
             size = self._synthesiser_bytes(prompt.synthesis)
             if size > free:
                 raise InputError(
-                    f"task {name!r}: what computes its prompts takes {size / 2**30:.1f} GiB, and "
+                    f"task {name!r}: the synthesiser of its prompts takes {size / 2**30:.1f} GiB, and "
                     f"{free / 2**30:.1f} are free"
                 )
             free -= size  # its passages may have a prompt in the table
@@ -146,7 +148,7 @@ class EncoderTasks:
         return synthesis.count_kept_numbers() * (4 + self._dtype.itemsize)
 
     def synthesiser(self, name: str) -> KeptSynthesiser:
-        """Returns what computes the prompts of a task's queries. Raises InputError if they all have one prompt."""
+        """Returns the synthesiser of the prompts of a task's queries. Raises InputError if they all have one prompt."""
         snapshot = self.snapshot
         check_tasks([name], snapshot.names)
         if synthesiser := snapshot.sides["query"].synthesisers.get(name):
@@ -159,7 +161,7 @@ class EncoderTasks:
     def topics_of(self, texts: Sequence[str], side: Side, task: str | Sequence[str | None]) -> np.ndarray | None:
         """Returns the topics of texts; see `Encoder.topics_of`."""
         tasks, by_task = _tasks_of(task, len(texts)), self.snapshot.topics
-        names = by_task.keys() & _names_in(task)
+        names = by_task.keys() & _names_in(task if isinstance(task, str) else tasks)
         if not names:
             return None
         topics = np.full(len(texts), NO_TOPIC, np.int64)
@@ -183,7 +185,7 @@ class EncoderTasks:
             InputError: If a task or a topic does not exist.
         """
         snapshot, tasks = self.snapshot, _tasks_of(task, len(tokens))
-        names = _names_in(task)
+        names = _names_in(task if isinstance(task, str) else tasks)
         check_tasks(names, snapshot.names)
         wordless, topicless = np.zeros((2, len(tokens)), bool)
         if by_topic := names & snapshot.topics.keys():
@@ -200,7 +202,7 @@ class EncoderTasks:
 
 
 def without_prompts(num_texts: int) -> TextPrompts:
-    """Returns that none of the texts has a prompt."""
+    """Returns the TextPrompts of texts without prompts."""
     wordless, topicless = np.zeros((2, num_texts), bool)
     return TextPrompts(None, np.zeros(num_texts, np.int64), wordless, topicless)
 

@@ -233,6 +233,6 @@ def vocabulary_loss(
         bias: Float [v], or None.
         targets: int64 [k].
     """
-    if not torch.is_grad_enabled():  # inside an autograd function, an input shows only that it requires a gradient
+    if not torch.is_grad_enabled():  # an autograd function would compute the gradients all the same
         hidden, table, bias = hidden.detach(), table.detach(), None if bias is None else bias.detach()
     return _VocabularyLoss.apply(hidden, table, bias, targets)

@@ -119,12 +119,12 @@ def separate_prompt_rows(keys_and_values: torch.Tensor, shape: PromptShape) -> P
         keys_and_values: [b, m, layers * 2 * heads * head_dim].
         shape: The shape of the backbone's keys and values.
     """
-    table = attention_order(keys_and_values, shape).permute(1, 2, 0, 3, 4, 5)
+    table = to_attention_axes(keys_and_values, shape).permute(1, 2, 0, 3, 4, 5)
     return PromptRows(table, torch.arange(len(keys_and_values), device=keys_and_values.device))
 
 
-def attention_order(keys_and_values: torch.Tensor, shape: PromptShape) -> torch.Tensor:
-    """Returns a view in the order of attention.
+def to_attention_axes(keys_and_values: torch.Tensor, shape: PromptShape) -> torch.Tensor:
+    """Returns keys and values with the axes that attention reads, as a view.
 
     Args:
         keys_and_values: [b, m, layers * 2 * heads * head_dim].

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from retriever.forward.prompt_rows import PromptRows, PromptShape, attention_order, separate_prompt_rows
+from retriever.forward.prompt_rows import PromptRows, PromptShape, separate_prompt_rows, to_attention_axes
 from retriever.options.synthesis import SynthesisOptions
 
 # Bytes of prompts that the prefix encoder computes at a time on a CPU: they are still in its cache when they are put in
@@ -97,7 +97,7 @@ class KeptSynthesiser:
             self._keys = trained.keys().to(device)
             if self.options.mix == "after":  # [N, layers * 2 * heads * m * head_dim], in the order of attention
                 self._bank = (
-                    attention_order(trained.encode_basic_prompts(), self.shape)
+                    to_attention_axes(trained.encode_basic_prompts(), self.shape)
                     .to(device, dtype)
                     .flatten(1)
                     .contiguous()
@@ -133,7 +133,7 @@ class KeptSynthesiser:
                 size = out[0].numel() * out.element_size()
                 step = max(1, _CACHE // size) if out.device.type == "cpu" else len(out)
                 for some in map(slice, range(0, len(out), step), range(step, len(out) + step, step)):
-                    out[some] = attention_order(hidden[some] @ self._up.T, self.shape)
+                    out[some] = to_attention_axes(hidden[some] @ self._up.T, self.shape)
             elif out.is_contiguous():
                 torch.mm(rounded, self._bank, out=out.view(len(out), -1))
             else:

@@ -89,7 +89,7 @@ class PromptKind:
         """Whether a query needs a word, so that `check_queries` must see all of them."""
         return False
 
-    def max_texts(self, provider: Any) -> int | None:
+    def max_texts_at_once(self, provider: Any) -> int | None:
         """Returns how many texts of a chunk may have prompts at the same time; None: any number."""
         return None
 
@@ -162,8 +162,8 @@ class SynthesisedKind(PromptKind):
         if not words.all():
             raise InputError(f"the query {texts[int(np.flatnonzero(words == 0)[0])][:80]!r} {NO_WORDS}")
 
-    def max_texts(self, provider: SynthesisedPrompt) -> int | None:
-        """See PromptKind."""
+    def max_texts_at_once(self, provider: SynthesisedPrompt) -> int | None:
+        """Returns how many texts have prompts of at most _PROMPT_BYTES."""
         return max(1, _PROMPT_BYTES // provider.bytes_per_query)
 
     def rows(self, provider: SynthesisedPrompt, inputs: PromptInputs) -> tuple[PromptRows, torch.Tensor | None]:

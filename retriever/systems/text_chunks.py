@@ -60,7 +60,7 @@ class TextChunks:
         if side == "query":
             self.kind.check_queries(texts, tokens)
         planned = plan_padded(tokens.lengths, BATCH_TOKENS[self.device.type], COLUMN_STEP, self.recipe.max_positions)
-        max_texts = None if provider is None else self.kind.max_texts(provider)
+        max_texts = None if provider is None else self.kind.max_texts_at_once(provider)
         batches = [(some, width) for text_rows, width in planned for some in _cut(text_rows, max_texts)]
         chunks = []
         for text_rows, ids, lengths in padded_batches(

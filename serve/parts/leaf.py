@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from indexing.corpus.corpus import Corpus
-from indexing.corpus.filters import Filter
+from indexing.corpus.filters import Filter, prepare_filters
 from indexing.corpus.row_ranges import OpenPassages, passage_parts
 from indexing.exact import Hits, empty_hits
 from indexing.hit_sources.online import OnlineSearch, SearcherScope, SearchTarget
@@ -192,6 +192,7 @@ class SourcePart(ServicePart):
         return SourceHits(hits, usable.unusable)
 
     def _open(self, artifacts: ReleaseArtifacts) -> dict[SearchTarget, Any]:
+        prepare_filters()
         release, scope = artifacts.release, self._scope(artifacts)
         searchers = {}
         for target, readers in self._targets(artifacts).items():

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from indexing.corpus.corpus import Corpus
+from indexing.corpus.filters import prepare_filters
 from indexing.store.store import Store
 from retriever.errors import InputError
 from retriever.memory import free_memory
@@ -42,7 +42,7 @@ PATIENCE = 3  # rounds without a gain after which the warm-up of a source ends
 
 
 class WarmUpSearch(NamedTuple):
-    """What the queries of a warm-up search: a source of a task."""
+    """A task and the source that warm-up queries search."""
 
     task: ServedTask
     source: ServedSource
@@ -81,7 +81,7 @@ class WarmUp:
             return
         start = time.monotonic()
         end = start + self.total_s
-        pa.array([0])  # imports pandas, where it is installed; otherwise the first search with a filter waits for it
+        prepare_filters()
         size_bytes = self._read_files(release, {key[0] for key in pending}, start + self.total_s / 2)
         queries = self._make_queries(release, Corpus(release.generations(self.store, "corpus")).num_rows, end)
         durations = []

@@ -251,10 +251,10 @@ def test_servers_that_make_the_same_release_at_once_all_serve_it(growth: Growth)
     assert before is not None
     first, other = (replace(before, reranker=name) for name in ("some/cross-encoder", "another/cross-encoder"))
     for _ in range(2):
-        assert serve_search.make_live(store, serve_search.ReleaseToServe(first, True, tag, before), list) == first.id
+        assert serve_search.make_live(store, serve_search.ChosenRelease(first, True, tag, before), list) == first.id
         assert live(store) == first
     with pytest.raises(InputError, match="another release has just become live"):
-        serve_search.make_live(store, serve_search.ReleaseToServe(other, True, tag, None), list)
+        serve_search.make_live(store, serve_search.ChosenRelease(other, True, tag, None), list)
 
 
 @pytest.mark.parametrize("error", [None, InputError("damaged"), OSError("cannot be read"), RuntimeError("no memory")])

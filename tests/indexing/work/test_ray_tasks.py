@@ -176,11 +176,11 @@ print(len(found), {device for _, device in found})
 
 def test_the_first_of_several_workers_gives_the_result_and_the_others_end(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
-    assert RayTasks().run_on_first(Calls(wait_for, tmp_path / "go"), 7, 50) == 7
+    assert RayTasks().run_on_first_available(Calls(wait_for, tmp_path / "go"), 7, 50) == 7
 
 
 def test_the_first_worker_may_be_lost(tmp_path: Path) -> None:
-    assert RayTasks().run_on_first(Calls(die_once, tmp_path), 1, 1) == 1
+    assert RayTasks().run_on_first_available(Calls(die_once, tmp_path), 1, 1) == 1
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Broken:
 
 @pytest.mark.parametrize(
     "start",
-    [lambda runner: list(runner.run(Broken(), range(3))), lambda runner: runner.run_on_first(Broken(), 0, 3)],
+    [lambda runner: list(runner.run(Broken(), range(3))), lambda runner: runner.run_on_first_available(Broken(), 0, 3)],
     ids=["run", "first"],
 )
 def test_a_job_whose_nodes_are_all_excluded_waits_for_others_only_as_long_as_requested(

@@ -166,7 +166,7 @@ def test_what_does_not_fit_into_memory_is_refused(tiny: Tiny, monkeypatch: pytes
     kept_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
     assert kept_bytes == 4 * prompt.synthesis.count_kept_numbers()
     monkeypatch.setattr("retriever.encoding.tasks.free_memory", lambda device: 2 * kept_bytes - 1)
-    with pytest.raises(InputError, match=r"^task 'task': what computes its prompts takes 0\.0 GiB, and 0\.0 are free$"):
+    with pytest.raises(InputError, match=r"^task 'task': the synthesiser of its prompts takes 0\.0 GiB, and 0\.0 are"):
         encoder.put_task("task", prompt)
     monkeypatch.setattr("retriever.encoding.tasks.free_memory", lambda device: 2 * kept_bytes)
     encoder.put_task("task", prompt)

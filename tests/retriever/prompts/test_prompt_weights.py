@@ -38,7 +38,7 @@ def test_weights_equal_the_equations(tiny: Callable[..., Path], monkeypatch: pyt
     weights = encoder.prompt_weights(texts, task="computed")
     assert (weights.shape, weights.dtype) == ((6, SIZES["prompts"]), np.float32)
     assert np.isnan(weights).all(axis=1).tolist() == [False, False, True, False, False, True]
-    table = encoder._word_embeddings().double().numpy()
+    table = encoder._eager.backbone.get_input_embeddings().weight.double().numpy()
     for text, row in zip(texts, weights, strict=True):
         if not np.isnan(row).any():
             ids = encoder.tokenize([text], side="query").ids[1:-1]  # without [CLS] and [SEP]

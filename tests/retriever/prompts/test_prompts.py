@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,6 +233,25 @@ def test_unknown_tasks_and_wrong_counts_are_refused(tiny: Tiny) -> None:
     assert plain.tasks == ()
     with pytest.raises(InputError, match="opened without tasks"):
         plain.put_task("squad", prompt(3))
+    for call in (partial(plain.encode, ["a"], task="squad"), partial(plain.drop_task, "squad")):
+        with pytest.raises(
+            InputError, match="task='squad': the encoder was opened without tasks; open it with this one"
+        ):
+            call()
+
+
+def test_an_encoder_with_tasks_is_freed_without_a_search_for_cycles(tiny: Tiny) -> None:
+    """A server freezes its objects, so a cycle would keep the weights of an earlier release."""
+    encoder, prompt = opened(tiny)
+    encoder.put_task("squad", prompt(3))
+    encoder.encode(["a", "b"], task=["squad", None])
+    weights = weakref.ref(encoder._eager)
+    gc.disable()
+    try:
+        del encoder, prompt  # which refers to the encoder
+        assert weights() is None
+    finally:
+        gc.enable()
 
 
 def test_a_prompt_of_another_backbone_or_other_settings_is_refused(tiny: Tiny) -> None:
