@@ -1,4 +1,4 @@
-r"""Draw a figure as the papers have it, as a PNG file, with its numbers as a JSON file.
+r"""Draw a figure as the papers have it, as a PNG file and a JSON file of its numbers.
 
 attention: how similar query sets are for a task whose prompts are computed from each query, by the mean weights of the
 basic prompts over each set (HYPER, Fig. 2):
