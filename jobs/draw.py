@@ -1,4 +1,4 @@
-r"""Draw a figure as the papers have it, as a PNG file and a JSON file of its numbers.
+r"""Draw a figure like those of the papers, as a PNG file and a JSON file.
 
 attention: how similar query sets are for a task whose prompts are computed from each query, by the mean weights of the
 basic prompts over each set (HYPER, Fig. 2):
