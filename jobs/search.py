@@ -160,7 +160,7 @@ def search_split(store: Store, source: str, options: SearchJob) -> Artifact | No
         more = f" and {len(queries_without_hits) - SHOWN} more" if len(queries_without_hits) > SHOWN else ""
         texts = dict(zip(work.split.ids, work.split.texts, strict=True))
         shown = "; ".join(short_repr(texts[id]) for id in queries_without_hits[:SHOWN])
-        say(f"  {len(queries_without_hits):,} queries found nothing: {shown}{more}")
+        say(f"  {len(queries_without_hits):,} queries have no hits: {shown}{more}")
     print_part_cuts(artifact.numbered_parts("part"), work.sources)
     if options.run:
         write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)

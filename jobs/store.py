@@ -30,6 +30,7 @@ from indexing.store.artifact import Artifact
 from indexing.store.cache import CorruptError
 from indexing.store.documents import MANIFEST, PROVENANCE, check_own_hash
 from indexing.store.keys import Key
+from indexing.store.live_release import CURRENT
 from indexing.store.models import abandoned_checkpoints, model_folder, own_checkpoints
 from indexing.store.retention import expired_prompts, expired_releases, remove_prompt, remove_release
 from indexing.store.store import Store
@@ -83,6 +84,8 @@ def main(options: StoreJob) -> None:
         show_query(store, key, options.query_id, options.k or SHOWN_HITS)
     elif options.action == "show":
         print_artifact(store, newest_key(store, key), options.limit)
+    elif options.action == "remove" and key == SERVING:
+        remove_live_record(store, options)
     elif options.action == "remove":
         remove_artifact(store, key, options)
     elif options.action == "export":
@@ -100,11 +103,6 @@ def newest_key(store: Store, key: str) -> str:
 def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
     """Removes an artifact with its checkpoints, or prints with --plan what would be removed."""
     freed: list[tuple[str, int]] = []
-    live_record = list(store.storage.list(SERVING)) if key == SERVING else []
-    if live_record:
-        delete_files(store, live_record, options)
-        print_removal(key, live_record, options)
-        return
     artifacts = store.files_to_remove(key, with_dependents=options.with_dependents)
     for each, files in artifacts.items():
         files = files + own_checkpoints(store, *Key.parse(each))
@@ -113,6 +111,17 @@ def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
         freed += files
     if len(artifacts) > 1:
         say(f"{removal_verb(options)} {len(artifacts)} artifacts, {count_and_bytes(freed)}")
+
+
+def remove_live_record(store: Store, options: StoreJob) -> None:
+    """Removes the record of the live release, after which the release and its artifacts can be removed."""
+    if options.with_dependents:
+        raise InputError(f"remove {SERVING} --with-dependents: it is one file; remove the artifacts after it")
+    files = list(store.storage.list(SERVING))
+    if not files:
+        raise InputError(f"{store.url}: no release is live")
+    delete_files(store, files, options)
+    print_removal(CURRENT, files, options)
 
 
 def delete_files(store: Store, files: list[tuple[str, int]], options: StoreJob) -> None:

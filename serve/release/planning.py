@@ -110,7 +110,7 @@ def _plan_tasks(
         base_space: The backbone's space.
         corpus: The corpus.
         names: The tasks to serve; None: all that fit.
-        live: The live release; None: there is none.
+        live: The live release, None without one.
     """
     planned: dict[ServedTask, SearchSpace] = {}
     excluded: dict[str, str] = {}

@@ -131,7 +131,7 @@ def test_queries_with_few_hits_or_none(world, classifier: str, done: Done, tmp_p
     ask = ("search", "--store", world.store, "--mode", "bm25", "--queries", "odd", "--split", "all", "--k", 200)
     done(*ask, "--name", "plain")
     out = done(*ask, "--name", "after", "--rerank", classifier, "--rerank-depth", 150)
-    assert "  2 queries found nothing: 'the of and'; 'qwertyuiop'\n" in out
+    assert "  2 queries have no hits: 'the of and'; 'qwertyuiop'\n" in out
     plain = ranked(world.store, "plain")
     assert 0 < len(plain["rare"]) < 150
     in_order(world, "odd", classifier, plain, ranked(world.store, "after"), 150)

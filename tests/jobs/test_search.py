@@ -355,12 +355,12 @@ def test_queries_that_find_nothing_are_listed(world, done: Done, monkeypatch, tm
     ask = command(world, "bm25", "--queries", "odd", "--split", "all", "--k", 3, "--run", tmp_path / "r.trec")
     out = done(*ask)
     assert "3 hits of 4 queries in bm25" in out
-    assert "  3 queries found nothing: 'the of and'; '?!'; 'qwertyuiop'\n" in out
+    assert "  3 queries have no hits: 'the of and'; '?!'; 'qwertyuiop'\n" in out
     assert list(hits_of(world.store, "odd-all-bm25")) == ["known"]
     assert {line.split()[0] for line in (tmp_path / "r.trec").read_text().splitlines()} == {"known"}
     monkeypatch.setattr("jobs.search.SHOWN", 1)
-    assert "  3 queries found nothing: 'the of and' and 2 more\n" in done(*ask)
-    assert "found nothing" not in done(*command(world, "exact", "--queries", "odd", "--split", "all", "--k", 3))
+    assert "  3 queries have no hits: 'the of and' and 2 more\n" in done(*ask)
+    assert "have no hits" not in done(*command(world, "exact", "--queries", "odd", "--split", "all", "--k", 3))
 
 
 def by_hand(runs: list[Found], weights: list[float] | None, k: int) -> dict[str, list[tuple[int, float]]]:

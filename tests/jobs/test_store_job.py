@@ -154,10 +154,11 @@ def test_the_live_release_is_removed_after_the_record_that_names_it(world, done,
         "serving (riptide store remove serving)"
     )
     at = ("--store", world.store)
-    assert done("store", "remove", "serving", *at, "--plan").startswith("would remove serving, ")
-    assert done("store", "remove", "serving", *at).startswith("removed serving, ")
+    assert "remove the artifacts after it" in refused("store", "remove", "serving", "--with-dependents", *at)
+    assert done("store", "remove", "serving", *at, "--plan").startswith("would remove serving/current.json, ")
+    assert done("store", "remove", "serving", *at).startswith("removed serving/current.json, ")
     assert not (world.store / "serving/current.json").exists()
-    assert "no such artifact" in refused("store", "remove", "serving", *at)
+    assert refused("store", "remove", "serving", *at).endswith(": no release is live")
     done("store", "remove", "index/idx", "--with-dependents", *at)
     assert store.keys("releases") == []
 

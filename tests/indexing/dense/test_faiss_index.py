@@ -180,12 +180,12 @@ def test_finds_what_exact_search_finds(factory, trained, vectors, queries, tmp_p
     assert rows.shape == (40, 1_000)
     assert rows.dtype == np.int64
     assert rows.min() >= first_row
-    found = rescore_candidates(queries, rows, [(first_row, vectors)], 100)
+    rescored = rescore_candidates(queries, rows, [(first_row, vectors)], 100)
     exact = exact_search(queries, [(first_row, vectors)], 100)
-    assert recall_at(found.rows, exact.rows, [100])[100] > 0.98
+    assert recall_at(rescored.rows, exact.rows, [100])[100] > 0.98
     if factory == "Flat":
-        np.testing.assert_array_equal(found.rows, exact.rows)
-        assert found.scores.tobytes() == exact.scores.tobytes()
+        np.testing.assert_array_equal(rescored.rows, exact.rows)
+        assert rescored.scores.tobytes() == exact.scores.tobytes()
 
 
 @pytest.mark.parametrize("factory", FACTORIES)

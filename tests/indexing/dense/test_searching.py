@@ -65,15 +65,15 @@ def test_candidates_of_many_pieces_score_as_each_piece_by_itself(count: int, use
     for first, piece in pieces:
         here = np.where((rows >= first) & (rows < first + len(piece)), rows, -1)
         alone.append(rescore_candidates(queries, here, [(first, piece)], 80, use_kernel=use_kernel))
-    found = rescore_candidates(queries, rows, pieces, 80, use_kernel=use_kernel)
-    same_bytes(found, merge_hits(alone, 80))
+    rescored = rescore_candidates(queries, rows, pieces, 80, use_kernel=use_kernel)
+    same_bytes(rescored, merge_hits(alone, 80))
     for query in range(len(queries)):  # and as one matrix product, sorted
         mine = np.unique(rows[query][rows[query] >= 0])
         scores = (vectors[mine - FIRST].astype(np.float64) @ queries[query].astype(np.float64)).astype(np.float32)
         best = np.lexsort((mine, -scores))[:80]
-        np.testing.assert_array_equal(found.rows[query, : len(best)], mine[best])
-        np.testing.assert_array_equal(found.scores[query, : len(best)], scores[best])
-        assert (found.rows[query, len(best) :] == -1).all()
+        np.testing.assert_array_equal(rescored.rows[query, : len(best)], mine[best])
+        np.testing.assert_array_equal(rescored.scores[query, : len(best)], scores[best])
+        assert (rescored.rows[query, len(best) :] == -1).all()
 
 
 @pytest.mark.parametrize("use_kernel", PATHS)

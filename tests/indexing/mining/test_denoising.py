@@ -58,7 +58,7 @@ class Loop:
         return scores, Cuts(len(rows), 10 * len(rows), cut, 3 * cut, 7)
 
 
-def asked(part: int) -> MiningQueries:
+def queries_of_part(part: int) -> MiningQueries:
     ids = IDS[part * PER_PART : (part + 1) * PER_PART]
     positives = [np.array([0, 1], np.int64) for _ in ids]
     return MiningQueries(ids, [f"text of {id}" for id in ids], [[] for _ in ids], positives)
@@ -80,7 +80,7 @@ def store(tmp_path: Path) -> Store:
         draft.commit("part-00000", ".arrow", write, rows=QUESTIONS)
     with store.create("candidates", "pool", inputs={"queries": store.open("queries", "asked")}) as draft:
         for part in range(-(-QUESTIONS // PER_PART)):
-            group = asked(part)
+            group = queries_of_part(part)
             rows = np.full((len(group.ids), 40), -1, np.int64)
             for number in range(len(group.ids)):
                 count = 0 if part == 2 else draw.integers(0, 41)
@@ -143,13 +143,13 @@ def needed(store: Store, draw: NegativeOptions) -> set[Pair]:
     return found
 
 
-def drawn(store: Store, scores: ScoreCandidatesWork, draw: NegativeOptions, name: str) -> list[dict]:
-    """negatives/NAME of these scores."""
+def sample_negatives_of(store: Store, scores: ScoreCandidatesWork, draw: NegativeOptions, name: str) -> list[dict]:
+    """Returns the lines of negatives/NAME, sampled by these scores."""
     pool = store.open("candidates", "pool")
     with store.create("negatives", name) as draft:
         for part in pool.numbered_parts("part"):
             sample_part = SampleTask(draft, pool, scores.generations, draw).open(Allocation(1))
-            sample_part(WorkUnit((part.name,), 0, asked(int(part.name[-5:]))), ignore_progress)
+            sample_part(WorkUnit((part.name,), 0, queries_of_part(int(part.name[-5:]))), ignore_progress)
     made = store.open("negatives", name)
     return [line for part in made.numbered_parts("part") for line in pq.read_table(made.local_path(part)).to_pylist()]
 
@@ -180,7 +180,7 @@ def test_every_pair_is_scored_once_and_what_is_drawn_hangs_on_no_other_options(
         assert {*loop.scored} == everything, "what is not needed was scored, or the reverse"
         assert max(loop.scored.values(), default=1) == 1, "a pair was scored twice"
         assert scores_of(store, draw).is_complete
-        lines = drawn(store, scores_of(store, draw), draw, f"drawn{number}")
+        lines = sample_negatives_of(store, scores_of(store, draw), draw, f"drawn{number}")
         assert first.setdefault(draw, lines) == lines
         for line in lines:
             low = [row for row, clean in zip(line["negatives"], line["is_denoised"], strict=True) if clean]
@@ -236,7 +236,7 @@ def drawn_by_all(store: Store, draw: NegativeOptions) -> list[dict]:
     """What is drawn where every pair is scored; without the probabilities, of which more are known."""
     pool, lines = store.open("candidates", "pool"), []
     for number, part in enumerate(pool.numbered_parts("part")):
-        table, group = pq.read_table(pool.local_path(part)), asked(number)
+        table, group = pq.read_table(pool.local_path(part)), queries_of_part(number)
         known = [probability(f"text of {line['query_id']}", line["row"]) for line in table.to_pylist()]
         made = sampling.sample_negatives(
             table, np.array(known, np.float32), draw, query_ids=group.ids, positives=group.positives
@@ -264,7 +264,7 @@ def test_what_was_abandoned_is_gone_on_with_for_other_options(store: Store, loop
         scores = scores_of(store, draw)
         assert scores.is_complete
         assert needed(store, draw) <= {*loop.scored}
-        lines = drawn(store, scores, draw, f"drawn{number}")
+        lines = sample_negatives_of(store, scores, draw, f"drawn{number}")
         assert [{k: v for k, v in line.items() if k != "probability"} for line in lines] == drawn_by_all(store, draw)
         assert score(store, draw) == [], "pairs are pending"
     assert {*loop.scored.values()} == {1}, "a pair was scored twice"
@@ -307,7 +307,7 @@ def test_margins_score_every_pair_and_the_positives_once(store: Store, loop: Loo
     before = loop.scored.copy()
     draw = NegativeOptions(100, 3, 0.3, margins=mining.ScoreMargins(relative_margin=0.05))
     pool = store.open("candidates", "pool")
-    parts = {part.name: asked(number) for number, part in enumerate(pool.numbered_parts("part"))}
+    parts = {part.name: queries_of_part(number) for number, part in enumerate(pool.numbered_parts("part"))}
     for _ in range(2):  # nothing is pending the second time
         scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)
     assert {*loop.scored.values()} == {1}
@@ -320,7 +320,7 @@ def test_margins_score_every_pair_and_the_positives_once(store: Store, loop: Loo
     assert before.keys() < pairs
     assert {*loop.scored} == pairs | {(text, row) for text in texts for row in (0, 1)}
     dropped = 0
-    for line in drawn(store, scores, draw, "near"):
+    for line in sample_negatives_of(store, scores, draw, "near"):
         text = f"text of {line['query_id']}"
         limit = min(float(probability(text, row)) for row in (0, 1)) * 0.95
         mine = {row for query, row in pairs if query == text}
@@ -343,11 +343,11 @@ def test_teacher_scores_are_those_of_the_sampled_negatives_and_the_positives(
     earlier = {*loop.scored}
     draw = NegativeOptions(5, 3, 0.3, teacher_scores=True)
     pool = store.open("candidates", "pool")
-    parts = {part.name: asked(number) for number, part in enumerate(pool.numbered_parts("part"))}
+    parts = {part.name: queries_of_part(number) for number, part in enumerate(pool.numbered_parts("part"))}
     for _ in range(2):  # nothing is pending the second time
         scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)
     assert {*loop.scored.values()} == {1}
-    lines = drawn(store, scores, draw, "taught")
+    lines = sample_negatives_of(store, scores, draw, "taught")
     sampled = {(f"text of {line['query_id']}", row) for line in lines for row in line["negatives"]}
     positives = {(f"text of {id}", row) for id in IDS for row in (0, 1)}
     assert {*loop.scored} == earlier | needed(store, draw) | sampled | positives
@@ -357,16 +357,16 @@ def test_teacher_scores_are_those_of_the_sampled_negatives_and_the_positives(
         assert line["probability"] == [probability(text, row) for row in line["negatives"]]
         assert line["positive_probability"] == [probability(text, row) for row in line["positives"]]
     assert score(store, NegativeOptions(3, 3, 0.3, teacher_scores=True)) == [], "fewer sampled negatives need no more"
-    assert "positive_probability" not in drawn(store, scores, NegativeOptions(5, 3, 0.3), "plain")[0]
+    assert "positive_probability" not in sample_negatives_of(store, scores, NegativeOptions(5, 3, 0.3), "plain")[0]
 
 
 def test_more_sampled_negatives_need_more_teacher_scores(store: Store, loop: Loop) -> None:
     pool = store.open("candidates", "pool")
-    parts = {part.name: asked(number) for number, part in enumerate(pool.numbered_parts("part"))}
+    parts = {part.name: queries_of_part(number) for number, part in enumerate(pool.numbered_parts("part"))}
     for count in (2, 9):
         draw = NegativeOptions(count, 0, teacher_scores=True)
         scores = score_candidates(store, pool, "cross", draw, InlineRunner(), parts=parts)
-        for line in drawn(store, scores, draw, f"taught{count}"):
+        for line in sample_negatives_of(store, scores, draw, f"taught{count}"):
             assert None not in line["probability"]
     assert {*loop.scored.values()} == {1}
     assert len(store.generations("scores", SCORES)) == 2

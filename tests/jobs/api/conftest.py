@@ -40,18 +40,18 @@ def make_store(model: str) -> Callable[[str | Path], riptide.Store]:
 
 
 @pytest.fixture(scope="session")
-def _made(tmp_path_factory: pytest.TempPathFactory, make_store: Callable[[str | Path], riptide.Store]) -> Path:
+def _store_folder(tmp_path_factory: pytest.TempPathFactory, make_store: Callable[[str | Path], riptide.Store]) -> Path:
     return Path(make_store(tmp_path_factory.mktemp("made") / "store").url)
 
 
 @pytest.fixture(scope="session")
-def shared(_made: Path) -> riptide.Store:
+def shared(_store_folder: Path) -> riptide.Store:
     """The store, for tests that change nothing."""
-    return riptide.Store(_made)
+    return riptide.Store(_store_folder)
 
 
 @pytest.fixture
-def store(_made: Path, tmp_path: Path) -> riptide.Store:
+def store(_store_folder: Path, tmp_path: Path) -> riptide.Store:
     """The store, copied for the test."""
-    shutil.copytree(_made, tmp_path / "store")
+    shutil.copytree(_store_folder, tmp_path / "store")
     return riptide.Store(tmp_path / "store")

@@ -71,8 +71,8 @@ def test_the_kernel_is_attention(dtype: torch.dtype, size: int, prompted: bool) 
         query, key, value = inward[start : start + length].double().permute(1, 2, 0, 3)
         if prompt is not None and prompt.rows is not None and prompt.is_prompt_token is not None:
             which = int(prompt.rows[row])
-            own = prompt.table[0, :, which, :, : int(prompt.is_prompt_token[which].sum())].double()
-            key, value = torch.cat([own[0], key], 1), torch.cat([own[1], value], 1)
+            prompt_row = prompt.table[0, :, which, :, : int(prompt.is_prompt_token[which].sum())].double()
+            key, value = torch.cat([prompt_row[0], key], 1), torch.cat([prompt_row[1], value], 1)
         weights = torch.softmax(query @ key.transpose(1, 2) / size**0.5, -1)
         expected = (weights @ value).transpose(0, 1).flatten(1)
         close = {torch.float32: 2e-5, torch.bfloat16: 8e-3}[dtype]

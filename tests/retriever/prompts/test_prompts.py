@@ -44,7 +44,7 @@ def matrix(shape: PromptShape, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape.layers, 2, shape.heads, length, shape.head_dim, generator=generator)
 
 
-def opened(tiny: Tiny, kind: str = "bert") -> tuple[Encoder, Callable[..., TaskPrompt]]:
+def open_encoder(tiny: Tiny, kind: str = "bert") -> tuple[Encoder, Callable[..., TaskPrompt]]:
     """An encoder without a task yet, and prompts for it: prompt(query=length, passage=length, seed=0)."""
     shape, tokenizer, options = KINDS[kind]
     encoder = Encoder(str(tiny(kind, **tokenizer)), options, tasks={})
@@ -59,7 +59,7 @@ def opened(tiny: Tiny, kind: str = "bert") -> tuple[Encoder, Callable[..., TaskP
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mixed_batch_equals_texts_on_their_own(tiny: Tiny, texts: list[str], kind: str) -> None:
     """Against the backbone called with one text, unpadded, and with one task's matrix as it was put in."""
-    encoder, prompt = opened(tiny, kind)
+    encoder, prompt = open_encoder(tiny, kind)
     plain = Encoder(str(encoder._recipe.folder), encoder.options)
     np.testing.assert_allclose(encoder.encode(texts), plain.encode(texts), atol=1e-6)
     lengths = {"one": 1, "short": 3, "long": 9}
@@ -94,7 +94,7 @@ def test_a_mixed_batch_equals_texts_on_their_own(tiny: Tiny, texts: list[str], k
 
 
 def test_neither_batch_mates_nor_padding_change_a_vector(tiny: Tiny, texts: list[str]) -> None:
-    encoder, prompt = opened(tiny)
+    encoder, prompt = open_encoder(tiny)
     encoder.put_task("short", prompt(3))
     encoder.put_task("long", prompt(40))
     alone = encoder.encode(["the river bank"], task="short")
@@ -107,7 +107,7 @@ def test_neither_batch_mates_nor_padding_change_a_vector(tiny: Tiny, texts: list
 
 
 def test_tied_prompts_and_one_replaced(tiny: Tiny, texts: list[str]) -> None:
-    encoder, prompt = opened(tiny)
+    encoder, prompt = open_encoder(tiny)
     tied = replace(prompt(5), passage=(first := prompt(5)).query)
     encoder.put_task("tied", tied)
     found = encoder.encode(texts, task="tied")
@@ -176,7 +176,7 @@ def test_texts_start_after_their_prompts(
 
 
 def test_a_text_that_would_start_too_late_is_refused(tiny: Tiny, documented: Callable[..., None]) -> None:
-    encoder, prompt = opened(tiny)
+    encoder, prompt = open_encoder(tiny)
     encoder.put_task("fits", replace(prompt(None), position_offset=True))
     with pytest.raises(InputError) as error:
         encoder.put_task("long", replace(prompt(3), position_offset=True))
@@ -188,7 +188,7 @@ def test_a_text_that_would_start_too_late_is_refused(tiny: Tiny, documented: Cal
     documented("Models", "a prompt with a position offset, and texts too long for it", line, 1)
     with pytest.raises(InputError, match="passage_length=61 and a prompt of 2 tokens"):
         encoder.put_task("long", replace(prompt(None, 2), position_offset=True))
-    relative, other = opened(tiny, "t5")
+    relative, other = open_encoder(tiny, "t5")
     with pytest.raises(InputError, match="position_offset: a T5EncoderModel takes no positions"):
         relative.put_task("t5", replace(other(3), position_offset=True))
     assert (encoder.tasks, relative.tasks) == (("fits",), ())
@@ -196,7 +196,7 @@ def test_a_text_that_would_start_too_late_is_refused(tiny: Tiny, documented: Cal
 
 def test_scaling_of_vectors_is_not_part_of_the_backbone(tiny: Tiny) -> None:
     """Training may start from a prompt that was trained with the other scaling; an encoder does not take it."""
-    encoder, prompt = opened(tiny)
+    encoder, prompt = open_encoder(tiny)
     scaled = Encoder(str(encoder._recipe.folder), replace(FLOAT32, normalize=True), tasks={})
     one, other = prompt(3), replace(prompt(3), backbone=backbone_of(scaled.config), options=scaled.options)
     for initial, target in ((one, scaled), (other, encoder)):
@@ -215,7 +215,7 @@ def test_scaling_of_vectors_is_not_part_of_the_backbone(tiny: Tiny) -> None:
 
 
 def test_unknown_tasks_and_wrong_counts_are_refused(tiny: Tiny) -> None:
-    encoder, prompt = opened(tiny)
+    encoder, prompt = open_encoder(tiny)
     with pytest.raises(InputError, match="task='nq': no such task; there are: none"):
         encoder.encode(["a"], task="nq")
     encoder.put_task("squad", prompt(3))
@@ -242,7 +242,7 @@ def test_unknown_tasks_and_wrong_counts_are_refused(tiny: Tiny) -> None:
 
 def test_an_encoder_with_tasks_is_freed_without_a_search_for_cycles(tiny: Tiny) -> None:
     """A server freezes its objects, so a cycle would keep the weights of an earlier release."""
-    encoder, prompt = opened(tiny)
+    encoder, prompt = open_encoder(tiny)
     encoder.put_task("squad", prompt(3))
     encoder.encode(["a", "b"], task=["squad", None])
     weights = weakref.ref(encoder._eager)
@@ -255,7 +255,7 @@ def test_an_encoder_with_tasks_is_freed_without_a_search_for_cycles(tiny: Tiny) 
 
 
 def test_a_prompt_of_another_backbone_or_other_settings_is_refused(tiny: Tiny) -> None:
-    encoder, prompt = opened(tiny)
+    encoder, prompt = open_encoder(tiny)
     other = Encoder(str(tiny("bert", name="other", seed=1)), FLOAT32, tasks={})
     with pytest.raises(InputError, match=r"another backbone \(weights differ\)"):
         other.put_task("squad", prompt(3))
@@ -284,7 +284,7 @@ def test_a_prompt_of_another_backbone_or_other_settings_is_refused(tiny: Tiny) -
 
 
 def test_saved_and_opened_again(tiny: Tiny, tmp_path: Path, texts: list[str]) -> None:
-    encoder, prompt = opened(tiny)
+    encoder, prompt = open_encoder(tiny)
     untied, tied = prompt(5, 7), prompt(6)
     tied = replace(tied, passage=tied.query)
     vectors = []
@@ -329,7 +329,7 @@ def test_saved_and_opened_again(tiny: Tiny, tmp_path: Path, texts: list[str]) ->
     ],
 )
 def test_what_is_no_prompt_is_refused(tiny: Tiny, tmp_path: Path, damage: str, says: str) -> None:
-    _, prompt = opened(tiny)
+    _, prompt = open_encoder(tiny)
     prompt(5).save(tmp_path)
     settings, weights = tmp_path / "prompt.json", tmp_path / "prompt.safetensors"
     said, stored = json.loads(settings.read_text()), bytearray(weights.read_bytes())
@@ -390,7 +390,7 @@ def test_a_snapshot_stays_as_it_is_and_slots_are_used_again() -> None:
 
 
 def test_tasks_come_and_go_while_texts_are_encoded(tiny: Tiny, texts: list[str]) -> None:
-    encoder, prompt = opened(tiny)
+    encoder, prompt = open_encoder(tiny)
     encoder.put_task("kept", prompt(4))
     encoder.put_task("two", prompt(6))
     texts = texts[:12]
@@ -422,7 +422,7 @@ def test_tasks_come_and_go_while_texts_are_encoded(tiny: Tiny, texts: list[str])
 
 
 def test_the_prompt_is_part_of_a_tasks_configuration_and_not_of_the_encoders(tiny: Tiny) -> None:
-    encoder, prompt = opened(tiny)
+    encoder, prompt = open_encoder(tiny)
     config, plain = encoder.config, Encoder(str(encoder._recipe.folder), FLOAT32)
     encoder.put_task("squad", prompt(3))
     assert (encoder.config, encoder.fingerprint) == (plain.config, plain.fingerprint)

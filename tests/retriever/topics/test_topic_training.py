@@ -92,9 +92,9 @@ def test_topics_are_drawn_anew_in_each_step() -> None:
 @pytest.mark.parametrize("judged", [False, True])
 def test_each_text_of_a_batch_has_its_topic(bert: Path, judged: bool) -> None:
     system = topic_system(bert, chunk=60, judged=judged)
-    data, given = system.data, system.assignment
+    data, assignment = system.data, system.assignment
     assert data is not None
-    assert given is not None
+    assert assignment is not None
     numbers, rows = batch_at(data, system.tuning, 2)
     passages = np.unique(rows)
     batch = system.batch(2, 0, 1)
@@ -104,8 +104,8 @@ def test_each_text_of_a_batch_has_its_topic(bert: Path, judged: bool) -> None:
         [(name, places)] = chunk.rows.items()
         topics = chunk.inputs[3].tolist()
         (dense if name == "dense" else under).update(zip(places.tolist(), topics, strict=False))
-    of_queries = given.of_passages[rows[:, 0]] if judged else given.query_topics[numbers]  # type: ignore[index]
-    assert [dense[place] for place in range(len(dense))] == [*of_queries, *given.of_passages[passages]]
+    of_queries = assignment.of_passages[rows[:, 0]] if judged else assignment.query_topics[numbers]  # type: ignore[index]
+    assert [dense[place] for place in range(len(dense))] == [*of_queries, *assignment.of_passages[passages]]
     assert [under[place] for place in range(len(under))] == [topic for topic in range(3) for _ in passages]
 
 

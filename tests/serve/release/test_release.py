@@ -146,9 +146,9 @@ def test_a_release_that_another_server_discards_is_complete_once_it_is_live(
     if moment == "after the save":
         discard_release(other, second.id)
         assert store_keys(other, "releases", "prompts") == [f"releases/{first.id}"]
-    made = save_as_live(server, second, tag)
-    assert made == (not prompts or moment == "after the swap")
-    if not made:  # the swap was not made, or undone
+    is_live = save_as_live(server, second, tag)
+    assert is_live == (not prompts or moment == "after the swap")
+    if not is_live:  # the swap was not made, or undone
         check_live_but(other, first, "prompts/legal.0123")
         release_of_parts(other, prompts)  # the server's next try, with the bytes of the request
         second.save(server)
