@@ -118,7 +118,7 @@ def test_nodes_have_the_variables_of_ray_serve_that_the_job_sets() -> None:
 
 @pytest.mark.parametrize("name", ["head_start_ray_commands", "worker_start_ray_commands"])
 def test_the_start_commands_of_aws_find_the_files_that_they_source(name: str, tmp_path: Path) -> None:
-    """Ray starts with the variables of Ray Serve if only the mounted files are there; without them, it does not start."""
+    """With the mounted files Ray starts with the variables of Ray Serve; without them it does not start."""
     home, programs = tmp_path / "home", tmp_path / "bin"
     for remote, local in load("aws.yaml")["file_mounts"].items():
         if local.startswith("cluster/"):
