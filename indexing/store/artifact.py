@@ -159,6 +159,7 @@ class Draft:
 
         Raises:
             InputError: If other inputs or another configuration are pinned and the draft may not be replaced.
+            StorageError: If the storage ignores conditional writes.
         """
         path = f"{self.key}/{BEGUN}"
         while not self._storage.put_new(path, add_own_hash(self._begun)):
@@ -175,6 +176,7 @@ class Draft:
                 break
         else:
             self.created = True
+            self._storage.require_conditional_writes(path, add_own_hash(self._begun))
         self.is_complete = self._has_manifest()
         return self
 

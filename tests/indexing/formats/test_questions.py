@@ -105,7 +105,10 @@ def test_qrels_of_beir_and_trec(tmp_path):
         ("query-id\tcorpus-id\tscore\na\tb\n", ":2: found 2 columns .*, expected 3"),
         ("1\t0\td\t1\n1\td\t1\n", ":2: found 3 columns .*, expected 4"),
         ("a\tb\n", r":1: found 2 columns .*, expected 3 \(BEIR\) or 4 \(TREC\)"),
-        ("a\tb\tc\n", ":1: found score 'c', expected an integer from -100,000 to 100,000, or the header query-id<TAB>corpus-id<TAB>score"),
+        (
+            "a\tb\tc\n",
+            ":1: found score 'c', expected an integer from -100,000 to 100,000, or the header query-id<TAB>",
+        ),
         ("a\tb\t1\na\tb\t1.0\n", r":2: found score '1\.0', expected an integer from -100,000 to 100,000;"),
         ("a\tb\t100000\na\tb\t100001\n", ":2: found score '100001'"),
         ("a\tb\t1\na\t\t1\n", ":2: found an empty id"),
