@@ -230,9 +230,9 @@ def judgements_hint(source: ImportSource, queries: Queries, corpus: Corpus) -> s
     rows = [json.loads(text) if text else {} for text in queries.table["metadata"].slice(0, HINT_ROWS).to_pylist()]
     values: dict[str, list[Any]] = {}
     for row in rows:
-        for field, value in row.items():
-            values.setdefault(field, []).extend(value if type(value) is list else [value])
-    judging = [field for field, ids in values.items() if _are_ids(ids, corpus)]
+        for column, value in row.items():
+            values.setdefault(column, []).extend(value if type(value) is list else [value])
+    judging = [column for column, ids in values.items() if _are_ids(ids, corpus)]
     remedy = (
         f"column {' and column '.join(judging)} has ids of the corpus: if they are those of relevant passages, remove "
         f"{queries.artifact.key}, and name the column by parameter relevant of riptide import-queries"
