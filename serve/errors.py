@@ -19,7 +19,7 @@ SHOWN_TASKS = 10
 STORE = "store"  # the name under which failures of the store itself are reported
 _FOREIGN = ("botocore", "boto3", "urllib3", "jnius")  # packages whose exceptions are failures of the store or of Lucene
 _MISSING = "the file is missing"  # part of a message of the node's cache
-_PATH = re.compile(r"(?:s3:/|(?<![\w.:/…]))/(?!v1/)[^\s:,;'\"()]+")
+_PATH = re.compile(r"(?:s3:/|(?<![\w.:/…]))/[^\s:,;'\"()]+")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
 
 

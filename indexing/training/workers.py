@@ -80,7 +80,7 @@ def plan_workers(
         say: Prints a message for the user.
         gpus: GPUs of each worker, 0 or 1; None: 1 if `min_workers` of them can have one now.
         min_workers: Smallest number of workers that may start; None: all.
-        wait_s: Seconds to wait for nodes; None: see `seconds_to_wait`.
+        wait_s: Seconds to wait for nodes; None: see `wait_for_room`.
         labels: Labels of the nodes on which they run.
 
     Raises:
@@ -90,13 +90,13 @@ def plan_workers(
     min_workers = min_workers or workers
     with_gpus = WorkerGroup(workers=workers, min_workers=min_workers, cpus=cpus, gpus=1, labels=nodes.labels)
     group = replace(with_gpus, gpus=int(with_gpus.capacity >= min_workers) if gpus is None else gpus)
-    wait_s = seconds_to_wait(wait_s)
-    if wait_s and group.capacity < workers:
-        say(f"waits up to {wait_s:.0f} s for nodes: room for {group.capacity} of {group}")
+    longest_s = seconds_to_wait(wait_s)
+    if longest_s and group.capacity < workers:
+        say(f"waits up to {longest_s:.0f} s for nodes: room for {group.capacity} of {group}")
         with announce_waiting_workers(say, lambda: nodes, cpus, group.gpus, lambda: workers):
             request_room(group, wait_s)
     option = f"min_workers {min_workers}" if group.is_elastic else f"workers {workers}"
-    check_room(nodes, cpus, group.gpus, min_workers, wait_s, option)
+    check_room(nodes, cpus, group.gpus, min_workers, longest_s, option)
     capacity = group.capacity
     if gpus is None and group.gpus and capacity < workers:
         say(f"starts with {capacity} of {group}; parameter gpus 0 trains all of them on CPUs")
@@ -105,8 +105,8 @@ def plan_workers(
     return group
 
 
-def request_room(group: WorkerGroup, wait_s: float) -> None:
-    """Waits until the cluster has room for all workers, at most `wait_s` seconds.
+def request_room(group: WorkerGroup, wait_s: float | None) -> None:
+    """Waits until the cluster has room for all workers; see `wait_for_room`.
 
     One empty actor for each worker waits for its resources, so that an autoscaler adds the nodes of all of them.
     """

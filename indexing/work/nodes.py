@@ -19,6 +19,7 @@ LABEL = re.compile(r"([^=\s]+)=([A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)", re.ASCII)
 WAIT_S = 30.0  # seconds between two lines about workers that have no node yet
 POLL_S = 0.5  # seconds between two polls of the nodes while a job waits for them
 GROWTH_S = 1_800.0  # seconds to wait for the nodes of an autoscaler, by default
+INFEASIBLE_S = 30.0  # seconds for which an autoscaler must report a worker as infeasible before a job ends
 MAX_EXCLUDED = 3  # nodes that a run excludes because a worker could not open there
 
 Say = Callable[[str], object]
@@ -114,20 +115,62 @@ def seconds_to_wait(wait_s: float | None) -> float:
     return GROWTH_S * may_nodes_be_added() if wait_s is None else wait_s
 
 
-def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait_s: float) -> None:
+def is_infeasible(cores: int, gpus: int) -> bool:
+    """Returns whether the autoscaler (version 2) finds no node for pending workers of this size.
+
+    It reports workers as infeasible that no type of node holds, and those that exceed the limits of the cluster; so no
+    node may be on its way. Ray has no public function for this.
+    """
+    import ray
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+    from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+
+    reply = GetClusterStatusReply()
+    reply.ParseFromString(GcsClient(ray.get_runtime_context().gcs_address).get_cluster_status(timeout_s=10))
+    state = reply.autoscaling_state
+    if state.pending_instance_requests or state.pending_instances:
+        return False
+    requests = (request.resources_bundle for request in state.infeasible_resource_requests)
+    return any((request.get("CPU", 0), request.get("GPU", 0)) == (cores, gpus) for request in requests)
+
+
+def wait_for_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, wait_s: float | None) -> float:
     """Waits until the nodes hold so many workers, or the time is over.
 
     It requests no nodes: the caller has pending tasks or actors, which make an autoscaler add them.
+
+    Args:
+        nodes: The nodes.
+        cores, gpus: The size of a worker.
+        workers: The number of workers.
+        wait_s: Maximum seconds; None: as `seconds_to_wait` says, and less if no node can hold a worker.
+
+    Returns:
+        The maximum.
+
+    Raises:
+        InputError: If `wait_s` is None and the autoscaler has reported the worker as infeasible for INFEASIBLE_S.
     """
-    end = time.monotonic() + wait_s
-    while nodes.count_worker_slots(cores, gpus) < workers and time.monotonic() < end:
+    begun = feasible = time.monotonic()
+    maximum = seconds_to_wait(wait_s)
+    while (present := nodes.count_worker_slots(cores, gpus)) < workers and time.monotonic() < begun + maximum:
         time.sleep(POLL_S)
+        if wait_s is not None or present or not is_infeasible(cores, gpus):
+            feasible = time.monotonic()
+        elif time.monotonic() > feasible + INFEASIBLE_S:
+            largest = max((node["CPU"] for node in nodes.live_resources()), default=0)
+            labels = "".join(f" with the label {key}={value}" for key, value in nodes.labels.items())
+            shown = f"; the largest node that is there has {largest:.0f}" if largest else ""
+            raise InputError(
+                f"parameter cpus {cores}: the autoscaler has no type of node{labels} for "
+                f"{describe_workers(1, cores, gpus)}{shown}: give fewer, or add such a type to the cluster"
+            )
+    return maximum
 
 
 def wait_for_required_room(nodes: ClusterNodes, cores: int, gpus: int, workers: int, request: WorkerRequest) -> None:
     """Waits for room for so many workers, as long as the request says, then checks it; see `check_room`."""
-    wait_s = seconds_to_wait(request.wait_s)
-    wait_for_room(nodes, cores, gpus, workers, wait_s)
+    wait_s = wait_for_room(nodes, cores, gpus, workers, request.wait_s)
     check_room(nodes, cores, gpus, workers, wait_s, f"min_workers {request.min_workers}")
 
 

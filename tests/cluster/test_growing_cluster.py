@@ -289,6 +289,16 @@ def test_jobs_of_topics_pictures_and_prompts_run_too(
     assert (tmp_path / "peft").is_dir()
 
 
+@pytest.mark.parametrize("command", [f"{STEPS['encode'].command} --cpus 3", f"{TRAIN} --cpus 3"])
+def test_a_worker_that_no_type_of_node_holds_ends_the_job(command: str, cloud: Cloud, root: Path, alone: Path) -> None:
+    """It does not wait for the half hour that nodes may take."""
+    line = start_on(
+        cloud, command.replace("--name tiny", "--name large").replace("tuned", "large"), root, alone
+    ).refused()
+    assert line.startswith("error: --cpus 3: the autoscaler has no type of node for 1 worker of 3 CPUs")
+    assert not cloud.present()
+
+
 def arguments(command: str, root: Path, store: Path) -> list[str]:
     """Returns the name of the job of a command, and its arguments."""
     job, *options = command.format(root=root).split()
