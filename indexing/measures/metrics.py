@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from indexing.files.qrels import GRADE, MAX_GRADE
 from indexing.measures.hits import ranked_hits
 from retriever.errors import InputError
 
@@ -33,11 +34,15 @@ def metrics_per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) ->
         float64 [queries] by metric, in the order of the judged queries' ids; a query without hits has 0.
 
     Raises:
-        InputError: For another metric than `parse_metrics` allows.
+        InputError: For another metric than `parse_metrics` allows, and for a score beyond MAX_GRADE.
     """
     measures = parse_metrics(metrics)
     judged: dict[str, dict[str, int]] = {}
     for query, passage, score in zip(*(qrels[c].to_pylist() for c in ("query_id", "corpus_id", "score")), strict=True):
+        if abs(score) > MAX_GRADE:
+            raise InputError(
+                f"query {query!r}, passage {passage!r}: found score {score}, expected {GRADE}; import it again"
+            )
         judged.setdefault(query, {})[passage] = score
     for grades in judged.values():
         if max(grades.values()) < 0:  # pytrec_eval writes beyond its memory for Bpref: it needs a grade of at least 0

@@ -132,6 +132,14 @@ def test_queries_with_negative_judgements_alone_have_values() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+def test_a_grade_that_would_take_memory_by_its_value_is_refused() -> None:
+    """As it may be in judgements of a store of an earlier version."""
+    qrels, run = tables({"q": {"p": 1, "r": 100_000_000}}, {"q": {"p": 1.0}})
+    message = "query 'q', passage 'r': found score 100000000, expected an integer from -100,000 to 100,000; import"
+    with pytest.raises(InputError, match=message):
+        metrics_per_query(qrels, run, ["nDCG@10"])
+
+
 def test_measures_that_are_offered_have_values_for_every_query() -> None:
     qrels, run = tables({"q": {"p": 1, "r": 0}, "r": {"p": 2}, "s": {"p": 1}}, {"q": {"p": 1.0}, "r": {"x": 1.0}})
     names = ["nDCG", "P@3", "R@3", "AP", "AP@3", "RR", "RR@3", "Rprec", "Bpref", "infAP", "Compat", "Judged@3", "NumQ"]
