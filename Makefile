@@ -4,7 +4,6 @@ PYTHON ?= $(shell python3.11 -c 'import sys; print(sys.executable)' 2>/dev/null 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-USER_STAMP := $(VENV)/.installed-for-users
 SYSTEM := chaos or browser or ray_serve or nodes or quality
 # Two processes; all tests of a file run in one of them. PARALLEL= runs the tests one after the other. If one of the
 # processes crashes, the run ends: with a new process, pytest-xdist 3.8 may wait without end for the last tests.
@@ -18,12 +17,6 @@ help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## .venv with the project (editable), faiss-cpu and the developers' tools, at the versions of constraints.txt
-
-$(USER_STAMP): pyproject.toml constraints.txt install.py
-	@rm -f $@
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@for file in $^; do test $(STAMP) -nt $$file || exec $(BIN)/python install.py cpu demo; done
-	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt install.py
 	@rm -f $@
@@ -65,5 +58,5 @@ bench:  ## the benchmarks there are, and what each one measures
 	@for file in benchmarks/*.py; do test -e "$$file" && printf '  %s  %s\n' "$$file" \
 	  "$$(sed -n '1s/^"""//p' "$$file" | sed 's/"""$$//')"; done; true
 
-demo: $(USER_STAMP)  ## all steps on a small set: import, encode, index, search, train a prompt, serve
+demo: install  ## all steps on a small set: import, encode, index, search, train a prompt, serve
 	@HF_HUB_OFFLINE=1 $(BIN)/python examples/demo.py

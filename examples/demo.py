@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jobs.common.console import run_command
 
@@ -26,7 +27,7 @@ from riptide import Client, Corpus, Queries, Store, __version__
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 QUESTION = "When did the 1973 oil crisis begin?"
-CHAT = f"Which animals live in the Amazon rainforest? {QUESTION}"
+CHAT = "User: Which animals live in the Amazon rainforest? Assistant: jaguar, cougar and anaconda. User: " + QUESTION
 SEARCHES = ("bm25", "dense", "hybrid")
 SQUAD = ROOT / "examples" / "squad"
 
@@ -55,7 +56,7 @@ def main() -> None:
     job("evaluate", *squad, "--run", *SEARCHES)
     show_difference(Store(store))
 
-    title("Another task over the same vectors: in a chat, the last question counts")
+    title("Another task over the same vectors: an assistant sends the whole chat, and its last message counts")
     train_chat(store)
 
     title("All of this over HTTP: one backbone, two tasks, one set of vectors")
@@ -79,8 +80,8 @@ The demo took {time.monotonic() - started:.0f} s. A second run finds its work do
 
 
 def train_chat(store: str) -> None:
-    """Trains a prompt for queries of two questions, of which the second one counts; measures without it and with it."""
-    print(f"A query is two questions, the second one about something else: {CHAT}")
+    """Trains a prompt for queries that are chats, whose last message counts; measures without it and with it."""
+    print(f"A query is a chat in which the user changes the subject: {CHAT}")
     at, folder = ("--store", store), Path(f"{store}-raw") / "chat"
     write_chat(folder)
     job("import-queries", *at, "--source", str(folder), "--queries", "chat")
@@ -94,14 +95,14 @@ def train_chat(store: str) -> None:
 
 
 def write_chat(folder: Path) -> None:
-    """Writes queries of two SQuAD questions about different articles; relevant is the passage of the second one.
+    """Writes chats of a SQuAD question, its answer, and a question about another article, whose passage is relevant.
 
     The questions of `train` and of `test` are about different articles.
     """
     folder.mkdir(parents=True, exist_ok=True)
     draw = random.Random(0)
     titles = {row["_id"]: row["title"] for row in read_lines(SQUAD / "corpus.jsonl.gz")}
-    texts = {row["_id"]: row["text"] for row in read_lines(SQUAD / "queries.jsonl.gz")}
+    questions = {row["_id"]: row for row in read_lines(SQUAD / "queries.jsonl.gz")}
     for split, count in (("train", 2000), ("test", 1000)):
         lines = (SQUAD / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]
         judged = [line.split("\t")[:2] for line in lines]
@@ -110,11 +111,13 @@ def write_chat(folder: Path) -> None:
                 first, answer = query, passage
                 while titles[answer] == titles[passage]:
                     first, answer = draw.choice(judged)
-                row = {"query": f"{texts[first]} {texts[query]}", "query_id": query, "relevant": passage}
+                text, reply = questions[first]["text"], questions[first]["metadata"]["answers"][0]
+                chat = f"User: {text} Assistant: {reply}. User: {questions[query]['text']}"
+                row = {"query": chat, "query_id": query, "relevant": passage}
                 file.write(json.dumps(row) + "\n")
 
 
-def read_lines(path: Path) -> list[dict[str, str]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """Returns the rows of a compressed file of JSON lines."""
     with gzip.open(path, "rt") as file:
         return [json.loads(line) for line in file]

@@ -23,24 +23,25 @@ def demo() -> ModuleType:
     return module
 
 
-def test_a_query_of_the_chat_is_two_questions_of_which_the_second_one_counts(demo: ModuleType, tmp_path: Path) -> None:
+def test_a_chat_is_a_question_its_answer_and_a_question_about_another_article(demo: ModuleType, tmp_path: Path) -> None:
     demo.write_chat(tmp_path)
-    texts = {row["_id"]: row["text"] for row in demo.read_lines(demo.SQUAD / "queries.jsonl.gz")}
+    questions = {row["_id"]: row for row in demo.read_lines(demo.SQUAD / "queries.jsonl.gz")}
     titles = {row["_id"]: row["title"] for row in demo.read_lines(demo.SQUAD / "corpus.jsonl.gz")}
     articles = {}
     for split, count in (("train", 2000), ("test", 1000)):
         lines = (demo.SQUAD / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]
         passages = dict(line.split("\t")[:2] for line in lines)
-        titles_of = defaultdict(set)  # several questions may have one text
+        titles_of = defaultdict(set)  # several questions may have one text and one answer
         for query, passage in passages.items():
-            titles_of[texts[query]].add(titles[passage])
+            first = f"User: {questions[query]['text']} Assistant: {questions[query]['metadata']['answers'][0]}. User: "
+            titles_of[first].add(titles[passage])
         rows = [json.loads(line) for line in (tmp_path / f"queries.{split}.jsonl").read_text().splitlines()]
         assert len({row["query_id"] for row in rows}) == len(rows) == count
         for row in rows:
             assert passages[row["query_id"]] == row["relevant"]
-            first, second = row["query"].removesuffix(texts[row["query_id"]]), texts[row["query_id"]]
-            assert row["query"] == f"{first}{second}"
-            assert titles_of[first.removesuffix(" ")] - {titles[row["relevant"]]}
+            first = row["query"].removesuffix(questions[row["query_id"]]["text"])
+            assert first != row["query"]
+            assert titles_of[first] - {titles[row["relevant"]]}
         articles[split] = {titles[row["relevant"]] for row in rows}
     assert articles["train"].isdisjoint(articles["test"])
 
