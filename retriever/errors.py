@@ -41,6 +41,10 @@ class StorageError(InputError):
     """
 
 
+class RowError(InputError):
+    """A row of a file cannot be used; the other rows of the file can be read."""
+
+
 class TextsError(InputError):
     """Some texts of a call cannot be used; the same call without them works.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from indexing.corpus.hold_out import HoldOut
 from indexing.files.listing import file_identity
 from indexing.files.qrels import read_qrels
 from indexing.files.raw import short_repr
+from indexing.files.rows import BadRows
 from indexing.formats.parse import read_queries
 from indexing.formats.sources import ImportSource
 from indexing.store.artifact import Artifact, Draft
@@ -30,11 +31,12 @@ from indexing.work.work import (
     BaseStage,
     BaseWork,
     Committed,
+    Progress,
     ProgressCounter,
     WorkUnit,
     run_work,
 )
-from retriever.errors import InputError, printable
+from retriever.errors import InputError, RowError, printable
 
 ALL = "all"  # the split that every query set has: all of its queries
 
@@ -109,13 +111,17 @@ class JudgedQueries:
     Attributes:
         queries: The queries, as `parse.read_queries` returns them.
         qrels: The judgements of these queries by split, as `parse.read_qrels` returns them, without repetitions.
+        bad_rows: The rows that are left out.
     """
 
     queries: pa.Table
     qrels: Mapping[str, pa.Table]
+    bad_rows: BadRows
 
 
-def read_judged_queries(source: ImportSource, *, limit: int | None = None, partial: bool = False) -> JudgedQueries:
+def read_judged_queries(
+    source: ImportSource, *, limit: int | None = None, partial: bool = False, skip_invalid: bool = False
+) -> JudgedQueries:
     """Reads the query and qrels files of a source and checks all that needs no corpus.
 
     Args:
@@ -123,24 +129,35 @@ def read_judged_queries(source: ImportSource, *, limit: int | None = None, parti
         limit: Number of queries to take from the start; None: all.
         partial: Whether to leave out judgements of unknown queries, because the import is limited, instead of refusing
             them.
+        skip_invalid: Whether to leave out bad rows and judgements of unknown queries, instead of refusing them.
 
     Raises:
-        InputError: With file and line, for a bad row, a repeated query id, an unknown query, and if one split judges
-            a query and a passage twice with different scores.
+        InputError: With file and line, for bad rows, a repeated query id, an unknown query, and if one split judges
+            a query and a passage twice with different scores. If all queries are left out.
     """
     check_splits(source)
-    queries, tables = read_queries(source)
+    bad_rows = BadRows()
+    queries, tables = read_queries(source, bad_rows)
     queries = queries.slice(0, limit)
     ids = queries["id"].to_pylist()
     _refuse_repeated_ids(source, ids)
+    read = {
+        split: tables[split] if split in tables else read_qrels(file, bad_rows)
+        for split, file in sorted(source.qrels.items())
+    }
+    if not skip_invalid:
+        bad_rows.refuse()
+    elif not ids:
+        bad_rows.refuse(remedy="no query can be imported; correct them")
     qrels = {}
-    for split, file in sorted(source.qrels.items()):
-        table = _without_repetitions(file, tables[split] if split in tables else read_qrels(file))
+    for split, table in read.items():
+        file, table = source.qrels[split], _without_repetitions(source.qrels[split], table)
         known = pc.is_in(table["query_id"], pa.array(ids, pa.string())).to_numpy()
         if not partial:
-            _refuse_unknown(file, table, "query_id", known, "query", "the query file")
+            skipped = bad_rows if skip_invalid else None
+            _check_known(file, table, "query_id", known, "query", "the query file", skipped)
         qrels[split] = table.filter(pa.array(known))
-    return JudgedQueries(queries, qrels)
+    return JudgedQueries(queries, qrels, bad_rows)
 
 
 def import_queries(
@@ -150,6 +167,7 @@ def import_queries(
     *,
     limit: int | None = None,
     hold_out: HoldOut | None = None,
+    skip_invalid: bool = False,
     judged: JudgedQueries | None = None,
 ) -> Queries:
     """Commits queries/NAME from the query and qrels files of a source, or returns it if it is complete.
@@ -165,7 +183,9 @@ def import_queries(
         name: Name of the query set.
         limit: Number of queries to take from the start; None: all.
         hold_out: Queries that are moved to a new split; None: none.
-        judged: The result of `read_judged_queries` for this source and limit; None: the files are read here.
+        skip_invalid: Whether to leave out bad rows and judgements of unknown queries or passages, instead of refusing
+            them. The notes of the query set count and list them.
+        judged: The result of `read_judged_queries` for this source and options; None: the files are read here.
 
     Returns:
         The query set.
@@ -177,29 +197,42 @@ def import_queries(
     artifact_key("queries", name)
     check_splits(source)
     corpus = Corpus.open(store)
-    if (existing := find_complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
+    config = _queries_config(source, limit, hold_out, skip_invalid)
+    if (existing := _find_complete(store, name, config)) is not None:
         return existing
-    config = _queries_config(source, limit, hold_out)
     partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
-    judged = judged or read_judged_queries(source, limit=limit, partial=partial)
+    judged = judged or read_judged_queries(source, limit=limit, partial=partial, skip_invalid=skip_invalid)
+    skipped = judged.bad_rows if skip_invalid else None
     qrels = {
-        split: _known_judgements(source.qrels[split], table, corpus, partial) for split, table in judged.qrels.items()
+        split: _known_judgements(source.qrels[split], table, corpus, partial, skipped)
+        for split, table in judged.qrels.items()
     }
     if hold_out:
         qrels = hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
     target = ArtifactTarget("queries", name, inputs, config, by_content=True)
-    run_work(store, CommitQueriesWork(target, judged.queries, qrels), LocalRunner(cores=1))
+    run_work(store, CommitQueriesWork(target, judged.queries, qrels, judged.bad_rows), LocalRunner(cores=1))
     return Queries.open(store, name)
 
 
 def find_complete_queries(
-    store: Store, source: ImportSource, name: str, *, limit: int | None = None, hold_out: HoldOut | None = None
+    store: Store,
+    source: ImportSource,
+    name: str,
+    *,
+    limit: int | None = None,
+    hold_out: HoldOut | None = None,
+    skip_invalid: bool = False,
 ) -> Queries | None:
     """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
+    return _find_complete(store, name, _queries_config(source, limit, hold_out, skip_invalid))
+
+
+def _find_complete(store: Store, name: str, config: Mapping[str, Any]) -> Queries | None:
+    """Returns queries/NAME as `find_complete_queries` does."""
     if name not in store.names("queries"):
         return None
-    existing, config = Queries.open(store, name), _queries_config(source, limit, hold_out)
+    existing = Queries.open(store, name)
     if existing.artifact.config != config:
         changed = describe_changes(existing.artifact.config, config)
         raise InputError(
@@ -209,7 +242,9 @@ def find_complete_queries(
     return existing
 
 
-def _queries_config(source: ImportSource, limit: int | None, hold_out: HoldOut | None) -> dict[str, Any]:
+def _queries_config(
+    source: ImportSource, limit: int | None, hold_out: HoldOut | None, skip_invalid: bool
+) -> dict[str, Any]:
     """Returns the configuration of a query set."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
     identities = [file_identity(file) for file in files]
@@ -222,6 +257,8 @@ def _queries_config(source: ImportSource, limit: int | None, hold_out: HoldOut |
             "hold_out_split": hold_out.split,
             "hold_out_seed": hold_out.seed,
         }
+    if skip_invalid:
+        config["skip_invalid"] = True
     return config
 
 
@@ -232,6 +269,7 @@ class CommitQueriesWork(BaseWork, BaseStage):
     target: ArtifactTarget
     queries: pa.Table
     qrels: Mapping[str, pa.Table]
+    bad_rows: BadRows = field(default_factory=BadRows)
     title: str = "import queries"
     noun: str = "queries"
 
@@ -244,6 +282,10 @@ class CommitQueriesWork(BaseWork, BaseStage):
     def stages(self) -> list[CommitQueriesWork]:
         """Returns the one stage."""
         return [self]
+
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes the rows that are left out."""
+        drafts[0].add_notes(**self.bad_rows.facts())
 
     @property
     def total(self) -> int:
@@ -296,28 +338,43 @@ def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
     return lambda path: pq.write_table(table, path, compression="zstd")
 
 
-def _known_judgements(file: str, qrels: pa.Table, corpus: Corpus, partial: bool) -> pa.Table:
-    """Returns the judgements of a file restricted to known passages. Unless `partial`, an unknown one is an error.
+def _known_judgements(file: str, qrels: pa.Table, corpus: Corpus, partial: bool, skipped: BadRows | None) -> pa.Table:
+    """Returns the judgements of a file restricted to known passages. In a split corpus, documents are judged.
 
-    In a split corpus, documents are judged.
+    Unless `partial`, unknown ones are added to `skipped`, or refused if it is None.
     """
     passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
     known = (corpus.rows_of_documents(passages.dictionary.to_pylist())[0] >= 0)[passages.indices.to_numpy()]
     if not partial:
-        _refuse_unknown(file, qrels, "corpus_id", known, "document" if corpus.is_split else "passage", "the corpus")
+        noun = "document" if corpus.is_split else "passage"
+        _check_known(file, qrels, "corpus_id", known, noun, "the corpus", skipped)
     return qrels.filter(pa.array(known)).drop_columns(["line"])
 
 
-def _refuse_unknown(file: str, qrels: pa.Table, column: str, is_known: np.ndarray, noun: str, place: str) -> None:
-    """Raises InputError that names the first line whose query or passage is not known (`is_known`: bool [lines])."""
-    if is_known.all():
-        return
-    first = int(np.flatnonzero(~is_known)[0])
-    more = int((~is_known).sum()) - 1
-    raise InputError(
-        f"{file}:{qrels['line'][first]}: judges {noun} {short_repr(qrels[column][first].as_py())}, which is not in "
-        f"{place}{f' (and {more} more lines like it)' if more else ''}; add the {noun} or remove the line"
-    )
+def _check_known(
+    file: str,
+    qrels: pa.Table,
+    column: str,
+    is_known: np.ndarray,
+    noun: str,
+    place: str,
+    skipped: BadRows | None,
+) -> None:
+    """Adds the lines whose query or passage is not known (`is_known`: bool [lines]) to `skipped`.
+
+    Raises:
+        InputError: If `skipped` is None. It names the first such line.
+    """
+    rows = np.flatnonzero(~is_known).tolist()
+    more = f" (and {len(rows) - 1} more lines like it)" if len(rows) > 1 and skipped is None else ""
+    for row in rows:
+        problem = RowError(
+            f"{file}:{qrels['line'][row]}: judges {noun} {short_repr(qrels[column][row].as_py())}, which is not in "
+            f"{place}{more}; add the {noun} or remove the line"
+        )
+        if skipped is None:
+            raise problem
+        skipped.add(problem)
 
 
 def _without_repetitions(file: str, qrels: pa.Table) -> pa.Table:
