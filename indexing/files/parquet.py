@@ -132,6 +132,7 @@ def parquet_blocks(piece: FilePiece, columns: Sequence[str] | None = None) -> It
                 read_dictionary=[leaf.path for leaf in leaves if has_dictionary(leaf)],
                 pre_buffer=whole,
                 buffer_size=0 if whole else BUFFER_BYTES,
+                page_checksum_verification=True,  # of pages that have a checksum
             )
             rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, MAX_BATCH_BYTES // width))
             for first, batch in _read_batches(file, piece, groups, rows_per_batch, columns):

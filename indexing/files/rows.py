@@ -1,6 +1,7 @@
 """Parses blocks of raw text and of Parquet into rows, and finds bad rows with their file and line."""
 
 import csv
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -17,6 +18,8 @@ LISTED_ROWS = 100  # bad rows that an artifact lists
 LISTED_CHARACTERS = 500  # of the problem of a row
 
 MAX_FLOAT_ID = 1 << 53  # a float holds all integers up to here
+
+_DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 
 # A passage or a query: its line, id, title ("" for a query), text and metadata fields. A named tuple would take twice
 # as long to create.
@@ -190,7 +193,9 @@ def metadata_text(piece: FilePiece, line: int, text: str) -> Any:
     try:
         if len(text) > limits.MAX_VALUES:
             limits.check_values(file_and_line(piece, line), text)
-        return orjson.loads(text) if text else None
+        value = orjson.loads(text) if text else None
+        is_exact = not _may_have_long_integers(text.encode())
+        return value if is_exact else _with_exact_integers(piece, line, text.encode())
     except orjson.JSONDecodeError as error:
         raise row_error(
             piece, line, f"metadata {short_repr(text)} ({error.msg})", "a JSON object", "rename the column"
@@ -200,9 +205,12 @@ def metadata_text(piece: FilePiece, line: int, text: str) -> Any:
 def json_objects(piece: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the lines of a piece as JSON objects, each with its line number. Raises InputError for other lines."""
     most = limits.MAX_COLUMNS
+    has_long_integers = _may_have_long_integers(piece.data or b"")
     for line, data in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
         try:
             doc = orjson.loads(data) if len(data) <= most else _long_object(piece, line, data)
+            if has_long_integers and _may_have_long_integers(data):
+                doc = _with_exact_integers(piece, line, data)
         except orjson.JSONDecodeError as error:
             raise _not_json_error(piece, line, data, error) from None
         if type(doc) is not dict:
@@ -210,6 +218,20 @@ def json_objects(piece: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
                 piece, line, f"JSON {short_repr(data.rstrip())}", "a JSON object", "write one document per line"
             )
         yield line, doc
+
+
+def _may_have_long_integers(data: bytes) -> bool:
+    """Returns whether a JSON text has so many digits in a row that an integer may have more than 64 bits."""
+    return b"0" * 19 in data.translate(_DIGITS_AS_ZERO)
+
+
+def _with_exact_integers(piece: FilePiece, line: int, data: bytes) -> Any:
+    """Returns a JSON value with exact integers. orjson, which has read it before, makes floats of long ones."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:  # of more than 4,300 digits
+        remedy = "write the number as a string"
+        raise row_error(piece, line, f"a number that is too long ({error})", "a shorter one", remedy) from None
 
 
 def _long_object(piece: FilePiece, line: int, data: bytes) -> Any:
@@ -324,6 +346,9 @@ def dump_metadata(piece: FilePiece, line: int, fields: dict[str, Any]) -> str:
     try:
         return orjson.dumps(fields, default=_as_python_prints).decode()
     except orjson.JSONEncodeError as error:
+        if "64-bit" in str(error):
+            actual = "an integer of more than 64 bits in the metadata"
+            raise row_error(piece, line, actual, "at most 64 bits", "write it as a string") from None
         raise row_error(
             piece, line, f"metadata that JSON cannot hold ({error})", "text or numbers", "drop it"
         ) from None

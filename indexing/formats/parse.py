@@ -2,7 +2,8 @@
 
 A bad row is refused with file and line. Text is kept as it is: an empty text is accepted (BEIR's TREC-COVID has
 some), and so is every character of UTF-8. An id is a string that is not empty; an integer becomes its decimal string.
-Integers beyond 64 bits in metadata become floats. Repeated ids are refused later, when the ids of all parts are merged.
+An integer of any length keeps its digits as an id; in metadata, one beyond 64 bits is refused. Repeated ids are refused
+later, when the ids of all parts are merged.
 
 Metadata of Parquet becomes JSON: lists and structs stay what they are, a map is a list of [key, value], a date or a
 time is ISO 8601, a timestamp in nanoseconds, a duration or a decimal is text as Python prints it, NaN is null. Refused

@@ -214,3 +214,34 @@ def test_bad_rows_of_a_table_of_judged_queries_are_listed(tmp_path: Path, job: J
     assert [line.partition(": found")[0].rpartition(":")[2] for line in lines] == ["3", "5", "6"]
     assert job(*command, "--skip-invalid").status == 0
     assert Queries.open(Store(str(tmp_path / "s"))).qrels("test")["corpus_id"].to_pylist() == ["p1", "p3"]
+
+
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_a_parquet_page_with_a_wrong_checksum_is_refused(tmp_path: Path, job: Job, is_wrong: bool) -> None:
+    """Pages without a checksum are accepted: all other tests write such files."""
+    file = tmp_path / "a.parquet"
+    table = pa.table({"id": ["a", "b"], "text": ["the tide rises", "the tide falls"]})
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(table, file, write_page_checksum=True, **options)
+    if is_wrong:
+        file.write_bytes(file.read_bytes().replace(b"tide rises", b"tide roses"))
+    outcome = job("import_corpus", "--store", tmp_path / "s", "--source", file)
+    assert outcome.status == is_wrong
+    assert ("found damaged Parquet" in outcome.err and "fetch the file again" in outcome.err) is is_wrong
+
+
+def test_integers_beyond_64_bits_keep_their_digits_or_are_refused(
+    tmp_path: Path, job: Job, refused: Refused, documented: Documented
+) -> None:
+    file, number = tmp_path / "a.jsonl", 2**64 + 1
+    file.write_text(
+        f'{{"_id": {number}, "text": "x", "size": {2**64 - 1}}}\n{{"_id": -{number}, "text": "{number}"}}\n'
+    )
+    assert job("import_corpus", "--store", tmp_path / "s", "--source", file).status == 0
+    assert ids_of(tmp_path / "s") == [str(number), f"-{number}"]
+    file.write_text(f'{{"_id": "a", "text": "x", "size": [{number}]}}\n')
+    line = refused("import_corpus", "--store", tmp_path / "t", "--source", file)
+    documented("Importing", "an integer of more than 64 bits in metadata", line, 1)
+    pq.write_table(pa.table({"id": ["a"], "text": ["x"], "metadata": [f'{{"n": {number}}}']}), tmp_path / "a.parquet")
+    line = refused("import_corpus", "--store", tmp_path / "u", "--source", tmp_path / "a.parquet")
+    assert "row 1: found an integer of more than 64 bits in the metadata" in line
