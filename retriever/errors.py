@@ -41,6 +41,10 @@ class StorageError(InputError):
     """
 
 
+class BusyStorageError(StorageError):
+    """A storage service rejects requests at this moment, from any node: it throttles them, or fails internally."""
+
+
 class RowError(InputError):
     """A row of a file cannot be used; the other rows of the file can be read."""
 

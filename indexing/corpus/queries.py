@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,8 +37,9 @@ from indexing.work.work import (
     WorkUnit,
     run_work,
 )
-from retriever.errors import InputError, RowError, printable
+from retriever.errors import InputError, printable
 
+HINT_ROWS = 1000  # of a table of queries, whose values tell whether a column has ids of the corpus
 ALL = "all"  # the split that every query set has: all of its queries
 
 
@@ -111,12 +113,14 @@ class JudgedQueries:
     Attributes:
         queries: The queries, as `parse.read_queries` returns them.
         qrels: The judgements of these queries by split, as `parse.read_qrels` returns them, without repetitions.
+        num_skipped: Number of judgements of other queries, which are left out.
         bad_rows: The rows that are left out.
     """
 
     queries: pa.Table
     qrels: Mapping[str, pa.Table]
-    bad_rows: BadRows
+    num_skipped: int = 0
+    bad_rows: BadRows = field(default_factory=BadRows)
 
 
 def read_judged_queries(
@@ -127,9 +131,8 @@ def read_judged_queries(
     Args:
         source: The source of the queries.
         limit: Number of queries to take from the start; None: all.
-        partial: Whether to leave out judgements of unknown queries, because the import is limited, instead of refusing
-            them.
-        skip_invalid: Whether to leave out bad rows and judgements of unknown queries, instead of refusing them.
+        partial: Whether to leave out judgements of unknown queries instead of refusing them.
+        skip_invalid: Whether to leave out bad rows instead of refusing them.
 
     Raises:
         InputError: With file and line, for bad rows, a repeated query id, an unknown query, and if one split judges
@@ -149,15 +152,15 @@ def read_judged_queries(
         bad_rows.refuse()
     elif not ids:
         bad_rows.refuse(remedy="no query can be imported; correct them")
-    qrels = {}
+    qrels, num_skipped = {}, 0
     for split, table in read.items():
         file, table = source.qrels[split], _without_repetitions(source.qrels[split], table)
         known = pc.is_in(table["query_id"], pa.array(ids, pa.string())).to_numpy()
         if not partial:
-            skipped = bad_rows if skip_invalid else None
-            _check_known(file, table, "query_id", known, "query", "the query file", skipped)
+            _refuse_unknown(file, table, "query_id", known, "query", "the query file")
         qrels[split] = table.filter(pa.array(known))
-    return JudgedQueries(queries, qrels, bad_rows)
+        num_skipped += int((~known).sum())
+    return JudgedQueries(queries, qrels, num_skipped, bad_rows)
 
 
 def import_queries(
@@ -167,13 +170,15 @@ def import_queries(
     *,
     limit: int | None = None,
     hold_out: HoldOut | None = None,
+    skip_unknown: bool = False,
     skip_invalid: bool = False,
     judged: JudgedQueries | None = None,
 ) -> Queries:
     """Commits queries/NAME from the query and qrels files of a source, or returns it if it is complete.
 
-    Every judged query and passage must be known. With `limit`, or over a corpus that was imported with one, judgements
-    of excluded queries and passages are excluded too. A judgement that is repeated with the same score counts once.
+    Every judged query and passage must be known, except with `skip_unknown`. With `limit`, or over a corpus that was
+    imported with one, judgements of excluded queries and passages are excluded too. A judgement that is repeated with
+    the same score counts once.
 
     Everything is read and checked before the artifact begins: bad input leaves nothing that blocks the next import.
 
@@ -183,8 +188,9 @@ def import_queries(
         name: Name of the query set.
         limit: Number of queries to take from the start; None: all.
         hold_out: Queries that are moved to a new split; None: none.
-        skip_invalid: Whether to leave out bad rows and judgements of unknown queries or passages, instead of refusing
-            them. The notes of the query set count and list them.
+        skip_unknown: Whether to leave out judgements of unknown queries and passages; the notes of the artifact count
+            them.
+        skip_invalid: Whether to leave out bad rows; the notes count and list them.
         judged: The result of `read_judged_queries` for this source and options; None: the files are read here.
 
     Returns:
@@ -197,21 +203,23 @@ def import_queries(
     artifact_key("queries", name)
     check_splits(source)
     corpus = Corpus.open(store)
-    config = _queries_config(source, limit, hold_out, skip_invalid)
+    config = _queries_config(source, limit, hold_out, skip_unknown, skip_invalid)
     if (existing := _find_complete(store, name, config)) is not None:
         return existing
-    partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
+    is_limited = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
+    partial = is_limited or skip_unknown
     judged = judged or read_judged_queries(source, limit=limit, partial=partial, skip_invalid=skip_invalid)
-    skipped = judged.bad_rows if skip_invalid else None
     qrels = {
-        split: _known_judgements(source.qrels[split], table, corpus, partial, skipped)
-        for split, table in judged.qrels.items()
+        split: _known_judgements(source.qrels[split], table, corpus, partial) for split, table in judged.qrels.items()
     }
+    num_judgements = [sum(map(len, tables.values())) for tables in (judged.qrels, qrels)]
+    skipped = {"unknown_query": judged.num_skipped, "unknown_passage": num_judgements[0] - num_judgements[1]}
     if hold_out:
         qrels = hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
     target = ArtifactTarget("queries", name, inputs, config, by_content=True)
-    run_work(store, CommitQueriesWork(target, judged.queries, qrels, judged.bad_rows), LocalRunner(cores=1))
+    notes = judged.bad_rows.facts() | ({"skipped_judgements": skipped} if skip_unknown else {})
+    run_work(store, CommitQueriesWork(target, judged.queries, qrels, notes), LocalRunner(cores=1))
     return Queries.open(store, name)
 
 
@@ -222,14 +230,47 @@ def find_complete_queries(
     *,
     limit: int | None = None,
     hold_out: HoldOut | None = None,
+    skip_unknown: bool = False,
     skip_invalid: bool = False,
 ) -> Queries | None:
     """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
-    return _find_complete(store, name, _queries_config(source, limit, hold_out, skip_invalid))
+    return _find_complete(store, name, _queries_config(source, limit, hold_out, skip_unknown, skip_invalid))
+
+
+def judgements_hint(source: ImportSource, queries: Queries, corpus: Corpus) -> str:
+    """Returns one line that says how judgements are given to queries that were imported without any; "": not needed.
+
+    It names the columns whose values are ids of the corpus, among those that were imported as metadata.
+    """
+    columns = source.query_columns
+    if columns is None or columns.relevant is not None:
+        return ""
+    rows = [json.loads(text) if text else {} for text in queries.table["metadata"].slice(0, HINT_ROWS).to_pylist()]
+    values: dict[str, list[Any]] = {}
+    for row in rows:
+        for column, value in row.items():
+            values.setdefault(column, []).extend(value if type(value) is list else [value])
+    judging = [column for column, ids in values.items() if _are_ids(ids, corpus)]
+    remedy = (
+        f"column {' and column '.join(judging)} has ids of the corpus: if they are those of relevant passages, remove "
+        f"{queries.artifact.key}, and name the column by parameter relevant of riptide import-queries"
+        if judging
+        else "give them by parameter qrels of riptide import-queries, or in a column, by parameter relevant"
+    )
+    return f"warning: no judgements in {source.queries[0]}; {remedy}"
+
+
+def _are_ids(values: Sequence[Any], corpus: Corpus) -> bool:
+    """Returns whether all values are ids of the corpus: of documents if it is split."""
+    if not values or not all(type(value) in (str, int) for value in values):
+        return False
+    ids = [str(value) for value in values]
+    several = [id for text in ids for id in text.split()]  # as in CSV
+    return any(bool(each) and bool((corpus.rows_of_documents(each)[0] >= 0).all()) for each in (ids, several))
 
 
 def _find_complete(store: Store, name: str, config: Mapping[str, Any]) -> Queries | None:
-    """Returns queries/NAME as `find_complete_queries` does."""
+    """Returns queries/NAME if it is complete with a configuration, as `find_complete_queries` does."""
     if name not in store.names("queries"):
         return None
     existing = Queries.open(store, name)
@@ -243,7 +284,7 @@ def _find_complete(store: Store, name: str, config: Mapping[str, Any]) -> Querie
 
 
 def _queries_config(
-    source: ImportSource, limit: int | None, hold_out: HoldOut | None, skip_invalid: bool
+    source: ImportSource, limit: int | None, hold_out: HoldOut | None, skip_unknown: bool, skip_invalid: bool
 ) -> dict[str, Any]:
     """Returns the configuration of a query set."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
@@ -251,6 +292,10 @@ def _queries_config(
     config: dict[str, Any] = {"format": source.format.name, "limit": limit, "source": identities}
     if source.query_columns:
         config["columns"] = source.query_columns.config | {"splits": sorted(source.qrels)}
+    elif not source.has_own_qrels:  # otherwise the names of their files are those of their splits
+        config["splits"] = sorted(source.qrels)
+    if skip_unknown:
+        config["skip_unknown"] = True
     if hold_out:
         config |= {
             "hold_out": hold_out.queries,
@@ -269,7 +314,7 @@ class CommitQueriesWork(BaseWork, BaseStage):
     target: ArtifactTarget
     queries: pa.Table
     qrels: Mapping[str, pa.Table]
-    bad_rows: BadRows = field(default_factory=BadRows)
+    notes: Mapping[str, Any] = field(default_factory=dict)
     title: str = "import queries"
     noun: str = "queries"
 
@@ -282,10 +327,6 @@ class CommitQueriesWork(BaseWork, BaseStage):
     def stages(self) -> list[CommitQueriesWork]:
         """Returns the one stage."""
         return [self]
-
-    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Notes the rows that are left out."""
-        drafts[0].add_notes(**self.bad_rows.facts())
 
     @property
     def total(self) -> int:
@@ -308,6 +349,10 @@ class CommitQueriesWork(BaseWork, BaseStage):
                 table = self.qrels[name.removeprefix("qrels-")]
                 draft.commit(name, ".parquet", _parquet_writer(table), rows=len(table))
         counter.count(unit.rows)
+
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes the rows and judgements that were left out."""
+        drafts[0].add_notes(**self.notes)
 
 
 def check_splits(source: ImportSource) -> None:
@@ -338,43 +383,29 @@ def _parquet_writer(table: pa.Table) -> Callable[[Path], None]:
     return lambda path: pq.write_table(table, path, compression="zstd")
 
 
-def _known_judgements(file: str, qrels: pa.Table, corpus: Corpus, partial: bool, skipped: BadRows | None) -> pa.Table:
-    """Returns the judgements of a file restricted to known passages. In a split corpus, documents are judged.
+def _known_judgements(file: str, qrels: pa.Table, corpus: Corpus, partial: bool) -> pa.Table:
+    """Returns the judgements of a file restricted to known passages. Unless `partial`, an unknown one is an error.
 
-    Unless `partial`, unknown ones are added to `skipped`, or refused if it is None.
+    In a split corpus, documents are judged.
     """
     passages = qrels["corpus_id"].combine_chunks().dictionary_encode()
     known = (corpus.rows_of_documents(passages.dictionary.to_pylist())[0] >= 0)[passages.indices.to_numpy()]
     if not partial:
-        noun = "document" if corpus.is_split else "passage"
-        _check_known(file, qrels, "corpus_id", known, noun, "the corpus", skipped)
+        _refuse_unknown(file, qrels, "corpus_id", known, "document" if corpus.is_split else "passage", "the corpus")
     return qrels.filter(pa.array(known)).drop_columns(["line"])
 
 
-def _check_known(
-    file: str,
-    qrels: pa.Table,
-    column: str,
-    is_known: np.ndarray,
-    noun: str,
-    place: str,
-    skipped: BadRows | None,
-) -> None:
-    """Adds the lines whose query or passage is not known (`is_known`: bool [lines]) to `skipped`.
-
-    Raises:
-        InputError: If `skipped` is None. It names the first such line.
-    """
-    rows = np.flatnonzero(~is_known).tolist()
-    more = f" (and {len(rows) - 1} more lines like it)" if len(rows) > 1 and skipped is None else ""
-    for row in rows:
-        problem = RowError(
-            f"{file}:{qrels['line'][row]}: judges {noun} {short_repr(qrels[column][row].as_py())}, which is not in "
-            f"{place}{more}; add the {noun} or remove the line"
-        )
-        if skipped is None:
-            raise problem
-        skipped.add(problem)
+def _refuse_unknown(file: str, qrels: pa.Table, column: str, is_known: np.ndarray, noun: str, place: str) -> None:
+    """Raises InputError that names the first line whose query or passage is not known (`is_known`: bool [lines])."""
+    if is_known.all():
+        return
+    first = int(np.flatnonzero(~is_known)[0])
+    more = int((~is_known).sum()) - 1
+    raise InputError(
+        f"{file}:{qrels['line'][first]}: judges {noun} {short_repr(qrels[column][first].as_py())}, which is not in "
+        f"{place}{f' (and {more:,} more lines like it)' if more else ''}; add the {noun}, remove the line, or leave "
+        "such judgements out by parameter skip_unknown"
+    )
 
 
 def _without_repetitions(file: str, qrels: pa.Table) -> pa.Table:

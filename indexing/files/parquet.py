@@ -157,12 +157,12 @@ def parquet_objects(block: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _rows_as_dicts(block: FilePiece) -> list[dict[str, Any]]:
-    """Returns a block of Parquet as dicts, with None for NaN.
+    """Returns a block of Parquet as dicts, with None for NaN and infinities.
 
     Raises:
-        RowError: For infinite numbers, and for values without a Python object: the year 10000.
+        RowError: For values without a Python object: the year 10000.
     """
-    batch = _without_nan(block)
+    batch = _with_finite_numbers(block)
     try:
         return batch.to_pylist()
     except UnicodeDecodeError as error:
@@ -180,29 +180,13 @@ def _rows_as_dicts(block: FilePiece) -> list[dict[str, Any]]:
         raise
 
 
-def _without_nan(block: FilePiece) -> Any:
-    """Returns the rows of a block as a record batch with null for NaN. Raises RowError for infinite numbers."""
+def _with_finite_numbers(block: FilePiece) -> Any:
+    """Returns the rows of a block as a record batch with null for NaN and infinities, which JSON does not have."""
     columns = list(block.batch.columns)
-    for number, name in enumerate(block.batch.schema.names):
-        if _has_infinity(columns[number]):
-            remedy = "replace it, for example by null, or leave the column out by parameter metadata"
-            raise row_error(block, block.first_line, f"an infinite number in {name}", "a finite one", remedy)
-        if pa.types.is_floating(columns[number].type) and columns[number].type != pa.float16():
-            is_nan = pc.is_nan(columns[number])
-            columns[number] = pc.if_else(is_nan, pa.scalar(None, columns[number].type), columns[number])
+    for number, column in enumerate(columns):
+        if pa.types.is_floating(column.type) and column.type != pa.float16():
+            columns[number] = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
     return pa.record_batch(columns, names=block.batch.schema.names)
-
-
-def _has_infinity(array: Any) -> bool:
-    """Returns whether an array has an infinite number, also within lists and structs."""
-    kind = array.type
-    if pa.types.is_struct(kind):
-        return any(map(_has_infinity, array.flatten()))
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _has_infinity(pc.list_flatten(array))
-    if not pa.types.is_floating(kind):
-        return False
-    return bool(pc.any(pc.is_inf(array.cast(pa.float32()) if kind == pa.float16() else array)).as_py())
 
 
 def _row_groups(footer: Any, piece: FilePiece) -> Iterator[tuple[int, int]]:

@@ -46,8 +46,8 @@ Passages:
 {"id": "9", "title": "Ropes", "text": "Coil.", "metadata": {"part": 2}}
 ```
 
-Titles and texts are string columns; nulls, and paths into structs, are treated as in JSON lines. NaN counts as null,
-and an infinite number is refused. A string column `metadata` holds a JSON object per row. If the columns are called as
+Titles and texts are string columns; nulls, and paths into structs, are treated as in JSON lines. NaN and
+infinities count as null. A string column `metadata` holds a JSON object per row. If the columns are called as
 in BEIR (`_id` or `id`, and `text`), no other column is recognised as the title than `title`.
 
 Queries with their judgements; ids may be integers:

@@ -6,8 +6,8 @@ An integer of any length keeps its digits as an id; in metadata, one beyond 64 b
 later, when the ids of all parts are merged.
 
 Metadata of Parquet becomes JSON: lists and structs stay what they are, a map is a list of [key, value], a date or a
-time is ISO 8601, a timestamp in nanoseconds, a duration or a decimal is text as Python prints it, NaN is null. Refused
-with row and column: bytes at any depth, infinite numbers, and dates, timestamps and durations that Python's datetime
+time is ISO 8601, a timestamp in nanoseconds, a duration or a decimal is text as Python prints it, NaN and infinities
+are null. Refused with row and column: bytes at any depth, and dates, timestamps and durations that Python's datetime
 cannot hold.
 """
 
@@ -57,8 +57,8 @@ def parse_corpus(
         format: The format of the chunk's source.
         chunk: Rows of it, from `chunking.cut_into_chunks`.
         filters: Metadata field -> type: "int64", "float64" (integers too), "string", "bool", or "timestamp" (ISO 8601,
-            UTC if it names no zone; microseconds). "list[int64]" and so on: a list of such values, or one value. Fields
-            of CSV and TSV are converted to the type.
+            UTC if it names no zone; cut to microseconds). "list[int64]" and so on: a list of such values, or one value.
+            Fields of CSV and TSV are converted to the type.
         split: How the documents of the chunk are split into passages; None: each is one passage.
         bad_rows: Receives the bad rows, which are left out; None: they are refused.
 
@@ -194,7 +194,7 @@ def convert_field(value: Any, filter_type: str | None) -> Any:
     if filter_type == "int64" and re.fullmatch(r"[+-]?[0-9]{1,19}", value):
         return int(value)
     if filter_type == "float64" and re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", value):
-        return float(value)
+        return number if math.isfinite(number := float(value)) else value
     if filter_type == "bool":
         return {"true": True, "false": False}.get(value.lower(), value)
     return value
@@ -206,7 +206,7 @@ def _element_type(filter_type: str) -> str:
 
 
 def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: str, filter_type: str, value: Any) -> Any:
-    """Returns the value of a filter for Arrow.
+    """Returns the value of a filter for Arrow; None for NaN and infinities, which are null in metadata too.
 
     Args:
         refuse: Returns the error for a bad value, from the actual value, the expected one and a remedy.
@@ -221,7 +221,8 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
         return None
     if (element_type := _element_type(filter_type)) != filter_type:
         values = value if isinstance(value, list) else [value]
-        return [convert_filter_value(refuse, name, element_type, each) for each in values if each is not None] or None
+        converted = [convert_filter_value(refuse, name, element_type, each) for each in values]
+        return [each for each in converted if each is not None] or None
     if filter_type == "timestamp":
         try:
             moment = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else value)
@@ -233,8 +234,8 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
         if type(number) is int and -(2**63) <= number < 2**63:
             return number
     elif filter_type == "float64":
-        if type(value) in (int, float) and math.isfinite(value):
-            return float(value)
+        if type(value) in (int, float):
+            return float(value) if math.isfinite(value) else None
     elif type(value) is {"string": str, "bool": bool}[filter_type]:
         return value
     remedy = "fix the value or give the filter another type"

@@ -162,17 +162,6 @@ def test_integers_that_pandas_holds_as_floats_are_integers(tmp_path: Path, refus
     )
 
 
-@pytest.mark.parametrize("column", [pa.array([1.0, float("inf")]), pa.array([[1.0], [float("-inf")]])])
-def test_an_infinite_number_is_refused(
-    tmp_path: Path, refused: Refused, documented: Documented, column: pa.Array
-) -> None:
-    """JSON has none, so metadata cannot keep it."""
-    pq.write_table(pa.table({"id": ["a", "b"], "text": ["x", "y"], "score": column}), tmp_path / "a.parquet")
-    line = refused("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.parquet")
-    assert "row 2: found an infinite number in score" in line
-    documented("Importing", "an infinite number in Parquet", line, 1)
-
-
 def test_a_frame_with_bad_rows_lists_them_without_the_temporary_file(tmp_path: Path) -> None:
     frame = pd.DataFrame({"id": ["a", "b", "c"], "text": ["x", None, None]})
     with pytest.raises(InputError, match=r"rows of a table row 2: found no text.*or set skip_invalid=") as error:
@@ -195,13 +184,14 @@ def test_queries_skip_bad_rows_and_judgements_of_what_is_left_out(tmp_path: Path
     assert queries.table["id"].to_pylist() == ["p1", "p2", "p4"]
     pairs = queries.qrels("test").select(["query_id", "corpus_id"]).to_pylist()
     assert [tuple(pair.values()) for pair in pairs] == [("p1", "p1"), ("p4", "p1")]
-    assert queries.artifact.notes["skipped"] == 4
+    assert queries.artifact.notes["skipped"] == 2
+    assert queries.artifact.notes["skipped_judgements"] == {"unknown_query": 1, "unknown_passage": 1}
     other = job("import_queries", "--store", tmp_path / "s", "--source", folder, "--queries", "other")
     assert other.status == 1
     assert "queries.jsonl:3: found text 5" in other.err
     assert "test.tsv:5: found score 'one'" in other.err
     skipped = job("import_queries", "--store", tmp_path / "s", "--source", folder, "--queries", "o", "--skip-invalid")
-    assert "left out 4 rows of queries/o" in skipped.out + skipped.err
+    assert "left out 2 rows of queries/o" in skipped.out + skipped.err
 
 
 def test_bad_rows_of_a_table_of_judged_queries_are_listed(tmp_path: Path, job: Job) -> None:
