@@ -7,7 +7,17 @@ r"""Encode a corpus with a pool of encoders, part by part.
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, as_options, chosen_task, format_bytes, print_complete, print_stages, run, say
+from jobs.common.cli import (
+    WARNING,
+    StageProgress,
+    as_options,
+    chosen_task,
+    format_bytes,
+    print_complete,
+    print_stages,
+    run,
+    say,
+)
 
 import time
 from collections.abc import Sequence
@@ -23,6 +33,7 @@ from indexing.embeddings.encoding import (
     EncodeCorpusWork,
     PartDone,
     count_pending,
+    describe_broken,
     is_encoded,
     numerics_of,
     similarity_of,
@@ -99,6 +110,8 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
             f"{artifact.config['numerics']}"
         )
     print_cuts(options, spec, generations)
+    if warning := describe_broken([part for artifact in generations for part in artifact.numbered_parts("part")]):
+        say(f"{WARNING}{warning}")
     return generations[-1]
 
 

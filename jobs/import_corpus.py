@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from jobs.common.options import Heading
 from jobs.common.session import open_runner
-from jobs.import_queries import QuerySetOptions, hold_out_of, print_queries
+from jobs.import_queries import QuerySetOptions, hold_out_of, print_queries, say_skipped
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpusWork, ImportOptions
@@ -56,6 +56,10 @@ class ImportCorpus(QuerySetOptions, Workers):
     drop_duplicates: bool = False
     """Drop a passage if an earlier one, also of the existing corpus, has its id, title and text; without an id column,
     its title and text. The metadata of the first one are kept. A dropped passage keeps its row; no search finds it."""
+    skip_invalid: bool = False
+    """Leave out rows that cannot be imported, also of the queries in the folder, and judgements of what is left out;
+    by default one bad row ends the import, and the error lists the first 20. `riptide store show` lists the rows that
+    are left out. A damaged file, or an open quote in CSV, still ends the import."""
     COLUMNS: ClassVar = Heading("columns")
     id: str | None = None
     """Column with the id of a passage; default: a known name such as id, otherwise a hash of title and text ("")."""
@@ -106,13 +110,15 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
         limit=options.limit,
         split=split,
         drop_duplicates=options.drop_duplicates,
+        skip_invalid=options.skip_invalid,
     )
     work = ImportCorpusWork(store, source, shape, append=options.append, delete=options.delete)
+    skip_unknown = options.skip_unknown or options.skip_invalid
     if options.plan and work.is_complete:
         latest = work.previous[-1]
         name = queries_name(with_queries, options, latest) if with_queries else ""
         if with_queries is None or find_complete_queries(
-            store, with_queries, name, hold_out=hold_out, skip_unknown=options.skip_unknown
+            store, with_queries, name, hold_out=hold_out, skip_unknown=skip_unknown, skip_invalid=options.skip_invalid
         ):
             print_complete(latest.url)
             return None
@@ -123,14 +129,22 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     if not work.is_complete:
         if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
             partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
-            judged = read_judged_queries(with_queries, partial=partial or options.skip_unknown)
+            judged = read_judged_queries(
+                with_queries, partial=partial or skip_unknown, skip_invalid=options.skip_invalid
+            )
         run_work(store, work, open_runner(store, options), StageProgress)
     latest = print_corpus(store, source, work)
     if with_queries:
         name = queries_name(with_queries, options, latest)
         with resumable():  # the corpus is complete; after an interruption the same command adds the queries
             queries = import_queries(
-                store, with_queries, name, hold_out=hold_out, skip_unknown=options.skip_unknown, judged=judged
+                store,
+                with_queries,
+                name,
+                hold_out=hold_out,
+                skip_unknown=skip_unknown,
+                skip_invalid=options.skip_invalid,
+                judged=judged,
             )
         print_queries(store, with_queries, queries)
     return latest
@@ -157,6 +171,7 @@ def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWo
     say(f"{latest.url}: {corpus.num_rows:,} passages{documents} in {parts}")
     if dropped := sum(part.rows for part in latest.numbered_parts("dropped")):
         say(f"dropped  {dropped:,} passages with the id, title and text of an earlier one")
+    say_skipped(latest)
     if source is not None and source.titles is not None:
         # If the source was imported before, later generations may be those of other sources.
         imported = next(a for a in reversed(corpus.generations) if a.config == work.config).numbered_parts("part")
@@ -194,6 +209,8 @@ def check_options(options: ImportCorpus, names: PassageNames) -> None:
                 raise InputError(f"--{name.replace('_', '-')} with --filters: expected --source PATH, which it is for")
     if options.source is None and options.drop_duplicates:
         raise InputError("--drop-duplicates: expected --source PATH, of whose passages some are dropped")
+    if options.source is None and options.skip_invalid:
+        raise InputError("--skip-invalid: expected --source PATH, of whose rows the bad ones are left out")
     if options.source is None and names != PassageNames():
         raise InputError("--id, --title, --text, --metadata: expected --source PATH, whose columns they name")
     if options.source is not None and options.delete is not None and not options.append:

@@ -9,7 +9,7 @@ The columns of each format are listed in docs/data.md.
 
 from __future__ import annotations
 
-from jobs.common.cli import Common, as_options, print_complete, run, say
+from jobs.common.cli import WARNING, Common, as_options, print_complete, run, say
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ from indexing.corpus.queries import Queries, find_complete_queries, import_queri
 from indexing.files.columns import QueryNames
 from indexing.formats.registry import FormatName
 from indexing.formats.sources import ImportSource, describe_columns, detect_query_source
+from indexing.store.artifact import Artifact
 from indexing.store.store import Store, check_name
 from retriever.errors import InputError
 from retriever.options import option
@@ -64,6 +65,9 @@ class ImportQueries(QuerySetOptions, Common):
     split: str | None = None
     """Split of the judgements in a table or in --qrels; default: SPLIT of a table named queries.SPLIT.csv, otherwise
     test."""
+    skip_invalid: bool = False
+    """Leave out rows that cannot be imported, and judgements as --skip-unknown does; by default one bad row ends the
+    import, and the error lists the first 20. `riptide store show` lists the rows that are left out."""
     COLUMNS: ClassVar = Heading("columns")
     id: str | None = None
     """Column with the id of a query; default: a known name such as query_id, otherwise a hash of the query ("")."""
@@ -92,9 +96,16 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
         say(as_options(line))
     name = options.queries or source.name
     check_name("queries", name)
+    skip_unknown = options.skip_unknown or options.skip_invalid
     if options.plan and (
         complete := find_complete_queries(
-            store, source, name, limit=options.limit, hold_out=hold_out, skip_unknown=options.skip_unknown
+            store,
+            source,
+            name,
+            limit=options.limit,
+            hold_out=hold_out,
+            skip_unknown=skip_unknown,
+            skip_invalid=options.skip_invalid,
         )
     ):
         print_complete(complete.artifact.url)
@@ -103,15 +114,29 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
         say(f"would read {', '.join(source.queries)}; splits with qrels: {', '.join(source.qrels) or 'none'}")
         return None
     queries = import_queries(
-        store, source, name, limit=options.limit, hold_out=hold_out, skip_unknown=options.skip_unknown
+        store,
+        source,
+        name,
+        limit=options.limit,
+        hold_out=hold_out,
+        skip_unknown=skip_unknown,
+        skip_invalid=options.skip_invalid,
     )
     print_queries(store, source, queries)
     return queries
 
 
+def say_skipped(artifact: Artifact) -> None:
+    """Warns of the rows that an import left out; prints nothing if there are none."""
+    if skipped := artifact.notes.get("skipped"):
+        rows = "1 row" if skipped == 1 else f"{skipped:,} rows"
+        say(as_options(f"{WARNING}left out {rows} of {artifact.key}; riptide store show {artifact.key} lists them"))
+
+
 def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
-    """Prints an imported query set, the judgements that were left out, and how missing judgements are given."""
+    """Prints an imported query set, what was left out, and how missing judgements are given."""
     say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({', '.join(queries.splits) or 'no qrels'})")
+    say_skipped(queries.artifact)
     skipped = queries.artifact.notes.get("skipped_judgements", {})
     if any(skipped.values()):
         say(

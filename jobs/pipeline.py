@@ -85,7 +85,10 @@ def run_step(step: JobStep) -> None:
         if cause is None:
             error.add_note(f"in step {step.place}")
             raise
-        raise InputError(f"step {step.place}: {cause}") from error
+        located = InputError(f"step {step.place}: {cause}")
+        for note in getattr(cause, "__notes__", ()):
+            located.add_note(note)
+        raise located from error
 
 
 def print_plan(step: JobStep, steps: Sequence[JobStep]) -> None:

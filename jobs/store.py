@@ -227,7 +227,7 @@ def list_artifacts(store: Store, limit: int | None) -> None:
     for key, size_text, rows, written_at, parents in table:
         say(f"{key:{widths[0]}}  {size_text:>{widths[1]}}  {rows:>{widths[2]}}  {written_at:{widths[3]}}  {parents}")
     for key, state in unfinished.items():
-        say(f"{key:{widths[0]}}  {state}")
+        say(as_options(f"{key:{widths[0]}}  {state}"))
     shown = f"{len(table) - 1} of {len(keys)}" if len(table) - 1 < len(keys) else f"{len(keys)}"
     say(
         f"{shown} artifacts, {format_bytes(total)}; "

@@ -45,6 +45,10 @@ class BusyStorageError(StorageError):
     """A storage service rejects requests at this moment, from any node: it throttles them, or fails internally."""
 
 
+class RowError(InputError):
+    """A row of a file cannot be used; the other rows of the file can be read."""
+
+
 class TextsError(InputError):
     """Some texts of a call cannot be used; the same call without them works.
 

@@ -16,10 +16,11 @@ from indexing.corpus.corpus import Corpus, document_starts, open_table, save_arr
 from indexing.corpus.ids import merge_bucket, repeated_hashes, rows_with_hashes
 from indexing.files.delimited import line_of_row
 from indexing.files.raw import short_repr
+from indexing.files.rows import SHOWN_ROWS, BadRows
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import split_rows
 from indexing.store.documents import ArtifactPart
-from retriever.errors import InputError
+from retriever.errors import RowError
 
 PAIRS_AT_ONCE = 4_096  # pairs of passages that are compared at once
 Content = tuple[Any, ...]  # of a passage: the values that a duplicate shares, the id first
@@ -51,14 +52,22 @@ def merge_ids(
     new = _NewRows(draft, committed, earlier_corpus.num_rows)
     ids = merge_bucket(new.hash_files(committed), bucket, buckets)
     dropped = []
+    refused = BadRows()
     for one, other, is_equal in _repeated_in_import(new, ids):
-        if not (drop_duplicates and is_equal):
-            raise _duplicate_error(new, one, other, drop_duplicates)
-        dropped.append(other)
+        if drop_duplicates and is_equal:
+            dropped.append(other)
+        elif refused.count < SHOWN_ROWS:
+            refused.add(_duplicate_error(new, one, other, drop_duplicates, is_equal))
+        else:
+            refused.count += 1
     for row, known, is_equal in _repeated_from_earlier(new, ids, earlier_corpus, committed):
-        if not (drop_duplicates and is_equal):
-            raise _known_id_error(new, row, known, drop_duplicates)
-        dropped.append(row)
+        if drop_duplicates and is_equal:
+            dropped.append(row)
+        elif refused.count < SHOWN_ROWS:
+            refused.add(_known_id_error(new, row, known, drop_duplicates, is_equal))
+        else:
+            refused.count += 1
+    refused.refuse(remedy="correct them")
     draft.commit(f"ids-{bucket:05d}", ".npy", lambda path: save_array(ids, path), rows=ids.shape[1])
     if drop_duplicates:
         rows = np.unique(np.array(dropped, np.int64))
@@ -180,26 +189,28 @@ def _repeated_from_earlier(
                     yield row, earlier, one == other
 
 
-def _duplicate_error(new: _NewRows, first_row: int, second_row: int, drop_duplicates: bool) -> InputError:
-    """Returns the error for two new rows with the same id. With `drop_duplicates` they differ."""
+def _duplicate_error(new: _NewRows, first_row: int, second_row: int, drop_duplicates: bool, is_equal: bool) -> RowError:
+    """Returns the error for two new rows with the same id; is_equal: and the same title and text."""
     columns = new.draft.config.get("columns")
     if columns and columns["id"] is None:
-        return InputError(
+        return RowError(
             f"{new.file_and_line(second_row)}: found the title and text of {new.file_and_line(first_row)}, "
             "expected distinct passages, since their ids are hashes of title and text; remove one, give every "
             "passage an id, or leave the later one out by parameter drop_duplicates"
         )
     difference = " with another title or text" if drop_duplicates else ""
-    return InputError(
+    remedy = "remove one, or leave the later one out by parameter drop_duplicates"
+    return RowError(
         f"{new.file_and_line(second_row)}: id {new.source_id(second_row)} comes a second time{difference}, "
-        f"first in {new.file_and_line(first_row)}; rename or remove one and import again"
+        f"first in {new.file_and_line(first_row)}; {remedy if is_equal else 'rename or remove one and import again'}"
     )
 
 
-def _known_id_error(new: _NewRows, row: int, known_row: int, drop_duplicates: bool) -> InputError:
-    """Returns the error for a row whose id the corpus already has. With `drop_duplicates` they differ."""
+def _known_id_error(new: _NewRows, row: int, known_row: int, drop_duplicates: bool, is_equal: bool) -> RowError:
+    """Returns the error for a row whose id the corpus already has; is_equal: and the same title and text."""
     difference = " with another title or text" if drop_duplicates else ""
-    return InputError(
+    rest = "leave the line out" + (" (parameter drop_duplicates does)" if is_equal else "")
+    return RowError(
         f"{new.file_and_line(row)}: id {new.source_id(row)} is in the corpus already{difference}, as row {known_row}; "
-        "delete it in the same command to replace it, or leave the line out"
+        f"delete it in the same command to replace it, or {rest}"
     )

@@ -125,6 +125,21 @@ def _parse_json(text: str) -> Mapping[str, Any]:
         document: dict[str, Any] = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise InputError(f"filter: at character {error.pos + 1}: expected JSON, {error.msg}") from error
+    _check_size(document)  # so that the text is not nested too deep for the next parser
+    json.loads(text, object_pairs_hook=_refuse_repeated_names)
+    return document
+
+
+def _refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Returns the object of names and values. Raises InputError if a name comes twice."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise InputError(
+            f"filter: found {repeated[:100]!r} twice in one object, expected distinct names; combine the conditions "
+            'by {"and": [{...}, {...}]}, or give a list of values'
+        )
     return document
 
 
@@ -158,7 +173,7 @@ class _Compiler:
 
     def compile_filter(self, document: Mapping[str, Any]) -> Test:
         """Returns the test of a filter. Raises InputError for a bad one."""
-        self.num_conditions += max(1, len(document))
+        self.num_conditions += sum(name not in GROUPS for name in document) if document else 1
         if self.num_conditions > _MAX_CONDITIONS:
             raise InputError(f"filter: expected up to {_MAX_CONDITIONS} conditions, found more")
         tests = [

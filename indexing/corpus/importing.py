@@ -22,7 +22,7 @@ from indexing.corpus.filters import check_field_names
 from indexing.corpus.ids import num_buckets, sorted_hashes
 from indexing.files.listing import file_identity
 from indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
-from indexing.files.rows import text_lines
+from indexing.files.rows import BadRows, text_lines
 from indexing.files.splitting import DocumentSplit
 from indexing.files.titles import title_facts
 from indexing.formats.chunking import CorpusChunk, cut_into_chunks
@@ -34,10 +34,11 @@ from indexing.store.conflicts import describe_changes
 from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store, generation
 from indexing.work.tasks import ONE_CORE, PYTHON_CORE, Allocation, Report, Runner, WorkerResources
-from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, ProgressCounter, WorkUnit
+from indexing.work.work import ArtifactTarget, BaseStage, BaseWork, Committed, Progress, ProgressCounter, WorkUnit
 from retriever.errors import InputError
 
 FIRST_ROWS = 100  # parsed before a generation begins
+CHECKED_BYTES = 64 << 20  # of the source that are read before a generation begins if a first row is bad
 MAX_FIELDS = 20  # metadata fields that an error shows
 
 
@@ -49,6 +50,7 @@ class ImportOptions:
     filters: Mapping[str, str] = field(default_factory=dict)  # metadata field -> type of a column to filter by
     limit: int | None = None
     drop_duplicates: bool = False  # drop a passage if an earlier one has its id, title and text
+    skip_invalid: bool = False  # leave out bad rows; the notes count and list them
     split: DocumentSplit | None = (
         None  # how documents are split into passages; a later generation takes that of the first
     )
@@ -109,6 +111,8 @@ class ImportCorpusWork(BaseWork):
             self.config["split"] = asdict(options.split)
         if options.drop_duplicates:
             self.config["drop_duplicates"] = True
+        if options.skip_invalid:
+            self.config["skip_invalid"] = True
         done = self.previous[1:][-1:] if grows else self.previous[:1]
         self.is_complete = any(artifact.config == self.config for artifact in done)
         self.earlier_corpus = Corpus(self.previous)
@@ -125,7 +129,7 @@ class ImportCorpusWork(BaseWork):
         if delete:
             self.deleted = rows_to_delete(self.earlier_corpus, delete)
         if source:
-            _parse_first_rows(source, options)
+            _check_first_rows(source, options)
 
     @property
     def targets(self) -> list[ArtifactTarget]:
@@ -151,6 +155,11 @@ class ImportCorpusWork(BaseWork):
         if self.source:
             stages += [ParseStage(self.source, self.options), MergeIdsStage(self.earlier_corpus, self.options)]
         return stages
+
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes the rows that are left out."""
+        for draft in drafts:
+            draft.add_notes(**_bad_rows_of(draft.committed_parts()).facts())
 
 
 @dataclass(frozen=True)
@@ -245,12 +254,21 @@ class MergeIdsStage(BaseStage):
     total: int | None = None
 
     def units(self, committed_parts: Committed) -> list[WorkUnit]:
-        """Returns a unit for each bucket. Raises InputError if there are no passages, or a filter without values."""
+        """Returns a unit for each bucket.
+
+        Raises:
+            InputError: If a row is bad and not to be left out, if there are no passages, or for a filter without
+                values.
+        """
+        bad_rows = _bad_rows_of(committed_parts[0])
+        if not self.options.skip_invalid:
+            bad_rows.refuse()
         if not self.earlier_corpus.generations:
             parts = [part.facts for name, part in committed_parts[0].items() if name.startswith("part-")]
             refuse_filters_without_values(parts, self.options.filters)
         total = sum(part.rows for name, part in committed_parts[0].items() if name.startswith("part-"))
         if total == 0:
+            bad_rows.refuse(remedy="none can be imported; correct them")
             raise InputError("the source has no passages; nothing is imported")
         buckets = num_buckets(total)
         kinds = ("ids", "dropped") if self.options.drop_duplicates else ("ids",)
@@ -288,10 +306,15 @@ class MergeIdsTask:
 def import_part(
     chunk: CorpusChunk, draft: Draft, format: CorpusFormat, filters: Mapping[str, str], split: DocumentSplit | None
 ) -> int:
-    """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages."""
-    table = parse_corpus(format, chunk, filters, split)
+    """Parses a chunk and commits its part, then the sorted hashes of its ids. Returns the number of passages.
+
+    Bad rows are left out. They are facts of the part, and are refused after all parts are made unless the import skips
+    them, so that the error lists those of all parts.
+    """
+    bad_rows = BadRows()
+    table = parse_corpus(format, chunk, filters, split, bad_rows)
     pieces = [[piece.file, piece.first_line, piece.rows, hash_lines(piece)] for piece in chunk.pieces]
-    facts: dict[str, Any] = {"source": pieces, **unused_filter_facts(table, filters)}
+    facts: dict[str, Any] = {"source": pieces, **unused_filter_facts(table, filters), **bad_rows.facts()}
     if chunk.titles is not None:
         facts |= title_facts(chunk.titles)
     if chunk.columns and chunk.columns.table.delimiter:
@@ -305,10 +328,32 @@ def import_part(
     return len(table)
 
 
-def _parse_first_rows(source: ImportSource, options: ImportOptions) -> None:
-    """Raises InputError if the source has no row, or if one of the first FIRST_ROWS rows is bad."""
+def _check_first_rows(source: ImportSource, options: ImportOptions) -> None:
+    """Raises InputError if the source has no row, or if one of the first FIRST_ROWS rows is bad and not to be left out.
+
+    The error lists the bad rows of the first CHECKED_BYTES.
+    """
+    bad_rows = BadRows()
     first = next(cut_into_chunks(source, min(FIRST_ROWS, options.limit or FIRST_ROWS), split=options.split))
-    parse_corpus(source.format, first, options.filters, options.split)
+    parse_corpus(source.format, first, options.filters, options.split, bad_rows)
+    if options.skip_invalid or not bad_rows.count:
+        return
+    bad_rows, size, scope = BadRows(), 0, ""
+    for chunk in cut_into_chunks(source, options.part_size, limit=options.limit, split=options.split):
+        if size > CHECKED_BYTES:
+            scope = f" in the first {size >> 20:,} MiB"
+            break
+        parse_corpus(source.format, chunk, options.filters, options.split, bad_rows)
+        size += sum(piece.size for piece in chunk.pieces)
+    bad_rows.refuse(scope)
+
+
+def _bad_rows_of(committed: Mapping[str, ArtifactPart]) -> BadRows:
+    """Returns the bad rows of the parts of a generation."""
+    bad_rows = BadRows()
+    for name in sorted(committed):
+        bad_rows.extend(committed[name].facts)
+    return bad_rows
 
 
 def unused_filter_facts(table: pa.Table, filters: Mapping[str, str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from indexing.corpus.hold_out import HoldOut
 from indexing.files.listing import file_identity
 from indexing.files.qrels import read_qrels
 from indexing.files.raw import short_repr
+from indexing.files.rows import BadRows
 from indexing.formats.parse import read_queries
 from indexing.formats.sources import ImportSource
 from indexing.store.artifact import Artifact, Draft
@@ -113,39 +114,53 @@ class JudgedQueries:
         queries: The queries, as `parse.read_queries` returns them.
         qrels: The judgements of these queries by split, as `parse.read_qrels` returns them, without repetitions.
         num_skipped: Number of judgements of other queries, which are left out.
+        bad_rows: The rows that are left out.
     """
 
     queries: pa.Table
     qrels: Mapping[str, pa.Table]
     num_skipped: int = 0
+    bad_rows: BadRows = field(default_factory=BadRows)
 
 
-def read_judged_queries(source: ImportSource, *, limit: int | None = None, partial: bool = False) -> JudgedQueries:
+def read_judged_queries(
+    source: ImportSource, *, limit: int | None = None, partial: bool = False, skip_invalid: bool = False
+) -> JudgedQueries:
     """Reads the query and qrels files of a source and checks all that needs no corpus.
 
     Args:
         source: The source of the queries.
         limit: Number of queries to take from the start; None: all.
         partial: Whether to leave out judgements of unknown queries instead of refusing them.
+        skip_invalid: Whether to leave out bad rows instead of refusing them.
 
     Raises:
-        InputError: With file and line, for a bad row, a repeated query id, an unknown query, and if one split judges
-            a query and a passage twice with different scores.
+        InputError: With file and line, for bad rows, a repeated query id, an unknown query, and if one split judges
+            a query and a passage twice with different scores. If all queries are left out.
     """
     check_splits(source)
-    queries, tables = read_queries(source)
+    bad_rows = BadRows()
+    queries, tables = read_queries(source, bad_rows)
     queries = queries.slice(0, limit)
     ids = queries["id"].to_pylist()
     _refuse_repeated_ids(source, ids)
+    read = {
+        split: tables[split] if split in tables else read_qrels(file, bad_rows)
+        for split, file in sorted(source.qrels.items())
+    }
+    if not skip_invalid:
+        bad_rows.refuse()
+    elif not ids:
+        bad_rows.refuse(remedy="no query can be imported; correct them")
     qrels, num_skipped = {}, 0
-    for split, file in sorted(source.qrels.items()):
-        table = _without_repetitions(file, tables[split] if split in tables else read_qrels(file))
+    for split, table in read.items():
+        file, table = source.qrels[split], _without_repetitions(source.qrels[split], table)
         known = pc.is_in(table["query_id"], pa.array(ids, pa.string())).to_numpy()
         if not partial:
             _refuse_unknown(file, table, "query_id", known, "query", "the query file")
         qrels[split] = table.filter(pa.array(known))
         num_skipped += int((~known).sum())
-    return JudgedQueries(queries, qrels, num_skipped)
+    return JudgedQueries(queries, qrels, num_skipped, bad_rows)
 
 
 def import_queries(
@@ -156,6 +171,7 @@ def import_queries(
     limit: int | None = None,
     hold_out: HoldOut | None = None,
     skip_unknown: bool = False,
+    skip_invalid: bool = False,
     judged: JudgedQueries | None = None,
 ) -> Queries:
     """Commits queries/NAME from the query and qrels files of a source, or returns it if it is complete.
@@ -174,7 +190,8 @@ def import_queries(
         hold_out: Queries that are moved to a new split; None: none.
         skip_unknown: Whether to leave out judgements of unknown queries and passages; the notes of the artifact count
             them.
-        judged: The result of `read_judged_queries` for this source and limit; None: the files are read here.
+        skip_invalid: Whether to leave out bad rows; the notes count and list them.
+        judged: The result of `read_judged_queries` for this source and options; None: the files are read here.
 
     Returns:
         The query set.
@@ -186,12 +203,12 @@ def import_queries(
     artifact_key("queries", name)
     check_splits(source)
     corpus = Corpus.open(store)
-    config = _queries_config(source, limit, hold_out, skip_unknown)
+    config = _queries_config(source, limit, hold_out, skip_unknown, skip_invalid)
     if (existing := _find_complete(store, name, config)) is not None:
         return existing
     is_limited = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
     partial = is_limited or skip_unknown
-    judged = judged or read_judged_queries(source, limit=limit, partial=partial)
+    judged = judged or read_judged_queries(source, limit=limit, partial=partial, skip_invalid=skip_invalid)
     qrels = {
         split: _known_judgements(source.qrels[split], table, corpus, partial) for split, table in judged.qrels.items()
     }
@@ -201,7 +218,7 @@ def import_queries(
         qrels = hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
     target = ArtifactTarget("queries", name, inputs, config, by_content=True)
-    notes = {"skipped_judgements": skipped} if skip_unknown else {}
+    notes = judged.bad_rows.facts() | ({"skipped_judgements": skipped} if skip_unknown else {})
     run_work(store, CommitQueriesWork(target, judged.queries, qrels, notes), LocalRunner(cores=1))
     return Queries.open(store, name)
 
@@ -214,9 +231,10 @@ def find_complete_queries(
     limit: int | None = None,
     hold_out: HoldOut | None = None,
     skip_unknown: bool = False,
+    skip_invalid: bool = False,
 ) -> Queries | None:
     """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
-    return _find_complete(store, name, _queries_config(source, limit, hold_out, skip_unknown))
+    return _find_complete(store, name, _queries_config(source, limit, hold_out, skip_unknown, skip_invalid))
 
 
 def judgements_hint(source: ImportSource, queries: Queries, corpus: Corpus) -> str:
@@ -266,7 +284,7 @@ def _find_complete(store: Store, name: str, config: Mapping[str, Any]) -> Querie
 
 
 def _queries_config(
-    source: ImportSource, limit: int | None, hold_out: HoldOut | None, skip_unknown: bool
+    source: ImportSource, limit: int | None, hold_out: HoldOut | None, skip_unknown: bool, skip_invalid: bool
 ) -> dict[str, Any]:
     """Returns the configuration of a query set."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
@@ -284,6 +302,8 @@ def _queries_config(
             "hold_out_split": hold_out.split,
             "hold_out_seed": hold_out.seed,
         }
+    if skip_invalid:
+        config["skip_invalid"] = True
     return config
 
 
@@ -331,7 +351,7 @@ class CommitQueriesWork(BaseWork, BaseStage):
         counter.count(unit.rows)
 
     def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
-        """Notes how many judgements were left out."""
+        """Notes the rows and judgements that were left out."""
         drafts[0].add_notes(**self.notes)
 
 

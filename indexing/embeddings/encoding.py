@@ -16,8 +16,10 @@ from indexing.corpus.corpus import Corpus, open_table, save_array
 from indexing.embeddings.encoders import EncoderSpec, differing_settings
 from indexing.embeddings.kind import PartTexts, VectorKind
 from indexing.embeddings.reader import TOPICS
+from indexing.files.raw import short_repr
 from indexing.store.artifact import Artifact, Draft
 from indexing.store.chain import RowPart
+from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store, artifact_key, generation
 from indexing.topics.passages import PassageTopics, open_passage_topics
 from indexing.work.tasks import Allocation, Report, Runner, WorkerResources
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from retriever.encoding.encoder import Encoder
     from retriever.forward.batching import Tokens
 
+MAX_BROKEN = 0.1  # of the passages; more is worth a warning
 CALLS = 2  # parts per encoder: one is read, tokenised or written while the other is on the device
 MAX_UNKNOWN = 0.5  # of a part's tokens; with more the tokenizer is damaged, or made for other languages
 
@@ -215,6 +218,7 @@ class EncodeWorker:
             rows=unit.rows,
             corpus_sha256=part.part.sha256,
             cuts=tokens.count_cuts().to_dict(),
+            **broken_facts(part, self.encoder.broken_texts(tokens)),
         )
         return PartDone(unit.rows, int(tokens.lengths.sum()), self.ready, self.startup, committed.bytes)
 
@@ -272,6 +276,25 @@ def tokenize_part(
     if not allow_unknown_tokens:
         check_unknown_tokens(*encoder.unknown_tokens(tokens), f"{part.artifact.url}/{part.part.file}")
     return tokens
+
+
+def broken_facts(part: RowPart, is_broken: np.ndarray) -> dict[str, Any]:
+    """Returns the number of broken texts of a part and the id of the first one, as facts; {} if there are none."""
+    rows = np.flatnonzero(is_broken)
+    return {"broken": len(rows), "broken_id": open_table(part)["id"][rows[0]].as_py()} if len(rows) else {}
+
+
+def describe_broken(parts: Sequence[ArtifactPart]) -> str:
+    """Returns a warning if more than MAX_BROKEN of the passages are broken into fragments by the tokenizer; else ""."""
+    counts, rows = [part.facts.get("broken", 0) for part in parts], sum(part.rows for part in parts)
+    if sum(counts) <= MAX_BROKEN * rows:
+        return ""
+    example = next(part.facts["broken_id"] for part in parts if "broken" in part.facts)
+    return (
+        f"the tokenizer breaks {sum(counts):,} of {rows:,} passages ({sum(counts) / rows:.0%}) into single letters or "
+        f"unknown tokens, such as passage {short_repr(example)}; it was not made for their language, and dense search "
+        "finds them badly: encode with a multilingual encoder, or search by BM25"
+    )
 
 
 def check_unknown_tokens(unknown: int, total: int, part: str) -> None:

@@ -18,7 +18,7 @@ import pyarrow.csv as pa_csv
 from indexing.files import limits
 from indexing.files.columns import TableColumns, refuse_repeated_columns, shown_columns
 from indexing.files.raw import FilePiece, Lines, allow_long_fields, no_rows_error, short_repr
-from retriever.errors import InputError
+from retriever.errors import InputError, RowError
 
 DELIMITERS = ",;\t|"  # of CSV, in the order of preference
 NEWLINE, RETURN, QUOTE = 10, 13, 34
@@ -145,7 +145,7 @@ def delimited_blocks(piece: FilePiece, table: TableColumns) -> Iterator[FilePiec
     if len(data) + piece.rows * names_bytes <= limits.BLOCK_BYTES:
         yield piece
         return
-    ends = np.append(_row_ends(data), len(data))
+    ends = np.append(row_ends(data), len(data))
     costs = ends + names_bytes * np.arange(1, len(ends) + 1)
     first = start = cost = 0
     line = piece.first_line
@@ -207,11 +207,11 @@ def row_lines(piece: FilePiece) -> Sequence[int]:
     if data.count(b"\n") == piece.rows - 1:
         return range(piece.first_line, piece.first_line + piece.rows)
     newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
-    is_end = np.isin(newlines, _row_ends(data), assume_unique=True)
+    is_end = np.isin(newlines, row_ends(data), assume_unique=True)
     return [piece.first_line, *(piece.first_line + 1 + np.flatnonzero(is_end)).tolist()]
 
 
-def _row_ends(data: bytes) -> np.ndarray:
+def row_ends(data: bytes) -> np.ndarray:
     """Returns the positions of the newlines between the rows of a piece, int64."""
     codes = np.frombuffer(data, np.uint8)
     newlines = np.flatnonzero(codes == NEWLINE)
@@ -251,31 +251,36 @@ def _parse_with_csv_module(piece: FilePiece, delimiter: str) -> Iterator[tuple[i
         text = data.decode()
     except UnicodeDecodeError as error:
         line = piece.first_line + data.count(b"\n", 0, error.start)
-        raise InputError(
+        raise RowError(
             f"{piece.file}:{line}: found invalid UTF-8 (byte 0x{data[error.start]:02x}), expected UTF-8; convert the "
             "file"
         ) from None
+    if not text:
+        raise _empty_line_error(piece, piece.first_line)
     reader = csv.reader(io.StringIO(text, newline="\n"), delimiter=delimiter, strict=True)
     line = piece.first_line
     try:
         for fields in reader:
             if not fields:
-                raise InputError(
-                    f"{piece.file}:{line}: found an empty line, expected empty lines at the end of the file only; "
-                    "remove it"
-                )
+                raise _empty_line_error(piece, line)
             yield line, fields
             line = piece.first_line + reader.line_num
     except csv.Error as error:
         problem = "a carriage return outside quotes" if "new-line" in str(error) else str(error)
-        raise InputError(
+        raise RowError(
             f"{piece.file}:{line}: found a row that is not CSV ({problem}), expected RFC 4180; fix the line"
         ) from None
 
 
-def _wrong_fields_error(piece: FilePiece, table: TableColumns, line: int, fields: list[str]) -> InputError:
+def _empty_line_error(piece: FilePiece, line: int) -> RowError:
+    return RowError(
+        f"{piece.file}:{line}: found an empty line, expected empty lines at the end of the file only; remove it"
+    )
+
+
+def _wrong_fields_error(piece: FilePiece, table: TableColumns, line: int, fields: list[str]) -> RowError:
     quoting = "quote a field that contains the delimiter" if len(fields) > len(table.names) else "add what is missing"
-    return InputError(
+    return RowError(
         f"{piece.file}:{line}: found {len(fields)} field{'s' if len(fields) != 1 else ''} "
         f"({short_repr(fields[0])} first), expected {len(table.names)}: {shown_columns(table.names)}; {quoting}"
     )

@@ -6,7 +6,7 @@ of two bytes in JSON or CSV is a Python object of fifty. A row is checked before
 
 import numpy as np
 
-from retriever.errors import InputError
+from retriever.errors import InputError, RowError
 
 # Of one row: a line, the fields of a row of CSV, the values of a row of Parquet. The longest novels have 12 MB. While a
 # row is read, memory holds it six times or more: raw, decoded, as a string and in Arrow.
@@ -54,7 +54,7 @@ def check_columns(place: str, row: bytes | str, delimiter: str) -> None:
 def too_many_columns_error(place: str, count: int | None = None) -> InputError:
     """Returns the error for a row or a table with more than MAX_COLUMNS columns. count: None if it is not known."""
     actual = f"{count:,}" if count is not None else "too many"
-    return InputError(
+    return RowError(
         f"{place}: found {actual} columns, expected at most {MAX_COLUMNS:,}; leave out the columns that no search "
         "needs, or put their values into the text"
     )
@@ -87,7 +87,7 @@ def check_values(place: str, data: bytes | str) -> None:
     if sum(text.count(mark) for mark in (b",", b":", b"[", b"{")) <= MAX_VALUES:
         return
     if (count := count_outside_quotes(text, _JSON_MARKS, escapes=True)) > MAX_VALUES:
-        raise InputError(
+        raise RowError(
             f"{place}: found JSON with {count:,} commas, colons and brackets, expected at most {MAX_VALUES:,}; leave "
             "out fields, or write one passage per line"
         )

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import Any
 
-from retriever.errors import InputError
+from retriever.errors import RowError
 
 # Elements whose text is not that of the document. Sphinx and MkDocs mark the link of a heading as headerlink.
 LEFT_OUT = "script, style, noscript, template, nav, footer, .headerlink"
@@ -79,7 +79,7 @@ def read_html(file: str, source: str) -> tuple[str, str]:
         InputError: If it has no tag, or is nested too deep.
     """
     if not _TAG.search(source):
-        raise InputError(f"{file}: found no tag, expected HTML; rename the file to .txt if it is plain text")
+        raise RowError(f"{file}: found no tag, expected HTML; rename the file to .txt if it is plain text")
     return _read_page(file, source)
 
 
@@ -139,7 +139,7 @@ def _check_structure(file: str, source: str) -> None:
         name, rest = (tag["name"] or "").lower(), tag["rest"] or ""
         if len(rest) > LONG_TAG and sum(1 for _ in _ATTRIBUTE.finditer(rest)) > MAX_ATTRIBUTES:
             place = f"{file}:{source.count(chr(10), 0, tag.start()) + 1}"
-            raise InputError(f"{place}: found a tag with more than {MAX_ATTRIBUTES:,} attributes; remove some of them")
+            raise RowError(f"{place}: found a tag with more than {MAX_ATTRIBUTES:,} attributes; remove some of them")
         if not name or _ENDED_BY_OTHERS.fullmatch(name):
             continue
         if not tag["end"]:
@@ -150,6 +150,6 @@ def _check_structure(file: str, source: str) -> None:
             depth -= 1
         if depth > MAX_NESTED:
             place = f"{file}:{source.count(chr(10), 0, tag.start()) + 1}"
-            raise InputError(
+            raise RowError(
                 f"{place}: found elements nested more than {MAX_NESTED:,} deep, expected fewer; close the open tags"
             )

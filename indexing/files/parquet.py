@@ -132,6 +132,7 @@ def parquet_blocks(piece: FilePiece, columns: Sequence[str] | None = None) -> It
                 read_dictionary=[leaf.path for leaf in leaves if has_dictionary(leaf)],
                 pre_buffer=whole,
                 buffer_size=0 if whole else BUFFER_BYTES,
+                page_checksum_verification=True,  # of pages that have a checksum
             )
             rows_per_batch = max(1, min(BATCH_ROWS, piece.rows, MAX_BATCH_BYTES // width))
             for first, batch in _read_batches(file, piece, groups, rows_per_batch, columns):
@@ -156,11 +157,16 @@ def parquet_objects(block: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _rows_as_dicts(block: FilePiece) -> list[dict[str, Any]]:
-    """Returns a block of Parquet as dicts. Raises InputError for values without a Python object: the year 10000."""
+    """Returns a block of Parquet as dicts, with None for NaN and infinities.
+
+    Raises:
+        RowError: For values without a Python object: the year 10000.
+    """
+    batch = _with_finite_numbers(block)
     try:
-        return block.batch.to_pylist()
+        return batch.to_pylist()
     except UnicodeDecodeError as error:
-        raise InputError(f"{block.file}: found invalid UTF-8 ({error}), expected UTF-8; write the file again") from None
+        raise row_error(block, block.first_line, f"invalid UTF-8 ({error})", "UTF-8", "write the file again") from None
     except (OverflowError, ValueError):
         for name, column in zip(block.batch.schema.names, block.batch.columns, strict=True):
             for line, value in enumerate(column, block.first_line):
@@ -172,6 +178,15 @@ def _rows_as_dicts(block: FilePiece) -> list[dict[str, Any]]:
                         block, line, actual, "a time in the years 1 to 9999", "correct or drop it"
                     ) from None
         raise
+
+
+def _with_finite_numbers(block: FilePiece) -> Any:
+    """Returns the rows of a block as a record batch with null for NaN and infinities, which JSON does not have."""
+    columns = list(block.batch.columns)
+    for number, column in enumerate(columns):
+        if pa.types.is_floating(column.type) and column.type != pa.float16():
+            columns[number] = pc.if_else(pc.is_finite(column), column, pa.scalar(None, column.type))
+    return pa.record_batch(columns, names=block.batch.schema.names)
 
 
 def _row_groups(footer: Any, piece: FilePiece) -> Iterator[tuple[int, int]]:

@@ -7,8 +7,8 @@ import re
 import pyarrow as pa
 
 from indexing.files import limits
-from indexing.files.raw import Lines, no_rows_error, short_repr, split_tsv_line
-from indexing.files.rows import file_and_line, row_error, text_lines
+from indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr, split_tsv_line
+from indexing.files.rows import BadRows, file_and_line, halve_text, parse_valid_rows, row_error, text_lines
 
 QRELS_SCHEMA = pa.schema(
     [("query_id", pa.string()), ("corpus_id", pa.string()), ("score", pa.int32()), ("line", pa.int64())]
@@ -19,20 +19,23 @@ MAX_GRADE = 100_000  # trec_eval's time and memory for a query grow with its lar
 GRADE = f"an integer from {-MAX_GRADE:,} to {MAX_GRADE:,}"
 
 
-def read_qrels(file: str) -> pa.Table:
+def read_qrels(file: str, bad_rows: BadRows | None = None) -> pa.Table:
     """Reads judgements: QRELS_SCHEMA, `line` the 1-based line of each.
 
     Args:
         file: BEIR's three columns (with their header, quoted as by Python's csv module) or TREC's four (query, ignored,
             passage, grade; separated by tabs or spaces), .gz or not.
+        bad_rows: Receives the bad lines, which are left out; None: they are refused.
 
     Raises:
-        InputError: With file and line, if a line is unfit.
+        InputError: With file and line, for bad lines. If the file cannot be read, or has no judgements.
     """
     lines = Lines(file)
-    query_ids, corpus_ids, scores, numbers = [], [], [], []
     num_fields = 0
-    while piece := lines.take(LINES_AT_ONCE):
+
+    def parse(piece: FilePiece) -> pa.Table:
+        nonlocal num_fields
+        query_ids, corpus_ids, scores, numbers = [], [], [], []
         for line, row in text_lines(piece):
             delimiter = "\t" if "\t" in row else " "
             if len(row) > limits.MAX_COLUMNS:
@@ -59,6 +62,16 @@ def read_qrels(file: str) -> pa.Table:
             corpus_ids.append(fields[-2])
             scores.append(int(fields[-1]))
             numbers.append(line)
-    if not query_ids:
+        return pa.table([query_ids, corpus_ids, scores, numbers], schema=QRELS_SCHEMA)
+
+    tables, bad = [QRELS_SCHEMA.empty_table()], BadRows()
+    while piece := lines.take(LINES_AT_ONCE):
+        tables += parse_valid_rows(piece, parse, halve_text, bad)
+    qrels = pa.concat_tables(tables).combine_chunks()
+    if bad_rows is None:
+        bad.refuse()
+    else:
+        bad_rows.extend(bad.facts())
+    if not len(qrels) and not bad.count:
         raise no_rows_error(file)
-    return pa.table([query_ids, corpus_ids, scores, numbers], schema=QRELS_SCHEMA)
+    return qrels

@@ -1,18 +1,30 @@
-"""Parses blocks of raw text and of Parquet into rows, and refuses a bad row with its file and line."""
+"""Parses blocks of raw text and of Parquet into rows, and finds bad rows with their file and line."""
 
 import csv
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import orjson
 
 from indexing.files import limits
 from indexing.files.raw import FilePiece, allow_long_fields, short_repr
-from retriever.errors import InputError
+from retriever.errors import InputError, RowError, shorten
+
+SHOWN_ROWS = 20  # bad rows that an error lists
+LISTED_ROWS = 100  # bad rows that an artifact lists
+LISTED_CHARACTERS = 500  # of the problem of a row
+
+MAX_FLOAT_ID = 1 << 53  # a float holds all integers up to here
+
+_DIGITS_AS_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 
 # A passage or a query: its line, id, title ("" for a query), text and metadata fields. A named tuple would take twice
 # as long to create.
 Row = tuple[int, str, str, str, dict[str, Any]]
+Parsed = TypeVar("Parsed")
 
 
 class RowReader(Protocol):
@@ -20,6 +32,101 @@ class RowReader(Protocol):
 
     def take(self, num_rows: int, max_bytes: int = ..., /) -> FilePiece | None:
         """Returns the next rows as `Lines.take` does; None at the end of the file."""
+
+
+@dataclass
+class BadRows:
+    """The rows that cannot be imported, in the order of the files.
+
+    Attributes:
+        count: Their number.
+        problems: What is wrong with the first LISTED_ROWS of them, each with its file and line.
+        positions: The number of each row among the rows that are parsed, from 0.
+    """
+
+    count: int = 0
+    problems: list[str] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+
+    def add(self, problem: RowError, position: int = 0) -> None:
+        """Adds a row."""
+        self.extend({"skipped": 1, "skipped_rows": [shorten(str(problem), LISTED_CHARACTERS)]})
+        self.positions.append(position)
+
+    def extend(self, facts: Mapping[str, Any]) -> None:
+        """Adds the rows of a part, as `facts` of them returns them."""
+        self.count += facts.get("skipped", 0)
+        self.problems += facts.get("skipped_rows", [])[: LISTED_ROWS - len(self.problems)]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what an artifact says about the rows that it leaves out; {} if there are none."""
+        return {"skipped": self.count, "skipped_rows": self.problems} if self.count else {}
+
+    def refuse(self, scope: str = "", remedy: str = "correct them, or set parameter skip_invalid") -> None:
+        """Raises InputError if there are bad rows; its notes list the first SHOWN_ROWS of them.
+
+        Args:
+            scope: Which rows were read, if not all were, such as " in the first 64 MiB".
+            remedy: What to do about several bad rows.
+        """
+        if not self.count:
+            return
+        if self.count == 1:
+            raise InputError(self.problems[0])
+        more = f"{self.count - 1:,} more bad row{'s' if self.count > 2 else ''}{scope}"
+        error = InputError(f"{self.problems[0]}; found {more}: {remedy}")
+        for problem in self.problems[1:SHOWN_ROWS]:
+            error.add_note(problem)
+        if self.count > SHOWN_ROWS:
+            error.add_note(f"and {self.count - SHOWN_ROWS:,} more")
+        raise error
+
+
+def parse_valid_rows(
+    block: FilePiece,
+    parse: Callable[[FilePiece], Parsed],
+    halve: Callable[[FilePiece], tuple[FilePiece, FilePiece]],
+    bad_rows: BadRows,
+    position: int = 0,
+) -> Iterator[Parsed]:
+    """Yields the rows of a block without the bad ones. A block with a bad row is halved until the row is alone.
+
+    Args:
+        block: The block.
+        parse: Parses a block; raises RowError for a bad row.
+        halve: Cuts a block of several rows into two.
+        bad_rows: Receives the bad rows.
+        position: The number of the first row of the block, for `bad_rows`.
+    """
+    try:
+        parsed = parse(block)
+    except RowError as error:
+        if block.rows == 1:
+            bad_rows.add(error, position)
+            return
+        first, second = halve(block)
+        yield from parse_valid_rows(first, parse, halve, bad_rows, position)
+        yield from parse_valid_rows(second, parse, halve, bad_rows, position + first.rows)
+    else:
+        yield parsed
+
+
+def halve_text(block: FilePiece, ends: np.ndarray | None = None) -> tuple[FilePiece, FilePiece]:
+    """Returns the rows of a block of text as two blocks.
+
+    Args:
+        block: A block of at least two rows.
+        ends: The positions of the newlines between its rows, int64; None: each line is a row.
+    """
+    data = block.data or b""
+    ends = np.flatnonzero(np.frombuffer(data, np.uint8) == ord("\n")) if ends is None else ends
+    rows = block.rows // 2
+    end = int(ends[rows - 1])
+    line = block.first_line + data.count(b"\n", 0, end) + 1
+    return (
+        FilePiece(block.file, block.first_line, rows, end, data[:end]),
+        FilePiece(block.file, line, block.rows - rows, len(data) - end - 1, data[end + 1 :]),
+    )
 
 
 def line_blocks(piece: FilePiece) -> Iterator[FilePiece]:
@@ -86,7 +193,9 @@ def metadata_text(piece: FilePiece, line: int, text: str) -> Any:
     try:
         if len(text) > limits.MAX_VALUES:
             limits.check_values(file_and_line(piece, line), text)
-        return orjson.loads(text) if text else None
+        value = orjson.loads(text) if text else None
+        is_exact = not _may_have_long_integers(text.encode())
+        return value if is_exact else _with_exact_integers(piece, line, text.encode())
     except orjson.JSONDecodeError as error:
         raise row_error(
             piece, line, f"metadata {short_repr(text)} ({error.msg})", "a JSON object", "rename the column"
@@ -96,9 +205,12 @@ def metadata_text(piece: FilePiece, line: int, text: str) -> Any:
 def json_objects(piece: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the lines of a piece as JSON objects, each with its line number. Raises InputError for other lines."""
     most = limits.MAX_COLUMNS
+    has_long_integers = _may_have_long_integers(piece.data or b"")
     for line, data in enumerate((piece.data or b"").split(b"\n"), piece.first_line):
         try:
             doc = orjson.loads(data) if len(data) <= most else _long_object(piece, line, data)
+            if has_long_integers and _may_have_long_integers(data):
+                doc = _with_exact_integers(piece, line, data)
         except orjson.JSONDecodeError as error:
             raise _not_json_error(piece, line, data, error) from None
         if type(doc) is not dict:
@@ -106,6 +218,20 @@ def json_objects(piece: FilePiece) -> Iterator[tuple[int, dict[str, Any]]]:
                 piece, line, f"JSON {short_repr(data.rstrip())}", "a JSON object", "write one document per line"
             )
         yield line, doc
+
+
+def _may_have_long_integers(data: bytes) -> bool:
+    """Returns whether a JSON text has so many digits in a row that an integer may have more than 64 bits."""
+    return b"0" * 19 in data.translate(_DIGITS_AS_ZERO)
+
+
+def _with_exact_integers(piece: FilePiece, line: int, data: bytes) -> Any:
+    """Returns a JSON value with exact integers. orjson, which has read it before, makes floats of long ones."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:  # of more than 4,300 digits
+        remedy = "write the number as a string"
+        raise row_error(piece, line, f"a number that is too long ({error})", "a shorter one", remedy) from None
 
 
 def _long_object(piece: FilePiece, line: int, data: bytes) -> Any:
@@ -117,7 +243,7 @@ def _long_object(piece: FilePiece, line: int, data: bytes) -> Any:
     return doc
 
 
-def _not_json_error(piece: FilePiece, line: int, data: bytes, error: orjson.JSONDecodeError) -> InputError:
+def _not_json_error(piece: FilePiece, line: int, data: bytes, error: orjson.JSONDecodeError) -> RowError:
     data = data.rstrip()
     if not data:
         return _empty_line_error(piece, line)
@@ -171,16 +297,19 @@ def quoted_rows(piece: FilePiece, expected: str, num_columns: int) -> Iterator[t
 
 
 def integer_id(piece: FilePiece, line: int, id: Any, name: str) -> str:
-    """Returns an integer id as a string. Raises InputError for any other value."""
-    if type(id) is int:
-        return str(id)
+    """Returns an integer id as a string. Raises RowError for any other value.
+
+    A float without a fraction counts as an integer: pandas gives a column of integers with missing values this type.
+    """
+    if type(id) is int or (type(id) is float and id.is_integer() and abs(id) <= MAX_FLOAT_ID):
+        return str(int(id))
     actual = f"no {name}" if id is None else f"{name} {short_repr(id)}"
     raise row_error(piece, line, actual, "a string that is not empty, or an integer", "give each row its id")
 
 
-def row_error(piece: FilePiece, line: int, actual: str, expected: str, remedy: str) -> InputError:
+def row_error(piece: FilePiece, line: int, actual: str, expected: str, remedy: str) -> RowError:
     """Returns the error for a bad row."""
-    return InputError(f"{file_and_line(piece, line)}: found {actual}, expected {expected}; {remedy}")
+    return RowError(f"{file_and_line(piece, line)}: found {actual}, expected {expected}; {remedy}")
 
 
 def file_and_line(piece: FilePiece, line: int) -> str:
@@ -188,23 +317,26 @@ def file_and_line(piece: FilePiece, line: int) -> str:
     return f"{piece.file} row {line}" if piece.data is None else f"{piece.file}:{line}"
 
 
-def wrong_text_error(piece: FilePiece, line: int, name: str, value: Any) -> InputError:
+def wrong_text_error(piece: FilePiece, line: int, name: str, value: Any) -> RowError:
     """Returns the error for a field that is missing or not a string."""
-    actual = f"no {name}" if value is None else f"{name} {short_repr(value)}"
-    return row_error(piece, line, actual, f"{name} to be a string", "add it, or name another format")
+    if value is None:
+        remedy = "add it, or leave the row out by parameter skip_invalid"
+        return row_error(piece, line, f"no {name}", f"{name} to be a string", remedy)
+    remedy = "write it as a string, or name another format"
+    return row_error(piece, line, f"{name} {short_repr(value)}", f"{name} to be a string", remedy)
 
 
-def wrong_columns_error(piece: FilePiece, line: int, row: str, count: int, expected: str) -> InputError:
+def wrong_columns_error(piece: FilePiece, line: int, row: str, count: int, expected: str) -> RowError:
     """Returns the error for a line with a wrong number of columns."""
     remedy = "fix the line, or add a header line that names other columns"
     return row_error(piece, line, f"{count} columns ({short_repr(row)})", expected, remedy)
 
 
-def _empty_line_error(piece: FilePiece, line: int) -> InputError:
+def _empty_line_error(piece: FilePiece, line: int) -> RowError:
     return row_error(piece, line, "an empty line", "empty lines at the end of the file only", "remove it")
 
 
-def _bad_byte_error(piece: FilePiece, line: int, data: bytes, offset: int) -> InputError:
+def _bad_byte_error(piece: FilePiece, line: int, data: bytes, offset: int) -> RowError:
     actual = f"invalid UTF-8 (byte 0x{data[offset]:02x} at byte offset {offset} of the line)"
     return row_error(piece, line, actual, "UTF-8", "convert the file")
 
@@ -214,6 +346,9 @@ def dump_metadata(piece: FilePiece, line: int, fields: dict[str, Any]) -> str:
     try:
         return orjson.dumps(fields, default=_as_python_prints).decode()
     except orjson.JSONEncodeError as error:
+        if "64-bit" in str(error):
+            actual = "an integer of more than 64 bits in the metadata"
+            raise row_error(piece, line, actual, "at most 64 bits", "write it as a string") from None
         raise row_error(
             piece, line, f"metadata that JSON cannot hold ({error})", "text or numbers", "drop it"
         ) from None

@@ -9,12 +9,13 @@ import orjson
 
 from indexing.files import limits
 from indexing.files.columns import PassageColumns, QueryColumns, TableColumns
-from indexing.files.delimited import DelimitedRows, delimited_blocks, read_fields, read_header
+from indexing.files.delimited import DelimitedRows, delimited_blocks, read_fields, read_header, row_ends
 from indexing.files.raw import FilePiece, short_repr
 from indexing.files.rows import (
     Row,
     RowReader,
     file_and_line,
+    halve_text,
     integer_id,
     merge_metadata_fields,
     metadata_text,
@@ -46,6 +47,9 @@ class DelimitedText(TableFormat):
     def blocks(self, piece: FilePiece, columns: PassageColumns | None = None) -> Iterator[FilePiece]:
         assert columns is not None
         return delimited_blocks(piece, columns.table)
+
+    def halve(self, block: FilePiece) -> tuple[FilePiece, FilePiece]:
+        return halve_text(block, row_ends(block.data or b""))
 
     def query_blocks(self, piece: FilePiece, table: TableColumns) -> Iterator[FilePiece]:
         return delimited_blocks(piece, table)

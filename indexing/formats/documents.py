@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -17,7 +18,7 @@ from indexing.files.markup import read_html, read_markdown, read_plain
 from indexing.files.raw import BOM, FilePiece, check_path, open_input, unreadable_error
 from indexing.files.rows import Row, RowReader
 from indexing.formats.format import CorpusFormat
-from retriever.errors import InputError, list_first
+from retriever.errors import InputError, RowError, list_first
 
 READERS = {"txt": read_plain, "md": read_markdown, "html": read_html, "htm": read_html}
 READS = 16  # files that are read at once, because S3 takes some 30 ms to answer
@@ -162,6 +163,13 @@ ids are these paths.
         while block := rows.take(piece.rows, limits.BLOCK_BYTES):
             yield block
 
+    def halve(self, block: FilePiece) -> tuple[FilePiece, FilePiece]:
+        rows = block.rows // 2
+        return (
+            replace(block, rows=rows, batch=block.batch[:rows]),
+            replace(block, first_line=block.first_line + rows, rows=block.rows - rows, batch=block.batch[rows:]),
+        )
+
     def source_bytes(self, piece: FilePiece) -> int:
         return piece.size
 
@@ -222,7 +230,7 @@ def _read_file(file: str) -> bytes:
     """Returns the bytes of a file. Raises InputError if it cannot be read or is too long."""
     with open_input(file) as opened:
         if (size := opened.size()) > limits.MAX_ROW_BYTES:
-            raise InputError(
+            raise RowError(
                 f"{file}: found {size:,} bytes, expected at most {limits.MAX_ROW_BYTES >> 20} MiB; cut the document"
             )
         try:
@@ -237,13 +245,13 @@ def _parse_document(file: str, data: bytes) -> tuple[str, str]:
     try:
         source = data.decode()
     except UnicodeDecodeError as error:
-        raise InputError(
+        raise RowError(
             f"{file}: found invalid UTF-8 (byte 0x{data[error.start]:02x} at byte offset {error.start}), expected a "
             "document in UTF-8; convert the file, or remove it"
         ) from None
     if (zero := source.find("\0")) >= 0:
-        raise InputError(f"{file}: found a zero byte at offset {zero}, expected text; remove the file")
+        raise RowError(f"{file}: found a zero byte at offset {zero}, expected text; remove the file")
     title, text = READERS[_file_ending(file)](file, source)
     if not (text := text.strip()):
-        raise InputError(f"{file}: found no text, expected some; remove the file, or write text into it")
+        raise RowError(f"{file}: found no text, expected some; remove the file, or write text into it")
     return title or file.rpartition("/")[2].rpartition(".")[0], text

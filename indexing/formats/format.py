@@ -13,7 +13,16 @@ import pyarrow as pa
 from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, QueryNames, TableColumns
 from indexing.files.listing import file_identity
 from indexing.files.raw import FilePiece, Lines, no_rows_error, short_repr
-from indexing.files.rows import Row, RowReader, dump_metadata, line_blocks, row_error
+from indexing.files.rows import (
+    BadRows,
+    Row,
+    RowReader,
+    dump_metadata,
+    halve_text,
+    line_blocks,
+    parse_valid_rows,
+    row_error,
+)
 from indexing.files.start import FileStart
 from retriever.errors import InputError
 
@@ -136,6 +145,10 @@ class CorpusFormat(ABC):
         """Yields the rows of a piece in blocks that are small enough for Python objects, each a separate piece."""
         return line_blocks(piece)
 
+    def halve(self, block: FilePiece) -> tuple[FilePiece, FilePiece]:
+        """Returns the rows of a block as two blocks, to find a bad row."""
+        return halve_text(block)
+
     def source_bytes(self, piece: FilePiece) -> int:
         """Returns the bytes that the rows of a piece are read from, decompressed."""
         return len(piece.data or b"")
@@ -153,7 +166,7 @@ class CorpusFormat(ABC):
         raise InputError(f"{block.file}: found the format {self.name}, which has no queries; name another format")
 
     def read_query_files(
-        self, files: Sequence[str], columns: QueryColumns | None, qrels: Mapping[str, str]
+        self, files: Sequence[str], columns: QueryColumns | None, qrels: Mapping[str, str], bad_rows: BadRows
     ) -> tuple[pa.Table, dict[str, pa.Table]]:
         """Reads files of queries.
 
@@ -164,17 +177,18 @@ class CorpusFormat(ABC):
             files: The files, in their order.
             columns: Their columns; None: the fixed columns of the format.
             qrels: Split -> file of judgements, which may be one of `files`.
+            bad_rows: Receives the bad rows, which are left out.
 
         Returns:
             The queries (QUERIES_SCHEMA), in the order of the files; and the judgements in these files by split
             (QRELS_SCHEMA, `line` the 1-based line or row of each).
 
         Raises:
-            InputError: With file and line, for a bad row.
+            InputError: If a file cannot be read, or has no rows.
         """
-        return pa.concat_tables(self._query_tables(files)), {}
+        return pa.concat_tables([QUERIES_SCHEMA.empty_table(), *self._query_tables(files, bad_rows)]), {}
 
-    def _query_tables(self, files: Sequence[str]) -> Iterator[pa.Table]:
+    def _query_tables(self, files: Sequence[str], bad_rows: BadRows) -> Iterator[pa.Table]:
         """Yields the queries of files of lines in tables."""
         earlier: dict[str, str] = {}
         for number, file in enumerate(files):
@@ -183,18 +197,25 @@ class CorpusFormat(ABC):
             while piece := lines.take(QUERIES_AT_ONCE):
                 for block in line_blocks(piece):
                     ids, texts, metadata = [], [], []
-                    for line, id, _, text, fields in self.read_queries(block):
-                        if id in earlier:
-                            if earlier[id] != text:
+                    for rows in parse_valid_rows(block, self._parse_queries, self.halve, bad_rows):
+                        for line, id, text, fields in rows:
+                            if id not in earlier:
+                                ids.append(id)
+                                texts.append(text)
+                                metadata.append(fields)
+                            elif earlier[id] != text:
                                 problem = f"query {short_repr(id)} with another text"
-                                raise row_error(block, line, problem, "an earlier file's", "rename it")
-                            continue
-                        ids.append(id)
-                        texts.append(text)
-                        metadata.append(dump_metadata(block, line, fields) if fields else "")
+                                bad_rows.add(row_error(block, line, problem, "an earlier file's", "rename it"))
                     if number + 1 < len(files):
                         seen.update(zip(ids, texts, strict=True))
                     yield pa.table([ids, texts, metadata], schema=QUERIES_SCHEMA)
             if lines.line == 1:
                 raise no_rows_error(file)
             earlier.update(seen)
+
+    def _parse_queries(self, block: FilePiece) -> list[tuple[int, str, str, str]]:
+        """Returns the queries of a block: line, id, text and metadata as JSON. Raises RowError for a bad row."""
+        return [
+            (line, id, text, dump_metadata(block, line, fields) if fields else "")
+            for line, id, _, text, fields in self.read_queries(block)
+        ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from indexing.files.columns import PassageColumns, PassageNames, QueryColumns, TableColumns, named_columns
 from indexing.files.parquet import ParquetRows, decompressed_bytes, parquet_blocks, parquet_objects, parquet_table
@@ -45,9 +46,9 @@ Passages:
 {"id": "9", "title": "Ropes", "text": "Coil.", "metadata": {"part": 2}}
 ```
 
-Titles and texts are string columns; nulls, and paths into structs, are treated as in JSON lines. A string column
-`metadata` holds a JSON object per row. If the columns are called as in BEIR (`_id` or `id`, and `text`), no other
-column is recognised as the title than `title`.
+Titles and texts are string columns; nulls, and paths into structs, are treated as in JSON lines. NaN and
+infinities count as null. A string column `metadata` holds a JSON object per row. If the columns are called as
+in BEIR (`_id` or `id`, and `text`), no other column is recognised as the title than `title`.
 
 Queries with their judgements; ids may be integers:
 
@@ -97,6 +98,13 @@ Judgements of `test`:
 
     def blocks(self, piece: FilePiece, columns: PassageColumns | None = None) -> Iterator[FilePiece]:
         return parquet_blocks(piece, None if columns is None else columns.wanted)
+
+    def halve(self, block: FilePiece) -> tuple[FilePiece, FilePiece]:
+        rows = block.rows // 2
+        return (
+            replace(block, rows=rows, batch=block.batch.slice(0, rows)),
+            replace(block, first_line=block.first_line + rows, rows=block.rows - rows, batch=block.batch.slice(rows)),
+        )
 
     def source_bytes(self, piece: FilePiece) -> int:
         return decompressed_bytes(piece)

@@ -2,7 +2,8 @@
 
 A bad row is refused with file and line. Text is kept as it is: an empty text is accepted (BEIR's TREC-COVID has
 some), and so is every character of UTF-8. An id is a string that is not empty; an integer becomes its decimal string.
-Integers beyond 64 bits in metadata become floats. Repeated ids are refused later, when the ids of all parts are merged.
+An integer of any length keeps its digits as an id; in metadata, one beyond 64 bits is refused. Repeated ids are refused
+later, when the ids of all parts are merged.
 
 Metadata of Parquet becomes JSON: lists and structs stay what they are, a map is a list of [key, value], a date or a
 time is ISO 8601, a timestamp in nanoseconds, a duration or a decimal is text as Python prints it, NaN and infinities
@@ -22,7 +23,7 @@ import pyarrow as pa
 from indexing.files import limits
 from indexing.files.columns import value_at
 from indexing.files.raw import FilePiece, short_repr
-from indexing.files.rows import Row, dump_metadata, file_and_line, row_error
+from indexing.files.rows import BadRows, Row, dump_metadata, file_and_line, parse_valid_rows, row_error
 from indexing.files.splitting import DocumentSplit, document_spans, passages_size, take_passages
 from indexing.formats.chunking import CorpusChunk
 from indexing.formats.format import CorpusFormat
@@ -48,6 +49,7 @@ def parse_corpus(
     chunk: CorpusChunk,
     filters: Mapping[str, str] | None = None,
     split: DocumentSplit | None = None,
+    bad_rows: BadRows | None = None,
 ) -> pa.Table:
     """Parses the passages of a chunk.
 
@@ -58,30 +60,42 @@ def parse_corpus(
             UTC if it names no zone; cut to microseconds). "list[int64]" and so on: a list of such values, or one value.
             Fields of CSV and TSV are converted to the type.
         split: How the documents of the chunk are split into passages; None: each is one passage.
+        bad_rows: Receives the bad rows, which are left out; None: they are refused.
 
     Returns:
         CORPUS_SCHEMA, then with a split the columns that `take_passages` adds, then a typed column "filter.NAME" per
         filter; null where the field is missing, null, or a list without values. Nulls in a list are left out.
 
     Raises:
-        InputError: With file and line, for a bad row.
+        InputError: With files and lines, for bad rows; and if the chunk becomes too large.
     """
     filters = filters or {}
     check_filter_types(filters)
-    tables, size = [], 0
+    bad = BadRows() if bad_rows is None else bad_rows
+
+    def parse(block: FilePiece) -> pa.Table:
+        if split is None:
+            rows = format.read_passages(block, chunk.columns)
+        else:
+            rows = _require_text(block, format.read_documents(block, chunk.columns))
+        return _parse_rows(block, rows, filters, is_text=format.has_text_values)
+
+    tables, size, position = [], 0, 0
+    first_bad = len(bad.positions)
     for piece in chunk.pieces:
         for block in format.blocks(piece, chunk.columns):
-            if split is None:
-                rows = format.read_passages(block, chunk.columns)
-            else:
-                rows = _require_text(block, format.read_documents(block, chunk.columns))
-            tables.append(_parse_block(block, rows, filters, is_text=format.has_text_values))
-            size += tables[-1].nbytes
+            for table in parse_valid_rows(block, parse, format.halve, bad, position):
+                tables.append(table)
+                size += table.nbytes
             _check_growth(format, chunk, block, size, "lower parameter part_size")
-    passages = pa.concat_tables(tables)
+            position += block.rows
+    if bad_rows is None:
+        bad.refuse()
+    passages = pa.concat_tables(tables) if tables else _parse_rows(chunk.pieces[0], (), filters, is_text=False)
     if chunk.titles is not None:
-        field = CORPUS_SCHEMA.field("title")
-        passages = passages.set_column(1, field, pa.array(chunk.titles, field.type))
+        field, positions = CORPUS_SCHEMA.field("title"), set(bad.positions[first_bad:])
+        titles = [title for number, title in enumerate(chunk.titles) if number not in positions]
+        passages = passages.set_column(1, field, pa.array(titles, field.type))
     if split is not None:
         spans = document_spans(passages["text"].to_pylist(), split)
         remedy = "shorten the titles, lower parameter overlap"
@@ -100,8 +114,8 @@ def _require_text(block: FilePiece, rows: Iterable[Row]) -> Iterator[Row]:
         yield row
 
 
-def _parse_block(block: FilePiece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
-    """Returns the rows of a block as `parse_corpus` does. is_text: the fields are text, as in CSV."""
+def _parse_rows(block: FilePiece, rows: Iterable[Row], filters: Mapping[str, str], *, is_text: bool) -> pa.Table:
+    """Returns rows of a block as `parse_corpus` does. Raises RowError for a bad one. is_text: as in CSV."""
     ids, titles, texts, metadata = [], [], [], []
     typed: dict[str, list[Any]] = {name: [] for name in filters}
     for line, id, title, text, fields in rows:
@@ -153,15 +167,23 @@ def check_filter_types(filters: Mapping[str, str]) -> None:
             )
 
 
-def read_queries(source: ImportSource) -> tuple[pa.Table, dict[str, pa.Table]]:
+def read_queries(source: ImportSource, bad_rows: BadRows | None = None) -> tuple[pa.Table, dict[str, pa.Table]]:
     """Returns the queries of a source, and the judgements in the same files, as `CorpusFormat.read_query_files` does.
 
+    Args:
+        source: The source.
+        bad_rows: Receives the bad rows, which are left out; None: they are refused.
+
     Raises:
-        InputError: With file and line, for a bad row. Also if the source has no queries.
+        InputError: With files and lines, for bad rows. Also if the source has no queries.
     """
     if not source.queries:
         raise InputError(f"{source.name}: found no queries, expected a file of them; name the file")
-    return source.format.read_query_files(source.queries, source.query_columns, source.qrels)
+    bad = BadRows() if bad_rows is None else bad_rows
+    result = source.format.read_query_files(source.queries, source.query_columns, source.qrels, bad)
+    if bad_rows is None:
+        bad.refuse()
+    return result
 
 
 def convert_field(value: Any, filter_type: str | None) -> Any:
@@ -208,13 +230,17 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
         except (TypeError, ValueError, OverflowError):
             pass
     elif filter_type == "int64":
-        if type(value) is int and -(2**63) <= value < 2**63:
-            return value
+        number = int(value) if type(value) is float and value.is_integer() else value  # a column of pandas with NaN
+        if type(number) is int and -(2**63) <= number < 2**63:
+            return number
     elif filter_type == "float64":
         if type(value) in (int, float):
             return float(value) if math.isfinite(value) else None
     elif type(value) is {"string": str, "bool": bool}[filter_type]:
         return value
+    remedy = "fix the value or give the filter another type"
+    if filter_type == "timestamp":
+        remedy = "write it like 2024-05-31 or 2024-05-31T12:00:00Z, or give the filter the type string"
     wanted = "an ISO 8601 timestamp" if filter_type == "timestamp" else filter_type
     actual = f"{name} {short_repr(value)} ({type(value).__name__})"
-    raise refuse(actual, f"{wanted}, as its filter says", "fix the value or give the filter another type")
+    raise refuse(actual, f"{wanted}, as its filter says", remedy)

@@ -7,7 +7,8 @@ import hashlib
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -27,20 +28,33 @@ from indexing.files.columns import (
 from indexing.files.qrels import GRADE, MAX_GRADE, QRELS_SCHEMA
 from indexing.files.raw import FilePiece, no_rows_error, short_repr
 from indexing.files.rows import (
+    BadRows,
     Row,
     dump_metadata,
     file_and_line,
     integer_id,
     line_blocks,
     merge_metadata_fields,
+    parse_valid_rows,
     row_error,
     wrong_text_error,
 )
 from indexing.formats.format import QUERIES_AT_ONCE, QUERIES_SCHEMA, CorpusFormat
-from retriever.errors import InputError
+from retriever.errors import InputError, RowError
 
 HASH_DIGITS = 32  # hexadecimal, of SHA-256
 QueryRow = tuple[int, dict[str, Any]]  # the line of a row in a table of queries, and its values by column
+
+
+class JudgedQuery(NamedTuple):
+    """A row of a table of queries. metadata: JSON text, or ""; passages: the ids of relevant passages."""
+
+    line: int
+    id: str
+    text: str
+    metadata: str
+    score: int | None
+    passages: list[str]
 
 
 class TableFormat(CorpusFormat):
@@ -74,7 +88,7 @@ class TableFormat(CorpusFormat):
         return None if columns is None else (self.read_table(file), columns)
 
     def read_query_files(
-        self, files: Sequence[str], columns: QueryColumns | None, qrels: Mapping[str, str]
+        self, files: Sequence[str], columns: QueryColumns | None, qrels: Mapping[str, str], bad_rows: BadRows
     ) -> tuple[pa.Table, dict[str, pa.Table]]:
         """Reads tables of queries.
 
@@ -85,12 +99,13 @@ class TableFormat(CorpusFormat):
             files: The tables.
             columns: Their columns.
             qrels: Split -> file of judgements, which may be one of `files`.
+            bad_rows: Receives the bad rows, which are left out, and rows that contradict an earlier one.
 
         Returns:
             The queries in the order of their first rows, and the judgements in these files by split.
 
         Raises:
-            InputError: With file and line, for a bad row, or for two rows that contradict each other.
+            InputError: If a file cannot be read, or has no rows.
         """
         assert columns is not None
         split_of = {file: split for split, file in qrels.items()}
@@ -99,29 +114,16 @@ class TableFormat(CorpusFormat):
         for file in files:
             judged: dict[tuple[str, str], tuple[int, int]] = {}  # query and passage -> score, line
             is_empty = True
-            for piece, line, row in self._read_rows(file, columns, files[0]):
+            table = self.read_table(file)
+            parse = partial(self._parse_judged, table=table, columns=columns)
+            for block in self._read_blocks(file, table, columns, files[0]):
                 is_empty = False
-                id, text, metadata = _parse_query(piece, line, row, columns)
-                here = file_and_line(piece, line)
-                first_place, known_text, known_metadata = known.setdefault(id, (here, text, metadata))
-                if first_place != here:
-                    _check_repeated_query(
-                        piece, line, id, first_place, (text, metadata), (known_text, known_metadata), columns
-                    )
-                score = _parse_score(piece, line, row, columns)
-                passages = _parse_passage_ids(piece, line, row, columns)
-                if score is not None and not passages:
-                    raise row_error(piece, line, f"{columns.score} {score} without a passage", "a passage id", "add it")
-                for passage in passages:
-                    pair, grade = (id, passage), 1 if score is None else score
-                    if columns.score and score is None:
-                        raise row_error(piece, line, f"no {columns.score}", "an integer", "add it to the row")
-                    earlier, first = judged.setdefault(pair, (grade, line))
-                    if earlier != grade:
-                        problem = f"the score {grade} of passage {short_repr(passage)} for query {short_repr(id)}"
-                        raise row_error(
-                            piece, line, problem, f"{earlier}, its score in line {first}", "remove one of the lines"
-                        )
+                for rows in parse_valid_rows(block, parse, self.halve, bad_rows):
+                    for row in rows:
+                        try:
+                            _add_query(block, row, columns, known, judged)
+                        except RowError as error:
+                            bad_rows.add(error)
             if is_empty:
                 raise no_rows_error(file)
             if columns.relevant:
@@ -138,18 +140,28 @@ class TableFormat(CorpusFormat):
         values = [list(known), [text for _, text, _ in known.values()], [metadata for _, _, metadata in known.values()]]
         return pa.table(values, schema=QUERIES_SCHEMA), judgements
 
-    def _read_rows(
-        self, file: str, columns: QueryColumns, first_file: str
-    ) -> Iterator[tuple[FilePiece, int, dict[str, Any]]]:
-        """Yields the rows of a file, each with its block and line. first_file: where the columns are chosen."""
-        table = self.read_table(file)
+    def _read_blocks(
+        self, file: str, table: TableColumns, columns: QueryColumns, first_file: str
+    ) -> Iterator[FilePiece]:
+        """Yields the blocks of a file. first_file: where the columns are chosen."""
         if missing := table.missing(columns.used):
             raise InputError(f"{file}: found {named_columns(table.shown)}, expected {missing[0]} as in {first_file}")
         rows = self.open_rows(file, table)
         while piece := rows.take(QUERIES_AT_ONCE):
-            for block in self.query_blocks(piece, table):
-                for line, row in self.query_rows(block, table, columns):
-                    yield block, line, row
+            yield from self.query_blocks(piece, table)
+
+    def _parse_judged(self, block: FilePiece, table: TableColumns, columns: QueryColumns) -> list[JudgedQuery]:
+        """Returns the rows of a block. Raises RowError for a bad one."""
+        rows = []
+        for line, row in self.query_rows(block, table, columns):
+            id, text, metadata = _parse_query(block, line, row, columns)
+            score, passages = _parse_score(block, line, row, columns), _parse_passage_ids(block, line, row, columns)
+            if score is not None and not passages:
+                raise row_error(block, line, f"{columns.score} {score} without a passage", "a passage id", "add it")
+            if columns.score and passages and score is None:
+                raise row_error(block, line, f"no {columns.score}", "an integer", "add it to the row")
+            rows.append(JudgedQuery(line, id, text, metadata, score, passages))
+        return rows
 
 
 def named_passages(
@@ -227,6 +239,39 @@ def _parse_query(piece: FilePiece, line: int, row: dict[str, Any], columns: Quer
     return id, text, dump_metadata(piece, line, fields) if fields else ""
 
 
+def _add_query(
+    piece: FilePiece,
+    row: JudgedQuery,
+    columns: QueryColumns,
+    known: dict[str, tuple[str, str, str]],
+    judged: dict[tuple[str, str], tuple[int, int]],
+) -> None:
+    """Adds a row to the queries and to the judgements of its file. Raises RowError if it contradicts an earlier row.
+
+    Args:
+        piece: The piece that holds the row.
+        row: The row.
+        columns: The columns of the table.
+        known: Id of each query -> place of its first row, text and metadata.
+        judged: Query and passage -> score and line.
+    """
+    here = file_and_line(piece, row.line)
+    first_place, *content = known.setdefault(row.id, (here, row.text, row.metadata))
+    if first_place != here:
+        _check_repeated_query(
+            piece, row.line, row.id, first_place, (row.text, row.metadata), (content[0], content[1]), columns
+        )
+    grade = 1 if row.score is None else row.score
+    for passage in row.passages:
+        earlier, first = judged.get((row.id, passage), (grade, row.line))
+        if earlier != grade:
+            problem = f"the score {grade} of passage {short_repr(passage)} for query {short_repr(row.id)}"
+            expected = f"{earlier}, its score in line {first}"
+            raise row_error(piece, row.line, problem, expected, "remove one of the lines")
+    for passage in row.passages:
+        judged.setdefault((row.id, passage), (grade, row.line))
+
+
 def _check_repeated_query(
     piece: FilePiece,
     line: int,
@@ -273,7 +318,7 @@ def _parse_passage_ids(piece: FilePiece, line: int, row: dict[str, Any], columns
 def _parse_score(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> int | None:
     """Returns the score of a row; None if it has none. Raises InputError if it is no grade."""
     score = value_at(row, columns.score) if columns.score else None
-    if type(score) is str and re.fullmatch(r"-?[0-9]{1,9}", score):
+    if (type(score) is str and re.fullmatch(r"-?[0-9]{1,9}", score)) or (type(score) is float and score.is_integer()):
         score = int(score)
     if score is not None and (type(score) is not int or abs(score) > MAX_GRADE):
         raise row_error(piece, line, f"{columns.score} {short_repr(score)}", GRADE, "fix the row")

@@ -138,9 +138,15 @@ class Parameters:
             if cause is None:
                 raise
             message = self.in_words(clean(str(cause)), keywords)
+            notes = [self.in_words(clean(note), keywords) for note in getattr(cause, "__notes__", ())]
             if cause is not error:
-                raise InputError(message) from error
+                translated = InputError(message)
+                for note in notes:
+                    translated.add_note(note)
+                raise translated from error
             error.args = (message, *error.args[1:])
+            if notes:
+                error.__notes__ = notes
             raise
 
     def in_words(self, message: str, keywords: Mapping[str, Any] | None = None) -> str:

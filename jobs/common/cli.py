@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
@@ -138,7 +138,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
         problem = str(cause) if cause is not None else describe_os_problem(error, place)
         if problem is None:
             raise
-        exit_with_error(problem, 2 if isinstance(cause, UsageError) else 1)
+        exit_with_error(problem, 2 if isinstance(cause, UsageError) else 1, getattr(cause, "__notes__", ()))
 
 
 class Terminated(KeyboardInterrupt):
@@ -196,9 +196,10 @@ def find_input_error(error: BaseException) -> InputError | None:
     return None
 
 
-def exit_with_error(message: str, status: int) -> typing.NoReturn:
-    """Prints one line to stderr and exits."""
-    print(f"error: {shorten(' '.join(as_options(message).split()))}", file=sys.stderr, flush=True)
+def exit_with_error(message: str, status: int, notes: Sequence[str] = ()) -> typing.NoReturn:
+    """Prints a line to stderr, a line below it for each note, and exits."""
+    for line in [f"error: {message}", *notes]:
+        print(shorten(" ".join(as_options(line).split())), file=sys.stderr, flush=True)
     if has_unfinished_threads() and threading.current_thread() is threading.main_thread() and runs_one_job():
         sys.stdout.flush()
         os._exit(status)  # Python would wait for the units that threads have begun, up to a minute

@@ -243,6 +243,10 @@ class Encoder:
         """Returns the number of tokens unknown to the vocabulary, and of all tokens, special tokens excluded."""
         return self._tokenizer.count_unknown(tokens)
 
+    def broken_texts(self, tokens: Tokens) -> np.ndarray:
+        """Returns which texts consist of fragments, as `TextTokenizer.are_broken` does: bool [texts]."""
+        return self._tokenizer.are_broken(tokens)
+
     def probe(self, text: str, *, task: str) -> None:
         """Encodes a text on both sides with the prompts of a task, of all its topics, to check them.
 

@@ -62,6 +62,7 @@ class SparseEncoder:
         self.numerics, self.startup, self.device = encoder.numerics, encoder.startup, encoder.device
         self.put_task, self.drop_task = encoder.put_task, encoder.drop_task
         self.compose, self.tokenize, self.unknown_tokens = encoder.compose, encoder.tokenize, encoder.unknown_tokens
+        self.broken_texts = encoder.broken_texts
 
     @property
     def tasks(self) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,9 @@ from retriever.options import EncoderOptions, Side, TitlePolicy
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 # Columns of a batch are a multiple of this: on the CPU, attention over other widths takes up to 1.5 times as long.
 COLUMN_STEP = 16
+MAX_FRAGMENTS = 0.5  # of the tokens of a text; see `TextTokenizer.are_broken`
+MIN_TOKENS = 8  # of a text that counts as broken: shorter ones may be a name or a number
+FIRST_IDEOGRAPH = 0x2E80  # from here on a letter is often a word
 PIECE = 1 << 17  # characters of texts, about, that a tokenizer of a server gets in one call
 _TEXT = 32  # characters that are added for each text: a tokenizer's result takes about 20 kB per text
 
@@ -221,6 +225,41 @@ class TextTokenizer:
         unknown = 0 if self._unknown is None else int(np.count_nonzero(tokens.ids == self._unknown))
         return unknown, len(tokens.ids) - int(np.count_nonzero(special))
 
+    def are_broken(self, tokens: Tokens) -> np.ndarray:
+        """Returns which texts the tokenizer breaks into fragments, because it was not made for their language.
+
+        More than half of the tokens of such a text are unknown, a single letter within a word, or a part of a letter
+        (of byte-level tokenizers). Special tokens do not count, and nor do texts of fewer than MIN_TOKENS.
+
+        Returns:
+            bool [texts].
+        """
+        if not len(tokens):
+            return np.zeros(0, bool)
+        is_special = self._is_special[np.minimum(tokens.ids, len(self._is_special) - 1)]
+        is_fragment = self._is_fragment[np.minimum(tokens.ids, self._size)] | (tokens.ids == self._unknown)
+        fragments = np.add.reduceat(is_fragment & ~is_special, tokens.starts, dtype=np.int64)
+        total = np.add.reduceat(~is_special, tokens.starts, dtype=np.int64)
+        return (fragments > MAX_FRAGMENTS * total) & (total >= MIN_TOKENS)
+
+    @functools.cached_property
+    def _is_fragment(self) -> np.ndarray:
+        """Which tokens are a single letter within a word or a part of a letter: bool [size + 1], the last one False."""
+        vocabulary = self._tokenizer.get_vocab()
+        is_byte_level = "ByteLevel" in repr(self._tokenizer.pre_tokenizer)
+        has_marks = any(token.startswith("##") for token in vocabulary)
+        result = np.zeros(self._size + 1, bool)
+        for token, id in vocabulary.items():
+            if id >= self._size:
+                continue
+            if has_marks:
+                result[id] = len(token) == 3 and token.startswith("##") and token[2].isalpha()
+            else:
+                text = _decode_bytes(token) if is_byte_level else token
+                is_byte = text is None or (text.startswith("<0x") and len(text) == len("<0x00>"))
+                result[id] = is_byte or (len(text or "") == 1 and _is_letter_of_words(text or ""))
+        return result
+
     def are_words(self, ids: np.ndarray) -> np.ndarray:
         """Returns whether tokens are neither special nor the one for unknown words: int [n] -> bool [n]."""
         return ~self._is_special[np.minimum(ids, len(self._is_special) - 1)] & (ids != self._unknown)
@@ -232,6 +271,30 @@ class TextTokenizer:
     def compose(self, titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy) -> list[str]:
         """Returns the texts of passages with their titles; see `with_titles`."""
         return with_titles(titles, texts, policy, self.separator)
+
+
+@functools.cache
+def _bytes_of_characters() -> dict[str, int]:
+    """Returns the byte that each character of a byte-level vocabulary stands for, as GPT-2 defines it."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
+
+
+def _decode_bytes(token: str) -> str | None:
+    """Returns the text of a byte-level token; None if it holds a part of a letter. A special token stays as it is."""
+    known = _bytes_of_characters()
+    if not all(character in known for character in token):
+        return token
+    try:
+        return bytes(known[character] for character in token).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _is_letter_of_words(character: str) -> bool:
+    """Returns whether a character is a letter of a script that writes words with several letters."""
+    return character.isalpha() and ord(character) < FIRST_IDEOGRAPH
 
 
 def with_titles(titles: Sequence[str], texts: Sequence[str], policy: TitlePolicy, separator: str | None) -> list[str]:

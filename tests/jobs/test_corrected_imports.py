@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jobs.common.cli import as_options
+
 import gzip
 import json
 import os
@@ -158,7 +160,9 @@ def check_correction(
     assert refused(*command, *failing.bad_options) == line, "a second failure is the same one"
     assert store.keys() == []
     if failing.parts:
-        assert store.failed_drafts() == {"corpus/g0000": line.removeprefix("error: ")}
+        assert {key: as_options(error) for key, error in store.failed_drafts().items()} == {
+            "corpus/g0000": line.removeprefix("error: ")
+        }
         assert f"failed: the next command replaces it, gc removes it after an hour; {line.removeprefix('error: ')}" in (
             done("store", "list", "--store", url)
         )

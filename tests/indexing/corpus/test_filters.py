@@ -141,7 +141,7 @@ def test_equal_filters_are_equal_however_they_are_spelt(corpus: Corpus) -> None:
         ({"and": ["lang"]}, "and: expected a list of filters"),
         ({"not": [{"lang": "en"}]}, "not: expected a filter, an object, found ["),
         ({"not": {"or": [{"colour": 1}]}}, "'colour' is no filter of this corpus"),
-        ({"or": [{"year": 1}] * 1_000}, "expected up to 1000 conditions, found more"),
+        ({"or": [{"year": 1}] * 1_001}, "expected up to 1000 conditions, found more"),
         (nested(50), "expected up to 100 levels of lists and objects, found more"),
         ({"lang": ["x" * 2**19, "x" * 2**19]}, "expected up to 1,048,576 characters of texts, found 1,048,580"),
         ({"x" * 10_000: 1}, f"filter: '{'x' * 100}' is no filter of this corpus"),
@@ -329,3 +329,12 @@ def test_the_forms_in_the_table_of_the_documentation_are_the_same_filters() -> N
     assert len(forms) == table.count("\n| `") == 11
     for text, document in forms:
         assert Filter.parse(text, columns) == Filter.parse(document, columns)
+
+
+def test_a_filter_may_have_1000_conditions_and_names_a_field_once() -> None:
+    columns = {"year": pa.int64()}
+    Filter.parse({"or": [{"year": 1}] * 1_000}, columns)
+    Filter.parse({"and": [{"year": 1}] * 500 + [{"not": {"or": [{"year": 2}] * 500}}]}, columns)
+    for text in ('{"year": 1, "year": 2}', '{"or": [{"year": {"gt": 1, "gt": 2}}]}'):
+        with pytest.raises(InputError, match=r"filter: found '(year|gt)' twice in one object"):
+            Filter.parse(text, columns)

@@ -192,7 +192,7 @@ def test_bad_parquet_is_named(tmp_path):
     with pytest.raises(InputError, match=r"row 1: found text .*, expected text to be a string"):
         passages("parquet", file)
     pq.write_table(pa.table({"id": ["a"], "text": pa.array([b"\xff"]).view(pa.string())}), file)
-    with pytest.raises(InputError, match=r"a\.parquet: found invalid UTF-8"):
+    with pytest.raises(InputError, match=r"a\.parquet row 1: found invalid UTF-8"):
         passages("parquet", file)
     whole = file.read_bytes()
     refused(file, whole[:-7], "parquet", r"a\.parquet: found no Parquet")

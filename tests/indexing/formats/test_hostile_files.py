@@ -119,8 +119,7 @@ STORED: dict[str, tuple[pa.Array, Any]] = {
     "list": (pa.array([[1, None, 2]]), [1, None, 2]),
     "struct": (pa.array([{"a": 1, "b": {"c": "x"}}]), {"a": 1, "b": {"c": "x"}}),
     "map": (pa.array([[("a", 1), ("b", 2)]], pa.map_(pa.string(), pa.int32())), [["a", 1], ["b", 2]]),
-    "NaN": (pa.array([float("nan")]), None),
-    "infinity": (pa.array([float("inf")]), None),
+    "list with NaN": (pa.array([[1.0, float("nan")]]), [1.0, None]),
     "uint64": (pa.array([2**64 - 1], pa.uint64()), 2**64 - 1),
     "dictionary": (pa.array(["a"]).dictionary_encode(), "a"),
 }

