@@ -13,13 +13,12 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from indexing.files import limits
 from indexing.files.columns import PassageColumns, TableColumns
 from indexing.files.listing import file_identity, walk_files
-from indexing.files.markup import read_html, read_markdown, read_plain
+from indexing.files.markup import READERS, read_document
 from indexing.files.raw import BOM, FilePiece, check_path, open_input, unreadable_error
 from indexing.files.rows import Row, RowReader
 from indexing.formats.format import CorpusFormat
 from retriever.errors import InputError, list_first
 
-READERS = {"txt": read_plain, "md": read_markdown, "html": read_html, "htm": read_html}
 READS = 16  # files that are read at once, because S3 takes some 30 ms to answer
 SHOWN_ENDINGS = 5
 QUERY_FILES = ("queries.", "qrels/")  # of tables of queries in the folder, which are imported with it
@@ -85,14 +84,16 @@ passage. Its id is its path within the folder, with the ending. Files are sorted
 
 - `.txt`: the title is the name of the file without its ending; the text is the whole file.
 - `.md`: the title is the first heading of level 1 (`#`), otherwise the name; the text is that of CommonMark with
-  tables, without front matter (YAML between lines `---`).
+  tables, without front matter (a YAML mapping between lines `---`; other text there is kept). A tag that would hide the
+  rest of the document because it has no end tag, such as `<template>` in a sentence, is text.
 - `.html`, `.htm`: the title is `<title>`, otherwise the first `<h1>`, otherwise the name; the text is that of `<main>`,
-  otherwise of `<body>`, without scripts, `<nav>` and `<footer>`.
+  otherwise of `<body>`, without scripts, `<nav>`, `<footer>` and `<svg>` images with their titles and labels.
 
 A paragraph, a heading, an item, a row of a table or a line of code is a line of the text. A heading that is the title
 is not repeated in the text. Hidden files and files with other endings are left out; the import prints how many. A file
-without text, with a zero byte or in another encoding than UTF-8 is refused with its name. A folder that has a corpus of
-another format, or a table, needs `--format documents`.
+without text, with a zero byte or in another encoding than UTF-8 is refused with its name. So is one
+that is nested too deep, or takes its parser more than 10 s of CPU time plus 20 s per MiB, ten times what ordinary
+documents need. A folder that has a corpus of another format, or a table, needs `--format documents`.
 
 `handbook/leave.md`
 ```markdown
@@ -243,7 +244,7 @@ def _parse_document(file: str, data: bytes) -> tuple[str, str]:
         ) from None
     if (zero := source.find("\0")) >= 0:
         raise InputError(f"{file}: found a zero byte at offset {zero}, expected text; remove the file")
-    title, text = READERS[_file_ending(file)](file, source)
+    title, text = read_document(file, _file_ending(file), source)
     if not (text := text.strip()):
         raise InputError(f"{file}: found no text, expected some; remove the file, or write text into it")
     return title or file.rpartition("/")[2].rpartition(".")[0], text
