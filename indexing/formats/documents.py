@@ -39,11 +39,13 @@ class FolderListing(NamedTuple):
         documents: The documents, sorted by their paths.
         hidden: Number of files that are hidden, or in a hidden folder: a name begins with a dot.
         others: Number of other files, without queries, by ending in lower case; "": without one.
+        unread: Number of files that are never opened, by `FolderFile.unread`.
     """
 
     documents: list[DocumentFile]
     hidden: int
     others: Counter[str]
+    unread: Counter[str]
 
 
 class DocumentRows:
@@ -90,7 +92,8 @@ passage. Its id is its path within the folder, with the ending. Files are sorted
   otherwise of `<body>`, without scripts, `<nav>`, `<footer>` and `<svg>` images with their titles and labels.
 
 A paragraph, a heading, an item, a row of a table or a line of code is a line of the text. A heading that is the title
-is not repeated in the text. Hidden files and files with other endings are left out; the import prints how many. A file
+is not repeated in the text. Hidden files and files with other endings are left out; the import prints how many. So are
+pipes, sockets, devices, and symbolic links, except links to files within the folder. A file
 without text, with a zero byte or in another encoding than UTF-8 is refused with its name. So is one
 that is nested too deep, or takes its parser more than 10 s of CPU time plus 20 s per MiB, ten times what ordinary
 documents need. A folder that has a corpus of another format, or a table, needs `--format documents`.
@@ -144,12 +147,15 @@ ids are these paths.
         return {"file": name, "bytes": size, "documents": len(documents), "samples": digest.hexdigest()}
 
     def describe_skipped_files(self, file: str) -> str:
-        _, hidden, others = list_documents(file)
-        if not hidden and not others:
+        _, hidden, others, unread = list_documents(file)
+        if not hidden and not others and not unread:
             return ""
         counts = [f"{count:,} {f'.{ending}' if ending else 'without one'}" for ending, count in others.most_common()]
         shown = f" ({list_first(counts, SHOWN_ENDINGS)})" if counts else ""
-        return f"left out of {file}: {hidden:,} hidden files, {others.total():,} files with other endings{shown}"
+        line = f"left out of {file}: {hidden:,} hidden files, {others.total():,} files with other endings{shown}"
+        if unread["link"]:
+            line += f", {unread['link']:,} links that lead out of it, to folders or to nothing"
+        return line + (f", {unread['special']:,} pipes, sockets or devices" if unread["special"] else "")
 
     def open_rows(self, file: str, table: TableColumns | None = None) -> RowReader:
         if not (documents := list_documents(file).documents):
@@ -184,17 +190,19 @@ def list_documents(folder: str) -> FolderListing:
     Raises:
         InputError: If it is not a folder, if it cannot be read, or if the name of a document is not UTF-8.
     """
-    documents, hidden, others = [], 0, Counter[str]()
-    for name, size in walk_files(folder):
+    documents, hidden, others, unread = [], 0, Counter[str](), Counter[str]()
+    for name, size, reason in walk_files(folder):
         ending = _file_ending(name)
         if _is_hidden(name):
             hidden += 1
+        elif reason:
+            unread[reason] += 1
         elif ending in READERS:
             check_path(f"{folder}/{name}")
             documents.append(DocumentFile(name, size))
         elif not name.startswith(QUERY_FILES):
             others[ending] += 1
-    return FolderListing(documents, hidden, others)
+    return FolderListing(documents, hidden, others, unread)
 
 
 def _is_hidden(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,31 @@ def test_other_formats_and_tables_come_first(tmp_path: Path, done: Done, refused
     assert [p.id for p in passages_of(tmp_path / "s")] == ["README.md"]
     (raw / "shop.csv").rename(raw / "corpus.csv")
     assert detect_source(str(raw)).format.name == "csv"
+
+
+def test_links_out_of_the_folder_and_special_files_are_counted_and_never_opened(tmp_path: Path, done: Done) -> None:
+    raw = write(tmp_path / "raw", {"a.txt": b"text"})
+    write(tmp_path, {"secret.txt": b"secret", "raw2/b.txt": b"beside"})
+    targets = {"in": "a.txt", "out": "../secret.txt", "beside": "../raw2/b.txt", "loop": "loop.txt", "gone": "none"}
+    for name, target in targets.items():
+        (raw / f"{name}.txt").symlink_to(target)
+    (raw / "folder").symlink_to(raw)
+    os.mkfifo(raw / "pipe.txt")
+    out = done("import_corpus", "--store", tmp_path / "s", "--source", raw)
+    assert [(p.id, p.text) for p in passages_of(tmp_path / "s")] == [("a.txt", "text"), ("in.txt", "text")]
+    assert "5 links that lead out of it, to folders or to nothing, 1 pipes, sockets or devices" in out
+
+
+def test_folders_that_are_nested_too_deep_are_refused_in_one_line(tmp_path: Path, refused: Done) -> None:
+    top = os.open(write(tmp_path / "raw", {"a.txt": b"text"}), os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("ddd", dir_fd=top)
+        below = os.open("ddd", os.O_RDONLY, dir_fd=top)
+        os.close(top)
+        top = below
+    os.close(top)
+    line = refused("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "raw")
+    assert "File name too long" in line
 
 
 BAD = {
