@@ -123,6 +123,11 @@ BAD = {
     "a document without text": ("x.html", b"<nav>menu</nav><img src=a>", "x.html: found no text, expected some;"),
     "Markdown with front matter alone": ("x.md", b"---\ntitle: x\n---\n", "x.md: found no text"),
     "an empty document": ("x.txt", b"", "x.txt: found no text"),
+    "Markdown that is nested too deep": (
+        "x.md",
+        b"a\n\n" + b"> " * 101 + b"b",
+        "x.md:3: found block quotes and lists nested more than 100 levels deep",
+    ),
     "HTML that is nested too deep": (
         "x.html",
         b"\n" + b"<div>" * 2001,
