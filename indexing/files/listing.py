@@ -6,12 +6,27 @@ import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.fs as pafs
 
 from indexing.files.raw import check_path, filesystem_of, open_input, refuse_special_files, unreadable_error
 from retriever.errors import InputError
+
+
+class FolderFile(NamedTuple):
+    """A file below a folder.
+
+    Attributes:
+        name: Its path within the folder.
+        size: Its size in bytes.
+        unread: "" for a file to read; "link" for a link that leads out of the folder, to a folder or to nothing;
+            "special" for a pipe, a socket or a device.
+    """
+
+    name: str
+    size: int
+    unread: str = ""
 
 
 def list_files(path: str) -> tuple[str, list[str] | None]:
@@ -48,14 +63,14 @@ def list_files(path: str) -> tuple[str, list[str] | None]:
     return path, sorted(entry.path[len(key) :].lstrip("/") for entry in below if entry.type == pafs.FileType.File)
 
 
-def walk_files(folder: str) -> list[tuple[str, int]]:
+def walk_files(folder: str) -> list[FolderFile]:
     """Returns the files of a folder and of all its subfolders.
 
     Args:
         folder: A folder, local or s3://, as `list_files` returns it.
 
     Returns:
-        The path of each file within the folder, and its size in bytes, sorted by path.
+        The files, sorted by path.
 
     Raises:
         InputError: If it is not a folder, or if it cannot be read.
@@ -65,12 +80,14 @@ def walk_files(folder: str) -> list[tuple[str, int]]:
         if filesystem.get_file_info(key).type == pafs.FileType.File:
             raise InputError(f"{folder}: found a file, expected a folder of documents; name its folder")
         if not folder.startswith("s3://"):
-            return sorted(_walk_local(folder, ""))
+            return sorted(_walk_local(folder))
         below = filesystem.get_file_info(pafs.FileSelector(key, recursive=True))
     except OSError as error:
         raise unreadable_error(folder, error) from None
     return sorted(
-        (entry.path[len(key) :].lstrip("/"), entry.size) for entry in below if entry.type == pafs.FileType.File
+        FolderFile(entry.path[len(key) :].lstrip("/"), entry.size)
+        for entry in below
+        if entry.type == pafs.FileType.File
     )
 
 
@@ -94,18 +111,33 @@ def is_file(path: str) -> bool:
 def _local_names(folder: str) -> list[str]:
     """Returns the regular files of a local folder and of its qrels/. pyarrow fails if a name is not UTF-8."""
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if entry.is_file()]
+        names = [entry.name for entry in entries if os.path.isfile(entry.path)]
     if os.path.isdir(f"{folder}/qrels"):
         with os.scandir(f"{folder}/qrels") as entries:
-            names += [f"qrels/{entry.name}" for entry in entries if entry.is_file()]
+            names += [f"qrels/{entry.name}" for entry in entries if os.path.isfile(entry.path)]
     return sorted(names)
 
 
-def _walk_local(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
-    """Yields the regular files below a local folder. prefix: the path of the folder, with "/" if it is not empty."""
-    with os.scandir(f"{folder}/{prefix}") as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk_local(folder, f"{prefix}{entry.name}/")
-            elif entry.is_file():
-                yield f"{prefix}{entry.name}", entry.stat().st_size
+def _walk_local(folder: str) -> Iterator[FolderFile]:
+    """Yields the files below a local folder. Links to folders are not followed, so that no loop is."""
+    root = os.path.realpath(folder)
+    pending = [""]
+    while pending:
+        prefix = pending.pop()
+        with os.scandir(f"{folder}/{prefix}") as entries:
+            for entry in entries:
+                name = f"{prefix}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(f"{name}/")
+                elif entry.is_symlink() and not _links_to_file_within(root, entry.path):
+                    yield FolderFile(name, 0, "link")
+                elif not entry.is_file():
+                    yield FolderFile(name, 0, "special")
+                else:
+                    yield FolderFile(name, entry.stat().st_size)
+
+
+def _links_to_file_within(root: str, link: str) -> bool:
+    """Returns whether a link leads to a regular file below a folder, whose path has no links."""
+    target = os.path.realpath(link)
+    return target.startswith(root.rstrip("/") + "/") and os.path.isfile(target)

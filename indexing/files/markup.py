@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from retriever.errors import RowError
 
+if TYPE_CHECKING:
+    from markdown_it.rules_inline import StateInline
+    from markdown_it.token import Token
+
+LONG_DOCUMENT = 65_536  # characters from which on Markdown and HTML are parsed in another process
+# CPU time that it may take: at least ten times that of ordinary documents.
+PARSE_SECONDS = 10
+PARSE_SECONDS_PER_MIB = 20
 # Elements whose text is not that of the document. Sphinx and MkDocs mark the link of a heading as headerlink.
-LEFT_OUT = "script, style, noscript, template, nav, footer, .headerlink"
+LEFT_OUT = "script, style, noscript, template, svg, nav, footer, .headerlink"
 MAIN = "main, [role=main]"
 # Elements that begin a line and end one.
 LINES = (
@@ -24,11 +42,10 @@ MAX_NESTED = 2_000
 MAX_ATTRIBUTES = 1_000
 LONG_TAG = 4_000  # characters of a tag whose attributes are counted
 _TAG = re.compile(
-    r"<!--(?:-?>|.*?(?:--!?>|\Z))|<(?P<raw>script|style)\b.*?(?:</(?P=raw)|\Z)|"
+    r"<!--(?:-?>|.*?(?:--!?>|\Z))|<(?P<raw>script|style|xmp|textarea|title|iframe|noembed|noframes)\b.*?(?:</(?P=raw)|\Z)|"
     r"<(?P<end>/?)(?P<name>[a-z][^\s/>]*)(?P<rest>(?:=\s*\"[^\"]*\"|=\s*'[^']*'|[^>])*+)",
     re.DOTALL | re.IGNORECASE,
 )
-_SVG = re.compile(r"<svg\b.*?</svg>", re.DOTALL)
 _ATTRIBUTE = re.compile(r"[^\s/=]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s>]*))?")
 # Elements that need no end tag, so that an open one says nothing about the depth.
 _ENDED_BY_OTHERS = re.compile(
@@ -37,6 +54,32 @@ _ENDED_BY_OTHERS = re.compile(
 )
 # As in Pandoc, `---` before an empty line is a horizontal line, and begins no front matter.
 _FRONT_MATTER = re.compile(r"---[ \t]*\n(?![ \t]*\n)(?:.*?\n)??(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
+MAX_MARKDOWN_NESTED = 100  # a list and an item are two levels
+# Start tags after which a browser shows nothing, or all of it as one text, up to the end tag; and comments.
+_HIDING = re.compile(
+    r"<(?P<end>/?)(?P<name>script|style|noscript|template|svg(?![^<>]*/>)|nav|footer|title|textarea|xmp|iframe|noembed|"
+    r"noframes|plaintext)(?=[\s/>])|<!--",
+    re.IGNORECASE,
+)
+
+
+def read_document(file: str, ending: str, source: str) -> tuple[str, str]:
+    """Returns the title and the text of a document; "" for a title that it lacks.
+
+    A long document of Markdown or HTML is parsed in another process, which ends if it takes too long: the parsers need
+    time in the square of the length for some inputs, and one of them cannot be interrupted.
+
+    Args:
+        file: The file, for messages.
+        ending: Its ending, one of READERS.
+        source: Its content.
+
+    Raises:
+        InputError: If it is malformed, or takes too long to parse.
+    """
+    if ending == "txt" or len(source) <= LONG_DOCUMENT:
+        return READERS[ending](file, source)
+    return _PROCESS.read(file, ending, source)
 
 
 def read_plain(file: str, source: str) -> tuple[str, str]:
@@ -54,15 +97,83 @@ def read_markdown(file: str, source: str) -> tuple[str, str]:
         source: Its content.
 
     Raises:
-        InputError: If HTML within it is nested too deep.
+        InputError: If quotes, lists or the HTML within it are nested too deep.
     """
     from markdown_it import MarkdownIt
 
     source = source.replace("\r\n", "\n")
-    if front := _FRONT_MATTER.match(source):
+    front = _FRONT_MATTER.match(source)
+    first_line = 1
+    if front and _is_yaml_mapping(front[0]):
+        first_line += front[0].count("\n")
         source = source[front.end() :]
-    parser = MarkdownIt("commonmark", {"maxNesting": 100}).enable("table")
-    return _read_page(file, parser.render(source))
+    parser = MarkdownIt("commonmark", {"maxNesting": MAX_MARKDOWN_NESTED}).enable("table")
+    parser.inline.ruler.at("link", _parse_link)
+    parser.inline.ruler.at("image", _parse_image)
+    tokens = parser.parse(source)
+    for token in tokens:  # the parser drops the text of deeper levels
+        if token.type in ("blockquote_open", "list_item_open") and token.level >= MAX_MARKDOWN_NESTED - 1:
+            raise InputError(
+                f"{file}:{first_line + (token.map or [0])[0]}: found block quotes and lists nested more than "
+                f"{MAX_MARKDOWN_NESTED} levels deep (a list and its item are two); reduce the nesting"
+            )
+    _show_unclosed(tokens)
+    return _read_page(file, parser.renderer.render(tokens, parser.options, {}))
+
+
+def _is_yaml_mapping(front: str) -> bool:
+    """Returns whether lines between `---` are a YAML mapping, or nothing."""
+    import yaml
+
+    body = front.split("\n", 1)[1].rstrip().removesuffix("---").removesuffix("...")
+    try:
+        events = [type(event) for event in yaml.parse(body, Loader=yaml.CSafeLoader)]
+    except yaml.YAMLError:
+        return False
+    return yaml.MappingStartEvent in events[2:3] or not body.strip() or len(events) == 2
+
+
+def _show_unclosed(tokens: Sequence[Token]) -> None:
+    """Turns the start of HTML that hides the rest of the document, for want of an end tag, into text."""
+    inner = [child for token in tokens for child in [token, *(token.children or [])]]
+    ends: Counter[str] = Counter()
+    for token in reversed([each for each in inner if each.type in ("html_inline", "html_block")]):
+        content, pieces, cut = token.content, [], len(token.content)
+        for tag in reversed(list(_HIDING.finditer(content))):
+            name = (tag["name"] or "").lower()
+            if tag["end"]:
+                ends[name] += 1
+            elif ends[name]:
+                ends[name] -= 1
+            elif name or tag.start() > content.rfind("-->"):
+                pieces += [content[tag.start() + 1 : cut], "&lt;"]
+                cut = tag.start()
+        token.content = content[:cut] + "".join(reversed(pieces))
+
+
+def _parse_link(state: StateInline, silent: bool) -> bool:
+    """Parses a link as markdown-it does, without a search to the end of the text for a bracket that it lacks."""
+    if state.src[state.pos] != "[" or not _has_bracket(state):
+        return False
+    from markdown_it.rules_inline import link
+
+    return link(state, silent)
+
+
+def _parse_image(state: StateInline, silent: bool) -> bool:
+    """Parses an image as markdown-it does, without a search to the end of the text for a bracket that it lacks."""
+    if state.src[state.pos] != "!" or not _has_bracket(state):
+        return False
+    from markdown_it.rules_inline import image
+
+    return image(state, silent)
+
+
+def _has_bracket(state: StateInline) -> bool:
+    """Returns whether a closing bracket follows. The search for the last one is made once for each text."""
+    if state.env.get("text") is not state.src:
+        state.env["text"], state.env["last bracket"] = state.src, state.src.rfind("]")
+    return bool(state.env["last bracket"] > state.pos)
 
 
 def read_html(file: str, source: str) -> tuple[str, str]:
@@ -83,12 +194,93 @@ def read_html(file: str, source: str) -> tuple[str, str]:
     return _read_page(file, source)
 
 
+# Each reads the content of a file with this ending.
+READERS = {"txt": read_plain, "md": read_markdown, "html": read_html, "htm": read_html}
+
+
+class ParserProcess:
+    """A process that parses one document at a time. It starts with the first, and again after one that ended it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+
+    def read(self, file: str, ending: str, source: str) -> tuple[str, str]:
+        """Returns the title and the text of a document, as `read_document` does."""
+        seconds = round(PARSE_SECONDS + PARSE_SECONDS_PER_MIB * len(source) / (1 << 20))
+        with self._lock:
+            process = self._process = self._process or _start_process()
+            try:
+                answer = _exchange(process, orjson.dumps([file, ending, source, seconds]) + b"\n")
+            except BaseException:  # an interrupted job does not wait for the parser
+                self._end(process)
+                raise
+            if not answer:
+                self._end(process)
+        if answer:
+            title, text = orjson.loads(answer)
+            if title is None:
+                raise InputError(text)
+            return title, text
+        if process.returncode == -signal.SIGXCPU:
+            raise InputError(
+                f"{file}: found a document that takes more than {seconds:,} s to parse, expected less for its "
+                f"{len(source):,} characters; cut it, repair its markup (often tags or brackets without an end), or "
+                "remove it"
+            )
+        raise InputError(f"{file}: found a document that ends its parser (exit {process.returncode}); remove it")
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Ends the process. One that ends by itself keeps its exit status."""
+        self._process = None
+        try:
+            process.wait(0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _start_process() -> subprocess.Popen[bytes]:
+    """Starts a process that runs `_serve`, in its own group, which the signals of a terminal do not reach."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "indexing.files.markup"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,
+    )
+
+
+def _exchange(process: subprocess.Popen[bytes], request: bytes) -> bytes:
+    """Returns the line that a process answers; b"" if it ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(request)
+        process.stdin.flush()
+    except BrokenPipeError:
+        return b""
+    return process.stdout.readline()
+
+
+def _serve() -> None:
+    """Answers each document on standard input with its title and text, or with null and an error, as lines of JSON."""
+    for line in sys.stdin.buffer:
+        file, ending, source, seconds = orjson.loads(line)
+        limit = int(time.process_time()) + 1 + seconds
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        try:
+            answer: tuple[str | None, str] = READERS[ending](file, source)
+        except InputError as error:
+            answer = None, str(error)
+        sys.stdout.buffer.write(orjson.dumps(answer) + b"\n")
+        sys.stdout.buffer.flush()
+
+
 def _read_page(file: str, source: str) -> tuple[str, str]:
     """Returns the title and the text of HTML. The heading that is the title is left out of the text."""
     from selectolax.lexbor import LexborHTMLParser
 
-    if images_end := source.rfind("</svg>") + 1:  # their elements are many, and no text
-        source = _SVG.sub("", source[: images_end + 5]) + source[images_end + 5 :]
     _check_structure(file, source)
     tree = LexborHTMLParser(source)
     for node in reversed(tree.css(LEFT_OUT)):  # reversed: a node is removed before the one that it is in
@@ -153,3 +345,9 @@ def _check_structure(file: str, source: str) -> None:
             raise RowError(
                 f"{place}: found elements nested more than {MAX_NESTED:,} deep, expected fewer; close the open tags"
             )
+
+
+_PROCESS = ParserProcess()
+
+if __name__ == "__main__":
+    _serve()

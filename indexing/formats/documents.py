@@ -14,13 +14,12 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 from indexing.files import limits
 from indexing.files.columns import PassageColumns, TableColumns
 from indexing.files.listing import file_identity, walk_files
-from indexing.files.markup import read_html, read_markdown, read_plain
+from indexing.files.markup import READERS, read_document
 from indexing.files.raw import BOM, FilePiece, check_path, open_input, unreadable_error
 from indexing.files.rows import Row, RowReader
 from indexing.formats.format import CorpusFormat
 from retriever.errors import InputError, RowError, list_first
 
-READERS = {"txt": read_plain, "md": read_markdown, "html": read_html, "htm": read_html}
 READS = 16  # files that are read at once, because S3 takes some 30 ms to answer
 SHOWN_ENDINGS = 5
 QUERY_FILES = ("queries.", "qrels/")  # of tables of queries in the folder, which are imported with it
@@ -41,11 +40,13 @@ class FolderListing(NamedTuple):
         documents: The documents, sorted by their paths.
         hidden: Number of files that are hidden, or in a hidden folder: a name begins with a dot.
         others: Number of other files, without queries, by ending in lower case; "": without one.
+        unread: Number of files that are never opened, by `FolderFile.unread`.
     """
 
     documents: list[DocumentFile]
     hidden: int
     others: Counter[str]
+    unread: Counter[str]
 
 
 class DocumentRows:
@@ -86,14 +87,17 @@ passage. Its id is its path within the folder, with the ending. Files are sorted
 
 - `.txt`: the title is the name of the file without its ending; the text is the whole file.
 - `.md`: the title is the first heading of level 1 (`#`), otherwise the name; the text is that of CommonMark with
-  tables, without front matter (YAML between lines `---`).
+  tables, without front matter (a YAML mapping between lines `---`; other text there is kept). A tag that would hide the
+  rest of the document because it has no end tag, such as `<template>` in a sentence, is text.
 - `.html`, `.htm`: the title is `<title>`, otherwise the first `<h1>`, otherwise the name; the text is that of `<main>`,
-  otherwise of `<body>`, without scripts, `<nav>` and `<footer>`.
+  otherwise of `<body>`, without scripts, `<nav>`, `<footer>` and `<svg>` images with their titles and labels.
 
 A paragraph, a heading, an item, a row of a table or a line of code is a line of the text. A heading that is the title
-is not repeated in the text. Hidden files and files with other endings are left out; the import prints how many. A file
-without text, with a zero byte or in another encoding than UTF-8 is refused with its name. A folder that has a corpus of
-another format, or a table, needs `--format documents`.
+is not repeated in the text. Hidden files and files with other endings are left out; the import prints how many. So are
+pipes, sockets, devices, and symbolic links, except links to files within the folder. A file
+without text, with a zero byte or in another encoding than UTF-8 is refused with its name. So is one
+that is nested too deep, or takes its parser more than 10 s of CPU time plus 20 s per MiB, ten times what ordinary
+documents need. A folder that has a corpus of another format, or a table, needs `--format documents`.
 
 `handbook/leave.md`
 ```markdown
@@ -144,12 +148,15 @@ ids are these paths.
         return {"file": name, "bytes": size, "documents": len(documents), "samples": digest.hexdigest()}
 
     def describe_skipped_files(self, file: str) -> str:
-        _, hidden, others = list_documents(file)
-        if not hidden and not others:
+        _, hidden, others, unread = list_documents(file)
+        if not hidden and not others and not unread:
             return ""
         counts = [f"{count:,} {f'.{ending}' if ending else 'without one'}" for ending, count in others.most_common()]
         shown = f" ({list_first(counts, SHOWN_ENDINGS)})" if counts else ""
-        return f"left out of {file}: {hidden:,} hidden files, {others.total():,} files with other endings{shown}"
+        line = f"left out of {file}: {hidden:,} hidden files, {others.total():,} files with other endings{shown}"
+        if unread["link"]:
+            line += f", {unread['link']:,} links that lead out of it, to folders or to nothing"
+        return line + (f", {unread['special']:,} pipes, sockets or devices" if unread["special"] else "")
 
     def open_rows(self, file: str, table: TableColumns | None = None) -> RowReader:
         if not (documents := list_documents(file).documents):
@@ -191,17 +198,19 @@ def list_documents(folder: str) -> FolderListing:
     Raises:
         InputError: If it is not a folder, if it cannot be read, or if the name of a document is not UTF-8.
     """
-    documents, hidden, others = [], 0, Counter[str]()
-    for name, size in walk_files(folder):
+    documents, hidden, others, unread = [], 0, Counter[str](), Counter[str]()
+    for name, size, reason in walk_files(folder):
         ending = _file_ending(name)
         if _is_hidden(name):
             hidden += 1
+        elif reason:
+            unread[reason] += 1
         elif ending in READERS:
             check_path(f"{folder}/{name}")
             documents.append(DocumentFile(name, size))
         elif not name.startswith(QUERY_FILES):
             others[ending] += 1
-    return FolderListing(documents, hidden, others)
+    return FolderListing(documents, hidden, others, unread)
 
 
 def _is_hidden(name: str) -> bool:
@@ -251,7 +260,7 @@ def _parse_document(file: str, data: bytes) -> tuple[str, str]:
         ) from None
     if (zero := source.find("\0")) >= 0:
         raise RowError(f"{file}: found a zero byte at offset {zero}, expected text; remove the file")
-    title, text = READERS[_file_ending(file)](file, source)
+    title, text = read_document(file, _file_ending(file), source)
     if not (text := text.strip()):
         raise RowError(f"{file}: found no text, expected some; remove the file, or write text into it")
     return title or file.rpartition("/")[2].rpartition(".")[0], text

@@ -274,7 +274,7 @@ def _folder_format(path: str, listing: list[str]) -> CorpusFormat | None:
     """Returns the format of a folder of documents; None if there are none, or if a table may be the corpus."""
     if _possible_files(listing):
         return None
-    below = [name for name, _ in walk_files(path)]
+    below = [each.name for each in walk_files(path) if not each.unread]
     return next((each for each in FORMATS if each.is_folder and each.find_corpus(below)), None)
 
 

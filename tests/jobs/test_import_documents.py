@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,6 +82,31 @@ def test_other_formats_and_tables_come_first(tmp_path: Path, done: Done, refused
     assert detect_source(str(raw)).format.name == "csv"
 
 
+def test_links_out_of_the_folder_and_special_files_are_counted_and_never_opened(tmp_path: Path, done: Done) -> None:
+    raw = write(tmp_path / "raw", {"a.txt": b"text"})
+    write(tmp_path, {"secret.txt": b"secret", "raw2/b.txt": b"beside"})
+    targets = {"in": "a.txt", "out": "../secret.txt", "beside": "../raw2/b.txt", "loop": "loop.txt", "gone": "none"}
+    for name, target in targets.items():
+        (raw / f"{name}.txt").symlink_to(target)
+    (raw / "folder").symlink_to(raw)
+    os.mkfifo(raw / "pipe.txt")
+    out = done("import_corpus", "--store", tmp_path / "s", "--source", raw)
+    assert [(p.id, p.text) for p in passages_of(tmp_path / "s")] == [("a.txt", "text"), ("in.txt", "text")]
+    assert "5 links that lead out of it, to folders or to nothing, 1 pipes, sockets or devices" in out
+
+
+def test_folders_that_are_nested_too_deep_are_refused_in_one_line(tmp_path: Path, refused: Done) -> None:
+    top = os.open(write(tmp_path / "raw", {"a.txt": b"text"}), os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("ddd", dir_fd=top)
+        below = os.open("ddd", os.O_RDONLY, dir_fd=top)
+        os.close(top)
+        top = below
+    os.close(top)
+    line = refused("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "raw")
+    assert "File name too long" in line
+
+
 BAD = {
     "a document that is not UTF-8": ("x.txt", b"ab\xff", "x.txt: found invalid UTF-8 (byte 0xff at byte offset 2)"),
     "an image called .html": (
@@ -97,6 +123,11 @@ BAD = {
     "a document without text": ("x.html", b"<nav>menu</nav><img src=a>", "x.html: found no text, expected some;"),
     "Markdown with front matter alone": ("x.md", b"---\ntitle: x\n---\n", "x.md: found no text"),
     "an empty document": ("x.txt", b"", "x.txt: found no text"),
+    "Markdown that is nested too deep": (
+        "x.md",
+        b"a\n\n" + b"> " * 101 + b"b",
+        "x.md:3: found block quotes and lists nested more than 100 levels deep",
+    ),
     "HTML that is nested too deep": (
         "x.html",
         b"\n" + b"<div>" * 2001,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from linear_cost import growth
 
-from indexing.files.markup import read_html, read_markdown
+from indexing.files import markup
+from indexing.files.markup import read_document, read_html, read_markdown
 from retriever.errors import InputError
 
 
@@ -60,3 +62,75 @@ def test_many_attributes_are_refused_but_not_a_long_one() -> None:
 
 def test_elements_without_end_tags_are_not_deep() -> None:
     assert read_html("f", "<ul>" + "<li>x<br>" * 5_000)[1] == "\n".join(["x"] * 5_000)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("<script>var a = '<svg>'</script><p>kept<svg><text>t</text></svg><p>z", "kept\nz"),
+        ("<!-- <svg> --><p>kept<svg></svg>", "kept"),
+        ("<p title='<svg'>kept</p><svg></svg>", "kept"),
+        ("<svg-icon>icon</svg-icon><p>kept<svg></svg>", "icon\nkept"),
+    ],
+)
+def test_an_svg_image_is_dropped_and_nothing_before_it(source: str, text: str) -> None:
+    assert read_html("f", source) == ("", text)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("the <template> element\n\nrest", "the <template> element\nrest"),
+        ("the <script> element\n\nrest", "the <script> element\nrest"),
+        ("a <textarea> b\n\nrest", "a <textarea> b\nrest"),
+        ("<nav>\n\nmenu\n\n</nav>\n\nrest", "rest"),
+        ("a <template>x</template> b <template>\n\nrest", "a b <template>\nrest"),
+        ("<!-- open\n\nrest", "<!-- open rest"),
+        ("<!-- closed --> rest", "rest"),
+        ("---\nNo YAML: at: all\n---\nrest", "No YAML: at: all\nrest"),
+        ("---\nA sentence.\n---\nrest", "A sentence.\nrest"),
+        ("---\n# a comment\n---\nrest", "rest"),
+    ],
+)
+def test_markdown_keeps_the_text_after_html_without_end_tag_and_front_matter_that_is_no_yaml(
+    source: str, text: str
+) -> None:
+    assert read_markdown("f", source) == ("", text)
+
+
+@pytest.mark.parametrize("line", ["> " * 120 + "deep", "- " * 60 + "deep", "> - " * 40 + "deep"])
+def test_markdown_that_is_nested_deeper_than_its_parser_reads_is_refused(line: str) -> None:
+    with pytest.raises(InputError, match="f:5: found block quotes and lists nested more than 100 levels deep"):
+        read_markdown("f", f"---\ntitle: x\n---\nbefore\n{line}")
+
+
+LINEAR = {
+    "brackets": ("[a ", 3000),
+    "images": ("![l", 3000),
+    "CDATA": ("a <![CDATA[", 3000),
+    "declarations": ("<?a <!X <!-- ", 1000),
+    "links": ("[a](", 300),
+    "emphasis": ("*a **a ", 300),
+    "quotes": ("> a\n", 300),
+    "items": ("- a\n", 300),
+    "definitions": ("[a]: u\n", 300),
+    "unclosed elements": ("a <template> ", 300),
+}
+
+
+@pytest.mark.parametrize("case", LINEAR)
+def test_the_time_to_parse_markdown_grows_with_its_length(case: str) -> None:
+    unit, size = LINEAR[case]
+    assert growth(lambda source: read_markdown("f", "x" + source), lambda count: unit * count, size) < 3
+
+
+def test_a_long_document_that_takes_too_long_is_refused_and_the_next_one_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(markup, "PARSE_SECONDS", 1)
+    monkeypatch.setattr(markup, "PARSE_SECONDS_PER_MIB", 0)
+    with pytest.raises(InputError, match="f: found a document that takes more than 1 s to parse, expected less for"):
+        read_document("f", "md", "![l" * 100_000 + "]")
+    with pytest.raises(InputError, match="f:1: found elements nested more than 2,000 deep"):
+        read_document("f", "html", "<div><xmp></div></xmp>" * 200_000)
+    assert read_document("f", "html", "<title>T</title>" + "<p>é" * 20_000) == ("T", "\n".join("é" * 20_000))
