@@ -157,9 +157,8 @@ def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWo
     """Prints the corpus after an import, and returns its newest generation."""
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
-    documents = f" of {corpus.num_documents:,} documents" if corpus.is_split else ""
-    parts = f"{len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted"
-    say(f"{latest.url}: {corpus.num_rows:,} passages{documents} in {parts}")
+    parts = f"{len(corpus.parts):,} {'part' if len(corpus.parts) == 1 else 'parts'}"
+    say(f"{latest.url}: {corpus.describe_size()}; {parts}")
     if dropped := sum(part.rows for part in latest.numbered_parts("dropped")):
         say(f"dropped  {dropped:,} passages with the id, title and text of an earlier one")
     if source is not None and source.titles is not None:

@@ -67,7 +67,7 @@ class Corpus:
         return cls(generations)
 
     def __repr__(self) -> str:
-        return f"Corpus({len(self):,} passages)"
+        return f"Corpus({self.describe_size()})"
 
     def __len__(self) -> int:
         """Returns the number of passages that are not deleted."""
@@ -169,8 +169,18 @@ class Corpus:
 
     @property
     def num_documents(self) -> int:
-        """The number of documents, deleted ones included. Without a split, each passage is a document."""
-        return sum(part.part.facts["documents"] for part in self.parts) if self.is_split else self.num_rows
+        """The number of documents that are not deleted. Without a split, each passage is a document."""
+        if not self.is_split:
+            return len(self)
+        deleted = np.unique(DocumentNumbers(self.parts).numbers(self.deleted))
+        return sum(part.part.facts["documents"] for part in self.parts) - len(deleted)
+
+    def describe_size(self) -> str:
+        """Returns the numbers of passages and documents: `14 passages of 9 documents, without 3 deleted passages`."""
+        size = _count_of(len(self), "passage")
+        if self.is_split:
+            size += f" of {_count_of(self.num_documents, 'document')}"
+        return size + (f", without {_count_of(len(self.deleted), 'deleted passage')}" if len(self.deleted) else "")
 
     def documents(self, rows: np.ndarray) -> np.ndarray:
         """Returns the ids of the documents of rows, as `ids` does. Without a split, each passage is a document."""
@@ -219,6 +229,10 @@ class Corpus:
             same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
             result[positions[same]] = rows[same]
         return result
+
+
+def _count_of(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def parse_metadata(text: str) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from indexing.work.work import (
     WorkUnit,
     run_work,
 )
+from retriever.arguments import refuse_unknown_names
 from retriever.errors import InputError, printable
 
 ALL = "all"  # the split that every query set has: all of its queries
@@ -46,6 +47,7 @@ class SplitQueries(NamedTuple):
     texts: list[str]
 
 
+@refuse_unknown_names
 class Queries:
     """A complete query set, opened for reading."""
 

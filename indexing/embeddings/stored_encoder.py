@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from indexing.embeddings.encoders import EncoderSpec, differing_settings, find_encoder_spec
 from indexing.embeddings.kind import VectorKind
 from indexing.store.store import Store
+from retriever.arguments import refuse_unknown_names
 from retriever.errors import InputError
 from retriever.options import EncoderOptions, Side
 
@@ -48,6 +49,7 @@ def spec_of_embeddings(
     return spec
 
 
+@refuse_unknown_names
 class StoredEncoder:
     """Encodes texts as the queries and the passages of some embeddings; a side is loaded when it is first used.
 

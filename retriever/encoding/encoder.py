@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from retriever.arguments import refuse_unknown_names
 from retriever.encoding.backbones import backbone_loader, open_pooled
 from retriever.encoding.sparse_model import keep_largest
 from retriever.encoding.tasks import EncoderTasks, TextPrompts, without_prompts
@@ -50,6 +51,7 @@ _MIN_PACKED_TOKENS = {torch.float32: 32, torch.bfloat16: 192}
 _WEIGHT_BLOCK = 256  # texts whose word embeddings are in memory at once, for the weights of basic prompts
 
 
+@refuse_unknown_names
 class Encoder:
     """A frozen backbone with its tokenizer, pooling and head.
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from retriever.arguments import refuse_unknown_names
 from retriever.encoding.pairs import (
     DEFAULT_PAIR_OPTIONS,
     PairTokenizer,
@@ -35,6 +36,7 @@ __all__ = ["Reranker", "RerankerOptions", "describe_reranker", "expected_reranke
 log = logging.getLogger(__name__)
 
 
+@refuse_unknown_names
 class Reranker:
     """A frozen cross-encoder with its tokenizer.
 

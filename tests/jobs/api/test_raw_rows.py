@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -213,3 +215,28 @@ def test_ctrl_c_leaves_parts_that_the_same_call_resumes(
     parts = [path for path in expected if path.endswith(".arrow")]  # the records name the temporary folders
     assert len(parts) >= 6
     assert {path: made[path] for path in parts} == {path: expected[path] for path in parts}
+
+
+def test_a_value_that_contains_itself_is_refused(store: Store) -> None:
+    """pyarrow would overflow the stack of the process."""
+    cycle: list[Any] = []
+    cycle.append({"again": cycle})
+    rows = [{"id": "a", "text": "x"}, {"id": "b", "text": "y"}]
+    for name in ("kind", "metadata"):
+        broken = [rows[0] | {name: {}}, rows[1] | {name: {"again": cycle}}]
+        for source in (broken, pd.DataFrame(broken)):
+            with pytest.raises(InputError) as error:
+                store.import_corpus(source)
+            assert str(error.value) == (
+                f"rows of a table row 2: column {name}: expected up to 100 levels of lists and dicts, found more, or a "
+                "list or dict that contains itself"
+            )
+    with pytest.raises(InputError, match=r"^import_corpus: metadata: expected up to 100 levels of lists and dicts"):
+        store.import_corpus(rows, metadata=cycle)
+    assert not Path(store.url).exists()
+
+
+def test_metadata_may_have_values_of_other_libraries(store: Store) -> None:
+    metadata = {"day": date(2020, 1, 3), "count": np.int64(3), "sizes": np.array([1.5, 2.5])}
+    corpus = store.import_corpus([{"id": "a", "text": "x", "metadata": metadata}])
+    assert corpus["a"].metadata == {"day": "2020-01-03", "count": 3, "sizes": [1.5, 2.5]}
