@@ -22,6 +22,7 @@ from retriever.encoding.pairs import (
     read_pair_recipe,
 )
 from retriever.errors import InputError
+from retriever.forks import need_threads
 from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded_batches, plan_padded
 from retriever.forward.compiling import compile_model, warm_up_batch
 from retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
@@ -73,6 +74,7 @@ class Reranker:
         trust_remote_code: bool = False,
     ):
         started = time.perf_counter()
+        need_threads("the first encoding or dense search")
         self._threads = threads or torch.get_num_threads()
         torch.set_num_threads(self._threads)
         self.options = options
@@ -120,6 +122,7 @@ class Reranker:
 
     def forward(self, tokens: Tokens, types: Tokens) -> np.ndarray:
         """Returns the probabilities of tokenised pairs, in order: float32 [n]. Raises the same errors as `score`."""
+        need_threads("the first encoding or dense search")
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         logits = torch.empty(len(tokens), self._recipe.labels, dtype=torch.float32)

@@ -50,7 +50,7 @@ def cpu_vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     With the same instruction set, libraries take other code paths for each vendor, and round differently.
     """
     try:
-        match = re.search(r"^vendor_id\s*:\s*(\S+)", cpuinfo.read_text(), re.MULTILINE)
+        match = re.search(r"^vendor_id\s*:\s*(\S+)", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         match = None
     name = match.group(1).lower() if match else "unknown"
