@@ -11,7 +11,17 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, Workers, as_options, format_bytes, print_complete, print_stages, run, say
+from jobs.common.cli import (
+    StageProgress,
+    Workers,
+    as_options,
+    format_bytes,
+    print_complete,
+    print_stages,
+    run,
+    say,
+    say_to_program,
+)
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -24,7 +34,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from indexing.corpus.later_filters import AddFiltersWork
 from indexing.corpus.queries import check_splits, find_complete_queries, import_queries, read_judged_queries
-from indexing.files.columns import PassageNames
+from indexing.files.columns import PassageNames, passage_roles
 from indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
 from indexing.formats.chunking import CHUNK_BYTES
 from indexing.formats.registry import FormatName
@@ -131,6 +141,8 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
             partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
             judged = read_judged_queries(with_queries, partial=partial)
         run_work(store, work, open_runner(store, options), StageProgress)
+        if source:
+            say_to_program(describe_import(source, store.generations("corpus")[-1], options))
     latest = print_corpus(store, source, work)
     if with_queries:
         name = queries_name(with_queries, options, latest)
@@ -151,6 +163,16 @@ def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Imp
     for line in describe_columns(source):
         say(as_options(line))
     return source
+
+
+def describe_import(source: ImportSource, made: Artifact, options: ImportCorpus) -> str:
+    """Returns one line on what was imported: passages, the columns of a table, and filters."""
+    columns = source.format.shown_columns(source.corpus[0], source.columns)
+    taken = f"imported {sum(part.rows for part in made.numbered_parts('part')):,} passages: " + (
+        passage_roles(columns) if columns else f"format {source.format.name}"
+    )
+    filters = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
+    return taken + (f"; filters = {filters}" if filters else "")
 
 
 def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWork) -> Artifact:

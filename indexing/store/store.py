@@ -267,9 +267,10 @@ class Store:
             )
         return {each: self.files_in_removal_order(each) for each in removed}
 
-    def remove(self, key: str) -> int:
-        """Removes an artifact and returns the bytes freed. Raises InputError as `files_to_remove` does."""
-        files = [file for files in self.files_to_remove(key).values() for file in files]
+    def remove(self, key: str, *, with_dependents: bool = False) -> int:
+        """Removes an artifact and returns the bytes freed. Arguments and errors as of `files_to_remove`."""
+        removed = self.files_to_remove(key, with_dependents=with_dependents)
+        files = [file for files in removed.values() for file in files]
         for name, _ in files:
             self.storage.delete(name)
         return sum(size for _, size in files)

@@ -40,6 +40,7 @@ _VALUE = r" (?:[A-Z_]+|\d+)\b|(?<=--name) [\w.-]*\w"  # of an option in a comman
 _COMMAND = re.compile(
     rf"\b(?:python -m )?riptide ([a-z0-9]+(?:-[a-z0-9]+)*)((?: --[a-z][a-z0-9-]*(?:{_VALUE})?)*)([^;,:()]*)"
 )
+_REMOVAL = re.compile(r"riptide store remove ([\w./-]*\w)(?: --store (?:'[^']*'|[^\s;,()]+))?")
 _OPTION = re.compile(r"(?<![\w-])(?:--([a-z][a-z0-9-]*)|parameter ([a-z][a-z0-9_]*))")
 
 
@@ -151,6 +152,7 @@ class Parameters:
         `--factory Flat` becomes `factory=Flat`, `--recall` becomes `recall=`, `riptide build-index --shards N` becomes
         `store.build_index(shards=N)`. Commands that are no methods stay as they are.
         """
+        message = _REMOVAL.sub(lambda match: f"store.remove({match[1]!r})", message)
         pieces, end = [], 0
         while match := _COMMAND.search(message, end):
             method = match[1].replace("-", "_")

@@ -57,6 +57,23 @@ class Store(Making):
         with named_parameters({}):
             return Corpus.open(self)
 
+    def remove(self, key: str, *, with_dependents: bool = False) -> int:
+        """Removes an artifact: "corpus", "index/minilm", "runs/NAME".
+
+        Args:
+            key: The key, as `riptide store list` prints it; without a generation, all of them.
+            with_dependents: Also remove everything that was made from it.
+
+        Returns:
+            The bytes freed.
+
+        Raises:
+            InputError: If there is no such artifact, or if another one needs it.
+        """
+        with named_parameters({"key": key}):
+            check_name("key", key)
+            return super().remove(key, with_dependents=with_dependents)
+
     def queries(self, name: str | None = None) -> Queries:
         """Opens a query set, whose `split("test")` has the ids and the texts of a split, and `qrels` its judgements.
 

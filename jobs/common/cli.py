@@ -249,6 +249,12 @@ def say(message: str) -> None:
         print(rewrite(message), file=sys.stderr, flush=True)
 
 
+def say_to_program(message: str) -> None:
+    """Prints a line to stderr for a program that calls the job. A user who runs the job has the same in other lines."""
+    if (rewrite := _rewrite.get()) is not None:
+        print(rewrite(message), file=sys.stderr, flush=True)
+
+
 def say_on_stderr(message: str) -> None:
     """Prints a line to stderr: about how the job runs, not about what it makes."""
     if _rewrite.get() is None:

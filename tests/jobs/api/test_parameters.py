@@ -119,7 +119,7 @@ def test_values_are_those_of_a_recipe(store: Store) -> None:
         ("--metrics 'R@0': cutoff", "metrics='R@0': cutoff"),
         (
             "remove it: riptide store remove index/a --store b; --name x",
-            "remove it: riptide store remove index/a --store b; name= x",
+            "remove it: store.remove('index/a'); name= x",
         ),
     ],
 )

@@ -240,3 +240,31 @@ def test_metadata_may_have_values_of_other_libraries(store: Store) -> None:
     metadata = {"day": date(2020, 1, 3), "count": np.int64(3), "sizes": np.array([1.5, 2.5])}
     corpus = store.import_corpus([{"id": "a", "text": "x", "metadata": metadata}])
     assert corpus["a"].metadata == {"day": "2020-01-03", "count": 3, "sizes": [1.5, 2.5]}
+
+
+def test_an_import_says_what_it_took_and_a_second_one_how_to_begin_again(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.import_corpus(ROWS, text="body", filters={"year": "int64"}, drop_duplicates=True)
+    assert capsys.readouterr() == (
+        "",
+        "imported 3 passages: id = a hash of title and text, title = none, text = body, metadata = number, head, year, "
+        "tags; filters = year (int64)\n",
+    )
+    with pytest.raises(InputError) as error:
+        store.import_corpus(ROWS, **COLUMNS)
+    assert str(error.value).endswith(
+        "; append to it, import into another store, or remove it first: store.remove('corpus')"
+    )
+    store.build_bm25()
+    with pytest.raises(InputError, match=r"corpus is needed by bm25/bm25/g0000: .*, or give with_dependents=, which"):
+        store.remove("corpus")
+    assert store.remove("corpus", with_dependents=True) > 0
+    capsys.readouterr()
+    assert passages(store.import_corpus(ROWS, **COLUMNS)) == PASSAGES
+    line = "imported 3 passages: id = number, title = head, text = body, metadata = year, tags\n"
+    assert capsys.readouterr() == ("", line)
+    store.import_corpus(ROWS, **COLUMNS)
+    assert capsys.readouterr() == ("", ""), "nothing was imported again"
+    with pytest.raises(InputError, match="no such artifact"):
+        store.remove("nothing")
