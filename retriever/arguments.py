@@ -62,6 +62,20 @@ def _plain_value(value: Any) -> Any:
     return plain if plain is value else _plain_value(plain)
 
 
+def check_texts(texts: Any) -> None:
+    """Raises InputError unless texts are a list or another iterable."""
+    if isinstance(texts, str):
+        raise InputError(f"texts {texts[:40]!r}: expected a list of texts, got one text; write [text]")
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise InputError(f"texts: expected a list of texts, got {type(texts).__name__}")
+
+
+def check_side(side: Any) -> None:
+    """Raises InputError unless a side is that of queries or of passages."""
+    if side not in ("query", "passage"):
+        raise InputError(f"side {side!r}: expected query or passage")
+
+
 def check_names(method: str, names: Iterable[str], known: Iterable[str]) -> None:
     """Raises UnknownParameterError for a name that is not known.
 

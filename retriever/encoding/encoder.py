@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from retriever.arguments import refuse_unknown_names
+from retriever.arguments import check_side, check_texts, refuse_unknown_names
 from retriever.encoding.backbones import backbone_loader, open_pooled
 from retriever.encoding.sparse_model import keep_largest
 from retriever.encoding.tasks import EncoderTasks, TextPrompts, without_prompts
@@ -241,6 +241,8 @@ class Encoder:
 
         `prefix` replaces the prefix of the side.
         """
+        check_texts(texts)
+        check_side(side)
         return self._tokenizer(texts, side=side, prefix=prefix)
 
     def unknown_tokens(self, tokens: Tokens) -> tuple[int, int]:

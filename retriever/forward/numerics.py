@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from retriever.errors import InputError
 from retriever.forward.packing import takes_reordered, uses_tiles, will_pack
 from retriever.options import EncoderOptions
 
@@ -17,8 +18,11 @@ Mode = Literal["packed", "compiled", "eager"]
 
 
 def choose_device(device: str | None) -> torch.device:
-    """Returns the requested device; None: CUDA if it is available, else the CPU."""
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """Returns the requested device; None: CUDA if available, else the CPU. Raises InputError for an unknown one."""
+    try:
+        return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, TypeError):
+        raise InputError(f"device {device!r}: expected cpu, cuda or cuda:N") from None
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
