@@ -32,7 +32,8 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
 from indexing.embeddings.embeddings import Embeddings
 from indexing.exact.search import exact_search
-from indexing.search.runs import hits_table, write_trec
+from indexing.search.run_files import write_trec
+from indexing.search.runs import hits_table
 from indexing.store.models import model_folder
 from indexing.store.store import Store
 from indexing.topics.reader import Topics

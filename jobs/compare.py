@@ -3,7 +3,7 @@
     riptide compare bm25 hybrid --store data/squad --html results/bm25-hybrid.html
 
 The first run is the baseline: a difference above 0 is a gain of the second one. Runs are those of `riptide search` in
-the store, or TREC files.
+the store, or files of TREC or of JSON lines.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from typing import ClassVar
 
 from jobs.common.options import Heading
 from jobs.common.session import open_runner
-from jobs.import_queries import hold_out_of
+from jobs.import_queries import QuerySetOptions, hold_out_of, print_queries
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpusWork, ImportOptions
@@ -47,7 +47,7 @@ from retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportCorpus(Workers):
+class ImportCorpus(QuerySetOptions, Workers):
     GROUP: ClassVar = "source"
     MAKES: ClassVar = ("corpus",)
     NAMED_BY: ClassVar = ("source",)
@@ -85,14 +85,6 @@ class ImportCorpus(Workers):
     name documents. Default: a document is one passage; with --append, the value of the first import."""
     overlap: int = 0
     """Maximum number of words that a passage repeats from the end of the one before it; less than --split-words."""
-    HELD_OUT_QUERIES: ClassVar = Heading("held-out queries")
-    hold_out: int | None = None
-    """Move N queries of the folder from the split of --hold-out-split to a new split, held-out. Training can choose its
-    checkpoint on it, so that no reported split takes part in the choice. Only queries with a relevant passage move."""
-    hold_out_split: str = "train"
-    """The split that --hold-out takes queries from."""
-    hold_out_seed: int = 0
-    """Seed of the draw of --hold-out."""
     PARTS: ClassVar = Heading("parts")
     part_size: int = 10_000
     """Maximum number of passages per part (KILT: pages; with --split-words: documents, and about as many passages). A
@@ -129,7 +121,9 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     if options.plan and work.is_complete:
         latest = work.previous[-1]
         name = queries_name(with_queries, options, latest) if with_queries else ""
-        if with_queries is None or find_complete_queries(store, with_queries, name, hold_out=hold_out):
+        if with_queries is None or find_complete_queries(
+            store, with_queries, name, hold_out=hold_out, skip_unknown=options.skip_unknown
+        ):
             print_complete(latest.url)
             return None
     if options.plan:
@@ -139,7 +133,7 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     if not work.is_complete:
         if with_queries:  # so that bad lines of theirs are refused before the corpus is imported
             partial = options.limit is not None or any(g.config["limit"] is not None for g in work.previous)
-            judged = read_judged_queries(with_queries, partial=partial)
+            judged = read_judged_queries(with_queries, partial=partial or options.skip_unknown)
         run_work(store, work, open_runner(store, options), StageProgress)
         if source:
             say_to_program(describe_import(source, store.generations("corpus")[-1], options))
@@ -147,9 +141,10 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
     if with_queries:
         name = queries_name(with_queries, options, latest)
         with resumable():  # the corpus is complete; after an interruption the same command adds the queries
-            queries = import_queries(store, with_queries, name, hold_out=hold_out, judged=judged)
-        splits = ", ".join(queries.splits) or "no qrels"
-        say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({splits})")
+            queries = import_queries(
+                store, with_queries, name, hold_out=hold_out, skip_unknown=options.skip_unknown, judged=judged
+            )
+        print_queries(store, with_queries, queries)
     return latest
 
 

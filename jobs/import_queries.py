@@ -2,6 +2,7 @@
 
     riptide import-queries --store data/wiki --source raw/nq/nq-dev.qa.csv --queries nq-dev
     riptide import-queries --store data/faq --source asked.csv --text asked --relevant answer_id
+    riptide import-queries --store data/faq --source asked.csv --qrels asked.qrels --split dev
 
 The columns of each format are listed in docs/data.md.
 """
@@ -15,18 +16,38 @@ from typing import Any, ClassVar
 
 from jobs.common.options import Heading
 
+from indexing.corpus.corpus import Corpus
 from indexing.corpus.hold_out import HoldOut
-from indexing.corpus.queries import Queries, find_complete_queries, import_queries
+from indexing.corpus.queries import Queries, find_complete_queries, import_queries, judgements_hint
 from indexing.files.columns import QueryNames
 from indexing.formats.registry import FormatName
-from indexing.formats.sources import describe_columns, detect_query_source
+from indexing.formats.sources import ImportSource, describe_columns, detect_query_source
 from indexing.store.store import Store, check_name
 from retriever.errors import InputError
 from retriever.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportQueries(Common):
+class QuerySetOptions:
+    """Options of every import of queries."""
+
+    GROUP: ClassVar = "judgements"
+
+    skip_unknown: bool = False
+    """Leave out judgements of passages that the corpus lacks and of queries that the source lacks, and count them.
+    Otherwise they are refused."""
+    HELD_OUT_QUERIES: ClassVar = Heading("held-out queries")
+    hold_out: int | None = None
+    """Move N queries from the split of --hold-out-split to a new split, held-out. Training can choose its
+    checkpoint on it, so that no reported split takes part in the choice. Only queries with a relevant passage move."""
+    hold_out_split: str = "train"
+    """The split that --hold-out takes queries from."""
+    hold_out_seed: int = 0
+    """Seed of the draw of --hold-out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportQueries(QuerySetOptions, Common):
     GROUP: ClassVar = "source"
     MAKES: ClassVar = ("queries",)
     NAMED_BY: ClassVar = ("queries", "source")
@@ -37,8 +58,12 @@ class ImportQueries(Common):
     """Format of the source; auto detects it from the file names and the first line."""
     queries: str | None = None
     """Name of the query set; default: the name of the folder or file."""
+    qrels: str | None = option(None, metavar="FILE")
+    """File of judgements, which replace those of the source: query id, a column that is ignored, passage id and integer
+    grade (TREC), or query id, passage id and grade (BEIR); local or s3://, may be compressed as .gz."""
     split: str | None = None
-    """Split of the judgements in a table; default: SPLIT of a file named queries.SPLIT.csv, otherwise test."""
+    """Split of the judgements in a table or in --qrels; default: SPLIT of a table named queries.SPLIT.csv, otherwise
+    test."""
     COLUMNS: ClassVar = Heading("columns")
     id: str | None = None
     """Column with the id of a query; default: a known name such as query_id, otherwise a hash of the query ("")."""
@@ -51,14 +76,6 @@ class ImportQueries(Common):
     are 1 ("")."""
     metadata: tuple[str, ...] | None = None
     """Columns to keep as metadata; default: all other columns."""
-    HELD_OUT_QUERIES: ClassVar = Heading("held-out queries")
-    hold_out: int | None = None
-    """Move N queries from the split of --hold-out-split to a new split, held-out. Training can choose its
-    checkpoint on it, so that no reported split takes part in the choice. Only queries with a relevant passage move."""
-    hold_out_split: str = "train"
-    """The split that --hold-out takes queries from."""
-    hold_out_seed: int = 0
-    """Seed of the draw of --hold-out."""
 
 
 def main(options: ImportQueries) -> None:
@@ -70,22 +87,39 @@ def run_job(store: Store, options: ImportQueries) -> Queries | None:
     store.require_not_empty()
     names = QueryNames(options.id, options.text, options.relevant, options.score, options.metadata)
     hold_out = hold_out_of(options)
-    source = detect_query_source(options.source, options.format, names, options.split)
+    source = detect_query_source(options.source, options.format, names, options.split, options.qrels)
     for line in describe_columns(source):
         say(as_options(line))
     name = options.queries or source.name
     check_name("queries", name)
     if options.plan and (
-        complete := find_complete_queries(store, source, name, limit=options.limit, hold_out=hold_out)
+        complete := find_complete_queries(
+            store, source, name, limit=options.limit, hold_out=hold_out, skip_unknown=options.skip_unknown
+        )
     ):
         print_complete(complete.artifact.url)
         return None
     if options.plan:
         say(f"would read {', '.join(source.queries)}; splits with qrels: {', '.join(source.qrels) or 'none'}")
         return None
-    queries = import_queries(store, source, name, limit=options.limit, hold_out=hold_out)
-    say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({', '.join(queries.splits) or 'no qrels'})")
+    queries = import_queries(
+        store, source, name, limit=options.limit, hold_out=hold_out, skip_unknown=options.skip_unknown
+    )
+    print_queries(store, source, queries)
     return queries
+
+
+def print_queries(store: Store, source: ImportSource, queries: Queries) -> None:
+    """Prints an imported query set, the judgements that were left out, and how missing judgements are given."""
+    say(f"{queries.artifact.url}: {queries.artifact.rows:,} queries ({', '.join(queries.splits) or 'no qrels'})")
+    skipped = queries.artifact.notes.get("skipped_judgements", {})
+    if any(skipped.values()):
+        say(
+            f"warning: left out {skipped['unknown_passage']:,} judgements of passages that the corpus lacks and "
+            f"{skipped['unknown_query']:,} of queries that the source lacks"
+        )
+    if not queries.splits and (hint := judgements_hint(source, queries, Corpus.open(store))):
+        say(as_options(hint))
 
 
 def hold_out_of(options: Any) -> HoldOut | None:

@@ -28,7 +28,8 @@ from indexing.hit_sources.registry import all_forms
 from indexing.search.few_queries import LocalSearch
 from indexing.search.hit_tables import ShownHit, hit_table, style_for
 from indexing.search.retrieval import RERANK_DEPTH, RUN_HITS, SearchQueriesWork
-from indexing.search.runs import read_hits, write_trec
+from indexing.search.run_files import check_run_file, write_run_file
+from indexing.search.runs import read_hits
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
@@ -92,7 +93,8 @@ class SearchJob(GpuWorkers):
     name: str | None = None
     """Name of the run in the store; default: queries-split-source, then the task unless the source has its name."""
     run: str | None = option(None, metavar="FILE")
-    """Also write the hits to this file, in TREC format."""
+    """Also write the hits to this file: in TREC format or, if it ends with .jsonl, as JSON lines (query_id, id, rank,
+    score), whose ids may have white space."""
     overwrite: bool = False
     """Replace the file of --run if it has other content."""
     settings: SearchOptions = field(default_factory=SearchOptions)
@@ -149,6 +151,8 @@ def search_split(store: Store, source: str, options: SearchJob) -> Artifact | No
         filter=options.filter,
         by=options.by,
     )
+    if options.run:
+        check_run_file(options.run, work.split.ids, work.corpus, by_document=work.documents is not None)
     artifact = complete_artifact(store, work)
     if options.plan:
         print_plan(work, artifact, options.run)
@@ -163,7 +167,7 @@ def search_split(store: Store, source: str, options: SearchJob) -> Artifact | No
         say(f"  {len(queries_without_hits):,} queries have no hits: {shown}{more}")
     print_part_cuts(artifact.numbered_parts("part"), work.sources)
     if options.run:
-        write_trec(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)
+        write_run_file(read_hits(artifact, work.corpus), options.run, work.name, overwrite=options.overwrite)
         say(options.run)
     return artifact
 
@@ -174,7 +178,7 @@ def print_plan(work: SearchQueriesWork, artifact: Artifact | None, file: str | N
     Args:
         work: The search.
         artifact: Its run, if it is complete.
-        file: The TREC file to write.
+        file: The file of the run to write.
     """
     if artifact is not None:
         print_complete(artifact.url, file)

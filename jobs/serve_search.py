@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import shutil
 import socket
 from collections.abc import Callable, Sequence
@@ -119,6 +120,11 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
     row_ranges: int = 0
     """Serve on Ray Serve with the rows of the corpus divided among so many processes, for a corpus that one machine
     cannot hold; 0: undivided."""
+    application: str = "riptide"
+    """Name of the application on Ray Serve; give another one if the cluster serves an application of this name."""
+    route_prefix: str = "/"
+    """Path below which the application answers on Ray Serve, for example /papers; give one if another application
+    answers at /. The page needs /; all other paths work below a prefix."""
     limit: int | None = option(None, hidden=True)
     """A service has no rows to leave out."""
     end_with_stdin: bool = option(False, hidden=True)
@@ -137,6 +143,10 @@ class ServeSearch(ServiceOptions, HttpLimits, Common):
             raise InputError("--limit: a service has no rows to leave out")
         if self.on_ray and self.port == 0:
             raise InputError("--port 0: Ray Serve chooses no free port; give a port")
+        if not self.on_ray and (self.application, self.route_prefix) != ("riptide", "/"):
+            raise InputError("--application and --route-prefix are for Ray Serve: give --replicas or --row-ranges too")
+        if not re.fullmatch(r"/|(/[\w.~-]+)+", self.route_prefix):
+            raise InputError(f"--route-prefix {self.route_prefix}: expected / or a path such as /papers")
         for bound in fields(HttpLimits) if self.on_ray else ():
             if bound.name != "idle_timeout_s" and (value := getattr(self, bound.name)) != bound.default:
                 flag = bound.name.replace("_", "-")
@@ -400,7 +410,15 @@ def serve_on_ray(store: Store, options: ServeSearch, tokens: Tokens) -> None:
         leaf_cpus=0,  # one machine: the threads share its cores
         gpus=GPU_SHARE if ClusterNodes().num_gpus() else 0.0,
     )
-    run_application(application, options.host, options.port, print_address, math.ceil(options.idle_timeout_s))
+    run_application(
+        application,
+        options.host,
+        options.port,
+        print_address,
+        name=options.application,
+        route_prefix=options.route_prefix,
+        keep_alive_s=math.ceil(options.idle_timeout_s),
+    )
 
 
 def haproxy_variables() -> dict[str, str]:

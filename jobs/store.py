@@ -19,6 +19,7 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -40,6 +41,7 @@ from retriever.errors import InputError
 from retriever.options import option
 
 SERVING = "serving"  # the folder of the record of the live release
+MAX_ASKED = 5  # artifacts that the question names
 SHOWN_HITS = 10  # hits of a query, if --k is not set
 
 
@@ -60,6 +62,9 @@ class StoreJob(Common):
     (show)."""
     with_dependents: bool = False
     """Also remove everything that was made from the artifact; --plan lists it (remove)."""
+    yes: bool = False
+    """Remove without a question what others may use: complete artifacts, those that a command may be making, and the
+    record of the live release (remove)."""
     k: int | None = None
     """Hits that --query-id prints; default: 10."""
     limit: int | None = None
@@ -78,6 +83,8 @@ def main(options: StoreJob) -> None:
         raise InputError(f"{options.action} --to {options.to}: only export takes a folder")
     if options.with_dependents and options.action != "remove":
         raise InputError(f"{options.action} --with-dependents: only remove takes the artifacts that need another one")
+    if options.yes and options.action != "remove":
+        raise InputError(f"{options.action} --yes: only remove asks a question")
     key = (options.key or "").strip("/")
     check_query_id_options(options, key)
     if options.action == "list":
@@ -106,6 +113,7 @@ def remove_artifact(store: Store, key: str, options: StoreJob) -> None:
     """Removes an artifact with its checkpoints, or prints with --plan what would be removed."""
     freed: list[tuple[str, int]] = []
     artifacts = store.files_to_remove(key, with_dependents=options.with_dependents)
+    confirm_removal([each for each in artifacts if store.may_be_in_use(each)], options)
     for each, files in artifacts.items():
         files = files + own_checkpoints(store, *Key.parse(each))
         delete_files(store, files, options)
@@ -122,8 +130,23 @@ def remove_live_record(store: Store, options: StoreJob) -> None:
     files = list(store.storage.list(SERVING))
     if not files:
         raise InputError(f"{store.url}: no release is live")
+    confirm_removal([CURRENT], options)
     delete_files(store, files, options)
     print_removal(CURRENT, files, options)
+
+
+def confirm_removal(used: Sequence[str], options: StoreJob) -> None:
+    """Asks whether to remove what others may use. Raises InputError if the answer is no, or if nobody can be asked."""
+    if not used or options.yes or options.plan:
+        return
+    shown = ", ".join(used[:MAX_ASKED]) + (f" and {len(used) - MAX_ASKED} more" if len(used) > MAX_ASKED else "")
+    if not sys.stdin.isatty():
+        raise InputError(
+            f"remove {shown}: others may use it: add --yes if nobody does, --plan to see what would be removed"
+        )
+    print(f"remove {shown}, which others may use? [y/N] ", end="", flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise InputError(f"{options.key}: nothing was removed")
 
 
 def delete_files(store: Store, files: list[tuple[str, int]], options: StoreJob) -> None:

@@ -41,6 +41,10 @@ class StorageError(InputError):
     """
 
 
+class BusyStorageError(StorageError):
+    """A storage service rejects requests at this moment, from any node: it throttles them, or fails internally."""
+
+
 class TextsError(InputError):
     """Some texts of a call cannot be used; the same call without them works.
 

@@ -40,6 +40,8 @@ from serve.protocol import (
     EmbeddingsResponse,
     ErrorResponse,
     InfoResponse,
+    ModelOut,
+    ModelsResponse,
     Name,
     ReleaseRequest,
     RerankRequest,
@@ -261,12 +263,27 @@ def task_routes(changes: ReleaseChanges) -> APIRouter:
         """Returns the tasks of the live release."""
         return _tasks_response(_live(service))
 
+    @routes.get("/v1/models", response_model=ModelsResponse)
+    async def models() -> Response:
+        """Returns the tasks in the format of OpenAI's API, in which a task is a model."""
+        return json_response(
+            {"object": "list", "data": [_model_document(name) for name in sorted(_live(service).tasks)]}
+        )
+
+    @routes.get("/v1/models/{name}", response_model=ModelOut)
+    async def get_model(name: Name) -> Response:
+        """Returns one task in the format of OpenAI's API."""
+        live = _live(service)
+        if name not in live.tasks:
+            raise UnknownTaskError.of(name, live.tasks)
+        return json_response(_model_document(name))
+
     @routes.get("/v1/tasks/{name}", response_model=TaskOut)
     async def get_task(name: Name) -> Response:
         """Returns one task of the live release."""
         live = _live(service)
         if name not in live.tasks:
-            raise UnknownTaskError(name)
+            raise UnknownTaskError.of(name, live.tasks)
         return json_response(_task_document(live, live.tasks[name]))
 
     @upload_routes.put("/v1/tasks/{name}", response_model=TaskOut)
@@ -325,9 +342,14 @@ def _live(service: Service) -> ReleaseArtifacts:
     return service.live
 
 
+def _model_document(task: str) -> dict[str, Any]:
+    return {"id": task, "object": "model", "created": 0, "owned_by": "riptide"}
+
+
 def public_name(model: str) -> str:
     """Returns the name of a model for clients: the last part of a folder's path, and other names unchanged."""
-    return Path(model).name if Path(model).is_absolute() or model.startswith((".", "~")) else model
+    is_folder = Path(model).is_absolute() or model.startswith((".", "~")) or Path(model).is_dir()
+    return Path(model).name if is_folder else model
 
 
 def _stage_ms(answers: list[tuple[QueryAnswer, float]]) -> dict[str, float]:

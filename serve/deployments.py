@@ -24,6 +24,8 @@ from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 from ray import serve as ray_serve
 from ray.serve.config import ProxyLocation
+from ray.serve.context import _get_global_client
+from ray.serve.exceptions import RayServeException
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from indexing.hit_sources.registry import online_searches
@@ -43,7 +45,7 @@ from serve.service.examples import read_examples
 from serve.service.options import ServiceOptions
 from serve.service.service import LOOK_S, Service
 
-APPLICATION = "riptide"  # name of the application in Ray Serve
+APPLICATION = "riptide"  # default name of the application in Ray Serve
 LINGER_S = MAX_MS / 1000 + 2 * LOOK_S  # seconds for which other fronts may have requests of the previous release
 SPARE = 64  # requests that a replica accepts in addition to those for its queues
 LEAF_ONGOING = 64  # calls that a replica of a leaf gets at once
@@ -234,23 +236,33 @@ def _deployment_options(cpus: float, gpus: float, max_ongoing: int) -> dict[str,
 
 
 def run_application(
-    args: Application, host: str, port: int, on_ready: Callable[[str], object], keep_alive_s: int = KEEP_ALIVE_S
+    args: Application,
+    host: str,
+    port: int,
+    on_ready: Callable[[str], object],
+    *,
+    name: str = APPLICATION,
+    route_prefix: str = "/",
+    keep_alive_s: int = KEEP_ALIVE_S,
 ) -> None:
     """Serves on the Ray cluster that this process has joined, until SIGTERM or SIGINT; then it ends the application.
 
-    Ray Serve is shut down only if this function has started it and no other application runs. With a loopback address
-    only the head listens, as such an address does not reach other nodes.
+    Other applications of Ray Serve stay as they are. Ray Serve is shut down only if this function has started it and
+    no other application runs. With a loopback address only the head listens, as such an address does not reach others.
 
     Args:
         args: The application.
         host: Address to listen on.
         port: Port to listen on.
         on_ready: Called with the address when the server answers.
+        name: Name of the application in Ray Serve.
+        route_prefix: Path below which the application answers.
         keep_alive_s: Seconds that an idle connection stays open.
 
     Raises:
         InputError: If the address is a loopback address and this node is not the head or HAProxy would have to reach
-            other nodes, or if no replica can start.
+            other nodes, if Ray Serve listens on another address, if another application has the name or the route, or
+            if no replica can start.
     """
     loopback = is_loopback(host)
     if loopback and not _on_head():
@@ -263,30 +275,64 @@ def run_application(
             f"parameter host {host}: HAProxy, which the nodes of this cluster run, does not reach replicas of other "
             "nodes from a loopback address: give an address that they reach, with tokens"
         )
-    was_running = bool(ray_serve.status().proxies)
+    was_running = _check_running_serve(host, port, name)
     ended = threading.Event()
     for ending in (signal.SIGTERM, signal.SIGINT):
         signal.signal(ending, lambda *_: ended.set())
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     where = ProxyLocation.HeadOnly if loopback else ProxyLocation.EveryNode
     ray_serve.start(where, http_options=http_options(host, port, keep_alive_s), logging_config={"log_level": "WARNING"})
+    is_deployed = False
     try:
+        application = build(args)
         try:
-            ray_serve.run(build(args), name=APPLICATION, route_prefix="/")
+            is_deployed = True
+            ray_serve.run(application, name=name, route_prefix=route_prefix)
+        except RayServeException as error:
+            is_deployed = False
+            reason = next(line for line in str(error).splitlines() if "Prefix" in line)
+            raise InputError(
+                f"parameter route_prefix {route_prefix}: {reason.partition('Exception: ')[2] or reason}"
+            ) from error
         except RuntimeError as error:
-            raise InputError(f"a replica does not start on its node: {_failure_reason() or error}") from error
-        on_ready(address_of(host, port))
+            raise InputError(f"a replica does not start on its node: {_failure_reason(name) or error}") from error
+        on_ready(address_of(host, port).rstrip("/") + route_prefix)
         ended.wait()
     finally:
-        if was_running or ray_serve.status().applications.keys() - {APPLICATION}:
-            ray_serve.delete(APPLICATION)
+        if was_running or ray_serve.status().applications.keys() - {name}:
+            if is_deployed:
+                ray_serve.delete(name)
         else:
             ray_serve.shutdown()
 
 
-def _failure_reason() -> str:
-    """Returns why a deployment of the application fails: the last line of the exception of a replica, if any."""
-    status = ray_serve.status().applications.get(APPLICATION)
+def _check_running_serve(host: str, port: int, name: str) -> bool:
+    """Returns whether Ray Serve runs on the cluster already.
+
+    Raises:
+        InputError: If it listens on another address, or if it has an application of this name.
+    """
+    client = _get_global_client(raise_if_no_controller_running=False)  # Ray has no public function for the address
+    if client is None:
+        return False
+    running = client.http_config
+    if (running.host, running.port) != (host, port):
+        raise InputError(
+            f"parameter port {port}, parameter host {host}: Ray Serve runs on this cluster and listens on "
+            f"{running.host}:{running.port}, which only its end changes: give parameter port {running.port} and "
+            f"parameter host {running.host}, or serve on another cluster"
+        )
+    if name in ray_serve.status().applications:
+        raise InputError(
+            f"parameter application {name}: Ray Serve runs an application of this name, which would be replaced: give "
+            "another name, or end the other one first"
+        )
+    return True
+
+
+def _failure_reason(name: str) -> str:
+    """Returns why a deployment of an application fails: the last line of the exception of a replica, if any."""
+    status = ray_serve.status().applications.get(name)
     messages = [deployment.message for deployment in status.deployments.values()] if status else []
     lines = [line.strip() for message in messages for line in message.splitlines() if "Error: " in line]
     return lines[-1].partition("Error: ")[2] if lines else ""

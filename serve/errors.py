@@ -8,17 +8,18 @@ all details, and the response is 503 without details.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 
 from indexing.store.cache import CorruptError
-from retriever.errors import MAX_MESSAGE, InputError
+from retriever.errors import MAX_MESSAGE, InputError, list_first
 
+SHOWN_TASKS = 10
 STORE = "store"  # the name under which failures of the store itself are reported
 _FOREIGN = ("botocore", "boto3", "urllib3", "jnius")  # packages whose exceptions are failures of the store or of Lucene
 _MISSING = "the file is missing"  # part of a message of the node's cache
-_PATH = re.compile(r"(?:s3:/|(?<![\w.:/…]))/[^\s:,;'\"()]+")
+_PATH = re.compile(r"(?:s3:/|(?<![\w.:/…]))/(?!v1/)[^\s:,;'\"()]+")
 _DIGEST = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
 
 
@@ -74,8 +75,10 @@ class MemoryShortageError(Exception):
 class UnknownTaskError(Exception):
     """A task that the live release does not have."""
 
-    def __init__(self, name: str):
-        super().__init__(f"no task {name!r}; GET /v1/tasks lists them")
+    @classmethod
+    def of(cls, name: str, tasks: Collection[str]) -> UnknownTaskError:
+        """Returns the error for a name; tasks: the names that the release has."""
+        return cls(f"no task {name!r}; the tasks are {list_first(sorted(tasks), SHOWN_TASKS)}")
 
 
 class UploadExpiredError(ExpiredError):

@@ -220,6 +220,20 @@ class TasksResponse(StrictModel):
     tasks: list[TaskOut]
 
 
+class ModelOut(StrictModel):
+    """A task as OpenAI's API describes a model."""
+
+    id: str = Field(description="The name of the task.")
+    object: Literal["model"]
+    created: int = Field(description="Always 0: a release does not record when its tasks were made.")
+    owned_by: str
+
+
+class ModelsResponse(StrictModel):
+    object: Literal["list"]
+    data: list[ModelOut]
+
+
 class ReleaseRequest(StrictModel):
     """An earlier release to switch to; null: a new release of the same tasks over what the store holds now."""
 

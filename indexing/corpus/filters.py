@@ -198,9 +198,9 @@ def _parse_conditions(name: str, condition: Any, data_type: pa.DataType) -> list
     if isinstance(condition, list):
         if not 1 <= len(condition) <= _MAX_CONDITIONS:
             raise InputError(f"filter: {name}: expected 1 to {_MAX_CONDITIONS} values, found {len(condition)}")
-        return [("in", pa.array([_typed_value(name, value, data_type) for value in condition], data_type))]
+        return [("in", _value_set(name, condition, data_type))]
     if not isinstance(condition, dict):
-        return [("in", pa.array([_typed_value(name, condition, data_type)], data_type))]
+        return [("in", _value_set(name, [condition], data_type))]
     if not condition or set(condition) - set(_ORDER) or pa.types.is_boolean(data_type):
         raise InputError(
             f"filter: {name}: expected a value, a list of values or bounds ({', '.join(_ORDER)}; none of "
@@ -209,6 +209,14 @@ def _parse_conditions(name: str, condition: Any, data_type: pa.DataType) -> list
     return [
         (operator, pa.scalar(_typed_value(name, value, data_type), data_type)) for operator, value in condition.items()
     ]
+
+
+def _value_set(name: str, values: list[Any], data_type: pa.DataType) -> pa.Array:
+    """Returns the values that a field may have, typed. `pc.is_in` compares bits, so 0 is there with both signs."""
+    typed = [_typed_value(name, value, data_type) for value in values]
+    if pa.types.is_float64(data_type) and 0.0 in typed:
+        typed += [0.0, -0.0]
+    return pa.array(typed, data_type)
 
 
 def _typed_value(name: str, value: Any, data_type: pa.DataType) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from indexing.work.work import (
     BaseStage,
     BaseWork,
     Committed,
+    Progress,
     ProgressCounter,
     WorkUnit,
     run_work,
@@ -37,6 +39,7 @@ from indexing.work.work import (
 from retriever.arguments import refuse_unknown_names
 from retriever.errors import InputError, printable
 
+HINT_ROWS = 1000  # of a table of queries, whose values tell whether a column has ids of the corpus
 ALL = "all"  # the split that every query set has: all of its queries
 
 
@@ -111,10 +114,12 @@ class JudgedQueries:
     Attributes:
         queries: The queries, as `parse.read_queries` returns them.
         qrels: The judgements of these queries by split, as `parse.read_qrels` returns them, without repetitions.
+        num_skipped: Number of judgements of other queries, which are left out.
     """
 
     queries: pa.Table
     qrels: Mapping[str, pa.Table]
+    num_skipped: int = 0
 
 
 def read_judged_queries(source: ImportSource, *, limit: int | None = None, partial: bool = False) -> JudgedQueries:
@@ -123,8 +128,7 @@ def read_judged_queries(source: ImportSource, *, limit: int | None = None, parti
     Args:
         source: The source of the queries.
         limit: Number of queries to take from the start; None: all.
-        partial: Whether to leave out judgements of unknown queries, because the import is limited, instead of refusing
-            them.
+        partial: Whether to leave out judgements of unknown queries instead of refusing them.
 
     Raises:
         InputError: With file and line, for a bad row, a repeated query id, an unknown query, and if one split judges
@@ -135,14 +139,15 @@ def read_judged_queries(source: ImportSource, *, limit: int | None = None, parti
     queries = queries.slice(0, limit)
     ids = queries["id"].to_pylist()
     _refuse_repeated_ids(source, ids)
-    qrels = {}
+    qrels, num_skipped = {}, 0
     for split, file in sorted(source.qrels.items()):
         table = _without_repetitions(file, tables[split] if split in tables else read_qrels(file))
         known = pc.is_in(table["query_id"], pa.array(ids, pa.string())).to_numpy()
         if not partial:
             _refuse_unknown(file, table, "query_id", known, "query", "the query file")
         qrels[split] = table.filter(pa.array(known))
-    return JudgedQueries(queries, qrels)
+        num_skipped += int((~known).sum())
+    return JudgedQueries(queries, qrels, num_skipped)
 
 
 def import_queries(
@@ -152,12 +157,14 @@ def import_queries(
     *,
     limit: int | None = None,
     hold_out: HoldOut | None = None,
+    skip_unknown: bool = False,
     judged: JudgedQueries | None = None,
 ) -> Queries:
     """Commits queries/NAME from the query and qrels files of a source, or returns it if it is complete.
 
-    Every judged query and passage must be known. With `limit`, or over a corpus that was imported with one, judgements
-    of excluded queries and passages are excluded too. A judgement that is repeated with the same score counts once.
+    Every judged query and passage must be known, except with `skip_unknown`. With `limit`, or over a corpus that was
+    imported with one, judgements of excluded queries and passages are excluded too. A judgement that is repeated with
+    the same score counts once.
 
     Everything is read and checked before the artifact begins: bad input leaves nothing that blocks the next import.
 
@@ -167,6 +174,8 @@ def import_queries(
         name: Name of the query set.
         limit: Number of queries to take from the start; None: all.
         hold_out: Queries that are moved to a new split; None: none.
+        skip_unknown: Whether to leave out judgements of unknown queries and passages; the notes of the artifact count
+            them.
         judged: The result of `read_judged_queries` for this source and limit; None: the files are read here.
 
     Returns:
@@ -179,29 +188,76 @@ def import_queries(
     artifact_key("queries", name)
     check_splits(source)
     corpus = Corpus.open(store)
-    if (existing := find_complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
+    config = _queries_config(source, limit, hold_out, skip_unknown)
+    if (existing := _find_complete(store, name, config)) is not None:
         return existing
-    config = _queries_config(source, limit, hold_out)
-    partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
+    is_limited = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
+    partial = is_limited or skip_unknown
     judged = judged or read_judged_queries(source, limit=limit, partial=partial)
     qrels = {
         split: _known_judgements(source.qrels[split], table, corpus, partial) for split, table in judged.qrels.items()
     }
+    num_judgements = [sum(map(len, tables.values())) for tables in (judged.qrels, qrels)]
+    skipped = {"unknown_query": judged.num_skipped, "unknown_passage": num_judgements[0] - num_judgements[1]}
     if hold_out:
         qrels = hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
     target = ArtifactTarget("queries", name, inputs, config, by_content=True)
-    run_work(store, CommitQueriesWork(target, judged.queries, qrels), LocalRunner(cores=1))
+    notes = {"skipped_judgements": skipped} if skip_unknown else {}
+    run_work(store, CommitQueriesWork(target, judged.queries, qrels, notes), LocalRunner(cores=1))
     return Queries.open(store, name)
 
 
 def find_complete_queries(
-    store: Store, source: ImportSource, name: str, *, limit: int | None = None, hold_out: HoldOut | None = None
+    store: Store,
+    source: ImportSource,
+    name: str,
+    *,
+    limit: int | None = None,
+    hold_out: HoldOut | None = None,
+    skip_unknown: bool = False,
 ) -> Queries | None:
     """Returns queries/NAME if it is complete, else None. Raises InputError if it was imported otherwise."""
+    return _find_complete(store, name, _queries_config(source, limit, hold_out, skip_unknown))
+
+
+def judgements_hint(source: ImportSource, queries: Queries, corpus: Corpus) -> str:
+    """Returns one line that says how judgements are given to queries that were imported without any; "": not needed.
+
+    It names the columns whose values are ids of the corpus, among those that were imported as metadata.
+    """
+    columns = source.query_columns
+    if columns is None or columns.relevant is not None:
+        return ""
+    rows = [json.loads(text) if text else {} for text in queries.table["metadata"].slice(0, HINT_ROWS).to_pylist()]
+    values: dict[str, list[Any]] = {}
+    for row in rows:
+        for column, value in row.items():
+            values.setdefault(column, []).extend(value if type(value) is list else [value])
+    judging = [column for column, ids in values.items() if _are_ids(ids, corpus)]
+    remedy = (
+        f"column {' and column '.join(judging)} has ids of the corpus: if they are those of relevant passages, remove "
+        f"{queries.artifact.key}, and name the column by parameter relevant of riptide import-queries"
+        if judging
+        else "give them by parameter qrels of riptide import-queries, or in a column, by parameter relevant"
+    )
+    return f"warning: no judgements in {source.queries[0]}; {remedy}"
+
+
+def _are_ids(values: Sequence[Any], corpus: Corpus) -> bool:
+    """Returns whether all values are ids of the corpus: of documents if it is split."""
+    if not values or not all(type(value) in (str, int) for value in values):
+        return False
+    ids = [str(value) for value in values]
+    several = [id for text in ids for id in text.split()]  # as in CSV
+    return any(bool(each) and bool((corpus.rows_of_documents(each)[0] >= 0).all()) for each in (ids, several))
+
+
+def _find_complete(store: Store, name: str, config: Mapping[str, Any]) -> Queries | None:
+    """Returns queries/NAME if it is complete with a configuration, as `find_complete_queries` does."""
     if name not in store.names("queries"):
         return None
-    existing, config = Queries.open(store, name), _queries_config(source, limit, hold_out)
+    existing = Queries.open(store, name)
     if existing.artifact.config != config:
         changed = describe_changes(existing.artifact.config, config)
         raise InputError(
@@ -211,13 +267,19 @@ def find_complete_queries(
     return existing
 
 
-def _queries_config(source: ImportSource, limit: int | None, hold_out: HoldOut | None) -> dict[str, Any]:
+def _queries_config(
+    source: ImportSource, limit: int | None, hold_out: HoldOut | None, skip_unknown: bool
+) -> dict[str, Any]:
     """Returns the configuration of a query set."""
     files = dict.fromkeys([*source.queries, *source.qrels.values()])  # one table can hold queries and judgements
     identities = [file_identity(file) for file in files]
     config: dict[str, Any] = {"format": source.format.name, "limit": limit, "source": identities}
     if source.query_columns:
         config["columns"] = source.query_columns.config | {"splits": sorted(source.qrels)}
+    elif not source.has_own_qrels:  # otherwise the names of their files are those of their splits
+        config["splits"] = sorted(source.qrels)
+    if skip_unknown:
+        config["skip_unknown"] = True
     if hold_out:
         config |= {
             "hold_out": hold_out.queries,
@@ -234,6 +296,7 @@ class CommitQueriesWork(BaseWork, BaseStage):
     target: ArtifactTarget
     queries: pa.Table
     qrels: Mapping[str, pa.Table]
+    notes: Mapping[str, Any] = field(default_factory=dict)
     title: str = "import queries"
     noun: str = "queries"
 
@@ -268,6 +331,10 @@ class CommitQueriesWork(BaseWork, BaseStage):
                 table = self.qrels[name.removeprefix("qrels-")]
                 draft.commit(name, ".parquet", _parquet_writer(table), rows=len(table))
         counter.count(unit.rows)
+
+    def prepare_completion(self, drafts: Sequence[Draft], runner: Runner, progress: Progress) -> None:
+        """Notes how many judgements were left out."""
+        drafts[0].add_notes(**self.notes)
 
 
 def check_splits(source: ImportSource) -> None:
@@ -318,7 +385,8 @@ def _refuse_unknown(file: str, qrels: pa.Table, column: str, is_known: np.ndarra
     more = int((~is_known).sum()) - 1
     raise InputError(
         f"{file}:{qrels['line'][first]}: judges {noun} {short_repr(qrels[column][first].as_py())}, which is not in "
-        f"{place}{f' (and {more} more lines like it)' if more else ''}; add the {noun} or remove the line"
+        f"{place}{f' (and {more:,} more lines like it)' if more else ''}; add the {noun}, remove the line, or leave "
+        "such judgements out by parameter skip_unknown"
     )
 
 

@@ -241,6 +241,19 @@ def describe_differences(expected: Mapping[str, Any], actual: Mapping[str, Any],
     return ", ".join(map(describe_difference, differing_settings(expected, actual, passages=passages)))
 
 
+def find_closest(
+    encoders: Mapping[str, Mapping[str, Any]], actual: Mapping[str, Any], *, passages: bool = False
+) -> str:
+    """Returns the name of the encoder with the fewest `differing_settings`, the first one of several.
+
+    Args:
+        encoders: The settings of encoders by name, at least one.
+        actual: As of `differing_settings`, like `passages`.
+        passages: As of `differing_settings`.
+    """
+    return min(encoders, key=lambda name: len(differing_settings(encoders[name], actual, passages=passages)))
+
+
 def check_prompt_settings(prompt: TaskPrompt, spec: EncoderSpec) -> None:
     """Checks, without loading a model, that an encoder can serve a prompt along with others.
 

@@ -219,16 +219,6 @@ def describe_query_columns(file: str, table: TableColumns, columns: QueryColumns
     )
 
 
-def judgements_hint(file: str, table: TableColumns, columns: QueryColumns) -> str:
-    """Returns one line that says how judgements would be found in a table of queries that seems to have none."""
-    others = [name for name in table.shown if name not in columns.used]
-    example = f", for example {others[0]}" if others else ""
-    return (
-        f"warning: no judgements in {file}: none of its columns is called {', '.join(RELEVANT_NAMES)}; if one has the "
-        f"ids of relevant passages{example}, rename it, or name it by parameter relevant of riptide import-queries"
-    )
-
-
 def value_at(row: Mapping[str, Any], name: str) -> Any:
     """Returns the value of a column or, without a column of this name, at a path with dots; None if it is missing."""
     if name in row or "." not in name:

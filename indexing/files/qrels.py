@@ -15,6 +15,8 @@ QRELS_SCHEMA = pa.schema(
 )
 HEADER = ["query-id", "corpus-id", "score"]
 LINES_AT_ONCE = 65_536
+MAX_GRADE = 100_000  # trec_eval's time and memory for a query grow with its largest grade
+GRADE = f"an integer from {-MAX_GRADE:,} to {MAX_GRADE:,}"
 
 
 def read_qrels(file: str) -> pa.Table:
@@ -50,8 +52,8 @@ def read_qrels(file: str) -> pa.Table:
                 raise row_error(
                     piece, line, f"an empty id ({short_repr(row)})", "a query and a passage id", "fix the line"
                 )
-            if not re.fullmatch(r"-?[0-9]{1,9}", fields[-1]):
-                expected = "an integer" if line > 1 else "an integer, or the header query-id<TAB>corpus-id<TAB>score"
+            if not re.fullmatch(r"-?[0-9]{1,9}", fields[-1]) or abs(int(fields[-1])) > MAX_GRADE:
+                expected = GRADE if line > 1 else f"{GRADE}, or the header query-id<TAB>corpus-id<TAB>score"
                 raise row_error(piece, line, f"score {short_repr(fields[-1])}", expected, "fix the line")
             query_ids.append(fields[0])
             corpus_ids.append(fields[-2])

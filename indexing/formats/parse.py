@@ -10,6 +10,7 @@ are null. Refused with row and column: bytes at any depth, and dates, timestamps
 cannot hold.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, date, datetime
@@ -54,8 +55,8 @@ def parse_corpus(
         format: The format of the chunk's source.
         chunk: Rows of it, from `chunking.cut_into_chunks`.
         filters: Metadata field -> type: "int64", "float64" (integers too), "string", "bool", or "timestamp" (ISO 8601,
-            UTC if it names no zone; microseconds). "list[int64]" and so on: a list of such values, or one value. Fields
-            of CSV and TSV are converted to the type.
+            UTC if it names no zone; cut to microseconds). "list[int64]" and so on: a list of such values, or one value.
+            Fields of CSV and TSV are converted to the type.
         split: How the documents of the chunk are split into passages; None: each is one passage.
 
     Returns:
@@ -171,7 +172,7 @@ def convert_field(value: Any, filter_type: str | None) -> Any:
     if filter_type == "int64" and re.fullmatch(r"[+-]?[0-9]{1,19}", value):
         return int(value)
     if filter_type == "float64" and re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", value):
-        return float(value)
+        return number if math.isfinite(number := float(value)) else value
     if filter_type == "bool":
         return {"true": True, "false": False}.get(value.lower(), value)
     return value
@@ -183,7 +184,7 @@ def _element_type(filter_type: str) -> str:
 
 
 def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: str, filter_type: str, value: Any) -> Any:
-    """Returns the value of a filter for Arrow.
+    """Returns the value of a filter for Arrow; None for NaN and infinities, which are null in metadata too.
 
     Args:
         refuse: Returns the error for a bad value, from the actual value, the expected one and a remedy.
@@ -198,7 +199,8 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
         return None
     if (element_type := _element_type(filter_type)) != filter_type:
         values = value if isinstance(value, list) else [value]
-        return [convert_filter_value(refuse, name, element_type, each) for each in values if each is not None] or None
+        converted = [convert_filter_value(refuse, name, element_type, each) for each in values]
+        return [each for each in converted if each is not None] or None
     if filter_type == "timestamp":
         try:
             moment = datetime.fromisoformat(value.isoformat() if isinstance(value, date) else value)
@@ -210,7 +212,7 @@ def convert_filter_value(refuse: Callable[[str, str, str], InputError], name: st
             return value
     elif filter_type == "float64":
         if type(value) in (int, float):
-            return float(value)
+            return float(value) if math.isfinite(value) else None
     elif type(value) is {"string": str, "bool": bool}[filter_type]:
         return value
     wanted = "an ISO 8601 timestamp" if filter_type == "timestamp" else filter_type

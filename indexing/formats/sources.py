@@ -19,7 +19,6 @@ from indexing.files.columns import (
     QueryNames,
     describe_passage_columns,
     describe_query_columns,
-    judgements_hint,
 )
 from indexing.files.listing import is_file, list_files, walk_files
 from indexing.files.start import FileStart, refuse_unreadable
@@ -46,6 +45,7 @@ class ImportSource:
         query_source: The queries in the same folder as a corpus, if they have another format than the corpus.
         titles: The file of the titles of MS MARCO's passages; None: they have no titles.
         remembered: A line about columns that are those of an earlier import; "": there are none.
+        has_own_qrels: Whether the judgements are those of the source; False: the caller names their file.
     """
 
     format: CorpusFormat
@@ -58,6 +58,7 @@ class ImportSource:
     query_source: ImportSource | None = None
     titles: str | None = None
     remembered: str = ""
+    has_own_qrels: bool = True
 
 
 def detect_source(
@@ -122,7 +123,11 @@ def detect_source(
 
 
 def detect_query_source(
-    path: str, format: str = "auto", names: QueryNames | None = None, split: str | None = None
+    path: str,
+    format: str = "auto",
+    names: QueryNames | None = None,
+    split: str | None = None,
+    qrels: str | None = None,
 ) -> ImportSource:
     """Finds the queries at a path; `corpus` of the result is empty.
 
@@ -130,7 +135,9 @@ def detect_query_source(
         path: A folder with query files (with or without a corpus), or a file of any name.
         format: The name of a format, or "auto" to detect it from the file's ending and first line.
         names: Names of the columns, for formats that have some; columns without a name are recognised.
-        split: The split of a table's judgements; None: SPLIT of a file named queries.SPLIT.csv, otherwise "test".
+        split: The split of a table's judgements, or of `qrels`; None: SPLIT of a file named queries.SPLIT.csv,
+            otherwise "test".
+        qrels: A file of judgements, which replace those of the source; None: those of the source.
 
     Raises:
         InputError: If there are no queries, or a column cannot be chosen.
@@ -141,22 +148,24 @@ def detect_query_source(
     path, listing = list_files(path)
     if listing is None:
         chosen = requested or _detect_queries(path, is_named)
-        return _with_query_columns(ImportSource(chosen, _name_without_endings(path), (), (path,), {}), names, split)
+        source = ImportSource(chosen, _name_without_endings(path), (), (path,), {})
+        return _with_query_columns(source, names, split, qrels)
     for candidate in [requested] if requested else [each for each in FORMATS if not each.has_columns]:
-        queries, qrels = _find_queries(path, listing, candidate)
+        queries, judgements = _find_queries(path, listing, candidate)
         if queries:
             chosen = requested or _detect_queries(queries[0], is_named)
             if chosen.has_columns and not candidate.has_columns:
                 break  # tables may have other names, and are found below
-            return _with_query_columns(ImportSource(chosen, _import_name(path), (), queries, qrels), names, split)
-    source = _query_tables(path, listing, names, split) if requested is None else None
-    if source is None:
+            source = ImportSource(chosen, _import_name(path), (), queries, judgements)
+            return _with_query_columns(source, names, split, qrels)
+    tables = _query_tables(path, listing) if requested is None else None
+    if tables is None:
         expected = [f"{each.describe_files(each.query_files)} ({each.name})" for each in FORMATS if each.query_files]
         raise InputError(
             f"{path}: found no queries among {_list_some(listing)}, expected {', '.join(expected)}; or name a file of "
             "queries itself"
         )
-    return source
+    return _with_query_columns(tables, names, split, qrels)
 
 
 def describe_columns(source: ImportSource) -> list[str]:
@@ -176,8 +185,6 @@ def describe_columns(source: ImportSource) -> list[str]:
         lines.append(f"titles of {source.corpus[0]}: joined from {source.titles}")
     if source.queries and (shown := source.format.shown_query_columns(source.queries[0], source.query_columns)):
         lines.append(describe_query_columns(source.queries[0], *shown))
-        if not source.qrels and shown[1].relevant is None:
-            lines.append(judgements_hint(source.queries[0], *shown))
     return lines + (describe_columns(source.query_source) if source.query_source else [])
 
 
@@ -321,8 +328,8 @@ def _find_queries_beside(path: str, listing: list[str]) -> ImportSource | None:
         raise InputError(f"{problem}; {remedy}") from None
 
 
-def _query_tables(path: str, listing: list[str], names: QueryNames, split: str | None) -> ImportSource | None:
-    """Returns the query tables of a folder; None if it has none."""
+def _query_tables(path: str, listing: list[str]) -> ImportSource | None:
+    """Returns the query tables of a folder, before their columns are chosen; None if it has none."""
     tables = [each for each in FORMATS if each.has_columns and each.find_queries(listing)]
     if not tables:
         return None
@@ -330,7 +337,7 @@ def _query_tables(path: str, listing: list[str], names: QueryNames, split: str |
         files = " and ".join(each.find_queries(listing)[0] for each in tables)
         raise InputError(f"{path}: found {files}, expected one of them; remove or rename the other")
     queries, qrels = _find_queries(path, listing, tables[0])
-    return _with_query_columns(ImportSource(tables[0], _import_name(path), (), queries, qrels), names, split)
+    return ImportSource(tables[0], _import_name(path), (), queries, qrels)
 
 
 def _title_files_beside(format: CorpusFormat, path: str) -> list[str]:
@@ -351,12 +358,32 @@ def _title_file(format: CorpusFormat, files: Sequence[str]) -> str | None:
     return title_files[0] if title_files else None
 
 
-def _with_query_columns(source: ImportSource, names: QueryNames, split: str | None) -> ImportSource:
-    """Returns the source with the columns of its queries; a table with judgements becomes the qrels of its split."""
+def _with_query_columns(
+    source: ImportSource, names: QueryNames, split: str | None, qrels_file: str | None
+) -> ImportSource:
+    """Returns the source with the columns of its queries; a table with judgements becomes the qrels of its split.
+
+    A file of judgements replaces all others, also those of the table.
+    """
+    if qrels_file is not None:
+        qrels_file, listing = list_files(qrels_file)
+        if listing is not None:
+            raise InputError(
+                f"parameter qrels {qrels_file}: found a folder, expected a file of judgements; name the file"
+            )
+        if names.relevant or names.score:
+            raise InputError(
+                "parameter qrels: the judgements are in this file, expected no parameter relevant and no parameter "
+                "score, which name columns of the queries; leave them out"
+            )
+        if source.format.has_columns:
+            names = replace(names, relevant="")
+        columns = source.format.choose_query_columns(source.queries[0], names)
+        return replace(source, query_columns=columns, qrels={split or DEFAULT_SPLIT: qrels_file}, has_own_qrels=False)
     if not source.format.has_columns and split is not None:
         raise InputError(
             f"parameter split {split}: {source.queries[0]} has the format {source.format.name}, whose judgements are "
-            "in other files; leave the split out"
+            "in other files; leave the split out, or give a file of judgements by parameter qrels"
         )
     columns = source.format.choose_query_columns(source.queries[0], names)
     qrels = dict(source.qrels)

@@ -24,7 +24,7 @@ from indexing.files.columns import (
     remove_values,
     value_at,
 )
-from indexing.files.qrels import QRELS_SCHEMA
+from indexing.files.qrels import GRADE, MAX_GRADE, QRELS_SCHEMA
 from indexing.files.raw import FilePiece, no_rows_error, short_repr
 from indexing.files.rows import (
     Row,
@@ -271,10 +271,10 @@ def _parse_passage_ids(piece: FilePiece, line: int, row: dict[str, Any], columns
 
 
 def _parse_score(piece: FilePiece, line: int, row: dict[str, Any], columns: QueryColumns) -> int | None:
-    """Returns the score of a row; None if it has none. Raises InputError if it is not an integer."""
+    """Returns the score of a row; None if it has none. Raises InputError if it is no grade."""
     score = value_at(row, columns.score) if columns.score else None
     if type(score) is str and re.fullmatch(r"-?[0-9]{1,9}", score):
         score = int(score)
-    if score is not None and (type(score) is not int or abs(score) >= 10**9):
-        raise row_error(piece, line, f"{columns.score} {short_repr(score)}", "an integer", "fix the row")
+    if score is not None and (type(score) is not int or abs(score) > MAX_GRADE):
+        raise row_error(piece, line, f"{columns.score} {short_repr(score)}", GRADE, "fix the row")
     return score

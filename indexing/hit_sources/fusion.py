@@ -57,7 +57,8 @@ def weighted(
     """Returns the top k passages by the weighted sum of scores, which are normalised per query and source.
 
     A passage that a source did not find gets the source's smallest score of the query, which is 0 with "minmax"; a
-    source without hits adds 0. Sums are in float64, and equal sums are ordered by row.
+    source without hits adds 0. Sums are in float64 and leave out the smallest scores until passages are ordered, so a
+    large score that all passages have does not hide small differences; equal sums are ordered by row.
 
     Args:
         hits: The hits of each source for the same q queries, each [q, any].
@@ -107,7 +108,7 @@ def _top_sums(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.n
     Args:
         parts: The rows of each source, int64 [q, n], and their contributions, float64 [q, n].
         k: Number of hits per query.
-        base: Added to the sums of a query, float64 [q]; None: 0.
+        base: Added to the sums of a query after they are ordered, float64 [q]; None: 0.
     """
     rows = np.concatenate([part for part, _ in parts], axis=1)
     values = np.concatenate([value for _, value in parts], axis=1)
@@ -121,12 +122,12 @@ def _top_sums(parts: Sequence[tuple[np.ndarray, np.ndarray]], k: int, base: np.n
     sums = np.add.reduceat(values.ravel(), np.flatnonzero(first)) if width else np.empty(0)
     total = np.full(rows.shape, -np.inf)
     total[first] = sums
-    if base is not None:
-        total += base[:, None]
     total[rows < 0] = -np.inf
     best = np.argsort(-total, axis=1, kind="stable")[:, :k]  # stable: rows ascend
     scores, top = np.take_along_axis(total, best, axis=1), np.take_along_axis(rows, best, axis=1)
     top = np.where(np.isfinite(scores), top, -1)
+    if base is not None:
+        scores = scores + base[:, None]
     return pad_hits(Hits(scores.astype(np.float32), top), k)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import pyarrow as pa
 
 
@@ -11,8 +12,8 @@ def ranked_hits(run: pa.Table, queries: Iterable[str], depth: int | None = None)
     """Returns the passage ids of each query, best first.
 
     Args:
-        run: Columns query_id, id, score. Hits are ranked by score, as ir-measures ranks them: equal scores by id,
-            descending.
+        run: Columns query_id, id, score. Hits are ranked by score as float32, and equal scores by id, descending, as
+            trec_eval ranks them.
         queries: Ids of the queries; hits of other queries are left out.
         depth: Maximum number of hits per query; None: all.
 
@@ -20,7 +21,8 @@ def ranked_hits(run: pa.Table, queries: Iterable[str], depth: int | None = None)
         A list per query, empty for a query without hits.
     """
     hits: dict[str, list[tuple[float, str]]] = {query: [] for query in queries}
-    for query, id, score in zip(*(run[name].to_pylist() for name in ("query_id", "id", "score")), strict=True):
+    scores = run["score"].to_numpy().astype(np.float32).tolist()
+    for query, id, score in zip(run["query_id"].to_pylist(), run["id"].to_pylist(), scores, strict=True):
         if query in hits:
             hits[query].append((score, id))
     return {query: [id for _, id in sorted(found, reverse=True)[:depth]] for query, found in hits.items()}

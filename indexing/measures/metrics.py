@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from indexing.measures.hits import ranked_hits
 from retriever.errors import InputError
 
 RESAMPLES = 9_999  # random sign patterns of the paired test
 BATCH_NUMBERS = 1_000_000  # signs that are drawn at once: bounds the memory of the paired test
 BOOTSTRAP_DRAWS = 2_000
 MAX_CUTOFF = 1_000_000_000  # ranks; pytrec_eval aborts the process at 0 and has no cutoffs of more than 63 bits
+NO_PASSAGE = ""  # an id that no passage has
 _NAME = re.compile(r"[A-Za-z]\w*(\([^()@#\s]*\))?(@[\d.]+)?", re.ASCII)
 _MAX_NAME = 100  # characters
 
@@ -24,7 +26,7 @@ def metrics_per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) ->
 
     Args:
         qrels: Columns query_id, corpus_id, score.
-        run: Columns query_id, id, score; higher is better. Queries without judgements are ignored.
+        run: Columns query_id, id, score, ranked by `ranked_hits`. Queries without judgements are ignored.
         metrics: Names as ir-measures has them, for example nDCG@10.
 
     Returns:
@@ -37,10 +39,12 @@ def metrics_per_query(qrels: pa.Table, run: pa.Table, metrics: Sequence[str]) ->
     judged: dict[str, dict[str, int]] = {}
     for query, passage, score in zip(*(qrels[c].to_pylist() for c in ("query_id", "corpus_id", "score")), strict=True):
         judged.setdefault(query, {})[passage] = score
-    scores: dict[str, dict[str, float]] = {}
-    for query, passage, score in zip(*(run[c].to_pylist() for c in ("query_id", "id", "score")), strict=True):
-        if query in judged:
-            scores.setdefault(query, {})[passage] = score
+    for grades in judged.values():
+        if max(grades.values()) < 0:  # pytrec_eval writes beyond its memory for Bpref: it needs a grade of at least 0
+            grades[NO_PASSAGE] = 0
+    # The implementations order equal scores differently, so each hit gets a score of its own.
+    ranked = ranked_hits(run, judged)
+    scores = {query: dict(zip(ids, range(len(ids), 0, -1), strict=True)) for query, ids in ranked.items() if ids}
     queries = {query: number for number, query in enumerate(sorted(judged))}
     values = {name: np.zeros(len(queries)) for name in metrics}
     for judged_only in (False, True):  # together, NumRet would count the hits of either kind, by chance

@@ -14,7 +14,8 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import ALL, Queries
 from indexing.measures.metrics import metrics_per_query
 from indexing.search.hit_tables import ShownHit
-from indexing.search.runs import read_run, strictly_falling
+from indexing.search.run_files import strictly_falling
+from indexing.search.runs import read_run
 from indexing.store.artifact import Artifact
 from indexing.store.keys import Key
 from indexing.store.store import Store

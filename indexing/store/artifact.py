@@ -48,6 +48,12 @@ ABANDONED_S = 120.0  # a draft without parts is replaced if no process has renew
 RENEWAL_S = 20.0  # seconds between two renewals of a draft without parts
 
 
+def was_written_lately(storage: Storage, key: str) -> bool:
+    """Whether a file of an artifact was written within ABANDONED_S, so that a command may be making the artifact."""
+    times = storage.write_times(key).values()
+    return time.time() - max(times, default=0.0) < ABANDONED_S
+
+
 class Artifact:
     """A complete artifact, opened for reading."""
 
@@ -153,6 +159,7 @@ class Draft:
 
         Raises:
             InputError: If other inputs or another configuration are pinned and the draft may not be replaced.
+            StorageError: If the storage ignores conditional writes.
         """
         path = f"{self.key}/{BEGUN}"
         while not self._storage.put_new(path, add_own_hash(self._begun)):
@@ -169,6 +176,7 @@ class Draft:
                 break
         else:
             self.created = True
+            self._storage.require_conditional_writes(path, add_own_hash(self._begun))
         self.is_complete = self._has_manifest()
         return self
 
@@ -185,13 +193,20 @@ class Draft:
         if first_attempt(pinned) == first_attempt(self._begun):
             self._pin(pinned)
             return
-        conflict = describe_conflict(pinned, self._begun)
-        wait = ""
+        raise InputError(self._describe_conflict(pinned, abandoned_s))
+
+    def _describe_conflict(self, pinned: dict[str, Any], abandoned_s: float | None) -> str:
+        """Describes how the pinned draft differs, and the remedies; the draft may be that of another user."""
+        is_complete = self._has_manifest()
+        if is_complete and Key.parse(self.key).kind == "corpus":  # the store decides the name of a generation
+            return f"{self.url}: another command has made it since this one began: run this command again"
+        conflict = f"{self.url} was begun otherwise: {describe_conflict(pinned, self._begun)}"
+        removal = f"remove it: riptide store remove {self.key} --store {shlex.quote(self._storage.url)}"
         if abandoned_s is not None and self._is_empty(pinned):
-            wait = f", or wait {abandoned_s:.0f} s after the command that makes it has ended (it has no part yet)"
-        raise InputError(
-            f"{self.url} was begun otherwise: {conflict}{wait}, or remove it: {self.files_in_removal_order}"
-        )
+            conflict += f", or wait {abandoned_s:.0f} s after the command that makes it has ended (it has no part yet)"
+        elif not is_complete and was_written_lately(self._storage, self.key):
+            return f"{conflict}; if another command is making it, run this one again after that; otherwise {removal}"
+        return f"{conflict}, or {removal}"
 
     def _is_empty(self, pinned: dict[str, Any]) -> bool:
         """Whether the pinned draft is not complete and has no part."""
@@ -253,11 +268,6 @@ class Draft:
             if self.is_pinned() and not self._has_manifest():
                 document = {"begun": self._identity, "time": format_utc(time.time()), **mark}
                 self._storage.put(f"{self.key}/{FAILED}", add_own_hash(document))
-
-    @property
-    def files_in_removal_order(self) -> str:
-        """The command that removes the draft."""
-        return f"riptide store remove {self.key} --store {shlex.quote(self._storage.url)}"
 
     def is_pinned(self) -> bool:
         """Whether this draft, and no other one, is pinned under its key."""

@@ -7,6 +7,8 @@ import contextlib
 import errno
 import hashlib
 import os
+import random
+import re
 import shutil
 import tempfile
 import time
@@ -16,8 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from indexing.store.storage import explain_disk_errors
-from retriever.errors import InputError, StorageError
+from retriever.errors import BusyStorageError, InputError, StorageError
 
+ATTEMPTS = 10  # of a request that S3 throttles or fails to answer; AWS_MAX_ATTEMPTS sets another number
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0  # between attempts after a conflict of conditional writes
+BUSY = re.compile(r"slow_?down|unavailable|internal_?(error|failure)|throttl|\b50[0234]\b", re.IGNORECASE)
 UPLOAD = "?uploadId="  # between an object's key and the id of its multipart upload, as in S3's own addresses
 
 
@@ -34,6 +39,7 @@ class S3Storage:
         if not self.bucket:
             raise InputError(f"store {url}: expected s3://bucket/prefix")
         self._clients: tuple[Any, Any] | None = None
+        self._has_conditional_writes = False  # whether this process has seen the bucket refuse a write
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_clients": None}
@@ -49,8 +55,10 @@ class S3Storage:
     def _connect(self) -> tuple[Any, Any]:
         if self._clients is None:
             import boto3
+            from botocore.config import Config
 
-            self._clients = boto3.client("s3"), s3_filesystem()
+            retries = {"total_max_attempts": max_attempts(), "mode": os.environ.get("AWS_RETRY_MODE", "adaptive")}
+            self._clients = boto3.client("s3", config=Config(retries=retries)), s3_filesystem()
         return self._clients
 
     def key(self, key: str) -> str:
@@ -178,7 +186,7 @@ class S3Storage:
     def _conditional_put(self, key: str, data: bytes, **condition: str) -> bool:
         from botocore.exceptions import ClientError
 
-        for _ in range(10):
+        for attempt in range(max_attempts()):
             try:
                 with self._explain_errors(key):
                     self.s3.put_object(Bucket=self.bucket, Key=self.key(key), Body=data, **condition)
@@ -189,7 +197,22 @@ class S3Storage:
                     return False
                 if code not in ("ConditionalRequestConflict", "409"):  # two writers at once: S3 asks for a retry
                     raise
-        raise OSError(errno.EBUSY, "too many writers at once", self.path(key))
+            time.sleep(random.uniform(0.5, 1) * min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S))
+        raise BusyStorageError(
+            f"s3://{self.path(key)}: S3 answers {max_attempts()} attempts to write it with 409, as if others wrote it "
+            "at the same time: run the command again"
+        )
+
+    def require_conditional_writes(self, key: str, data: bytes) -> None:
+        if self._has_conditional_writes:
+            return
+        if self.put_new(key, data) or self.compare_and_swap(key, data, '"0"'):
+            self.delete(key)
+            raise StorageError(
+                f"{self.url}: its server ignores the conditions If-None-Match and If-Match of writes, without which "
+                "two commands could overwrite the work of each other: use Amazon S3 or a server that honours them"
+            )
+        self._has_conditional_writes = True
 
     @contextlib.contextmanager
     def _explain_errors(self, key: str) -> Iterator[None]:
@@ -210,9 +233,16 @@ class S3Storage:
                 raise StorageError(f"{self.url}: there is no bucket {self.bucket}: create it first") from error
             if isinstance(error, OSError) and "AWS Error" not in reason:
                 raise
+            if BUSY.search(f"{code} {reason}"):
+                raise BusyStorageError(f"s3://{self.path(key)}: {reason[:300]}: run the command again later") from error
             raise StorageError(
                 f"s3://{self.path(key)}: {reason[:300]} (check AWS_ENDPOINT_URL, AWS_REGION and the credentials)"
             ) from error
+
+
+def max_attempts() -> int:
+    """Returns how often a request to S3 is sent before it counts as failed."""
+    return int(os.environ.get("AWS_MAX_ATTEMPTS", ATTEMPTS))
 
 
 def s3_filesystem() -> Any:
@@ -221,4 +251,5 @@ def s3_filesystem() -> Any:
 
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    return fs.S3FileSystem(endpoint_override=endpoint, region=region)
+    retries = fs.AwsStandardS3RetryStrategy(max_attempts=max_attempts())
+    return fs.S3FileSystem(endpoint_override=endpoint, region=region, retry_strategy=retries)

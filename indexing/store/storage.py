@@ -52,6 +52,13 @@ class Storage(Protocol):
     def put_new(self, key: str, data: bytes) -> bool:
         """Writes a small object unless `key` exists. Returns False if another writer was first."""
 
+    def require_conditional_writes(self, key: str, data: bytes) -> None:
+        """Checks with an object of these bytes that `put_new` and `compare_and_swap` refuse to overwrite it.
+
+        Raises:
+            StorageError: If the storage ignores the conditions; the object is deleted.
+        """
+
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Yields (key, bytes) of every object under the folder `prefix`, ordered by key.
 
@@ -145,6 +152,9 @@ class LocalStorage:
         finally:
             temporary.unlink(missing_ok=True)
         return True
+
+    def require_conditional_writes(self, key: str, data: bytes) -> None:
+        pass  # a file system has link(2)
 
     def list(self, prefix: str) -> Iterator[tuple[str, int]]:
         yield from sorted((key, status.st_size) for key, status in self._files(prefix))

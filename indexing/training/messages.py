@@ -75,6 +75,7 @@ class StepDone:
         quality: Quality on the dev split; None if it was not measured.
         numerics: The numerics class.
         cuts: As in TrainingResult, up to the last checkpoint; of the last step, of all steps.
+        run_steps: Number of steps of the run, once the time limit has decided it; None before, and without one.
     """
 
     step: int
@@ -83,6 +84,7 @@ class StepDone:
     quality: float | None
     numerics: str
     cuts: dict[str, dict[str, int]] = field(default_factory=dict)
+    run_steps: int | None = None
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import Queries
-from indexing.embeddings.encoders import EncoderSpec, describe_differences
+from indexing.embeddings.encoders import EncoderSpec, describe_differences, differing_settings, find_closest
 from indexing.embeddings.reader import EmbeddingsReader
 from indexing.exact import ExactSearch
 from indexing.hit_sources.registry import find_index_kind
@@ -319,7 +319,8 @@ def find_passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus,
             options, or of a part of the corpus only.
     """
     backbone_settings = backbone.settings("passage")
-    reasons: dict[str, str] = {}
+    free = [name for name in ("dtype", "passage_terms") if name in backbone_settings]
+    encoders: dict[str, Any] = {}
     for each in store.names("embeddings") if name is None else [store.only_name("embeddings", name)]:
         try:
             encoder = store.generations("embeddings", each)[-1].config["encoder"]
@@ -327,24 +328,22 @@ def find_passage_embeddings(store: Store, backbone: EncoderSpec, corpus: Corpus,
             if name is not None:
                 raise
             continue  # damaged, so the encoder of these embeddings is unknown
-        free = [name for name in ("dtype", "passage_terms") if name in backbone_settings]
-        reasons[each] = describe_differences(
-            encoder, backbone_settings | {name: encoder.get(name) for name in free}, passages=True
-        )
-    fitting = [each for each, reason in reasons.items() if not reason]
+        encoders[each] = {**encoder, **{name: backbone_settings[name] for name in free}}
+    fitting = [each for each in encoders if not differing_settings(encoders[each], backbone_settings, passages=True)]
     if len(fitting) > 1:
         raise InputError(
             f"{store.url}: the backbone made several embeddings of the passages: {', '.join(fitting)}; "
             "name one with parameter embeddings"
         )
     encode = f"run riptide encode-corpus --encoder {backbone.name} first"
-    if not fitting and not reasons:
+    if not encoders:
         raise InputError(
             f"{store.url}: there are no embeddings, from which training with parameter sides query reads "
             f"the vectors of passages: {encode}"
         )
     if not fitting:
-        other, reason = next(iter(reasons.items()))
+        other = find_closest(encoders, backbone_settings, passages=True)
+        reason = describe_differences(encoders[other], backbone_settings, passages=True)
         raise InputError(
             f"embeddings/{other} are not those of the backbone, which would have {reason}: give the "
             f"settings of the embeddings, or {encode} with these under another name"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from indexing.work.tasks import Allocation, Report, WorkerRequest, WorkerTask, ignore_progress
-from retriever.errors import InputError, StorageError
+from retriever.errors import BusyStorageError, InputError, StorageError
 
 HEAD = "node:__internal_head__"  # a resource that only the head of a cluster has
 NODE_ID = "ray.io/node-id"  # the label of a node with its id, which Ray sets
@@ -236,12 +236,14 @@ class NodeFailure:
         address: Its address.
         reason: The error in one line.
         is_input: Whether the error was an InputError other than a StorageError.
+        is_busy_storage: Whether the error was a BusyStorageError, for which the node is not at fault.
     """
 
     node: str
     address: str
     reason: str
     is_input: bool
+    is_busy_storage: bool = False
 
     def error(self, line: str) -> InputError:
         """Returns the error that ends a job."""
@@ -251,8 +253,11 @@ class NodeFailure:
         """Returns the nodes without the one that failed.
 
         Raises:
+            BusyStorageError: If the storage, and not the node, has failed.
             InputError: If too many nodes have failed, or if no other node can hold the worker.
         """
+        if self.is_busy_storage:
+            raise BusyStorageError(self.reason)
         others = replace(nodes, excluded=(*nodes.excluded, self.node))
         failed = len(others.excluded)
         line = f"node {self.address}: {self.reason}"
@@ -274,7 +279,8 @@ def open_worker(task: WorkerTask, allocation: Allocation) -> Callable[[Any, Repo
         is_input = isinstance(error, InputError) and not isinstance(error, StorageError)
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
-        return NodeFailure(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), reason, is_input)
+        node, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+        return NodeFailure(node, address, reason, is_input, isinstance(error, BusyStorageError))
 
 
 @contextlib.contextmanager

@@ -128,8 +128,8 @@ class WorkerTask(Protocol):
 
 
 def task_name(task: WorkerTask) -> str:
-    """Returns what a task does, as Ray's dashboard shows it: `search bm25` of a SearchBm25Task."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", type(task).__name__.removesuffix("Task")).lower()
+    """Returns the name of a task on Ray's dashboard and in its metrics: `riptide search bm25` of a SearchBm25Task."""
+    return "riptide " + re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", type(task).__name__.removesuffix("Task")).lower()
 
 
 def are_workers_kept_open(task: WorkerTask) -> bool:

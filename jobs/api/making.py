@@ -70,15 +70,18 @@ class Making(indexing.store.store.Store):
         self._run_import("import_corpus", source, options)
         return Corpus.open(self)
 
-    def import_queries(self, source: Any, *, name: str | None = None, **options: Any) -> Queries:
+    def import_queries(self, source: Any, *, name: str | None = None, qrels: Any = None, **options: Any) -> Queries:
         """Imports queries, with judgements, over the corpus.
 
         store.import_queries("raw/nq/nq-dev.qa.csv", name="nq-dev")
         store.import_queries([{"id": "q1", "query": "who?", "passage_id": "p1"}], name="mine", split="dev")
+        store.import_queries("asked.csv", qrels={"q1": {"p1": 2, "p7": 1}})
 
         Args:
             source: As of `import_corpus`.
             name: Name of the query set; default: that of the file or folder, so rows need one.
+            qrels: Judgements, which replace those of the source: a file in the form of TREC or BEIR; a dict, query id
+                -> passage id -> integer grade; or rows with the columns query_id, corpus_id and score.
             options: Options of `riptide import-queries`: id, text, relevant, score, split, ….
 
         Returns:
@@ -86,7 +89,12 @@ class Making(indexing.store.store.Store):
         """
         if name is None and not isinstance(source, str) and not hasattr(source, "__fspath__"):
             raise InputError("import_queries: name= is required with rows, which have no name of a file")
-        queries: Queries = self._run_import("import_queries", source, {"name": name, **options})
+        from jobs.api.raw_rows import qrels_path
+
+        with contextlib.ExitStack() as files:
+            if qrels is not None:
+                options["qrels"] = files.enter_context(qrels_path(qrels))
+            queries: Queries = self._run_import("import_queries", source, {"name": name, **options})
         return queries
 
     def encode_corpus(self, encoder: str | None = None, *, name: str | None = None, **options: Any) -> EmbeddingsReader:

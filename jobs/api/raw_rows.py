@@ -1,8 +1,12 @@
-"""Rows of Python as a source of an import: dicts, and tables of pandas, polars and pyarrow, as one Parquet file."""
+"""Rows of Python as files of an import: dicts, and tables of pandas, polars and pyarrow.
+
+Passages and queries become a Parquet file, judgements a file of BEIR's three columns.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import itertools
 import json
 import os
@@ -21,11 +25,13 @@ from retriever.arguments import check_levels, plain_value
 from retriever.errors import InputError
 
 NAME = "rows of a table"  # stands for the file, in messages and in what an import records
+QRELS_NAME = "rows of judgements"  # likewise
 HASH_DIGITS = 16  # of the file's name, hexadecimal
 BLOCK_ROWS = 65_536  # dicts that become columns at once
 GROUP_ROWS = 16_384  # rows of a row group, the smallest piece that a worker reads
 METADATA = "metadata"  # a column of objects, as the import takes it
 _PREFIX = "riptide-rows-"  # of the name of the file's folder
+_QRELS_COLUMNS = ("query_id", "corpus_id", "score")
 
 
 @contextlib.contextmanager
@@ -52,14 +58,52 @@ def source_path(source: Any) -> Iterator[str]:
             pq.write_table(table, file, compression="zstd", row_group_size=GROUP_ROWS)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise InputError(f"{NAME}: {_one_line(error)}; expected columns that Parquet can hold") from None
-        named = file.with_name(f"{NAME} {file_sha256(file)[:HASH_DIGITS]}.parquet")
-        yield str(file.rename(named))
+        yield str(_name_by_content(file, NAME))
+
+
+@contextlib.contextmanager
+def qrels_path(qrels: Any) -> Iterator[str]:
+    """Yields the path of a file of judgements; that of rows exists within the block only, as of `source_path`.
+
+    Args:
+        qrels: A path or an s3:// address; a dict, query id -> passage id -> integer grade; or rows with the columns
+            query_id, corpus_id and score, as `source_path` takes them.
+
+    Raises:
+        InputError: If it is none of these.
+    """
+    if isinstance(qrels, str | os.PathLike):
+        yield os.fspath(qrels) if isinstance(qrels, str) else str(qrels)
+        return
+    if isinstance(qrels, Mapping) and all(isinstance(grades, Mapping) for grades in qrels.values()):
+        rows = [(query, passage, grade) for query, grades in qrels.items() for passage, grade in grades.items()]
+    else:
+        table = _to_table(qrels)
+        if missing := [name for name in _QRELS_COLUMNS if name not in table.column_names]:
+            raise InputError(
+                f"{QRELS_NAME}: found the columns {', '.join(table.column_names)}, expected {missing[0]} too; rename "
+                "the column, or give a dict, query id -> passage id -> grade"
+            )
+        rows = list(zip(*(table[name].to_pylist() for name in _QRELS_COLUMNS), strict=True))
+    for number, row in enumerate(rows, 1):
+        if any(value is None or "\n" in str(value) for value in row):
+            raise InputError(f"{QRELS_NAME} row {number}: found {row!r}, expected two ids of one line and a grade")
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+        file = Path(folder) / "qrels.tsv"
+        with open(file, "w", encoding="utf-8", newline="") as lines:
+            csv.writer(lines, delimiter="\t", lineterminator="\n").writerows(rows)
+        yield str(_name_by_content(file, QRELS_NAME))
+
+
+def _name_by_content(file: Path, name: str) -> Path:
+    """Renames a file to NAME and a hash of its content, and returns its new path."""
+    return file.rename(file.with_name(f"{name} {file_sha256(file)[:HASH_DIGITS]}{file.suffix}"))
 
 
 def without_path(message: str) -> str:
-    """Returns a message with NAME in place of the paths of rows, also of those that an earlier call imported."""
+    """Returns a message with their names in place of the paths of rows, also of those of an earlier call."""
     folder = re.escape(tempfile.gettempdir())
-    return re.sub(rf"(?:{folder}|\S*)/{_PREFIX}\w+/{NAME} [0-9a-f]+\.parquet", NAME, message)
+    return re.sub(rf"(?:{folder}|\S*)/{_PREFIX}\w+/({NAME}|{QRELS_NAME}) [0-9a-f]+\.\w+", r"\1", message)
 
 
 def _to_table(source: Any) -> pa.Table:

@@ -1,4 +1,4 @@
-"""A run of a store: the hits of a query set, as data frames and as TREC files."""
+"""A run of a store: the hits of a query set, as data frames and as files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from indexing.corpus.corpus import Corpus
-from indexing.search.runs import SCHEMA, read_hits, write_trec
+from indexing.search.run_files import is_json_lines, write_json_lines, write_trec
+from indexing.search.runs import SCHEMA, read_hits
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
 from retriever.arguments import refuse_unknown_names
+from retriever.errors import InputError
 
 if TYPE_CHECKING:
     import pandas
@@ -77,3 +79,13 @@ class Run:
             InputError: If the file exists with other content and may not be replaced, or if an id has white space.
         """
         write_trec(read_hits(self.artifact, Corpus.open(self._store)), path, self.name, overwrite=overwrite)
+
+    def write_json_lines(self, path: str, *, overwrite: bool = False) -> None:
+        """Writes the hits to a file of JSON lines with query_id, id, rank and score. Its name ends with .jsonl.
+
+        Raises:
+            InputError: If the file exists with other content and may not be replaced, or has another ending.
+        """
+        if not is_json_lines(path):
+            raise InputError(f"{path}: expected the ending .jsonl, by which evaluate and compare know the form")
+        write_json_lines(read_hits(self.artifact, Corpus.open(self._store)), path, overwrite=overwrite)

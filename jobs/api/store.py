@@ -191,8 +191,8 @@ class Store(Making):
         store.evaluate(["bm25", "hybrid"], split="test", metrics=["nDCG@10", "R@100"]).to_pandas()
 
         Args:
-            runs: A run or several: a TREC file, the name of a run in the store, a `Run`, or a source, which is searched
-                first. A name that is both a run and a source is the run.
+            runs: A run or several: a file of TREC or of JSON lines, the name of a run in the store, a `Run`, or a
+                source, which is searched first. A name that is both a run and a source is the run.
             options: Options of `riptide evaluate`: queries, split, metrics, relevance, median_length, limit, ….
 
         Returns:
@@ -233,7 +233,7 @@ class Store(Making):
         comparison.write_page("results/bm25-hybrid.html")
 
         Args:
-            first: The baseline: a TREC file, the name of a run in the store, or a `Run`.
+            first: The baseline: a file of TREC or of JSON lines, the name of a run in the store, or a `Run`.
             second: The run that is compared with it.
             options: Options of `riptide compare`: queries, split, metrics, limit.
 
@@ -264,13 +264,13 @@ class Store(Making):
         if isinstance(run, str | os.PathLike):
             return str(os.fspath(run))
         if not isinstance(run, Run):
-            raise InputError(f"{method}: found {type(run).__name__}, expected a run: a name, a TREC file or a Run")
+            raise InputError(f"{method}: found {type(run).__name__}, expected a run: a name, a file or a Run")
         with named_parameters({}):
             stored = self.open("runs", run.name)
         if stored.fingerprint != run.artifact.fingerprint:
             raise InputError(
                 f"{method}: found a run of {run.artifact.url}: {stored.url} is another one; give a run of this store, "
-                "or a TREC file of the other one"
+                "or a file of the other one"
             )
         return run.name
 

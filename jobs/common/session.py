@@ -28,7 +28,15 @@ from retriever.errors import InputError
 
 # Variables that a driver passes to its workers. They include no credentials, as Ray shows and logs them: each node has
 # its own credentials (a role, a file, or variables that it was started with).
-FORWARDED = ("AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION", "HF_", "RIPTIDE_")
+FORWARDED = (
+    "AWS_ENDPOINT_URL",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "AWS_RETRY_MODE",
+    "AWS_MAX_ATTEMPTS",
+    "HF_",
+    "RIPTIDE_",
+)
 PACKAGES = ("retriever", "indexing", "serve", "jobs")
 
 PROBE_S = 1.0  # seconds in which a Ray on this machine must accept a connection

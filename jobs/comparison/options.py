@@ -21,14 +21,14 @@ class Compare(Common):
     READS: ClassVar = {"first": "runs", "second": "runs"}
 
     first: str = option(positional=True, metavar="RUN")
-    """The baseline: name of a run in the store, or a TREC file."""
+    """The baseline: name of a run in the store, or a file of TREC or of JSON lines."""
     second: str = option(positional=True, metavar="RUN")
     """The run that is compared with it."""
     queries: str | None = None
-    """Name of the query set; default: that of the runs. For two TREC files it may be left out if the store has only
+    """Name of the query set; default: that of the runs. For two files it may be left out if the store has only
     one."""
     split: str | None = None
-    """The split of the queries whose judgements count; default: that of the runs, and test for two TREC files."""
+    """The split of the queries whose judgements count; default: that of the runs, and test for two files."""
     metrics: tuple[str, ...] = METRICS
     """Metrics, as evaluate takes them. The first one orders the queries. The p-values are adjusted for their number."""
     examples: int = 10

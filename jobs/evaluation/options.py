@@ -19,7 +19,8 @@ class Evaluate(SizedWorkers):
     READS: ClassVar = {"run": "runs", "source": "sources", "embeddings": "embeddings", "task": "tasks"}
 
     run: tuple[str, ...] = ()
-    """Names of runs in the store, or TREC files."""
+    """Names of runs in the store, or files: of TREC, or of JSON lines, as `riptide search --run FILE.jsonl` writes
+    them."""
     source: tuple[str, ...] = ()
     """Search sources, as search --source takes them, such as hybrid or exact:minilm. Each is searched for the queries
     of the split, as deep as the metrics need: --metrics nDCG@10 R@100 makes the run QUERIES-SPLIT-SOURCE-top100, and a

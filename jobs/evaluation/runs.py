@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from indexing.corpus.corpus import Corpus
 from indexing.corpus.queries import ALL, Queries
-from indexing.search.runs import read_run, read_trec, strictly_falling
+from indexing.search.run_files import read_run_file, strictly_falling
+from indexing.search.runs import read_run
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -30,11 +31,11 @@ SAMPLE = 1_000  # passages of a run without any relevant hit that are looked up 
 
 @dataclass(frozen=True)
 class RunReference:
-    """A run that is measured: a TREC file, or a run of the store.
+    """A run that is measured: a file of a run, or a run of the store.
 
     Attributes:
         name: Name of the run, or of the file.
-        is_file: Whether it is a TREC file.
+        is_file: Whether it is a file.
         title: What results and warnings call the run; empty: its name.
     """
 
@@ -135,20 +136,20 @@ def read_checked_run(
 
 
 def read_run_table(store: Store, name: str, queries: Queries, split: str, *, is_file: bool = False) -> pa.Table:
-    """Returns a run of the store, or a TREC file, as columns query_id, id, score.
+    """Returns a run of the store, or the file of a run, as columns query_id, id, score.
 
     Args:
         store: The store.
         name: Name of the run, or of the file.
         queries: The query set.
         split: The split of the queries.
-        is_file: Whether the run is a TREC file.
+        is_file: Whether the run is a file.
 
     Raises:
         InputError: If the run in the store is over other queries.
     """
     if is_file:
-        return read_trec(name)
+        return read_run_file(name)
     artifact = store.open("runs", store.only_name("runs", name))
     run_queries = artifact.inputs["queries"]
     if run_queries["fingerprint"] != queries.artifact.fingerprint or artifact.config["split"] not in (split, ALL):
@@ -186,7 +187,7 @@ def check_queries(
         judged_ids: Ids of all queries that the split judges.
         measured_ids: Ids of those that are measured, fewer than `judged_ids` with a limit.
         where: The query set and its split, for messages.
-        is_file: Whether the run is a TREC file. A run of the store is known to be of these queries.
+        is_file: Whether the run is a file. A run of the store is known to be of these queries.
         noun: What `judged_ids` are, for messages.
 
     Returns:

@@ -239,7 +239,7 @@ def print_plan(options: PretrainRip, rip: RipOptions, eligible: EligibleCount, w
     fitted = limit_batch_to_corpus(options, rip, eligible.passages)
     steps = options.count_steps(eligible.passages, fitted.batch)
     texts = 2 * fitted.batch if rip.has_pairs else fitted.batch
-    say(f"steps     {steps:,} of {texts:,} texts, on {options.workers} workers")
+    say(f"steps     {options.describe_steps(steps)} of {texts:,} texts, on {options.workers} workers")
     if rip.train == "prompts":
         size = {1: "its size", 3: "three times its size"}[options.checkpoint_bytes(1)]
         say(f"writes    a prompt, and a checkpoint of {size} every {options.loop.checkpoint_every} steps")

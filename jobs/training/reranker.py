@@ -165,7 +165,7 @@ def print_plan(options: TrainReranker, setup: RerankerSetup) -> None:
     pairs = steps * options.pairs.batch * (1 + options.pairs.negatives_per_query)
     mined = f"negatives/{setup.maker.negatives}"
     say(f"queries   {setup.queries:,} of the {setup.split_queries:,} of {options.split}, with negatives in {mined}")
-    say(f"steps     {steps:,} of {options.pairs.batch} queries on {options.workers} workers")
+    say(f"steps     {options.describe_steps(steps)} of {options.pairs.batch} queries on {options.workers} workers")
     say(f"pairs     {pairs:,}, at most {pairs * options.pairs.max_length:,} tokens forward and backward")
     checkpoint = options.checkpoint_bytes(weights)
     say(f"memory    about {format_bytes(weights + checkpoint)} a worker, and a batch's intermediate values")

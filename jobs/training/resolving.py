@@ -290,6 +290,11 @@ def flops_options(options: TrainRetriever, pooling: str, steps: int) -> FlopsOpt
     if not has_passages:
         reason = "with --sides query, vectors of passages are stored, and no regulariser changes them: leave it out"
         refuse_options(options, ("flops_passages",), reason)
+    if options.loop.max_minutes is not None:
+        raise InputError(
+            f"--max-minutes {options.loop.max_minutes:g} with --pooling {SPLADE}: the weights of the regulariser rise "
+            "over a fraction of the steps, whose number must be known: give --steps"
+        )
     return options.flops.resolve(steps, options.losses.loss, has_passages=has_passages)
 
 

@@ -264,8 +264,8 @@ def print_plan(options: TrainRetriever, setup: RetrieverSetup) -> None:
     if (categories := setup.maker.tuning.categories) is not None:
         say(f"positives passages of the batch with a common category in the metadata field {categories.field!r}")
     say(
-        f"steps     {loop.steps:,} of {options.rows_per_step} queries and up to {passages:,} passages, on "
-        f"{options.workers} workers"
+        f"steps     {options.describe_steps(loop.steps)} of {options.rows_per_step} queries and up to {passages:,} "
+        f"passages, on {options.workers} workers"
     )
     if setup.maker.embeddings is not None:
         names = " and ".join(f"embeddings/{name}" for name in dict.fromkeys(setup.maker.embeddings))

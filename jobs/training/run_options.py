@@ -92,6 +92,12 @@ class Training(ClusterJob):
         """Returns --steps, or the steps of --epochs over rows in batches."""
         return math.ceil(self.epochs * rows / batch) if self.steps is None else self.steps
 
+    def describe_steps(self, steps: int) -> str:
+        """Returns the number of steps of a run for its plan."""
+        if self.loop.max_minutes is None:
+            return f"{steps:,}"
+        return f"at most {steps:,}, as many as take --max-minutes {self.loop.max_minutes:g},"
+
     def loop_options(
         self, steps: int, *, lr: float, warm_up: float = 0.1, weight_decay: float = 0.01, refresh_every: int = 0
     ) -> LoopOptions:

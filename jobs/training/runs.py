@@ -162,6 +162,11 @@ def train_task(options: Training, task: TrainingTask, on_ray: bool, max_length: 
             if isinstance(done, StartMeasured):
                 stage.say(f"{QUALITY} {done.quality:.4f} at step 0, before training")
                 return
+            if done.run_steps is not None and stage.total != done.run_steps:
+                stage.total = done.run_steps
+                stage.say(
+                    f"train: {done.run_steps:,} steps, which take about --max-minutes {options.loop.max_minutes:g}"
+                )
             for noun, (cuts, line) in cut_lines(options, done.cuts, max_length).items():
                 if cuts.are_many and noun not in warned:
                     warned.add(noun)

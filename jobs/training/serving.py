@@ -10,7 +10,7 @@ from jobs.common.options import options_by_name
 from jobs.training.opening import RetrieverSetup
 from jobs.training.options import TrainRetriever
 
-from indexing.embeddings.encoders import describe_differences, differing_settings
+from indexing.embeddings.encoders import describe_differences, differing_settings, find_closest
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -41,7 +41,8 @@ def serving_warnings(store: Store, options: TrainRetriever, setup: RetrieverSetu
     embeddings = {name: settings for name, settings in encoders.items() if "prompt" not in settings}
     same = [name for name, settings in embeddings.items() if not differing_settings(settings, backbone_settings)]
     if embeddings and not same:
-        name, settings = next(iter(embeddings.items()))
+        name = find_closest(embeddings, backbone_settings)
+        settings = embeddings[name]
         changes = describe_differences(settings, backbone_settings)
         return [
             f"the prompt cannot be served with embeddings/{name}: it would have {changes}; "

@@ -38,6 +38,11 @@ class OptimisationOptions(OptionGroup):
     optimizer: OptimizerName = "adamw"
     """adafactor: as T5X has it (T5, GTR): updates are scaled by the size of the weights, and a checkpoint holds little
     more than the weights; not with --zero 1 to 3."""
+    max_minutes: float | None = option(None, positive=True)
+    """Train for at most N minutes, from the first step on, measurements on the dev split included. The speed of the
+    first steps decides how many steps fit, and the learning rate falls to 0 in them; --steps or --epochs is the
+    largest number. The number is kept in the checkpoint, so a run that is resumed makes as many steps; one that is
+    repeated from the start may make another number. Default: no limit."""
     seed: int = option(0, minimum=0)
     """Seed of the batches, of dropout and of new weights."""
     zero: Literal[0, 1, 2, 3] | None = option(None, group="memory and precision")
@@ -79,7 +84,7 @@ class LoopOptions(ContrastiveOptimisation):
     """Options of the training loop, with a value for each. Warm-up and decay default to those of BERT's fine-tuning.
 
     Attributes:
-        steps: Number of steps.
+        steps: Number of steps; with max_minutes, the largest one.
         parameter_scale: Adafactor multiplies the learning rate by the RMS of each parameter.
         refresh_every: Steps between two minings of negatives; 0: never.
     """
@@ -93,10 +98,15 @@ class LoopOptions(ContrastiveOptimisation):
     refresh_every: int = option(0, minimum=0)
 
     def fingerprint_options(self) -> dict[str, Any]:
-        """Returns the options that shape the result, for a fingerprint. AdamW, the default, is not among them."""
+        """Returns the options that shape the result, for a fingerprint.
+
+        AdamW and no time limit, the defaults, are not among them.
+        """
         options = {name: value for name, value in asdict(self).items() if name not in HOW}
         if self.optimizer == "adamw":
             del options["optimizer"], options["parameter_scale"]
+        if self.max_minutes is None:
+            del options["max_minutes"]
         return options
 
     def learning_rate(self, step: int) -> float:

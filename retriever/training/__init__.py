@@ -2,6 +2,7 @@
 
 system             the interface of a system to train: a model, its loss and its data
 loop               the training loop, with checkpoints
+time_limit         the number of steps that fit into a time
 hooks              progress, checkpoints and stop requests of a run
 stepping           steps by torch, or by DeepSpeed's ZeRO
 parameter_groups   groups of parameters with their own settings

@@ -29,6 +29,7 @@ class TrainingProgress:
     cuts: dict[str, dict[str, int]] = field(
         default_factory=dict
     )  # of all workers' texts, by their kind: `Cuts.to_dict`
+    run_steps: int | None = None  # of the whole run, once the speed of the first steps has decided it
 
 
 class Stopped(Exception):

@@ -38,6 +38,7 @@ from retriever.training.hooks import SaveCheckpoint, Stopped, TrainingProgress, 
 from retriever.training.parameter_groups import GroupedSystem, describe_optimizers, split_parameters
 from retriever.training.stepping import DeepSpeedStepper, PlainStepper, Stepper, trained_parameters
 from retriever.training.system import Batch, BatchChunk, Evaluate, NegativesRefresh, System, check_outputs
+from retriever.training.time_limit import SpeedMeasurement
 
 # Maximum tokens of a worker's chunks for which their graphs are kept, by device; larger batches run forward twice.
 GRAPH_TOKENS = {"cpu": 65_536, "cuda": 131_072}
@@ -98,6 +99,7 @@ class Trainer:
         )
         self.refresh: NegativesRefresh | None = None
         self._mined: torch.Tensor | None = None
+        self._speed = None if options.max_minutes is None else SpeedMeasurement(60 * options.max_minutes)
         self._cuts: dict[str, Cuts] = {}  # of this worker's texts that `TrainingProgress.cuts` lacks
         self.numerics = describe_numerics(device, dtype)
         # The number of threads decides how sums are rounded, so a run that resumes with another one is refused.
@@ -113,7 +115,7 @@ class Trainer:
         Raises:
             Stopped: If a stop was requested, after the checkpoint of the step at which it was noticed.
         """
-        options, self.refresh = self.options, refresh
+        self.refresh = refresh
         self._check_equal(
             json.dumps(self.conditions),
             f"workers compute differently, this one by {_describe_conditions(self.conditions)}: give the run nodes of "
@@ -127,12 +129,17 @@ class Trainer:
         )
         if self.rank == 0 and progress.steps:
             hooks.note({"resumed": progress.steps})
-        if evaluate and options.evaluate_every and not progress.steps:
+        if progress.run_steps is not None:
+            self.options = replace(self.options, steps=progress.run_steps)
+        started_s = self._read_clock()
+        if evaluate and self.options.evaluate_every and not progress.steps:
             progress.start = self._measure(evaluate)
+            if self._speed:
+                self._speed.evaluation_s = self._read_clock() - started_s
             if self.rank == 0:
                 hooks.note({"start_quality": progress.start})
         with hooks.stop_requests() if self.rank == 0 else no_stop_requests() as must_stop:
-            self._take_steps(progress, hooks, evaluate, must_stop)
+            self._take_steps(progress, hooks, evaluate, must_stop, started_s)
         if progress.best is not None and progress.best_step != progress.steps:
             best = hooks.load_best()
             if best is None:
@@ -145,20 +152,34 @@ class Trainer:
         return progress
 
     def _take_steps(
-        self, progress: TrainingProgress, hooks: WorkerHooks, evaluate: Evaluate | None, must_stop: Callable[[], bool]
+        self,
+        progress: TrainingProgress,
+        hooks: WorkerHooks,
+        evaluate: Evaluate | None,
+        must_stop: Callable[[], bool],
+        started_s: float,
     ) -> None:
-        """Trains to the end, with checkpoints. Raises Stopped if a stop is requested."""
-        options = self.options
-        if self._from_rank_0(False, must_stop())[1]:
+        """Trains to the end, with checkpoints. Raises Stopped if a stop is requested.
+
+        With a time limit, the first checkpoint is that of the step after which the number of steps is decided: a run
+        that ends before it starts from the beginning, and every later one makes as many steps.
+        """
+        if self._from_rank_0(must_stop())[0]:
             raise Stopped
         saved_s = time.monotonic()
-        while progress.steps < options.steps:
-            if evaluate and options.patience and progress.since >= options.patience:
+        while progress.steps < self.options.steps:
+            if evaluate and self.options.patience and progress.since >= self.options.patience:
                 break
             step = progress.steps
             self.system.module.train()
-            loss, lr = self.step(step), options.learning_rate(step)
+            step_started_s = self._read_clock()
+            loss, lr = self.step(step), self.options.learning_rate(step)
             progress.steps = step + 1
+            is_decided = self._speed is None or progress.run_steps is not None
+            if self._speed and not is_decided:
+                self._speed.step_s.append(self._read_clock() - step_started_s)
+                self._decide_steps(progress, self._speed, started_s)
+            options = self.options
             last = progress.steps == options.steps
             quality = None
             if evaluate and options.evaluate_every and (last or progress.steps % options.evaluate_every == 0):
@@ -176,28 +197,46 @@ class Trainer:
                         "quality": quality,
                         "numerics": self.numerics,
                         "cuts": progress.cuts,
+                        "run_steps": progress.run_steps,
                     }
                 )
             if self.refresh and options.refresh_every and not last and progress.steps % options.refresh_every == 0:
                 self._mined = self.refresh.mine()
                 self.refresh.train_on(self._mined)
             # Last, so that the checkpoint holds what the step has measured and mined: a resumed run repeats neither.
-            is_old = 0 < 60 * options.checkpoint_minutes <= time.monotonic() - saved_s
-            is_old, stops = self._from_rank_0(is_old, must_stop())
-            if is_old or stops or quality is not None or last or progress.steps % options.checkpoint_every == 0:
+            age_s = time.monotonic() - saved_s
+            is_old, stops = self._from_rank_0(0 < 60 * options.checkpoint_minutes <= age_s, must_stop())
+            is_due = is_old or stops or quality is not None or last or progress.steps % options.checkpoint_every == 0
+            if (is_due and is_decided) or last or (progress.run_steps is not None and not is_decided):
                 self._save_checkpoint(hooks.save, progress)
                 saved_s = time.monotonic()
             if stops:
                 raise Stopped
 
-    def _from_rank_0(self, is_old: bool, stops: bool) -> tuple[bool, bool]:
-        """Returns the values of rank 0 on every worker, because all workers take part in writing a checkpoint."""
+    def _read_clock(self) -> float:
+        """Returns the time in seconds if a time limit needs it."""
+        return time.monotonic() if self._speed else 0.0
+
+    def _decide_steps(self, progress: TrainingProgress, speed: SpeedMeasurement, started_s: float) -> None:
+        """Decides the number of steps of the run if enough steps were measured on rank 0."""
+        options = self.options
+        if progress.steps == options.steps:
+            return
+        [steps] = self._from_rank_0(
+            speed.fit_steps(self._read_clock() - started_s, options.steps, options.evaluate_every) or 0
+        )
+        if steps:
+            progress.run_steps = steps
+            self.options = replace(options, steps=steps)
+
+    def _from_rank_0(self, *values: int) -> list[int]:
+        """Returns the values of rank 0 on every worker, which all act alike: for example in writing a checkpoint."""
         if self.world == 1:
-            return is_old, stops
-        values = torch.tensor([is_old, stops], device=self.device)
-        dist.broadcast(values, 0)
-        is_old, stops = values.tolist()
-        return is_old, stops
+            return list(values)
+        first = torch.tensor(values, device=self.device)
+        dist.broadcast(first, 0)
+        numbers: list[int] = first.tolist()
+        return numbers
 
     def step(self, step: int) -> float:
         """Makes a step over the batch of a step, counted from 0, and returns the loss over the whole batch."""
@@ -360,7 +399,9 @@ class Trainer:
         if self.rank == 0:
             # AdamW is not named, so that its checkpoints have the same bytes as those before there was another one.
             other_optimizer = {} if self.optimizer == "adamw" else {"optimizer": self.optimizer}
-            metadata = {"progress": json.dumps(vars(progress)), **self.conditions, **other_optimizer}
+            # Nor is the number of steps, unless a time limit has decided it.
+            state_of_run = {k: v for k, v in vars(progress).items() if k != "run_steps" or v is not None}
+            metadata = {"progress": json.dumps(state_of_run), **self.conditions, **other_optimizer}
             save(progress.steps, lambda path: save_file(state, path, metadata=metadata))
 
     def restore(self, path: Path | None) -> TrainingProgress:

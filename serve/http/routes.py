@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import difflib
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -25,6 +26,7 @@ from serve.errors import OverloadedError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+MAX_FIELD_NAME = 50  # characters of an unknown field that are compared with the names of fields
 BOM = b"\xef\xbb\xbf"
 SMALL = 4 << 10  # bytes of a body that the event loop parses itself, in less than a millisecond
 # Bounds of larger bodies.
@@ -95,7 +97,7 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     request.state.received_s = time.time()
     _check_type(request, "application/json", "+json")
     if sum(map(len, chunks)) <= SMALL:
-        return _validate(model.model_validate_json, b"".join(chunks).removeprefix(BOM))
+        return _validate(model, model.model_validate_json, b"".join(chunks).removeprefix(BOM))
     with _parser_queue.count(sum(map(len, chunks))):
         async with cancel_on_disconnect(request):  # others wait for the thread
             return await asyncio.get_running_loop().run_in_executor(_PARSER, _parse_body, chunks, model)
@@ -143,16 +145,24 @@ def _parse_body(chunks: Sequence[bytes], model: type[Model]) -> Model:
         at += len(chunk)
     if body.startswith(BOM):
         del body[: len(BOM)]
-    return _validate(model.model_validate, parse_json(body))
+    return _validate(model, model.model_validate, parse_json(body))
 
 
-def _validate(validate: Callable[[Any], Model], value: Any) -> Model:
+def _validate(model: type[Model], validate: Callable[[Any], Model], value: Any) -> Model:
     """Returns what a method of a model makes of a value. Raises RequestValidationError."""
     try:
         return validate(value)
     except ValidationError as error:
         problem = best_matching_error(error.errors(include_url=False, include_context=False, include_input=False))
+        if problem["type"] == "extra_forbidden" and len(problem["loc"]) == 1:
+            problem = {**problem, "msg": _unknown_field(str(problem["loc"][0]), list(model.model_fields))}
         raise RequestValidationError([{**problem, "loc": ("body", *problem["loc"])}]) from None
+
+
+def _unknown_field(name: str, fields: Sequence[str]) -> str:
+    """Returns the message about a field that a model does not have."""
+    similar = difflib.get_close_matches(name[:MAX_FIELD_NAME], fields, 1)
+    return f"unknown field; did you mean {similar[0]}?" if similar else f"unknown field; expected {', '.join(fields)}"
 
 
 def best_matching_error(problems: Sequence[Any]) -> Any:

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -41,7 +43,7 @@ def installed_files() -> set[str]:
 def test_nodes_get_what_an_installation_needs() -> None:
     mounts = load("aws.yaml")["file_mounts"]
     local = {path for remote, path in mounts.items() if remote.startswith("~/riptide/")}
-    assert local == installed_files()
+    assert local == installed_files() | {"cluster/serve.env"}
     assert all(remote == f"~/riptide/{path}" for remote, path in mounts.items() if path in local)
     assert [path for path in sorted(local) if not (ROOT / path).exists()] == []
 
@@ -112,8 +114,35 @@ def test_nodes_have_the_variables_of_ray_serve_that_the_job_sets() -> None:
     assert dict(shlex.split(line)[0].split("=", 1) for line in lines) == expected
     [block] = re.findall(r"^ENV (RAY_SERVE_[^#]*?[^\\])\n", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE)
     assert dict(pair.split("=", 1) for pair in shlex.split(block.replace("\\\n", " "))) == expected
-    for name in ("head_start_ray_commands", "worker_start_ray_commands"):
-        assert "set -a; . ~/riptide/cluster/serve.env; set +a;" in load("aws.yaml")[name][1]
+
+
+@pytest.mark.parametrize("name", ["head_start_ray_commands", "worker_start_ray_commands"])
+def test_the_start_commands_of_aws_find_the_files_that_they_source(name: str, tmp_path: Path) -> None:
+    """With the mounted files Ray starts with the variables of Ray Serve; without them it does not start."""
+    home, programs = tmp_path / "home", tmp_path / "bin"
+    for remote, local in load("aws.yaml")["file_mounts"].items():
+        if local.startswith("cluster/"):
+            mounted = home / remote.removeprefix("~/")
+            mounted.parent.mkdir(parents=True)
+            shutil.copy(ROOT / local, mounted)
+    programs.mkdir()
+    (programs / "ray").write_text("#!/bin/sh\necho started; env\n")
+    (programs / "ray").chmod(0o755)
+    environment = {"HOME": str(home), "PATH": f"{programs}:/usr/bin:/bin", "RAY_HEAD_IP": "127.0.0.1"}
+
+    def start() -> tuple[int, list[str]]:
+        command = load("aws.yaml")[name][-1]
+        done = subprocess.run(["bash", "-c", command], env=environment, text=True, capture_output=True, check=False)
+        return done.returncode, done.stdout.splitlines()
+
+    status, lines = start()
+    assert (status, lines[0]) == (0, "started")
+    expected = [line for line in (CLUSTER / "serve.env").read_text().splitlines() if not line.startswith("#")]
+    assert {shlex.split(line)[0] for line in expected} <= set(lines)
+    (home / "riptide/cluster/serve.env").unlink()
+    status, lines = start()
+    assert status != 0
+    assert lines == []
 
 
 def test_serve_yaml_is_what_ray_serve_and_the_application_take() -> None:

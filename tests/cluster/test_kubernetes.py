@@ -86,6 +86,16 @@ def test_ray_reads_the_cluster(name: str) -> None:
     assert cluster_of(name)["autoscalerOptions"]["version"] == "v2"
 
 
+@pytest.mark.parametrize("name", KUBERAY)
+def test_autoscalers_of_nodes_leave_every_pod_where_it_is(name: str) -> None:
+    cluster = cluster_of(name)
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert group["template"]["metadata"]["annotations"] == {
+            "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+            "karpenter.sh/do-not-disrupt": "true",
+        }
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [

@@ -60,7 +60,7 @@ def ask(url):
     except urllib.error.HTTPError as error:
         assert error.code == 500, error
 
-@ray.remote
+@ray.remote(name="riptide broken")
 def broken():
     raise ValueError("a task that fails")
 

@@ -102,7 +102,7 @@ def test_what_is_left_is_filled_and_the_rest_kept(world, done: Done) -> None:
     done(*build)
     before = searched(done, world.store, "before")
     folder = world.store / "bm25/bm25/g0000"
-    done("store", "remove", "runs/before", "--store", world.store)
+    done("store", "remove", "runs/before", "--store", world.store, "--yes")
     for path in [folder / "manifest.json", folder / "shard-00002.json", *folder.glob("shard-00001*")]:
         path.unlink()
     assert "\nbm25/bm25/g0000       incomplete" in done("store", "list", "--store", world.store)
@@ -240,7 +240,7 @@ def test_the_store_knows_it(world, done: Done, refused) -> None:
     assert "needed by    runs/words" in shown
     assert "is needed by runs/words" in refused("store", "remove", "bm25/bm25/g0000", "--store", world.store)
     for key in ("runs/words", "bm25/bm25/g0000"):
-        done("store", "remove", key, "--store", world.store)
+        done("store", "remove", key, "--store", world.store, "--yes")
     assert not list((world.store / "bm25").rglob("*.*"))
     assert "there is no such artifact (complete bm25: none)" in refused(
         "search", "--store", world.store, "--mode", "bm25"

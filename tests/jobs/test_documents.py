@@ -31,7 +31,8 @@ from indexing.mining.negatives import read_groups
 from indexing.search import documents, rescoring
 from indexing.search.documents import search_documents
 from indexing.search.few_queries import LocalSearch
-from indexing.search.runs import read_run, read_trec
+from indexing.search.run_files import read_run_file
+from indexing.search.runs import read_run
 from indexing.store.store import Store
 from indexing.training.dev import open_dev_set
 from indexing.training.training_sets import TrainingSetSpec, open_sets
@@ -163,7 +164,7 @@ def test_queries_are_searched_in_pieces_if_their_hits_take_too_much_memory(
 
 
 def read_ranking(path: Path) -> dict[str, list[str]]:
-    table, ranking = read_trec(str(path)), dict[str, list[str]]()
+    table, ranking = read_run_file(str(path)), dict[str, list[str]]()
     for query, id in zip(table["query_id"].to_pylist(), table["id"].to_pylist(), strict=True):
         ranking.setdefault(query, []).append(id)
     return ranking

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from samples import Judgement, files_of, make_queries, write_beir, write_lines
 
@@ -182,3 +184,68 @@ def test_an_import_of_a_corpus_holds_out_queries_of_its_folder(tmp_path: Path, d
     bare = write_beir(tmp_path / "bare", passages)
     line = refused("import_corpus", "--store", tmp_path / "t", "--source", bare, "--hold-out", 2)
     assert "--hold-out 2: expected queries in the folder of the source, found none" in line
+
+
+QRELS = "q0 0 p1 2\nq1 0 p2 1\nq1 0 p3 0\n"
+
+
+def test_judgements_in_a_file_of_their_own(tmp_path: Path, world, done: Done) -> None:
+    """The same TREC file judges queries of every form, and replaces the judgements of the source."""
+    rows = [{"_id": f"q{n}", "text": f"words {n}", "pid": "p9"} for n in range(2)]
+    sources = {"csv": "csv", "jsonl": "jsonl", "beir": "jsonl", "parquet": "parquet"}
+    for name in sources:
+        (tmp_path / name).mkdir()
+    (tmp_path / "csv/a.csv").write_text("_id,text,pid\n" + "".join(f"{r['_id']},{r['text']},p9\n" for r in rows))
+    write_lines(tmp_path / "jsonl/a.jsonl", [{"qid": r["_id"], "query": r["text"]} for r in rows])
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "parquet/a.parquet")
+    question_folder(tmp_path / "beir", rows, [("q0", "p9", 1)])
+    (tmp_path / "trec.qrels").write_text(QRELS)
+    for name in sources:
+        source = tmp_path / name if name == "beir" else tmp_path / name / f"a.{sources[name]}"
+        command = ("import_queries", "--store", world.store, "--source", source, "--queries", name)
+        assert f"queries/{name}: 2 queries (fresh)" in done(
+            *command, "--qrels", tmp_path / "trec.qrels", "--split", "fresh"
+        )
+        queries = Queries.open(Store(str(world.store)), name)
+        assert [tuple(row.values()) for row in queries.qrels("fresh").to_pylist()] == [
+            ("q0", "p1", 2),
+            ("q1", "p2", 1),
+            ("q1", "p3", 0),
+        ], name
+    assert "complete" in done(*command, "--qrels", tmp_path / "trec.qrels", "--split", "fresh", "--plan")
+
+
+def test_unknown_judgements_are_refused_or_left_out_and_counted(
+    tmp_path: Path, world, done: Done, refused, documented
+) -> None:
+    (tmp_path / "a.csv").write_text("query_id,query\nq0,what\nq1,why\n")
+    (tmp_path / "a.qrels").write_text(QRELS + "q1 0 nobody 1\nq8 0 p1 1\nq9 0 p1 1\n")
+    command = ("import_queries", "--store", world.store, "--source", tmp_path / "a.csv")
+    command = (*command, "--qrels", tmp_path / "a.qrels")
+    line = refused(*command)
+    assert line == (
+        f"error: {tmp_path}/a.qrels:5: judges query 'q8', which is not in the query file (and 1 more lines like it); "
+        "add the query, remove the line, or leave such judgements out by --skip-unknown"
+    )
+    documented("Importing", "judgements of queries that are missing", line, 1)
+    printed = done(*command, "--skip-unknown")
+    assert "warning: left out 1 judgements of passages that the corpus lacks and 2 of queries that" in printed
+    queries = Queries.open(Store(str(world.store)), "a")
+    assert queries.artifact.notes["skipped_judgements"] == {"unknown_query": 2, "unknown_passage": 1}
+    assert len(queries.qrels("test")) == 3
+    assert "imported otherwise (--skip-unknown" in refused(*command)
+    for arguments, expected in [
+        (("--relevant", "query"), "--qrels: the judgements are in this file, expected no --relevant and no --score"),
+        (("--qrels", tmp_path), f"--qrels {tmp_path}: found a folder, expected a file of judgements"),
+        (("--qrels", tmp_path / "none"), f"{tmp_path}/none: found nothing"),
+    ]:
+        assert expected in refused(*command, "--queries", "b", *arguments)
+
+
+def test_a_corpus_with_unknown_judgements_is_imported_without_them(tmp_path: Path, done: Done, refused) -> None:
+    judged = {"test": [("q0", "p1", 1), ("q0", "p2", 1)]}
+    write_beir(tmp_path / "more", [{"_id": "p1", "text": "words"}], [{"_id": "q0", "text": "x"}], judged)
+    command = ("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "more")
+    assert "judges passage 'p2'" in refused(*command)
+    assert "left out 1 judgements of passages that the corpus lacks and 0 of" in done(*command, "--skip-unknown")
+    assert "is complete" in done(*command, "--skip-unknown", "--plan")

@@ -183,7 +183,8 @@ def test_judgements_name_documents(tmp_path: Path, done: Done, refused: Done, do
     wrong = write_lines(tmp_path / "wrong.jsonl", [{"query": "which", "relevant": ["d1#0"]}])
     line = refused("import_queries", *at, wrong)
     assert line.endswith(
-        "wrong.jsonl:1: judges document 'd1#0', which is not in the corpus; add the document or remove the line"
+        "wrong.jsonl:1: judges document 'd1#0', which is not in the corpus; add the document, remove the line, "
+        "or leave such judgements out by --skip-unknown"
     )
     documented("Importing", "a judgement that names a passage of a split corpus", line, 1)
 

@@ -211,17 +211,28 @@ def test_appended_tables_have_the_columns_of_the_first_import(tmp_path: Path, do
 
 
 def test_queries_without_judgements_say_how_these_are_found(tmp_path: Path, done: Done) -> None:
-    (tmp_path / "a.csv").write_text("id,text\n1,x\n")
-    (tmp_path / "asked.csv").write_text("query,answer\nwhat,1\n")
+    """A column is suggested only if all its values are ids of the corpus: `answer`, not `language` or `page`."""
+    (tmp_path / "a.csv").write_text("id,text\n1,x\n2,y\n")
+    (tmp_path / "asked.csv").write_text("query,language,page,answer\nwhat,en,2,1\nwhy,de,77,1 2\nwho,,,2\n")
+    (tmp_path / "asked.jsonl").write_text('{"query": "what", "language": "en", "page": 2, "answer": [1, 2]}\n' * 1)
+    (tmp_path / "bare.csv").write_text("query,language\nwhat,en\n")
     done("import_corpus", "--store", tmp_path / "s", "--source", tmp_path / "a.csv")
-    command = ("import_queries", "--store", tmp_path / "s", "--source", tmp_path / "asked.csv", "--queries")
-    [line] = [line for line in done(*command, "plain").splitlines() if "no judgements" in line]
-    assert line.startswith(
-        f"warning: no judgements in {tmp_path}/asked.csv: none of its columns is called relevant, passage_id, "
+
+    def warning(name: str, *arguments: str) -> str:
+        command = ("import_queries", "--store", tmp_path / "s", "--source", tmp_path / name, *arguments)
+        return "".join(line for line in done(*command).splitlines() if "no judgements" in line)
+
+    assert warning("bare.csv") == (
+        f"warning: no judgements in {tmp_path}/bare.csv; give them by --qrels of riptide import-queries, or in a "
+        "column, by --relevant"
     )
-    assert line.endswith("for example answer, rename it, or name it by --relevant of riptide import-queries")
-    assert "no judgements" not in done(*command, "judged", "--relevant", "answer")
-    assert "no judgements" not in done(*command, "none", "--relevant", "")
+    assert warning("asked.csv", "--queries", "plain") == (
+        f"warning: no judgements in {tmp_path}/asked.csv; column answer has ids of the corpus: if they are those of "
+        "relevant passages, remove queries/plain, and name the column by --relevant of riptide import-queries"
+    )
+    assert "column page and column answer has" in warning("asked.jsonl", "--queries", "lists")
+    assert warning("asked.csv", "--queries", "judged", "--relevant", "answer") == ""
+    assert warning("asked.csv", "--queries", "none", "--relevant", "") == ""
 
 
 def alive_of(store: Path) -> list[tuple[int, str, str]]:

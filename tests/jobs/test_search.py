@@ -322,6 +322,38 @@ def test_the_trec_file_holds_the_run_in_its_order(world, done: Done, tmp_path: P
     assert own == pytest.approx({str(measure): value for measure, value in peer.items()})
 
 
+def test_ids_that_trec_cannot_hold_are_found_before_the_search(
+    tmp_path: Path, done: Done, refused: Done, documented: Callable[..., None]
+) -> None:
+    """A passage that no query finds counts too. As JSON lines, the run is written and read with its ids."""
+    write_beir(
+        tmp_path / "raw",
+        [{"_id": "b", "text": "words"}, {"_id": "other 1", "text": "nothing"}],
+        [{"_id": "q1", "text": "words"}],
+        {"test": [("q1", "b", 1)]},
+    )
+    at = ("--store", tmp_path / "s")
+    done("import_corpus", *at, "--source", tmp_path / "raw")
+    done("build_bm25", *at)
+    line = refused("search", *at, "--source", "bm25", "--run", tmp_path / "r.trec")
+    assert "r.trec: the passage id 'other 1' is empty or has white space, which TREC's columns cannot hold" in line
+    documented("Searching", "ids with white space for a TREC file", line, 1)
+    assert Store(str(tmp_path / "s")).names("runs") == []
+    (tmp_path / "asked.csv").write_text("id,text,relevant\nq 2,words,b\n")
+    done("import_queries", *at, "--source", tmp_path / "asked.csv")
+    asked = ("--queries", "asked")
+    assert "the query id 'q 2' is empty" in refused(
+        "search", *at, "--source", "bm25", "--run", tmp_path / "r.trec", *asked, "--plan"
+    )
+    done("search", *at, "--source", "bm25", "--run", tmp_path / "r.jsonl", *asked, "--name", "r")
+    done(
+        "evaluate", *at, "--run", tmp_path / "r.jsonl", "r", *asked, "--metrics", "RR@10", "--json", tmp_path / "e.json"
+    )
+    mean = json.loads((tmp_path / "e.json").read_text())["mean"]
+    assert [values["RR@10"] for values in mean.values()] == [1.0, 1.0]
+    assert "1 queries" in done("compare", tmp_path / "r.jsonl", "r", *at, *asked)
+
+
 def test_a_bm25_run_and_its_trec_file(world, done: Done, tmp_path: Path) -> None:
     """A passage is found if it has a word of the query, and the run is what the file says."""
     done("build_bm25", "--store", world.store, "--shards", 2)
@@ -442,17 +474,6 @@ def test_a_source_that_is_none_is_named_and_leaves_nothing(world, refused, no_wo
         assert told in refused("search", "--store", world.store, "--source", source)
     assert "there is no such artifact (complete bm25: none)" in refused(*command(world, "hybrid"))
     assert files_of(world.store, but=()) == before
-
-
-def test_ids_that_trec_cannot_hold_are_refused_but_searched(world, done: Done, refused, tmp_path: Path) -> None:
-    write_lines(tmp_path / "queries.jsonl", [{"_id": "two words", "text": "beka"}])
-    done("import_queries", "--store", world.store, "--source", tmp_path / "queries.jsonl", "--queries", "spaced")
-    ask = command(world, "exact", "--queries", "spaced", "--split", "all", "--k", 2)
-    line = refused(*ask, "--run", tmp_path / "r.trec")
-    assert f"{tmp_path}/r.trec: query id 'two words'" in line
-    assert [path.name for path in tmp_path.glob("*.trec*")] == []
-    done(*ask)
-    assert list(hits_of(world.store, "spaced-all-exact-enc")) == ["two words"]
 
 
 def test_a_run_that_cannot_be_exported_is_told(world, refused, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, served: Path) -> Iterator[S
 
 
 def test_openais_client_takes_it_as_it_is(server: Server, model: str) -> None:
-    from openai import BadRequestError, OpenAI
+    from openai import BadRequestError, NotFoundError, OpenAI
 
     client = OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
     expected = Encoder(model, OPTIONS).encode(["bafa", "gola"])
@@ -52,6 +52,12 @@ def test_openais_client_takes_it_as_it_is(server: Server, model: str) -> None:
     np.testing.assert_allclose(found.data[0].embedding, expected[1], atol=1e-5)
     with pytest.raises(BadRequestError, match="dimensions=7"):
         client.embeddings.create(model="default", input="bafa", dimensions=7)
+    assert [model.id for model in client.models.list()] == ["default"]
+    assert client.models.retrieve("default").object == "model"
+    with pytest.raises(NotFoundError, match="no task 'law'; the tasks are default"):
+        client.models.retrieve("law")
+    with pytest.raises(NotFoundError, match="no task 'law'; the tasks are default"):
+        client.embeddings.create(model="law", input="bafa")
 
 
 def test_langchains_embeddings_take_it_as_it_is(server: Server, model: str) -> None:

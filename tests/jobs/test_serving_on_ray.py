@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -103,21 +106,46 @@ def exported() -> Iterator[Sample]:
 
 @pytest.mark.ray_serve
 @pytest.mark.slow
-def test_a_replica_that_does_not_start_is_one_line(store: Store, ray_of_a_gpu: None, tmp_path: Path) -> None:
-    """For example if its node lacks the file of tokens. Other applications of Ray Serve continue."""
+def test_applications_of_others_stay_as_they_are(store: Store, ray_of_a_gpu: None, tmp_path: Path) -> None:
+    """A replica that does not start, a taken address, name or route are one line each, and delete nothing."""
 
     class Other:
-        pass
+        def __call__(self) -> str:
+            return "here"
 
-    ray_serve.run(
-        ray_serve.deployment(Other, ray_actor_options={"num_cpus": 0}).bind(), name="other", route_prefix="/other"
-    )
-    application = Application(store=store.url, tokens=str(tmp_path / "tokens.json"), cpus=0, threads=1, warm_up_s=0)
+    listening = port("127.0.0.1")
+    ray_serve.start("HeadOnly", http_options=http_options("127.0.0.1", listening, 75))
+    other = ray_serve.deployment(Other, ray_actor_options={"num_cpus": 0}).bind()
+    ray_serve.run(other, name="other", route_prefix="/other")
+    working = Application(store=store.url, without_tokens=True, cpus=0, threads=1, warm_up_s=0)
+    broken = replace(working, tokens=str(tmp_path / "tokens.json"), without_tokens=False)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    reason = r"^a replica does not start on its node: parameter tokens .*tokens.json: no such file$"
+
+    def refusal(application: Application, port: int = listening, **options: str) -> str:
+        with pytest.raises(InputError) as caught:
+            run_application(application, "127.0.0.1", port, print, **options)  # type: ignore[arg-type]
+        assert list(ray_serve.status().applications) == ["other"]
+        with urlopen(f"http://127.0.0.1:{listening}/other") as answer:
+            assert answer.read() == b"here"
+        return str(caught.value)
+
+    def ask_and_end(address: str) -> None:
+        assert address == f"http://127.0.0.1:{listening}/papers"
+        with urlopen(f"{address}/v1/tasks") as answer:
+            assert answer.status == 200
+        assert sorted(ray_serve.status().applications) == ["other", "papers"]
+        os.kill(os.getpid(), signal.SIGTERM)
+
     try:
-        with pytest.raises(InputError, match=reason):
-            run_application(application, "127.0.0.1", port("127.0.0.1"), print)
+        reason = r"a replica does not start on its node: parameter tokens .*tokens.json: no such file"
+        assert re.fullmatch(reason, refusal(broken))
+        assert refusal(working, name="other").startswith(
+            "parameter application other: Ray Serve runs an application of this name"
+        )
+        assert re.search(r"/other is being used by application .?other", refusal(working, route_prefix="/other"))
+        free = port("127.0.0.1")
+        assert f"listens on 127.0.0.1:{listening}" in refusal(working, port=free)
+        run_application(working, "127.0.0.1", listening, ask_and_end, name="papers", route_prefix="/papers")
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -227,6 +227,15 @@ def clock(seconds: float) -> SimpleNamespace:
 # Cases: functions that TwoWorkers runs on both workers.
 
 
+def limited_run(rank: int, patch: pytest.MonkeyPatch, bert: Path, folder: Path) -> tuple[int, int | None]:
+    """Trains with a time limit; the clock of rank 1 is slower. Returns the steps, and those that were decided."""
+    loop = LoopOptions(steps=1000, lr=1e-2, max_minutes=0.5)
+    trainer = Trainer(dual_system(bert), loop, device=CPU, dtype=torch.float32, rank=rank, world=2)
+    patch.setattr(training, "time", clock(0.5 if rank == 0 else 0.1))
+    progress = trainer.train(Checkpoints(folder / "limited").hooks())
+    return progress.steps, progress.run_steps
+
+
 def summed_gradients(rank: int, patch: pytest.MonkeyPatch, bert: Path, method: str) -> dict[str, Any]:
     """Returns the loss and the gradients of a step, summed over the workers as the stepper does."""
     result = gradients(dual_system(bert, dropout=0.0, method=method), rank=rank, world=2)

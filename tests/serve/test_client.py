@@ -35,7 +35,7 @@ class Proxy(BaseHTTPRequestHandler):
 LOST = (500, "text/plain", b"Internal Server Error")
 CLOSED = (0, "", b"")
 CUT = (200, "application/json", b"")  # of a longer answer
-MISSING = (404, "application/json", b'{"error": {"message": "no task \'law\'; GET /v1/tasks lists them"}}')
+MISSING = (404, "application/json", b'{"error": {"message": "no task \'law\'; the tasks are default"}}')
 ANSWER = (200, "application/json", b'{"release": "r"}')
 
 
@@ -59,7 +59,7 @@ def test_a_task_that_a_lost_replica_has_deleted_is_deleted(client: Client, monke
     monkeypatch.setattr(Proxy, "answers", [CLOSED, MISSING])
     client.drop_task("law")
     monkeypatch.setattr(Proxy, "answers", [MISSING])
-    with pytest.raises(ServerError, match=r"^404: no task 'law'; GET /v1/tasks lists them$"):
+    with pytest.raises(ServerError, match=r"^404: no task 'law'; the tasks are default$"):
         client.drop_task("law")
 
 

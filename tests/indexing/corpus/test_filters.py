@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from random_filters import TYPES, as_text, matches, random_filter, random_metadata
 from runners import InlineRunner
@@ -202,6 +203,51 @@ def test_filters_after_the_import_have_the_columns_of_those_at_the_import(tmp_pa
     for one, other in zip(at_import.parts, later.parts, strict=True):
         columns = later.filters(other)
         assert columns.equals(at_import.filters(one).select(columns.column_names))
+
+
+def import_table(folder: Path, columns: dict[str, list[Any]], filters: dict[str, str]) -> Corpus:
+    """Imports a passage for each row of a Parquet file."""
+    names = [f"p{row}" for row in range(len(next(iter(columns.values()))))]
+    pq.write_table(pa.table({"id": names, "text": names} | columns), folder / "rows.parquet")
+    store = Store(str(folder / "store"))
+    options = ImportOptions(filters=filters)
+    source = detect_source(str(folder / "rows.parquet"))
+    run_work(store, ImportCorpusWork(store, source, options, append=False), InlineRunner())
+    return Corpus.open(store)
+
+
+def test_zero_has_no_sign(tmp_path: Path) -> None:
+    corpus = import_metadata(
+        tmp_path,
+        [{"x": 0.0, "l": [1.0, -0.0]}, {"x": -0.0, "l": [0.0]}, {"x": 1.0, "l": [1.0]}],
+        {"x": "float64", "l": "list[float64]"},
+    )
+    columns = filter_columns(corpus)
+    for zero in ("0", "-0.0", "0.0"):
+        assert Filter.parse(f"x = {zero}", columns).rows(corpus).tolist() == [0, 1]
+        assert Filter.parse(f"x != {zero}", columns).rows(corpus).tolist() == [2]
+        assert Filter.parse(f"x in (5, {zero})", columns).rows(corpus).tolist() == [0, 1]
+        assert Filter.parse(f"l = {zero}", columns).rows(corpus).tolist() == [0, 1]
+
+
+def test_nan_and_infinities_are_null_in_metadata_and_in_filters(tmp_path: Path) -> None:
+    nan, inf = float("nan"), float("inf")
+    columns = {"x": [1.5, nan, inf, -inf], "l": [[nan], [inf, 2.0], [-inf, None], [1.0]]}
+    corpus = import_table(tmp_path, columns, {"x": "float64", "l": "list[float64]"})
+    assert found(corpus, {"x": None}) == [1, 2, 3]
+    assert found(corpus, {"x": {"gte": -1e308}}) == [0]
+    assert found(corpus, {"l": None}) == [0, 2]
+    assert found(corpus, {"l": {"gt": -1e308}}) == [1, 3]
+    assert [passage.metadata.get("x") for passage in corpus] == [1.5, None, None, None]
+
+
+def test_times_are_compared_to_the_microsecond(tmp_path: Path) -> None:
+    """Further digits are cut, of values and of conditions, so a value that is copied into a filter is found."""
+    nanoseconds = [1_577_836_800_123_456_000 + more for more in (0, 789, 1_000)]
+    corpus = import_table(tmp_path, {"at": pa.array(nanoseconds, pa.timestamp("ns", "UTC"))}, {"at": "timestamp"})
+    for digits in ("123456", "123456001", "123456789"):
+        assert found(corpus, {"at": f"2020-01-01T00:00:00.{digits}Z"}) == [0, 1]
+        assert found(corpus, {"at": {"gt": f"2020-01-01T00:00:00.{digits}Z"}}) == [2]
 
 
 @pytest.mark.parametrize("name", ["and", "or", "not"])

@@ -35,7 +35,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import rows_to_delete
 from indexing.files.qrels import read_qrels
 from indexing.formats.parse import parse_corpus, read_queries
-from indexing.search.runs import read_trec
+from indexing.search.run_files import read_run_file
 from indexing.formats.chunking import cut_into_chunks
 from indexing.formats.sources import detect_query_source, detect_source
 from indexing.store.store import Store
@@ -51,7 +51,7 @@ def read(path, reader, store):
     elif reader == "delete":
         rows_to_delete(Corpus.open(Store(store)), path)
     else:
-        {"qrels": read_qrels, "run": read_trec}[reader](path)
+        {"qrels": read_qrels, "run": read_run_file}[reader](path)
 
 def memory(name):
     return int(re.search(rf"{name}:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10

@@ -325,6 +325,13 @@ def test_csv_values_take_the_types_of_filters(tmp_path: Path) -> None:
             parse_corpus(CSV, chunk, {name: kind})
 
 
+def test_a_number_of_csv_beyond_float64_is_refused(tmp_path: Path, documented: Callable[..., None]) -> None:
+    source = detect_source(str(write(tmp_path / "a.csv", "id,text,x\n1,a,1e308\n2,b,1e400\n")))
+    with pytest.raises(InputError, match=r"a\.csv:3: found x '1e400' \(str\), expected float64") as error:
+        parse_corpus(CSV, *cut_into_chunks(source, 10), {"x": "float64"})
+    documented("Importing", "a number of a CSV file beyond the range of its filter's type", str(error.value), 1)
+
+
 def test_parquet_with_other_columns_reads_only_the_columns_that_it_needs(tmp_path: Path) -> None:
     """And every file of the folder must have them; files with BEIR's names are read as before."""
     folder = tmp_path / "p"

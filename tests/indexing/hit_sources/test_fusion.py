@@ -164,6 +164,14 @@ def test_scores_are_rounded_once() -> None:
     assert got.scores[0, 0] == pytest.approx(1 / 3, rel=1e-6)
 
 
+def test_a_large_score_that_all_passages_share_hides_no_small_one() -> None:
+    """The passages that the first source missed have its smallest score, 1e20, beside which float64 has no 0.1."""
+    first, second = hits({1: 1e20}), hits({2: 0.4, 4: 0.5, 3: 0.6})
+    got = weighted([first, second], 4, [1, 1], normalize="none")
+    assert got.rows.tolist() == [[3, 4, 1, 2]]
+    assert got.scores.tolist() == [[float(np.float32(1e20))] * 4]
+
+
 def test_questions_do_not_mix_and_may_be_none() -> None:
     draw = np.random.default_rng(0)
     found = [random_hits(draw, 12, 9, 15, False) for _ in range(3)]

@@ -3,10 +3,13 @@
 import itertools
 import math
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import pytrec_eval
 from scipy.stats import monte_carlo_test
 
 from indexing.measures import metrics
@@ -82,6 +85,51 @@ def test_numbers_of_hits_do_not_depend_on_other_metrics() -> None:
     qrels, run = tables({"q": {"p": 1}}, {"q": {"p": 1.0, "x": 2.0}})
     for cutoff in range(1, 20):
         assert metrics_per_query(qrels, run, ["NumRet", f"P(judged_only=True)@{cutoff}"])["NumRet"].tolist() == [2]
+
+
+def test_every_measure_ranks_equal_scores_as_trec_eval_does() -> None:
+    """By id, descending. The first hit of 30 queries is one of several with the same score in float32."""
+    draw = random.Random(3)
+    passages = [f"p{n}" for n in range(9)]
+    judged = {f"q{n}": {p: draw.randrange(2) for p in draw.sample(passages, 4)} | {"p8": 1} for n in range(30)}
+    found = {q: {p: draw.choice([1.0, 1.0 + 1e-9, 0.5]) for p in passages[:7]} for q in judged}
+    names = ["RR", "RR@1", "P@1", "Success@1", "nDCG@1", "Judged@1", "RR@5"]
+    values = metrics_per_query(*tables(judged, found), names)
+    reference = pytrec_eval.RelevanceEvaluator(judged, {"recip_rank", "P_1"}).evaluate(found)
+    for number, query in enumerate(sorted(judged)):
+        first = max(found[query], key=lambda id: (np.float32(found[query][id]), id))
+        rank = reference[query]["recip_rank"]
+        assert reference[query]["P_1"] == (judged[query].get(first, 0) > 0)
+        assert [values[name][number] for name in ("RR", "RR@5")] == [rank, rank if rank >= 1 / 5 else 0]
+        for name in ("RR@1", "P@1", "Success@1", "nDCG@1"):
+            assert values[name][number] == reference[query]["P_1"]
+        assert values["Judged@1"][number] == (first in judged[query])
+
+
+OFFERED = ["nDCG", "nDCG@10", "P@3", "R@3", "AP", "AP@3", "RR", "RR@3", "Rprec", "Bpref", "infAP", "Compat", "Judged@3"]
+OFFERED += ["NumQ", "NumRel", "NumRet", "SetAP", "SetF", "SetP", "SetR", "Success@3", "IPrec@0.25", "RR(rel=2)@3"]
+NEGATIVE = """
+import itertools, random, sys
+import pyarrow as pa
+from indexing.measures.metrics import metrics_per_query
+run = pa.table({"query_id": ["a", "a", "b", "c"], "id": ["p", "q", "p", "p"], "score": [2.0, 1.0, 1.0, 1.0]})
+names, draw = sys.argv[1:], random.Random(0)
+for grades in ([-1, -1, -1, 1], [-2, -1, -9, -1], [-1, 0, -1, 2]):
+    qrels = pa.table({"query_id": ["a", "a", "b", "c"], "corpus_id": ["p", "x", "y", "p"], "score": grades})
+    for metrics in [names, ["nDCG@10", "AP", "Bpref", "infAP"], ["SetF", "Bpref", "infAP", "NumRet"],
+                    *(draw.sample(names, 5) for _ in range(60))]:
+        values = metrics_per_query(qrels, run, metrics)
+        for name in metrics:
+            assert values[name].shape == (3,)
+            if name not in ("NumQ", "NumRet", "Judged@3") and max(grades[:2]) < 0:
+                assert values[name][0] == 0, (name, values[name])
+"""
+
+
+def test_queries_with_negative_judgements_alone_have_values() -> None:
+    """In a process of its own, which pytrec_eval would end with a segmentation fault."""
+    ended = subprocess.run([sys.executable, "-c", NEGATIVE, *OFFERED], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_measures_that_are_offered_have_values_for_every_query() -> None:

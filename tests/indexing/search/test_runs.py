@@ -1,5 +1,6 @@
-"""Runs as tables and as TREC files."""
+"""Runs as tables and as files."""
 
+import json
 import os
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from indexing.exact import Hits
-from indexing.search.runs import SCHEMA, hits_table, read_run, read_trec, strictly_falling, write_parquet, write_trec
+from indexing.search.run_files import read_run_file, strictly_falling, write_json_lines, write_trec
+from indexing.search.runs import SCHEMA, hits_table, read_run, write_parquet
 from indexing.store.store import Store
 from retriever.errors import InputError
 
@@ -66,7 +68,7 @@ def test_printed_scores_read_back_as_they_are_and_in_order(tmp_path: Path) -> No
     lines = (tmp_path / "a/b/run.trec").read_text().splitlines()
     assert lines[0] == f"q Q0 p0 1 {float(np.float32(0.1))} tag"
     assert lines[-1] == "r Q0 p 1 5.0 tag"
-    found = read_trec(str(tmp_path / "a/b/run.trec"))
+    found = read_run_file(str(tmp_path / "a/b/run.trec"))
     assert found["query_id"].to_pylist() == ["q"] * 6 + ["r"]
     assert found["id"].to_pylist() == [*(f"p{n}" for n in range(6)), "p"]
     printed = np.array(found["score"].to_pylist()[:6], np.float32)
@@ -80,9 +82,48 @@ def test_printed_scores_read_back_as_they_are_and_in_order(tmp_path: Path) -> No
 )
 def test_ids_that_trec_cannot_hold_leave_no_file(tmp_path: Path, bad: tuple[str, str]) -> None:
     rows = [("q0", "p0", 0, 1.0), (*bad, 1, 0.5)]
-    with pytest.raises(InputError, match=r"run\.trec: query id .* is empty or has white space: no TREC file"):
+    with pytest.raises(
+        InputError, match=r"run\.trec: the (query|passage) id .* is empty or has white space, which TREC"
+    ):
         write_trec([table(rows)], str(tmp_path / "run.trec"), "tag")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_json_lines_hold_any_id_and_the_scores_of_a_trec_file(tmp_path: Path) -> None:
+    rows = [
+        ("two words", "p 1", 0, 0.1),
+        ("two words", 'tab\t"', 1, 0.1),
+        ("", "\u2028é", 2, -3.4e38),
+        ("q", "p", 3, 1e-8),
+    ]
+    path = tmp_path / "run.jsonl"
+    write_json_lines([table(rows)], str(path))
+    assert (
+        path.read_text().split("\n")[0]
+        == '{"query_id": "two words", "id": "p 1", "rank": 1, "score": 0.10000000149011612}'
+    )
+    assert [json.loads(line)["rank"] for line in path.read_text().split("\n")[:-1]] == [1, 2, 1, 1]
+    found = read_run_file(str(path))
+    assert list(zip(found["query_id"].to_pylist(), found["id"].to_pylist(), strict=True)) == [row[:2] for row in rows]
+    expected = strictly_falling(np.array([row[3] for row in rows], np.float32), np.array([0, 1, 0, 0]))
+    assert np.array(found["score"], np.float32).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"query_id": "q", "id": "p", "score": 1}\n{"query_id": "q", "id": 7, "score": 1}\n', ":2: found '{"),
+        ('{"query_id": "q", "id": "p", "score": "1"}\n', ":1: found '{"),
+        ('{"query_id": "q", "id": "p"\n', ":1: "),
+        ('{"query_id": "q", "id": "p", "score": 1}\n' * 2, ":2: passage 'p' comes a second time for query 'q'"),
+    ],
+)
+def test_a_bad_file_of_json_lines_is_named_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        read_run_file(str(path))
+    assert str(error.value).startswith(f"{path}{expected}")
 
 
 def test_an_export_that_fails_leaves_the_earlier_file(tmp_path: Path) -> None:
@@ -108,7 +149,7 @@ def test_a_bad_trec_file_is_named_with_its_line(tmp_path: Path, text: str, expec
     path = tmp_path / "run.trec"
     path.write_text(text)
     with pytest.raises(InputError) as error:
-        read_trec(str(path))
+        read_run_file(str(path))
     assert str(error.value).startswith(f"{path}{expected}")
 
 
@@ -116,7 +157,7 @@ def test_a_trec_file_may_be_zipped_end_with_crlf_and_separate_by_tabs(tmp_path: 
     import gzip
 
     (tmp_path / "run.trec.gz").write_bytes(gzip.compress("q\tQ0\tp\t1\t-1e3\ttag\r\né Q0  語 1 2 tag\r\n".encode()))
-    assert read_trec(str(tmp_path / "run.trec.gz")).to_pylist() == [
+    assert read_run_file(str(tmp_path / "run.trec.gz")).to_pylist() == [
         {"query_id": "q", "id": "p", "score": -1000.0},
         {"query_id": "é", "id": "語", "score": 2.0},
     ]

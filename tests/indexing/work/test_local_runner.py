@@ -124,7 +124,10 @@ def test_a_task_has_a_readable_name() -> None:
 
     class LuceneVersions: ...
 
-    assert [task_name(kind()) for kind in (SearchBm25Task, LuceneVersions)] == ["search bm25", "lucene versions"]  # type: ignore[arg-type]
+    assert [task_name(kind()) for kind in (SearchBm25Task, LuceneVersions)] == [
+        "riptide search bm25",
+        "riptide lucene versions",
+    ]  # type: ignore[arg-type]
 
 
 def test_one_worker_runs_in_the_calling_thread_in_order() -> None:

@@ -256,7 +256,7 @@ def test_a_draft_without_parts_is_replaced_once_no_process_works_on_it(store: St
 def test_a_draft_with_a_part_is_never_replaced(store: Store) -> None:
     begin(store, WORK).commit("part-00000", ".txt", lambda path: path.write_text("0"), rows=1)
     age(store, 1e6)
-    with pytest.raises(InputError, match=r"was begun otherwise: parameter power 2, now 3; .*, or remove it: "):
+    with pytest.raises(InputError, match=r"was begun otherwise: parameter power 2, now 3; .*; otherwise remove it: "):
         run_work(store, CUBES, LocalRunner(cores=1))
     run_work(store, WORK, LocalRunner(cores=1))
 

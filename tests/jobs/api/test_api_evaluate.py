@@ -94,12 +94,16 @@ def test_runs_files_and_sources_keep_their_names_and_their_order(store: Store, t
     """The first one is the baseline, whether it is a source, a run or a file."""
     run = store.search_queries("exact", k=20, name="vectors")
     run.write_trec(str(tmp_path / "file.trec"))
-    given = ["bm25", run, tmp_path / "file.trec", "bm25+exact:enc"]
-    names = ["bm25", "vectors", str(tmp_path / "file.trec"), "bm25+exact:enc"]
+    run.write_json_lines(str(tmp_path / "file.jsonl"))
+    with pytest.raises(InputError, match=r"x\.trec: expected the ending \.jsonl"):
+        run.write_json_lines(str(tmp_path / "x.trec"))
+    files = [tmp_path / "file.trec", tmp_path / "file.jsonl"]
+    given = ["bm25", run, *files, "bm25+exact:enc"]
+    names = ["bm25", "vectors", *map(str, files), "bm25+exact:enc"]
     result = store.evaluate(given, metrics="R@20")
     assert result.runs == names
     assert list(result.p_values["R@20"]) == names[1:]
-    assert result.mean["vectors"] == result.mean[str(tmp_path / "file.trec")]
+    assert result.mean["vectors"] == result.mean[str(files[0])] == result.mean[str(files[1])]
     alone = store.evaluate("bm25", metrics=["R@20"])
     assert alone.mean == {"bm25": result.mean["bm25"]}
     assert alone.p_values == {"R@20": {}}
@@ -135,8 +139,8 @@ def test_a_run_is_a_data_frame_and_a_file(store: Store, tmp_path: Path) -> None:
         (["bm25"], {"split": "dev"}, "no split 'dev' with qrels; it has test"),
         (["bm25"], {"run": ["exact"]}, "evaluate: unknown parameter run; "),
         (["bm25"], {"source": "exact"}, "evaluate: unknown parameter source; "),
-        (5, {}, "evaluate: found int, expected a run: a name, a TREC file or a Run"),
-        ([None], {}, "evaluate: found NoneType, expected a run: a name, a TREC file or a Run"),
+        (5, {}, "evaluate: found int, expected a run: a name, a file or a Run"),
+        ([None], {}, "evaluate: found NoneType, expected a run: a name, a file or a Run"),
         (["bm25"], {"task": "x"}, "task=x: bm25 has no use for it, it goes with vectors"),
         (["exact"], {"task": "x"}, "task=x: .* has no such prompt and no such model"),
         (["bm25"], {"median_length": 0}, "median_length=0: expected at least 1"),

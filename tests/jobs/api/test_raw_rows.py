@@ -268,3 +268,28 @@ def test_an_import_says_what_it_took_and_a_second_one_how_to_begin_again(
     assert capsys.readouterr() == ("", ""), "nothing was imported again"
     with pytest.raises(InputError, match="no such artifact"):
         store.remove("nothing")
+
+
+def test_judgements_are_a_dict_a_table_or_a_file(store: Store, tmp_path: Path) -> None:
+    store.import_corpus([{"id": id, "text": id} for id in ("7", 'a "b"\tc')])
+    queries = [{"id": "q 1", "query": "who?"}, {"id": "q2", "query": "why?"}]
+    rows = [("q 1", "7", 2), ("q 1", 'a "b"\tc', 0), ("q2", "7", 1)]
+    (tmp_path / "a.qrels").write_text("q2\t0\t7\t1\n")
+    frame = pd.DataFrame(rows, columns=["query_id", "corpus_id", "score"])
+    given = [{"q 1": {7: 2, 'a "b"\tc': 0}, "q2": {"7": 1}}, frame, pl.DataFrame(frame), frame.to_dict("records")]
+    for number, qrels in enumerate(given):
+        made = store.import_queries(queries, name=f"n{number}", qrels=qrels, split="dev")
+        assert [tuple(row.values()) for row in made.qrels("dev").to_pylist()] == rows
+        assert store.import_queries(queries, name=f"n{number}", qrels=qrels, split="dev").splits == ["dev"]
+    assert len(store.import_queries(queries, name="file", qrels=tmp_path / "a.qrels").qrels("test")) == 1
+    for qrels, message in [
+        (frame.rename(columns={"score": "grade"}), "found the columns query_id, corpus_id, grade, expected score too"),
+        ({"q2": {"8": 1}}, r"^rows of judgements:1: judges passage '8', .* leave such judgements out by skip_unknown"),
+        ({"q2": {"7": 1.5}}, r"^rows of judgements:1: found score '1\.5', expected an integer"),
+        ({"q2": {"7\n": 1}}, r"^rows of judgements row 1: found \('q2', '7\\n', 1\), expected two ids of one line"),
+        ({}, "rows of judgements: found no rows"),
+        (7, "found int, expected"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            store.import_queries(queries, name="bad", qrels=qrels)
+    assert "bad" not in store.names("queries")

@@ -111,6 +111,17 @@ def test_other_options_under_the_name_are_refused(world, mined: Store, done: Don
     )
 
 
+def test_a_time_limit_ends_a_training(world, mined: Store, done: Done) -> None:
+    limited = command(world, "--epochs", 1000, "--max-minutes", 0.02, "--cpus", 1)
+    assert "steps     at most 5,000, as many as take --max-minutes 0.02, of 8 queries" in done(
+        "train_reranker", *limited, "--plan"
+    )
+    out = done("train_reranker", *limited)
+    steps = mined.open("models", "ce").notes["steps"]
+    assert 3 < steps < 5000
+    assert f"train: {steps:,} steps, which take about --max-minutes 0.02" in out.splitlines()
+
+
 def test_plan(world, mined: Store, done: Done) -> None:
     out = done("train_reranker", *command(world, "--epochs", 2, "--plan"))
     assert "queries   40 of the 40 of all, with negatives in negatives/hand" in out

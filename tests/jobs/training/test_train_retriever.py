@@ -153,6 +153,10 @@ def test_embeddings_that_do_not_fit_are_refused(
     probe = command(world, "--task", "q", "--train", "prompts", "--sides", "query", "--plan")
     line = refused(*probe, "--passage-length", 32)
     assert "embeddings/enc are not those of the backbone, which would have passage_length 32 instead of 64" in line
+    far = ("--name", "a-far-one", "--passage-length", 16, "--pooling", "cls", "--limit", 10)
+    done("encode_corpus", "--store", world.store, "--encoder", world.model, *far)
+    assert refused(*probe, "--passage-length", 32) == line, "the embeddings with the fewest differences are named"
+    mined.remove("embeddings/a-far-one/g0000")
     case = "train_retriever --sides query with another passage length than the embeddings have"
     documented("Training", case, line.replace(world.model, "tiny-bert"), 1)
     done(*probe, "--query-length", 16)  # of queries only

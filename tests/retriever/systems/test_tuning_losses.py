@@ -25,6 +25,7 @@ from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
 
 LEARNED = "temperature.log_scale"
+LR = 1e-2  # of the steps of `resumed_steps`
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +106,19 @@ def test_deepspeed_learns_the_temperature_of_torch(two_deepspeed_workers: TwoWor
     method = "prompt" if stage < 2 else "finetune"
     tuning = {"loss": "kl", "learn_temperature": True}
     system = dual_system(bert, dropout=0.0, method=method, **tuning)  # type: ignore[arg-type]
-    trainer = Trainer(system, LoopOptions(steps=6, lr=1e-2), device=CPU, dtype=torch.float32)
+    trainer = Trainer(system, LoopOptions(steps=6, lr=LR), device=CPU, dtype=torch.float32)
     norms = record_norms(trainer)
     losses = [trainer.step(number) for number in range(4)]
     expected = {"loss": losses[-1], "norm": torch.tensor(norms[-1]), **trainer.stepper.state()}
     actual, _ = two_deepspeed_workers.run(cases.resumed_steps, bert, method, stage, tuning)
     expected = {name: value for name, value in expected.items() if not name.endswith("key.bias")}
-    assert_equal({name: actual[name] for name in expected}, expected, 1e-4)
+    # AdamW divides a gradient by its size. Where it is as small as its rounding error, which depends on the kind of CPU
+    # and on the number of workers, a weight moves by up to LR in either direction: at most one weight in a thousand.
+    assert actual["loss"] == pytest.approx(expected.pop("loss"), rel=1e-4)
+    for name, value in expected.items():
+        differences = (actual[name] - value).abs()
+        assert (differences <= 1e-4 + 1e-3 * value.abs()).double().mean() >= 0.999, name
+        assert differences.max() < LR, name
     assert abs(float(actual[f"weight.{LEARNED}"])) > 1e-3
 
 

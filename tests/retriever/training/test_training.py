@@ -45,6 +45,7 @@ from retriever.training.loop import Trainer
 from retriever.training.reranker_data import batch_at
 from retriever.training.stepping import trained_parameters
 from retriever.training.system import checkpoint_activations
+from retriever.training.time_limit import SpeedMeasurement
 
 
 @pytest.fixture(scope="module")
@@ -401,6 +402,64 @@ def test_a_checkpoint_is_written_once_the_last_one_is_old(
     checkpoints = Checkpoints(tmp_path / "kept")
     train(dual_system(bert), checkpoints, steps=8, checkpoint_every=100, checkpoint_minutes=minutes)
     assert checkpoints.saved == saved
+
+
+def test_a_time_limit_decides_the_steps_once_and_a_killed_run_keeps_them(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock goes forward by 0.5 s whenever it is read. Three steps take 6 s with all readings; each takes 0.5 s."""
+
+    def run(name: str, seconds: float, die_at: int | None = None) -> tuple[Checkpoints, dict[str, Any], Any]:
+        monkeypatch.setattr(training, "time", clock(seconds))
+        system, checkpoints = dual_system(bert), Checkpoints(tmp_path / name, die_at=die_at)
+        with pytest.raises(KeyboardInterrupt) if die_at else contextlib.nullcontext():
+            progress = train(system, checkpoints, steps=1000, max_minutes=0.25, warm_up=0.2)
+            return checkpoints, dict(system.module.state_dict()), progress
+        return checkpoints, {}, None
+
+    checkpoints, expected, progress = run("whole", 0.5)
+    steps = progress.run_steps
+    assert 15 < steps < 25
+    assert progress.steps == steps
+    assert checkpoints.saved[:3] == [3, 4, 6]  # the step after which the number is decided
+    rates = [lr for _, _, lr, _ in progress.curve]
+    assert max(rates[:3]) < 1e-3  # 200 steps of warm-up, as long as the number of steps is unknown
+    assert max(rates[3:]) > 9e-3
+    assert rates[-1] == pytest.approx(1e-2 / (steps - round(0.2 * steps)))  # one step before 0
+    assert [note["run_steps"] for note in checkpoints.notes] == [None] * 2 + [steps] * (steps - 2)
+    run("killed", 0.5, die_at=8)
+    resumed, weights, again = run("killed", 50.0)  # a hundred times slower, and still as many steps
+    assert resumed.notes[0] == {"resumed": 6}
+    assert again.curve == progress.curve
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert run("early", 0.5, die_at=3)[0].saved == []
+
+
+def test_the_steps_that_fit_are_those_of_the_measured_speed() -> None:
+    """The first step is slow; measurements on the dev split count as parts of the steps."""
+    measured = SpeedMeasurement(100.0, [30.0] + [1.0] * 8)
+    assert measured.fit_steps(9.0, 1000, 0) is None
+    measured.step_s.append(1.0)
+    assert measured.fit_steps(1.0, 1000, 0) is None  # less than 2% of the time
+    assert measured.fit_steps(10.0, 1000, 0) == 10 + 85
+    assert measured.fit_steps(10.0, 40, 0) == 40
+    measured.evaluation_s = 5.0
+    assert measured.fit_steps(10.0, 1000, 5) == 10 + 40
+
+
+def test_a_time_limit_only_lowers_the_number_of_steps_and_always_ends(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seconds, expected in [(0.001, 14), (1e6, 4)]:
+        monkeypatch.setattr(training, "time", clock(seconds))
+        progress = train(dual_system(bert), Checkpoints(tmp_path / f"{seconds}"), steps=14, max_minutes=1.0)
+        assert progress.steps == expected
+
+
+def test_all_workers_make_the_steps_that_rank_0_decides(two_workers: TwoWorkers, bert: Path, tmp_path: Path) -> None:
+    first, second = two_workers.run(cases.limited_run, bert, tmp_path)
+    assert first == second
+    assert 10 < first[0] == first[1] < 60
 
 
 def test_the_quality_before_the_first_step_is_reported_and_changes_nothing(bert: Path, tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_errors_are_short_and_name_one_field(size: int, client: TestClient) -> N
     assert answer.status_code == 422
     assert len(answer.json()["error"]["message"]) <= MAX_MESSAGE
     answer = client.put("/v1/search", json={f"{number:05d}": 0 for number in range(4_000)})
-    assert answer.json()["error"]["message"] == "body.00000: Extra inputs are not permitted"
+    assert answer.json()["error"]["message"].startswith("body.00000: unknown field; expected ")
     answer = client.post("/length", json={"items": ["a"] * 20_000})
     assert "items.0" in answer.json()["error"]["message"]
 

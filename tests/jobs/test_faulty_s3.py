@@ -1,0 +1,77 @@
+"""Jobs on an S3 that throttles, loses answers, repeats conflicts, or ignores conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from faulty_s3 import FaultyS3, faulty_s3
+from samples import make_passages, write_beir
+
+from indexing.store.documents import PROVENANCE
+from indexing.store.store import Store
+
+Done = Callable[..., str]
+
+
+@pytest.fixture
+def proxy(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    with faulty_s3(s3_server) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
+        yield proxy
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_beir(tmp_path / "raw", make_passages(60))
+
+
+def contents(url: str) -> dict[str, bytes]:
+    storage = Store(url).storage
+    return {key: storage.read(key) for key, _ in storage.list("") if not key.endswith(PROVENANCE)}
+
+
+def test_an_import_goes_through_a_server_that_throttles_and_loses_answers(
+    proxy: FaultyS3, bucket: str, source: Path, done: Done
+) -> None:
+    """A fifth of the requests gets SlowDown, and a twentieth no answer: the bytes are those of an undisturbed run."""
+    command = ("import_corpus", "--source", source, "--part-size", 60, "--store")
+    proxy.slow_down, proxy.lost = 0.2, 0.05
+    done(*command, f"{bucket}/faulty")
+    assert proxy.faults > 3
+    proxy.slow_down = proxy.lost = 0
+    done(*command, f"{bucket}/sound")
+    assert contents(f"{bucket}/faulty") == contents(f"{bucket}/sound")
+
+
+@pytest.mark.parametrize(
+    ("case", "fault", "expected"),
+    [
+        ("S3 that always throttles", {"slow_down": 1.0}, "SlowDown"),
+        (
+            "S3 that answers every conditional write with 409",
+            {"conflict": True},
+            "answers 3 attempts to write it with 409",
+        ),
+        ("S3 that ignores conditional writes", {"ignores_conditions": True}, "ignores the conditions If-None-Match"),
+    ],
+)
+def test_what_lasts_is_one_line(
+    proxy: FaultyS3,
+    bucket: str,
+    source: Path,
+    refused: Done,
+    documented: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    case: str,
+    fault: dict[str, object],
+    expected: str,
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
+    vars(proxy).update(fault)
+    line = refused("import_corpus", "--store", f"{bucket}/s", "--source", source)
+    assert expected in line
+    documented("Storage", case, line.replace(bucket.removeprefix("s3://"), "BUCKET"), 1)
+    proxy.slow_down, proxy.conflict = 0, False
+    assert Store(f"{bucket}/s").storage.is_empty()
