@@ -2,7 +2,7 @@
 
 A fork copies the memory of a library, but not its threads. torch and FAISS share a pool of OpenMP threads, an encoder
 has threads too, and the JVM has many. Programs that use none of them after a fork are not affected, nor are processes
-that are started anew (subprocess, "spawn").
+that start again by exec (subprocess, "spawn").
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ fork(search_in, store)
 fork(lambda: print(len(store.corpus()), flush=True))
 with multiprocessing.get_context("fork").Pool(1) as pool:
     print(pool.map(len, ["four"]), flush=True)
-subprocess.run(["echo", "started anew"])
+subprocess.run(["echo", "by exec"])
 search_in(store)
 """
 LINE = (
@@ -61,7 +61,7 @@ def test_a_dense_search_in_a_forked_process_is_refused_and_harmless_forks_work(
     first, refused, *others, last = run(shared, "exact")
     assert first == last
     assert refused == LINE.format("the first encoding or dense search")
-    assert others == ["240", "[4]", "started anew"]
+    assert others == ["240", "[4]", "by exec"]
     documented("Python", "a dense search in a process that was forked after one", refused, 1)
 
 
