@@ -53,7 +53,7 @@ def prepare(source: str, split: str, folder: Path, k: int) -> tuple[list[str], l
     )
     write_documents(folder / "json" / "passages.jsonl", ({"id": id, "contents": text} for id, text in contents))
     queries = store.queries().split(split)
-    with open(folder / "topics.tsv", "w") as file:
+    with open(folder / "topics.tsv", "w", encoding="utf-8") as file:
         file.writelines(f"{id}\t{' '.join(text.split())}\n" for id, text in zip(*queries, strict=True))
     index = str(folder / "pyserini")
     index_options = ["--collection", "JsonCollection", "--generator", "DefaultLuceneDocumentGenerator"]
@@ -68,7 +68,7 @@ def prepare(source: str, split: str, folder: Path, k: int) -> tuple[list[str], l
 def read_run(path: Path) -> Run:
     """Reads a run from a TREC file."""
     run: Run = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         query, _, id, _, score, _ = line.split()
         run.setdefault(query, []).append((id, float(score)))
     return run

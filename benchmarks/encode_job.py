@@ -73,7 +73,7 @@ class Side:
     """
 
     def __init__(self, *command: str):
-        self.out = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.out = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self.process = psutil.Popen([sys.executable, *command], cwd=ROOT, stdout=self.out, stderr=subprocess.DEVNULL)
         self.turns: list[tuple[float, float]] = []
 

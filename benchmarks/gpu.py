@@ -139,7 +139,7 @@ def run_benchmark(name: str, *arguments: object) -> dict[str, Any]:
             sys.stderr.write(result.stderr)
             last_line = result.stderr.strip().rpartition("\n")[2]
             raise RuntimeError(last_line or f"benchmarks/{name}.py ended with {result.returncode}")
-        return dict(json.loads(file.read_text()))
+        return dict(json.loads(file.read_text(encoding="utf-8")))
 
 
 def measure_encoder(setting: Setting) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def measure_apart(name: str, seconds: float) -> dict[str, Any]:
                 os.killpg(process.pid, signal.SIGKILL)  # including the processes that it started
                 process.wait()
         if file.exists():
-            record: dict[str, Any] = json.loads(file.read_text())
+            record: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             return record
     return {"status": "failed", "error": f"its process ended with status {status}, without figures"}
 
@@ -309,7 +309,7 @@ def read(path: Path, machine: Mapping[str, Any]) -> dict[str, Any]:
     if not path.exists():
         return {**machine, "measurements": {}}
     try:
-        document: dict[str, Any] = json.loads(path.read_text())
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         before = {name: document[name] for name in machine}
         document["measurements"].items()
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -91,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.run:  # in a process that joins the cluster
         took = run_parts(options.run, options.parts, options.seconds, options.workers)
-        Path(options.json).write_text(json.dumps(took))
+        Path(options.json).write_text(json.dumps(took), encoding="utf-8")
         return
     ideal = options.parts * options.seconds / options.workers
     figures: dict[str, object] = {"options": vars(options), "ideal_s": ideal}

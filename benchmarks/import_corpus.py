@@ -31,7 +31,7 @@ def write_rows(path: Path, rows: int, format: str) -> None:
     random.seed(0)
     words = [f"w{random.randrange(1 << 30):x}" for _ in range(5_000)]
     texts = [" ".join(random.choices(words, k=8)) for _ in range(10_007)]
-    with open(path, "w", buffering=1 << 20) as file:
+    with open(path, "w", encoding="utf-8", buffering=1 << 20) as file:
         file.write(HEADERS.get(format, ""))
         for start in range(0, rows, 10_000):
             numbers = range(start, min(start + 10_000, rows))

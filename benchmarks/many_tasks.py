@@ -29,7 +29,7 @@ from retriever.options import EncoderOptions
 
 def resident_bytes() -> int:
     """Returns the resident memory of this process."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> None:

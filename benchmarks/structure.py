@@ -17,7 +17,7 @@ LONG_FILE, LONG_FUNCTION = 400, 50  # lines
 def functions_of(path: Path) -> list[tuple[int, str]]:
     """Returns the lines of each function of a file without its docstring, and the name of the function."""
     functions = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node, clean=False) or ""
             functions.append(((node.end_lineno or 0) - node.lineno + 1 - len(docstring.splitlines()), node.name))

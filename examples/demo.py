@@ -104,9 +104,9 @@ def write_chat(folder: Path) -> None:
     titles = {row["_id"]: row["title"] for row in read_lines(SQUAD / "corpus.jsonl.gz")}
     questions = {row["_id"]: row for row in read_lines(SQUAD / "queries.jsonl.gz")}
     for split, count in (("train", 2000), ("test", 1000)):
-        lines = (SQUAD / "qrels" / f"{split}.tsv").read_text().splitlines()[1:]
+        lines = (SQUAD / "qrels" / f"{split}.tsv").read_text(encoding="utf-8").splitlines()[1:]
         judged = [line.split("\t")[:2] for line in lines]
-        with open(folder / f"queries.{split}.jsonl", "w") as file:
+        with open(folder / f"queries.{split}.jsonl", "w", encoding="utf-8") as file:
             for query, passage in draw.sample(judged, count):
                 first, answer = query, passage
                 while titles[answer] == titles[passage]:
@@ -185,7 +185,7 @@ def served(store: str) -> Iterator[str]:
     arguments = ["serve-search", "--store", store, "--port", "0", "--renew"]
     show(arguments)
     command = [sys.executable, "-m", "riptide", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, encoding="utf-8") as process:
         assert process.stdout
         try:
             for line in process.stdout:

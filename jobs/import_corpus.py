@@ -11,7 +11,17 @@ docs/data.md names the columns of every format.
 
 from __future__ import annotations
 
-from jobs.common.cli import StageProgress, Workers, as_options, format_bytes, print_complete, print_stages, run, say
+from jobs.common.cli import (
+    StageProgress,
+    Workers,
+    as_options,
+    format_bytes,
+    print_complete,
+    print_stages,
+    run,
+    say,
+    say_to_program,
+)
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -24,7 +34,7 @@ from indexing.corpus.corpus import Corpus
 from indexing.corpus.importing import ImportCorpusWork, ImportOptions
 from indexing.corpus.later_filters import AddFiltersWork
 from indexing.corpus.queries import check_splits, find_complete_queries, import_queries, read_judged_queries
-from indexing.files.columns import PassageNames
+from indexing.files.columns import PassageNames, passage_roles
 from indexing.files.splitting import BYTES_PER_WORD, DocumentSplit
 from indexing.formats.chunking import CHUNK_BYTES
 from indexing.formats.registry import FormatName
@@ -133,6 +143,8 @@ def run_job(store: Store, options: ImportCorpus) -> Artifact | None:
                 with_queries, partial=partial or skip_unknown, skip_invalid=options.skip_invalid
             )
         run_work(store, work, open_runner(store, options), StageProgress)
+        if source:
+            say_to_program(describe_import(source, store.generations("corpus")[-1], options))
     latest = print_corpus(store, source, work)
     if with_queries:
         name = queries_name(with_queries, options, latest)
@@ -162,13 +174,22 @@ def find_source(store: Store, options: ImportCorpus, names: PassageNames) -> Imp
     return source
 
 
+def describe_import(source: ImportSource, made: Artifact, options: ImportCorpus) -> str:
+    """Returns one line on what was imported: passages, the columns of a table, and filters."""
+    columns = source.format.shown_columns(source.corpus[0], source.columns)
+    taken = f"imported {sum(part.rows for part in made.numbered_parts('part')):,} passages: " + (
+        passage_roles(columns) if columns else f"format {source.format.name}"
+    )
+    filters = ", ".join(f"{name} ({kind})" for name, kind in options.filters.items())
+    return taken + (f"; filters = {filters}" if filters else "")
+
+
 def print_corpus(store: Store, source: ImportSource | None, work: ImportCorpusWork) -> Artifact:
     """Prints the corpus after an import, and returns its newest generation."""
     corpus = Corpus.open(store)
     latest = corpus.generations[-1]
-    documents = f" of {corpus.num_documents:,} documents" if corpus.is_split else ""
-    parts = f"{len(corpus.parts):,} parts, {len(corpus.deleted):,} deleted"
-    say(f"{latest.url}: {corpus.num_rows:,} passages{documents} in {parts}")
+    parts = f"{len(corpus.parts):,} {'part' if len(corpus.parts) == 1 else 'parts'}"
+    say(f"{latest.url}: {corpus.describe_size()}; {parts}")
     if dropped := sum(part.rows for part in latest.numbered_parts("dropped")):
         say(f"dropped  {dropped:,} passages with the id, title and text of an earlier one")
     say_skipped(latest)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from jobs.common.cli import Common, as_options, format_bytes, run, say
 
+import contextlib
 import json
 import shutil
 import sys
@@ -25,6 +26,7 @@ from typing import ClassVar, Literal
 
 from jobs.common.cuts import stored_counts
 
+from indexing.corpus.corpus import Corpus
 from indexing.search.hit_tables import hit_table, style_for
 from indexing.search.judgements import read_run_query
 from indexing.store.artifact import Artifact
@@ -230,10 +232,17 @@ def list_artifacts(store: Store, limit: int | None) -> None:
         say(as_options(f"{key:{widths[0]}}  {state}"))
     shown = f"{len(table) - 1} of {len(keys)}" if len(table) - 1 < len(keys) else f"{len(keys)}"
     say(
-        f"{shown} artifacts, {format_bytes(total)}; "
+        f"{shown} artifacts, {format_bytes(total)}; {describe_corpus(store)}"
         f"all files of the store: {count_and_bytes(list(store.storage.list('')))}"
     )
     raise_for_problems(problems, "restore them, or remove their artifacts and make them again")
+
+
+def describe_corpus(store: Store) -> str:
+    """Returns the size of the corpus without its deleted rows, followed by `; `; empty if it cannot be read."""
+    with contextlib.suppress(InputError):
+        return f"corpus: {Corpus.open(store).describe_size()}; "
+    return ""
 
 
 def unfinished_artifacts(store: Store, limit: int | None) -> dict[str, str]:
@@ -302,6 +311,8 @@ def print_artifact(store: Store, key: str, limit: int | None) -> None:
     say(f"made         {provenance['finished']} on {provenance['host']} by {' '.join(provenance['command'])}")
     say(f"config       {json.dumps(artifact.config, indent=1, ensure_ascii=False)}")
     say(f"notes        {json.dumps(artifact.notes, indent=1, ensure_ascii=False)}")
+    if Key.parse(key).kind == "corpus":
+        say(f"corpus       {Corpus.open(store).describe_size()}, of all generations")
     for counts in stored_counts(artifact):
         say(f"cuts         {counts}")
     for part in artifact.parts[:limit]:

@@ -35,7 +35,7 @@ def free_memory(device: torch.device | None = None, root: Path = Path("/")) -> i
 
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch reuses these bytes
         return int(torch.cuda.mem_get_info(device)[0]) + cached
-    return max(0, min([_free_machine_memory(root), *_free_cgroup_memory(root), *_free_address_space(root)]))
+    return max(0, min([_free_machine_memory(root), *_free_cgroup_memory(root), *free_address_space(root)]))
 
 
 def format_bytes(size: float) -> str:
@@ -83,7 +83,7 @@ def _cgroups(root: Path) -> Iterator[tuple[Path, tuple[str, str, tuple[str, ...]
             yield from (((mounts / "memory").joinpath(*inner[:depth]), _VERSION_1) for depth in depths)
 
 
-def _free_address_space(root: Path) -> Iterator[int]:
+def free_address_space(root: Path = Path("/")) -> Iterator[int]:
     """Yields what is free in the address space, if it has a limit and the system says how much is used."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     pages = _read_text(root / "proc/self/statm").partition(" ")[0]
@@ -94,6 +94,6 @@ def _free_address_space(root: Path) -> Iterator[int]:
 def _read_text(file: Path) -> str:
     """Returns the content of a small file of the system; empty if the file cannot be read."""
     try:
-        return file.read_text()
+        return file.read_text(encoding="utf-8")
     except OSError:
         return ""

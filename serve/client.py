@@ -20,6 +20,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from retriever.arguments import plain_value, refuse_unknown_names
+from retriever.errors import InputError
 from retriever.model.files import PROMPT_SETTINGS, PROMPT_WEIGHTS
 from serve.protocol import FoundPassage
 
@@ -44,8 +46,9 @@ class LostReplicaError(ServerError):
     """A replica was lost before it answered: a proxy says so, or has closed the connection."""
 
 
+@refuse_unknown_names
 class Client:
-    """Sends requests to one server. Its methods raise ServerError.
+    """Sends requests to one server. Its methods raise ServerError, and InputError for values that JSON cannot hold.
 
     Args:
         url: URL of the server.
@@ -53,12 +56,12 @@ class Client:
         timeout: Seconds to wait for the server, for each read.
 
     Raises:
-        ValueError: If the URL is not one of HTTP.
+        InputError: If the URL is not one of HTTP.
     """
 
     def __init__(self, url: str = "http://127.0.0.1:8000", *, token: str | None = None, timeout: float = 60.0):
-        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-            raise ValueError(f"{url}: expected http://… or https://…")
+        if not isinstance(url, str) or urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise InputError(f"{url}: expected http://… or https://…")
         self.url, self.timeout = url.rstrip("/"), timeout
         self._token = token
 
@@ -144,7 +147,11 @@ class Client:
         return self._send_with_retry("GET", "/v1/info")
 
     def _post(self, path: str, body: Any) -> dict[str, Any]:
-        return self._send_with_retry("POST", path, json.dumps(body).encode(), "application/json")
+        try:
+            content = json.dumps(plain_value(body))
+        except TypeError as error:
+            raise InputError(f"{error}: expected values that JSON can hold") from None
+        return self._send_with_retry("POST", path, content.encode(), "application/json")
 
     def _send_with_retry(
         self, method: str, path: str, body: bytes | None = None, content_type: str | None = None

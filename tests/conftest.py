@@ -164,7 +164,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of moto's S3 server, which runs during the session; the AWS variables name it."""
     command = [sys.executable, "-u", "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"]
     log = tmp_path_factory.mktemp("moto") / "log"
-    with open(log, "w") as file:
+    with open(log, "w", encoding="utf-8") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
     endpoint = None
     while endpoint is None and process.poll() is None:

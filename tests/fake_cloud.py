@@ -167,7 +167,7 @@ class SlowCloud(FakeMultiNodeProvider):
     def _log(self, what: str, node: Mapping[str, Any]) -> None:
         """Appends an event to the log."""
         event = Event(what, node["number"], node["tags"][TAG_RAY_USER_NODE_TYPE], time.time())
-        with open(self._folder / "events.jsonl", "a") as log:
+        with open(self._folder / "events.jsonl", "a", encoding="utf-8") as log:
             log.write(json.dumps(asdict(event)) + "\n")
 
 

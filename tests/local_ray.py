@@ -102,7 +102,7 @@ def running_ray(variables: Mapping[str, str], gpus: int = 0) -> Iterator[str]:
     """
     folder = Path(tempfile.mkdtemp(prefix="riptide-ray-", dir="/tmp"))  # the path of a socket has at most 107 bytes
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    with open(folder / "log", "w") as log:
+    with open(folder / "log", "w", encoding="utf-8") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", SCRIPT, str(folder), str(gpus)],
             env={**environment, **variables},

@@ -267,12 +267,12 @@ def write_corpus(folder: Path, passages: int, *, queries: int = 0, words: int = 
         " ".join(f"w{generator.randrange(VOCABULARY)}" for _ in range(generator.randint(words // 2, words * 3 // 2)))
         for _ in range(passages)
     ]
-    with open(folder / "corpus.jsonl", "w") as file:
+    with open(folder / "corpus.jsonl", "w", encoding="utf-8") as file:
         for number, text in enumerate(texts):
             file.write(json.dumps({"_id": f"d{number}", "title": f"w{number % VOCABULARY}", "text": text}) + "\n")
     if queries:
         chosen = generator.sample(range(passages), queries)
-        with open(folder / "queries.jsonl", "w") as file:
+        with open(folder / "queries.jsonl", "w", encoding="utf-8") as file:
             for number in chosen:
                 text = " ".join(texts[number].split()[:20])
                 file.write(json.dumps({"_id": f"q{number}", "text": text}) + "\n")

@@ -56,7 +56,7 @@ def waiting(work: Callable[..., Any], item_of: Callable[..., tuple[str, int]]) -
 
         task, number = item_of(*arguments)
         folder, job = Path(__file__).parent, ray.get_runtime_context().get_job_id()
-        with open(folder / f"log-{job}-{os.environ['FAKE_CLOUD_NODE']}", "a") as log:
+        with open(folder / f"log-{job}-{os.environ['FAKE_CLOUD_NODE']}", "a", encoding="utf-8") as log:
             log.write(f"{task}-{number}\n")
         until = time.monotonic() + PATIENCE_S
         while number and len(list(folder.glob(f"log-{job}-*"))) < int((folder / "count").read_text()):

@@ -9,7 +9,7 @@ from pathlib import Path
 def cpu_name() -> str:
     """Returns the name of the CPU, or that of its architecture if the system does not tell the former."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -35,12 +35,12 @@ def watch_job(store: Path | str, name: str, *arguments: object) -> Watched:
     """Runs a job of this checkout on a store while its memory is watched. Ends the program if it fails."""
     command = [sys.executable, f"jobs/{name}.py", "--store", str(store), *map(str, arguments)]
     started, pss, rss = time.perf_counter(), 0, 0
-    with tempfile.TemporaryFile("w+") as out:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as out:
         process = psutil.Popen(command, cwd=ROOT, stdout=out)
         while process.poll() is None:
             with contextlib.suppress(psutil.NoSuchProcess):  # it may end meanwhile
                 pss = max(pss, tree_pss(process))
-                status = Path(f"/proc/{process.pid}/status").read_text()
+                status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
                 rss = 1024 * int(match[1]) if (match := re.search(r"VmHWM:\s+(\d+) kB", status)) else rss
             time.sleep(0.25)
         seconds = time.perf_counter() - started

@@ -36,7 +36,7 @@ START_JVM = "from indexing.lucene.java import jvm\njvm()\n"
 
 def lines_of_code(program: Path) -> int:
     """Returns the number of lines of code of a program, without its docstring."""
-    _, _, code = program.read_text().split('"""', 2)
+    _, _, code = program.read_text(encoding="utf-8").split('"""', 2)
     return sum(bool(line.strip()) and not line.strip().startswith("#") for line in code.splitlines())
 
 

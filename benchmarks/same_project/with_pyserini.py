@@ -23,7 +23,7 @@ def read(name):
 
 
 os.makedirs(f"{folder}/passages")
-with open(f"{folder}/passages/corpus.jsonl", "w") as file:
+with open(f"{folder}/passages/corpus.jsonl", "w", encoding="utf-8") as file:
     for passage in read("corpus"):
         contents = f"{passage['title']} {passage['text']}"
         file.write(json.dumps({"id": passage["_id"], "contents": contents}) + "\n")
@@ -38,7 +38,7 @@ encoding += ["encoder", f"--encoder={model_name}", "--encoder-class=auto", "--fi
 encoding += ["--device=cpu", "--pooling=mean", "--l2-norm", "--dimension=384"]
 subprocess.run([sys.executable, "-m", "pyserini.encode", *encoding], check=True)
 
-with open(f"{data}/qrels/test.tsv") as file:
+with open(f"{data}/qrels/test.tsv", encoding="utf-8") as file:
     qrels = [ir_measures.Qrel(q, p, int(score)) for q, p, score in list(csv.reader(file, delimiter="\t"))[1:]]
 judged = {qrel.query_id for qrel in qrels}
 queries = {query["_id"]: query["text"] for query in read("queries") if query["_id"] in judged}

@@ -19,7 +19,7 @@ def read(name):
 
 
 passages = read("corpus")
-with open(f"{data}/qrels/test.tsv") as file:
+with open(f"{data}/qrels/test.tsv", encoding="utf-8") as file:
     qrels = [ir_measures.Qrel(q, p, int(score)) for q, p, score in list(csv.reader(file, delimiter="\t"))[1:]]
 judged = {qrel.query_id for qrel in qrels}
 queries = [query for query in read("queries") if query["_id"] in judged]

@@ -21,6 +21,7 @@ from indexing.store.artifact import Artifact
 from indexing.store.chain import RowPart, row_parts, split_rows
 from indexing.store.documents import ArtifactPart
 from indexing.store.store import Store
+from retriever.arguments import check_texts
 from retriever.errors import InputError
 
 BATCH_ROWS = 1024  # rows of a record batch: a look-up reads one
@@ -67,7 +68,7 @@ class Corpus:
         return cls(generations)
 
     def __repr__(self) -> str:
-        return f"Corpus({len(self):,} passages)"
+        return f"Corpus({self.describe_size()})"
 
     def __len__(self) -> int:
         """Returns the number of passages that are not deleted."""
@@ -133,7 +134,7 @@ class Corpus:
 
     def passages(self, rows: Sequence[int] | np.ndarray) -> list[Passage]:
         """Returns the passages of rows, in their order. Raises IndexError for a row outside of the corpus."""
-        numbers = np.asarray(rows, np.int64)
+        numbers = _row_numbers(rows)
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= self.num_rows):
             raise IndexError(f"rows {numbers.min()} to {numbers.max()} of a corpus of {self.num_rows}")
         passages: list[Passage | None] = [None] * len(numbers)
@@ -169,8 +170,18 @@ class Corpus:
 
     @property
     def num_documents(self) -> int:
-        """The number of documents, deleted ones included. Without a split, each passage is a document."""
-        return sum(part.part.facts["documents"] for part in self.parts) if self.is_split else self.num_rows
+        """The number of documents that are not deleted. Without a split, each passage is a document."""
+        if not self.is_split:
+            return len(self)
+        deleted = np.unique(DocumentNumbers(self.parts).numbers(self.deleted))
+        return sum(part.part.facts["documents"] for part in self.parts) - len(deleted)
+
+    def describe_size(self) -> str:
+        """Returns the numbers of passages and documents: `14 passages of 9 documents, without 3 deleted passages`."""
+        size = _count_of(len(self), "passage")
+        if self.is_split:
+            size += f" of {_count_of(self.num_documents, 'document')}"
+        return size + (f", without {_count_of(len(self.deleted), 'deleted passage')}" if len(self.deleted) else "")
 
     def documents(self, rows: np.ndarray) -> np.ndarray:
         """Returns the ids of the documents of rows, as `ids` does. Without a split, each passage is a document."""
@@ -194,6 +205,7 @@ class Corpus:
 
     def _read_column(self, rows: np.ndarray, column: str) -> np.ndarray:
         """Returns a column of text of rows (int64, any shape) as an object array of str; "" for a row of -1."""
+        rows = np.asarray(rows)
         flat = rows.ravel()
         wanted, inverse = np.unique(flat, return_inverse=True)
         names = np.empty(len(wanted), object)
@@ -207,6 +219,7 @@ class Corpus:
 
     def rows_of(self, ids: Sequence[str], *, with_deleted: bool = False) -> np.ndarray:
         """Returns the row of each id, int64 [n]; -1 for an id that is unknown or, unless `with_deleted`, deleted."""
+        check_texts(ids)
         result = np.full(len(ids), -1, np.int64)
         hashes = hash_ids(ids)
         for artifact in self.generations:
@@ -219,6 +232,18 @@ class Corpus:
             same = np.fromiter((name == ids[p] for name, p in zip(names, positions, strict=True)), bool, len(rows))
             result[positions[same]] = rows[same]
         return result
+
+
+def _row_numbers(rows: Any) -> np.ndarray:
+    """Returns rows as int64 [n]. Raises InputError for other values than a list of integers."""
+    numbers = np.asarray(rows)
+    if numbers.ndim != 1 or (len(numbers) and not np.issubdtype(numbers.dtype, np.integer)):
+        raise InputError(f"rows {str(rows)[:40]}: expected a list of row numbers; corpus[ID] reads a passage by its id")
+    return numbers.astype(np.int64)
+
+
+def _count_of(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def parse_metadata(text: str) -> dict[str, Any]:

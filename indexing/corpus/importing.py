@@ -7,6 +7,7 @@ replaces it (indexing/store/artifact.py, Draft). An import that was killed keeps
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -122,7 +123,8 @@ class ImportCorpusWork(BaseWork):
         if self.previous and not grows:
             changes = describe_changes(self.previous[0].config, self.config)
             raise InputError(
-                f"{self.previous[0].url} was imported otherwise ({changes}); append to it, or import into another store"
+                f"{self.previous[0].url} was imported otherwise ({changes}); append to it, import into another store, "
+                f"or remove it first: riptide store remove corpus --store {shlex.quote(store.url)}"
             )
         if not self.previous and grows:
             raise InputError(f"{store.url} has no corpus yet: import one first, without append and delete")

@@ -37,6 +37,7 @@ from indexing.work.work import (
     WorkUnit,
     run_work,
 )
+from retriever.arguments import refuse_unknown_names
 from retriever.errors import InputError, printable
 
 HINT_ROWS = 1000  # of a table of queries, whose values tell whether a column has ids of the corpus
@@ -50,6 +51,7 @@ class SplitQueries(NamedTuple):
     texts: list[str]
 
 
+@refuse_unknown_names
 class Queries:
     """A complete query set, opened for reading."""
 

@@ -26,6 +26,7 @@ import numpy as np
 from indexing.dense.factory import num_lists
 from indexing.exact import available_threads
 from retriever.errors import InputError
+from retriever.forks import need_threads
 from retriever.forward.native import cpu_info
 
 
@@ -319,6 +320,7 @@ def _search_threads(threads: int | None, index: Any) -> int:
 
 @contextmanager
 def _limited_threads(threads: int) -> Iterator[None]:
+    need_threads("the first encoding or dense search")
     before = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(threads)
     try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from indexing.embeddings.encoders import EncoderSpec, differing_settings, find_encoder_spec
 from indexing.embeddings.kind import VectorKind
 from indexing.store.store import Store
+from retriever.arguments import check_side, check_texts, refuse_unknown_names
 from retriever.errors import InputError
 from retriever.options import EncoderOptions, Side
 
@@ -48,6 +49,7 @@ def spec_of_embeddings(
     return spec
 
 
+@refuse_unknown_names
 class StoredEncoder:
     """Encodes texts as the queries and the passages of some embeddings; a side is loaded when it is first used.
 
@@ -91,8 +93,8 @@ class StoredEncoder:
         Raises:
             InputError: If the encoder cannot be opened, if a text is not a valid string, or if a vector is not finite.
         """
-        if isinstance(texts, str):
-            raise InputError(f"texts {texts[:40]!r}: expected a list of texts, got one text; write [text]")
+        check_texts(texts)
+        check_side(side)
         return self._kind.query_encoder(self.encoder_of(side)).encode(texts, side=side, task=self.spec.task)
 
     def compose(self, titles: Sequence[str], texts: Sequence[str]) -> list[str]:

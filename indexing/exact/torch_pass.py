@@ -13,6 +13,7 @@ import torch
 
 from indexing.exact.checks import MAX_NORM
 from retriever.errors import InputError
+from retriever.forks import need_threads
 
 TINY = 1e-30  # covers products that underflow, which no relative bound does
 # (query, passage) pairs times dim that are scored at once, as float64: 2 MiB, in a cache; 256 MiB, in a GPU's memory
@@ -39,6 +40,7 @@ class TorchSearch:
     """Same interface as `KernelSearch`: float32 products on the CPU, float16 (exact for the passages) on CUDA."""
 
     def __init__(self, queries: np.ndarray, k: int, threads: int, device: str):
+        need_threads("the first encoding or dense search")
         self.k, self.threads, self.device = k, threads, torch.device(device)
         double = queries.astype(np.float64)
         # A power of two leaves the products' digits alone and keeps float16 queries from overflowing.

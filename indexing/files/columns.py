@@ -196,9 +196,14 @@ def is_query_header(fields: Sequence[str]) -> bool:
 
 def describe_passage_columns(file: str, columns: PassageColumns) -> str:
     """Returns one line that says which column is taken as what."""
+    return f"columns of {file}: {passage_roles(columns)}"
+
+
+def passage_roles(columns: PassageColumns) -> str:
+    """Returns the column of each role: `id = number, title = none, text = body, metadata = year`."""
     id = columns.id or "a hash of title and text"
     return (
-        f"columns of {file}: id = {id}, title = {columns.title or 'none'}, text = {columns.text}, "
+        f"id = {id}, title = {columns.title or 'none'}, text = {columns.text}, "
         f"metadata = {_describe_rest(columns.table, columns.used, columns.metadata)}"
     )
 

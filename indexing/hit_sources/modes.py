@@ -13,10 +13,11 @@ from indexing.hit_sources.exact import EXACT
 from indexing.hit_sources.grammar import fusion_text
 from indexing.hit_sources.index import INDEX
 from indexing.hit_sources.options import Mode
-from indexing.hit_sources.registry import index_kinds
+from indexing.hit_sources.registry import all_forms, find_kind, index_kinds
 from indexing.lucene.bm25 import DEFAULT
 from indexing.store.keys import Key
 from indexing.store.store import MADE_BY, Store
+from retriever.arguments import closest_name
 from retriever.errors import InputError
 
 HYBRID = 0.5  # weight of BM25; of 0.3, 0.5, 0.7 and reciprocal ranks the best on SQuAD's dev and SciFact's train split
@@ -129,15 +130,29 @@ def find_index_over(store: Store, embeddings: str, remedy: str) -> str | None:
 
 
 def find_mode(source: str) -> Mode | None:
-    """Returns the mode of this name; None if it is no mode."""
+    """Returns the mode of this name, in capital or small letters; None if it is no mode."""
     modes: tuple[Mode, ...] = get_args(Mode)
-    return next((mode for mode in modes if mode == source), None)
+    return next((mode for mode in modes if mode == source.lower()), None)
 
 
 def expand_mode(source: str, store: Store) -> str:
     """Returns the source that a mode stands for if `source` is one of the modes, otherwise `source`."""
     mode = find_mode(source)
-    return source if mode is None else source_of_mode(mode, store, by_name=True)
+    if mode is None:
+        check_word(source)
+        return source
+    return source_of_mode(mode, store, by_name=True)
+
+
+def check_word(source: str) -> None:
+    """Raises InputError for a single word that is neither a mode nor a kind of source."""
+    if source.isalnum() and find_mode(source) is None and find_kind(source) is None:
+        modes: tuple[Mode, ...] = get_args(Mode)
+        close = closest_name(source.lower(), modes)
+        raise InputError(
+            f"source {source!r}: expected a mode ({', '.join(modes)}) or a source ({', '.join(all_forms())}, or A+B)"
+            + (f"; did you mean {close!r}?" if close else "")
+        )
 
 
 def source_of_mode(

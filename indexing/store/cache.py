@@ -103,7 +103,7 @@ class NodeCache:
         state = _file_state(status, in_store=in_store)
         if self.check == "once":
             with contextlib.suppress(OSError):
-                if self._stamp_file(sha256, status).read_text() == state:
+                if self._stamp_file(sha256, status).read_text(encoding="utf-8") == state:
                     return
         _check_hash(path, name, sha256)
         self._stamp(sha256, status, state)
@@ -115,7 +115,7 @@ class NodeCache:
         stamp = self._stamp_file(sha256, status)
         with contextlib.suppress(OSError):  # without a stamp the next opening hashes again
             stamp.parent.mkdir(parents=True, exist_ok=True)
-            stamp.write_text(state)
+            stamp.write_text(state, encoding="utf-8")
 
     def _make_room(self, size: int) -> None:
         files = []

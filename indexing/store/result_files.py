@@ -99,6 +99,8 @@ def result_path(path: str) -> Path:
     Raises:
         InputError: If no file can be written there.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path {path!r}: expected the name of a file")
     target = Path(os.path.realpath(path))
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -184,7 +184,7 @@ class LocalStorage:
         target = self.local_path(key)
         with explain_disk_errors(target):
             _make_folder(target.parent)
-            with open(target.parent / f".{target.name}.lock", "w") as lock:
+            with open(target.parent / f".{target.name}.lock", "w", encoding="utf-8") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 current = self.read_tagged(key)
                 if (current[1] if current else None) != tag:

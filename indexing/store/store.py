@@ -271,9 +271,10 @@ class Store:
         """Whether an artifact is complete, so that others may read it, or a command may be making it."""
         return self.storage.size(f"{key}/{MANIFEST}") is not None or was_written_lately(self.storage, key)
 
-    def remove(self, key: str) -> int:
-        """Removes an artifact and returns the bytes freed. Raises InputError as `files_to_remove` does."""
-        files = [file for files in self.files_to_remove(key).values() for file in files]
+    def remove(self, key: str, *, with_dependents: bool = False) -> int:
+        """Removes an artifact and returns the bytes freed. Arguments and errors as of `files_to_remove`."""
+        removed = self.files_to_remove(key, with_dependents=with_dependents)
+        files = [file for files in removed.values() for file in files]
         for name, _ in files:
             self.storage.delete(name)
         return sum(size for _, size in files)

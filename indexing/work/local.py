@@ -53,7 +53,7 @@ def cores_of_process() -> int:
     """Returns the number of cores that this process may use: by its affinity, and by the quota of its container."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with contextlib.suppress(OSError, ValueError):
-        quota, period = CPU_MAX.read_text().split()
+        quota, period = CPU_MAX.read_text(encoding="utf-8").split()
         return max(1, min(cores, math.ceil(int(quota) / int(period))))
     return cores
 

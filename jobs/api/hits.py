@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jobs.evaluation.frames import import_pandas
+from jobs.evaluation.frames import html_table, import_frames
+
+from retriever.arguments import refuse_unknown_names
 
 if TYPE_CHECKING:
     import pandas
+    import polars
 
 
 class Hit(NamedTuple):
@@ -33,6 +37,7 @@ class Hit(NamedTuple):
     metadata: dict[str, Any]
 
 
+@refuse_unknown_names
 class QueryHits(list[Hit]):
     """The hits of one query, by rank.
 
@@ -46,9 +51,22 @@ class QueryHits(list[Hit]):
 
     def to_pandas(self) -> pandas.DataFrame:
         """Returns a data frame with a row per hit. Raises InputError if pandas is not installed."""
-        return import_pandas().DataFrame.from_records(self, columns=Hit._fields)
+        return import_frames("pandas").DataFrame.from_records(self, columns=Hit._fields)
+
+    def to_polars(self) -> polars.DataFrame:
+        """Returns a data frame with a row per hit; the metadata are JSON text, which `str.json_decode` reads.
+
+        Raises:
+            InputError: If polars is not installed.
+        """
+        return _polars_frame({}, map(_with_json, self))
+
+    def _repr_html_(self) -> str:
+        """Returns the hits as a table, which a notebook shows."""
+        return html_table(self.query, _SHOWN, map(_shown_cells, self))
 
 
+@refuse_unknown_names
 class SearchResults(list[QueryHits]):
     """The hits of several queries, in the order of the queries."""
 
@@ -59,4 +77,47 @@ class SearchResults(list[QueryHits]):
             InputError: If pandas is not installed.
         """
         rows = [(number, hits.query, *hit) for number, hits in enumerate(self) for hit in hits]
-        return import_pandas().DataFrame.from_records(rows, columns=("query_number", "query", *Hit._fields))
+        return import_frames("pandas").DataFrame.from_records(rows, columns=("query_number", "query", *Hit._fields))
+
+    def to_polars(self) -> polars.DataFrame:
+        """Returns the columns of `to_pandas`; the metadata are JSON text, which `str.json_decode` reads.
+
+        Raises:
+            InputError: If polars is not installed.
+        """
+        rows = [(number, hits.query, *_with_json(hit)) for number, hits in enumerate(self) for hit in hits]
+        return _polars_frame({"query_number": "Int64", "query": "String"}, rows)
+
+    def _repr_html_(self) -> str:
+        """Returns the hits of all queries as a table, which a notebook shows."""
+        rows = [(hits.query, *_shown_cells(hit)) for hits in self for hit in hits]
+        return html_table(f"hits of {len(self):,} queries", ("query", *_SHOWN), rows)
+
+
+_SHOWN = ("rank", "score", "id", "title", "text", "metadata")
+_POLARS_TYPES = {  # those of the fields of a hit; they are the same for any metadata, and without hits
+    "rank": "Int64",
+    "score": "Float64",
+    "id": "String",
+    "row": "Int64",
+    "title": "String",
+    "text": "String",
+    "metadata": "String",
+}
+
+
+def _shown_cells(hit: Hit) -> tuple[Any, ...]:
+    """Returns the cells of a hit in HTML."""
+    return tuple(getattr(_with_json(hit), name) for name in _SHOWN)
+
+
+def _with_json(hit: Hit) -> Hit:
+    """Returns a hit whose metadata are JSON text."""
+    return hit._replace(metadata=json.dumps(hit.metadata, ensure_ascii=False))  # type: ignore[arg-type]
+
+
+def _polars_frame(first_types: dict[str, str], rows: Iterable[tuple[Any, ...]]) -> polars.DataFrame:
+    """Returns a data frame of hits. first_types: the types of the columns before those of a hit."""
+    frames = import_frames("polars")
+    schema = {name: getattr(frames, kind) for name, kind in {**first_types, **_POLARS_TYPES}.items()}
+    return frames.DataFrame(list(map(tuple, rows)), schema=schema, orient="row")

@@ -15,6 +15,7 @@ from typing import Any
 from jobs.common.command_line import as_arguments, known_names, setting_expectation, setting_value, suggest_option
 from jobs.common.options import Option, build_options, choices_of, describe_type, options_by_name
 
+from retriever.arguments import UnknownParameterError, plain_value
 from retriever.errors import InputError
 
 # The methods that are jobs, and their parameters that have other names than the options.
@@ -39,6 +40,7 @@ _VALUE = r" (?:[A-Z_]+|\d+)\b|(?<=--name) [\w.-]*\w"  # of an option in a comman
 _COMMAND = re.compile(
     rf"\b(?:python -m )?riptide ([a-z0-9]+(?:-[a-z0-9]+)*)((?: --[a-z][a-z0-9-]*(?:{_VALUE})?)*)([^;,:()]*)"
 )
+_REMOVAL = re.compile(r"riptide store remove ([\w./-]*\w)(?: --store (?:'[^']*'|[^\s;,()]+))?")
 _OPTION = re.compile(r"(?<![\w-])(?:--([a-z][a-z0-9-]*)|parameter ([a-z][a-z0-9_]*))")
 
 
@@ -101,7 +103,8 @@ class Parameters:
         values: dict[str, Any] = {"store": url}
         for name, value in keywords.items():
             if name not in self.options:
-                raise InputError(f"{self.method}: unknown parameter {name}; {self._suggest_parameter(name)}")
+                raise UnknownParameterError(f"{self.method}: unknown parameter {name}; {self._suggest_parameter(name)}")
+            value = plain_argument(f"{self.method}: {name}", value)
             if value is None:
                 continue
             option = self.options[name]
@@ -155,6 +158,7 @@ class Parameters:
         `--factory Flat` becomes `factory=Flat`, `--recall` becomes `recall=`, `riptide build-index --shards N` becomes
         `store.build_index(shards=N)`. Commands that are no methods stay as they are.
         """
+        message = _REMOVAL.sub(lambda match: f"store.remove({match[1]!r})", message)
         pieces, end = [], 0
         while match := _COMMAND.search(message, end):
             method = match[1].replace("-", "_")
@@ -203,6 +207,14 @@ class Parameters:
 def named_parameters(keywords: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
     """As `Parameters.named`, for a method that is no job. keywords: values by the names of the parameters."""
     return Parameters("", lambda: None, object, {}).named(keywords)
+
+
+def plain_argument(name: str, value: Any) -> Any:
+    """Returns the value of a parameter in types of Python. Raises InputError for one that contains itself."""
+    try:
+        return plain_value(value)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
 
 
 def check_name(name: str, value: Any) -> None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from indexing.store.cache import file_sha256
+from retriever.arguments import check_levels, plain_value
 from retriever.errors import InputError
 
 NAME = "rows of a table"  # stands for the file, in messages and in what an import records
@@ -110,6 +111,9 @@ def _to_table(source: Any) -> pa.Table:
     library = type(source).__module__.partition(".")[0]
     if library == "pandas" and hasattr(source, "columns"):
         _check_names([str(name) for name in source.columns])
+        for name, kind in source.dtypes.items():
+            if str(kind) == "object":
+                _check_values(str(name), source[name], 1)
     try:
         if isinstance(source, pa.Table):
             return source
@@ -153,10 +157,12 @@ def _dicts_to_table(rows: Iterable[Any]) -> pa.Table:
 
 def _to_column(name: str, values: Sequence[Any], first_row: int) -> pa.Array:
     """Returns the values of a column; objects of metadata as JSON. first_row: the number of the first row."""
+    _check_values(name, values, first_row)
     try:
         if name == METADATA and any(isinstance(value, Mapping) for value in values):
             values = [
-                json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping) else value for value in values
+                json.dumps(plain_value(value), ensure_ascii=False) if isinstance(value, Mapping) else value
+                for value in values
             ]
         return pa.array(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -166,6 +172,15 @@ def _to_column(name: str, values: Sequence[Any], first_row: int) -> pa.Array:
         raise InputError(
             f"{NAME} row {number}: column {name}: {_one_line(error)}; give all values of a column one type"
         ) from None
+
+
+def _check_values(name: str, values: Iterable[Any], first_row: int) -> None:
+    """Raises InputError for a value of too many levels, at which pyarrow would overflow the stack of the process."""
+    for number, value in enumerate(values, first_row):
+        try:
+            check_levels(value)
+        except InputError as error:
+            raise InputError(f"{NAME} row {number}: column {name}: {error}") from None
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from jobs.evaluation.frames import import_pandas
+from jobs.evaluation.frames import import_frames
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +14,15 @@ from indexing.search.run_files import is_json_lines, write_json_lines, write_tre
 from indexing.search.runs import SCHEMA, read_hits
 from indexing.store.artifact import Artifact
 from indexing.store.store import Store
+from retriever.arguments import refuse_unknown_names
 from retriever.errors import InputError
 
 if TYPE_CHECKING:
     import pandas
+    import polars
 
 
+@refuse_unknown_names
 class Run:
     """A complete run.
 
@@ -52,12 +55,22 @@ class Run:
         Raises:
             InputError: If pandas is not installed.
         """
-        frames, table = import_pandas(), self.table()
-        columns = {name: table[name].to_numpy() for name in table.column_names}
-        queries = columns["query_id"]
+        columns = {name: column.to_numpy() for name, column in self._columns().items()}
+        return import_frames("pandas").DataFrame(columns)
+
+    def to_polars(self) -> polars.DataFrame:
+        """Returns the hits as `to_pandas` does. Raises InputError if polars is not installed."""
+        frames = import_frames("polars")
+        return frames.from_arrow(pa.table(self._columns()))
+
+    def _columns(self) -> dict[str, pa.ChunkedArray]:
+        """Returns the columns of a data frame."""
+        table = self.table()
+        queries = table["query_id"].to_numpy()
         starts = np.flatnonzero(np.append(True, queries[1:] != queries[:-1])) if len(queries) else np.empty(0, np.int64)
         ranks = np.arange(len(queries)) - np.repeat(starts, np.diff(np.append(starts, len(queries)))) + 1
-        return frames.DataFrame({"query_id": columns.pop("query_id"), "rank": ranks, **columns})
+        columns: dict[str, Any] = {"query_id": table["query_id"], "rank": pa.chunked_array([ranks])}
+        return columns | {name: table[name] for name in table.column_names}
 
     def write_trec(self, path: str, *, overwrite: bool = False) -> None:
         """Writes the hits to a TREC file.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self, overload
 
 from jobs.api.hits import Hit, QueryHits, SearchResults
-from jobs.api.parameters import check_name, named_parameters
+from jobs.api.parameters import check_name, named_parameters, plain_argument
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from indexing.search.few_queries import LocalSearch
 from indexing.search.retrieval import RERANK_DEPTH
 from indexing.store.store import Store
 from indexing.work.local import LocalRunner
+from retriever.arguments import refuse_unknown_names
 from retriever.errors import InputError
 
 
@@ -30,6 +31,7 @@ class _Open(NamedTuple):
     read_passages: Callable[[np.ndarray], list[Passage]]
 
 
+@refuse_unknown_names
 class Search:
     """An open search: `search("a query")` returns its hits, which equal those of a run with the same settings.
 
@@ -105,8 +107,8 @@ class Search:
         Args:
             query: A text, or several: searching them together takes less time than one after another.
             k: Number of hits per query.
-            filter: Return only passages whose metadata match, such as "year >= 2000 and lang in (en, de)", or a dict.
-                The rows of the latest filters are cached.
+            filter: Return only passages whose metadata match, such as "year >= 2000 and lang in (en, de)", or a dict,
+                whose values may be those of NumPy, pandas and datetime. The rows of the latest filters are cached.
 
         Returns:
             The hits of the text; for several texts, a list with the hits of each.
@@ -115,6 +117,7 @@ class Search:
             InputError: If a query is empty, if the filter does not fit the corpus, if the search is closed, or if its
                 artifacts were removed since it was opened.
         """
+        k, filter = plain_argument("k", k), plain_argument("filter", filter)
         with named_parameters({"k": k}):
             if isinstance(query, bytes | Mapping) or not isinstance(query, Iterable):
                 raise InputError(f"found {type(query).__name__}, expected the text of a query, or a list of texts")
@@ -216,7 +219,7 @@ def choose_source(store: Store, source: str | None, embeddings: str | None = Non
 
 def check_count(name: str, value: Any) -> None:
     """Raises InputError unless a parameter is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise InputError(f"parameter {name} {value!r}: expected an integer of at least 1")
 
 

@@ -47,7 +47,7 @@ def start_server(arguments: Sequence[str], *, verbose: bool) -> Iterator[Client]
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         process_group=0,
-        text=True,
+        encoding="utf-8",
         errors="backslashreplace",
     )
     assert process.stdin is not None

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.api.making import Making
-from jobs.api.parameters import check_name, named_parameters
+from jobs.api.parameters import check_name, named_parameters, plain_argument
 
 from indexing.store.cache import NodeCache
+from retriever.arguments import plain_value, refuse_unknown_names
 from retriever.errors import InputError, list_first
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     Measured = str | os.PathLike[str] | Run
 
 
+@refuse_unknown_names
 class Store(Making):
     """A store of artifacts: a local folder or `s3://bucket/prefix`.
 
@@ -39,6 +41,8 @@ class Store(Making):
     """
 
     def __init__(self, url: str | os.PathLike[str], *, cache: NodeCache | None = None, verbose: bool = False):
+        if not isinstance(url, str | os.PathLike):
+            raise InputError(f"url: found {url!r}, expected a folder or s3://bucket/prefix")
         super().__init__(os.fspath(url), cache=cache)
         self.verbose = verbose
 
@@ -52,6 +56,23 @@ class Store(Making):
 
         with named_parameters({}):
             return Corpus.open(self)
+
+    def remove(self, key: str, *, with_dependents: bool = False) -> int:
+        """Removes an artifact: "corpus", "index/minilm", "runs/NAME".
+
+        Args:
+            key: The key, as `riptide store list` prints it; without a generation, all of them.
+            with_dependents: Also remove everything that was made from it.
+
+        Returns:
+            The bytes freed.
+
+        Raises:
+            InputError: If there is no such artifact, or if another one needs it.
+        """
+        with named_parameters({"key": key}):
+            check_name("key", key)
+            return super().remove(key, with_dependents=with_dependents)
 
     def queries(self, name: str | None = None) -> Queries:
         """Opens a query set, whose `split("test")` has the ids and the texts of a split, and `qrels` its judgements.
@@ -125,6 +146,7 @@ class Store(Making):
         from indexing.store.models import resolve_task
 
         rerank, encoder = (os.fspath(each) if isinstance(each, os.PathLike) else each for each in (rerank, encoder))
+        rerank_depth, nprobe, depth = map(plain_value, (rerank_depth, nprobe, depth))
         settings = {"encoder": encoder, "task": task, "nprobe": nprobe, "depth": depth}
         choices = {"embeddings": embeddings, "index": index, "rerank": rerank, "rerank_depth": rerank_depth}
         with named_parameters({"source": source, "by": by, **settings, **choices}):
@@ -160,7 +182,7 @@ class Store(Making):
         from jobs.api.runs import Run
 
         if isinstance(options.get("filter"), Mapping):
-            options["filter"] = json.dumps(options["filter"], default=repr)
+            options["filter"] = json.dumps(plain_argument("filter", options["filter"]), default=repr)
         return Run(self, self._run_job("search_queries", {"source": source, "name": name, **options}))
 
     def evaluate(self, runs: Measured | Iterable[Measured], **options: Any) -> Evaluation:
@@ -255,10 +277,11 @@ class Store(Making):
     def _check_source(self, source: str, runs: Collection[str]) -> None:
         """Raises InputError for a name that is not in the grammar of sources, nor a run."""
         from indexing.hit_sources.grammar import parse_source
-        from indexing.hit_sources.modes import find_mode
+        from indexing.hit_sources.modes import check_word, find_mode
 
         if find_mode(source) is None:
             try:
+                check_word(source)
                 parse_source(source)
             except InputError as error:
                 runs = list_first(sorted(runs)) or "none"

@@ -123,6 +123,7 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
         sys.stdout.reconfigure(errors="backslashreplace")  # file names need not be valid UTF-8
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars too; read when they are imported
     try:
+        check_locale(arguments)
         parsed = parse_arguments(options, arguments, main.__module__)
         place = parsed.store
         finish()
@@ -139,6 +140,16 @@ def run(main: Callable[[Options], Any], options: type[Options], argv: list[str] 
         if problem is None:
             raise
         exit_with_error(problem, 2 if isinstance(cause, UsageError) else 1, getattr(cause, "__notes__", ()))
+
+
+def check_locale(arguments: Sequence[str]) -> None:
+    """Raises InputError for arguments that the locale of this process does not read as UTF-8."""
+    encoding = sys.getfilesystemencoding()
+    if encoding.lower() not in ("utf-8", "utf8") and (wrong := [each for each in arguments if not each.isascii()]):
+        raise InputError(
+            f"{os.fsencode(wrong[0]).decode(errors='replace')}: expected ASCII, as the locale of this process has the "
+            f"encoding {encoding}; set the environment variable PYTHONUTF8=1 for texts in UTF-8"
+        )
 
 
 class Terminated(KeyboardInterrupt):
@@ -233,8 +244,15 @@ def print_only_warnings(rewrite: Callable[[str], str] = str) -> Iterator[None]:
 def say(message: str) -> None:
     """Prints a line for the user who runs the job."""
     if (rewrite := _rewrite.get()) is None:
-        print(message, flush=True)
+        encoding = sys.stdout.encoding or "utf-8"  # a program may print to a terminal without UTF-8
+        print(message.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     elif message.startswith(WARNING):
+        print(rewrite(message), file=sys.stderr, flush=True)
+
+
+def say_to_program(message: str) -> None:
+    """Prints a line to stderr for a program that calls the job. A user who runs the job has the same in other lines."""
+    if (rewrite := _rewrite.get()) is not None:
         print(rewrite(message), file=sys.stderr, flush=True)
 
 

@@ -22,6 +22,7 @@ from jobs.common.options import (
 )
 from jobs.common.starting import command_of, commands_as_started, is_job, job_name
 
+from retriever.arguments import closest_name
 from retriever.errors import InputError
 
 Options = TypeVar("Options")
@@ -101,8 +102,8 @@ def suggest_option(name: str, spellings: Mapping[str, str]) -> str:
     """
     if new := [spellings[each] for each in RENAMED.get(name, ()) if each in spellings]:
         return f"it is {' or '.join(new)} now"
-    close = difflib.get_close_matches(name, spellings, 1)
-    return f"did you mean {spellings[close[0]]}?" if close else ""
+    close = closest_name(name, spellings)
+    return f"did you mean {spellings[close]}?" if close else ""
 
 
 def _parse_value(option: Option, words: Any) -> Any:

@@ -213,7 +213,7 @@ def field_docstrings(owner: type) -> Mapping[str, str]:
 @functools.cache
 def _parse_classes(module: str) -> list[ast.ClassDef]:
     file = getattr(sys.modules[module], "__file__", None)
-    tree = ast.parse(Path(file).read_text()) if file else ast.Module([], [])
+    tree = ast.parse(Path(file).read_text(encoding="utf-8")) if file else ast.Module([], [])
     return [each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)]
 
 

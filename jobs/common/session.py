@@ -113,7 +113,7 @@ def _running_ray() -> str | None:
     """Returns the address of a Ray that `ray start` started on this machine, None if none accepts connections."""
     folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
-        address = (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()
+        address = (Path(folder) / "ray" / "ray_current_cluster").read_text(encoding="utf-8").strip()
         host, _, port = address.rpartition(":")
         with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S):
             return address

@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from jobs.comparison.passages import ShownPassage
-from jobs.evaluation.frames import import_pandas
+from jobs.evaluation.frames import html_table, import_frames
 
 from indexing.store.result_files import atomic_file
+from retriever.arguments import refuse_unknown_names
 from retriever.errors import InputError
 
 if TYPE_CHECKING:
     import pandas
+    import polars
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class ComparedQuery:
     relevant: tuple[ShownPassage, ...]
 
 
+@refuse_unknown_names
 @dataclass(frozen=True)
 class Comparison:
     """Two runs, compared for the queries of a split.
@@ -129,11 +132,38 @@ class Comparison:
         Raises:
             InputError: If pandas is not installed.
         """
-        frames = import_pandas()
+        frames = import_frames("pandas")
         ids = frames.Index([row.id for row in self.rows], name="query_id")
         frame = frames.DataFrame(list(map(_columns_of, self.rows)), index=ids)
         ranks = ["first_rank", "second_rank"]
         return frame.astype(dict.fromkeys(ranks, "Int64"))  # integers, of which some are missing
+
+    def to_polars(self) -> polars.DataFrame:
+        """Returns the columns of `to_pandas`, after a column query_id. Raises InputError if polars is not installed."""
+        frames = import_frames("polars")
+        types = {"first_rank": frames.Int64, "second_rank": frames.Int64, "relevant": frames.List(frames.String)}
+        types |= dict.fromkeys(("first_top", "first_top_text", "second_top", "second_top_text"), frames.String)
+        rows = [{"query_id": row.id, **_columns_of(row)} for row in self.rows]
+        return frames.DataFrame(rows, schema_overrides=types, infer_schema_length=None)
+
+    def _repr_html_(self) -> str:
+        """Returns the metrics of both runs as a table, which a notebook shows."""
+        columns = ("metric", self.first, self.second, "difference", "95% interval", "p", "won", "equal", "lost")
+        rows = [
+            (
+                each.metric,
+                each.first,
+                each.second,
+                each.difference,
+                f"{each.low:+.4f} to {each.high:+.4f}",
+                each.p_value,
+                each.won,
+                each.equal,
+                each.lost,
+            )
+            for each in self.metrics
+        ]
+        return html_table(f"{self.queries}, split {self.split}, {len(self.rows):,} queries", columns, rows)
 
     def write_page(self, path: str, *, examples: int = 10, overwrite: bool = False) -> None:
         """Writes a page with charts, and with the most won and lost queries and their passages: one HTML file.

@@ -6,18 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jobs.evaluation.frames import import_pandas
+from jobs.evaluation.frames import html_table, import_frames
 
 import numpy as np
 
+from retriever.arguments import refuse_unknown_names
+
 if TYPE_CHECKING:
     import pandas
+    import polars
 
     from indexing.measures.lengths import PassageLength
 
 RANDOM = "random ranking"  # the name of the expected values in the table
 
 
+@refuse_unknown_names
 @dataclass(frozen=True)
 class Evaluation:
     """The measures of some runs for the same queries.
@@ -68,13 +72,48 @@ class Evaluation:
         Raises:
             InputError: If pandas is not installed.
         """
-        frames = import_pandas()
+        frames = import_frames("pandas")
         if not per_query:
             frame = frames.DataFrame.from_dict(self.mean, orient="index", columns=self.metrics)
             return frame.rename_axis(index="run")
         columns = {(name, metric): v for name, values in self.per_query.items() for metric, v in values.items()}
         frame = frames.DataFrame(columns, index=frames.Index(self.query_ids, name="query_id"))
         return frame.rename_axis(columns=["run", "metric"]) if columns else frame
+
+    def to_polars(self, *, per_query: bool = False) -> polars.DataFrame:
+        """Returns the means as a data frame: a row per run, with the columns run and one per metric.
+
+        Args:
+            per_query: Return the values per query instead: a row per run and query, with the further column query_id.
+
+        Raises:
+            InputError: If polars is not installed.
+        """
+        frames = import_frames("polars")
+        if not per_query:
+            means = self.mean
+            columns = {metric: [means[run][metric] for run in self.runs] for metric in self.metrics}
+            return frames.DataFrame({"run": self.runs, **columns})
+        rows = {
+            "run": [run for run in self.runs for _ in self.query_ids],
+            "query_id": self.query_ids * len(self.runs),
+        }
+        values = {m: np.concatenate([self.per_query[run][m] for run in self.runs]) for m in self.metrics}
+        return frames.DataFrame({**rows, **values})
+
+    def _repr_html_(self) -> str:
+        """Returns the means and the p-values as a table, which a notebook shows."""
+        names = [f"p of {metric}" for metric in self.p_values] if len(self.runs) > 1 else []
+        rows = [
+            (
+                run,
+                *(means[metric] for metric in self.metrics),
+                *(self.p_values[metric].get(run) for metric in self.p_values if names),
+            )
+            for run, means in self.mean.items()
+        ]
+        title = f"{self.queries}, split {self.split}, {len(self.query_ids):,} queries"
+        return html_table(title, ("run", *self.metrics, *names), rows)
 
     def document(self) -> dict[str, Any]:
         """Returns the measures as JSON values, as the job `evaluate` writes them."""

@@ -60,7 +60,7 @@ def main(options: RunExperiment, controls: Mapping[str, ControlFunctions] | None
         arms = {name: arm.model_copy(update={"seeds": None}) for name, arm in experiment.arms.items()}
         experiment = experiment.model_copy(update={"seeds": list(options.seeds), "arms": arms})
     path = Path(options.json or f"results/{Path(options.arms).stem}.json")
-    before = json.loads(path.read_text()) if path.exists() else {}
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     performer = Performer(options.plan, before.get("seconds", {}))
     run = ExperimentRun(experiment, options.arms, path.with_suffix(""), performer, controls or {})
     run.check()
@@ -77,7 +77,7 @@ def main(options: RunExperiment, controls: Mapping[str, ControlFunctions] | None
     _write_figures(path, {"sets": document, "arms": run.notes, "seconds": performer.seconds})
     text = markdown_tables(document)
     with atomic_file(str(path.with_suffix(".md")), overwrite=True) as file:
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
     say(f"{text}\nfigures in {path}")
 
 

@@ -216,7 +216,7 @@ class Measurement:
         self._perform_job(name, "evaluate", settings, data_set.store)
         if self.performer.plan:
             return RunValues({}, {})
-        document = json.loads(file.read_text())
+        document = json.loads(file.read_text(encoding="utf-8"))
         figures: dict[str, float] = {}
         if "median_length" in document:
             figures["median length"] = document["median_length"][run]["words"]

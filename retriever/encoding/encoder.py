@@ -13,10 +13,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from retriever.arguments import check_side, check_texts, refuse_unknown_names
 from retriever.encoding.backbones import backbone_loader, open_pooled
 from retriever.encoding.sparse_model import keep_largest
 from retriever.encoding.tasks import EncoderTasks, TextPrompts, without_prompts
 from retriever.errors import InputError
+from retriever.forks import need_threads
 from retriever.forward.attention import enable_prompts
 from retriever.forward.batching import (
     BATCH_TOKENS,
@@ -50,6 +52,7 @@ _MIN_PACKED_TOKENS = {torch.float32: 32, torch.bfloat16: 192}
 _WEIGHT_BLOCK = 256  # texts whose word embeddings are in memory at once, for the weights of basic prompts
 
 
+@refuse_unknown_names
 class Encoder:
     """A frozen backbone with its tokenizer, pooling and head.
 
@@ -94,6 +97,7 @@ class Encoder:
         trust_remote_code: bool = False,
     ):
         started = time.perf_counter()
+        need_threads("the first encoding or dense search")
         with SETTING:
             self._threads = threads or torch.get_num_threads()
             torch.set_num_threads(self._threads)
@@ -237,6 +241,8 @@ class Encoder:
 
         `prefix` replaces the prefix of the side.
         """
+        check_texts(texts)
+        check_side(side)
         return self._tokenizer(texts, side=side, prefix=prefix)
 
     def unknown_tokens(self, tokens: Tokens) -> tuple[int, int]:
@@ -318,6 +324,7 @@ class Encoder:
         returned unchanged; where a text lacks the words for its prompt, they are NaN. `report` is called after each
         batch with the number of texts that are done; after a packed batch, from the batch's thread.
         """
+        need_threads("the first encoding or dense search")
         prompts = self._prompts_of(task, side, tokens, topics)
         if check and (reasons := prompts.reasons()):
             raise unusable_texts_error(reasons, len(tokens))
@@ -375,6 +382,7 @@ class Encoder:
 
         Arguments and errors as in `forward`; numbers that are not finite are yielded unchanged.
         """
+        need_threads("the first encoding or dense search")
         return self._batches(tokens, self._prompts_of(task, side, tokens, topics), side)
 
     def _batches(self, tokens: Tokens, prompts: TextPrompts, side: Side) -> Iterator[tuple[np.ndarray, torch.Tensor]]:

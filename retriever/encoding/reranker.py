@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from retriever.arguments import refuse_unknown_names
 from retriever.encoding.pairs import (
     DEFAULT_PAIR_OPTIONS,
     PairTokenizer,
@@ -21,6 +22,7 @@ from retriever.encoding.pairs import (
     read_pair_recipe,
 )
 from retriever.errors import InputError
+from retriever.forks import need_threads
 from retriever.forward.batching import BATCH_TOKENS, COLUMN_STEP, Tokens, padded_batches, plan_padded
 from retriever.forward.compiling import compile_model, warm_up_batch
 from retriever.forward.numerics import choose_device, choose_dtype, describe_numerics, expected_numerics
@@ -35,6 +37,7 @@ __all__ = ["Reranker", "RerankerOptions", "describe_reranker", "expected_reranke
 log = logging.getLogger(__name__)
 
 
+@refuse_unknown_names
 class Reranker:
     """A frozen cross-encoder with its tokenizer.
 
@@ -71,6 +74,7 @@ class Reranker:
         trust_remote_code: bool = False,
     ):
         started = time.perf_counter()
+        need_threads("the first encoding or dense search")
         self._threads = threads or torch.get_num_threads()
         torch.set_num_threads(self._threads)
         self.options = options
@@ -118,6 +122,7 @@ class Reranker:
 
     def forward(self, tokens: Tokens, types: Tokens) -> np.ndarray:
         """Returns the probabilities of tokenised pairs, in order: float32 [n]. Raises the same errors as `score`."""
+        need_threads("the first encoding or dense search")
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         logits = torch.empty(len(tokens), self._recipe.labels, dtype=torch.float32)

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from retriever.arguments import refuse_unknown_names
 from retriever.encoding.encoder import Encoder
 from retriever.encoding.sparse_vectors import SparseVectors, concatenate, from_dense
 from retriever.errors import InputError, TextsError
@@ -18,6 +19,7 @@ from retriever.prompts.prompts import TaskPrompt
 from retriever.prompts.query_words import unusable_texts_error
 
 
+@refuse_unknown_names
 class SparseEncoder:
     """A frozen masked language model that gives a text the weights of words (SPLADE).
 

@@ -41,8 +41,10 @@ def load_library(source: Path, required_flags: Collection[str] = ()) -> ctypes.C
 
 
 def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout
-    key = "\0".join((source.read_text(), *FLAGS, version, model, *sorted(flags)))
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, encoding="utf-8", check=True, timeout=60
+    ).stdout
+    key = "\0".join((source.read_text(encoding="utf-8"), *FLAGS, version, model, *sorted(flags)))
     name = f"{source.stem}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.so"
     cache = _cache_directory()
     library = cache / name
@@ -52,7 +54,7 @@ def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         output = Path(scratch) / name
         command = [compiler, *FLAGS, str(source), "-o", str(output)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, timeout=600)
         if done.returncode:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()[-1:]
             raise OSError(f"{compiler} failed: {errors[0] if errors else done.returncode}")
@@ -63,7 +65,7 @@ def _build(source: Path, compiler: str, model: str, flags: set[str]) -> Path:
 def cpu_info() -> tuple[set[str], str]:
     """Returns the flags and the model name of the first core; empty if the system has no /proc/cpuinfo."""
     fields, cpuinfo = {}, Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
+    for line in cpuinfo.read_text(encoding="utf-8").split("\n\n")[0].splitlines() if cpuinfo.exists() else ():
         name, _, value = line.partition(":")
         fields[name.strip()] = value.strip()
     return set(fields.get("flags", "").split()), fields.get("model name", "")

@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 
+from retriever.errors import InputError
 from retriever.forward.packing import takes_reordered, uses_tiles, will_pack
 from retriever.options import EncoderOptions
 
@@ -17,8 +18,11 @@ Mode = Literal["packed", "compiled", "eager"]
 
 
 def choose_device(device: str | None) -> torch.device:
-    """Returns the requested device; None: CUDA if it is available, else the CPU."""
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """Returns the requested device; None: CUDA if available, else the CPU. Raises InputError for an unknown one."""
+    try:
+        return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except (RuntimeError, TypeError):
+        raise InputError(f"device {device!r}: expected cpu, cuda or cuda:N") from None
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
@@ -50,7 +54,7 @@ def cpu_vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     With the same instruction set, libraries take other code paths for each vendor, and round differently.
     """
     try:
-        match = re.search(r"^vendor_id\s*:\s*(\S+)", cpuinfo.read_text(), re.MULTILINE)
+        match = re.search(r"^vendor_id\s*:\s*(\S+)", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         match = None
     name = match.group(1).lower() if match else "unknown"

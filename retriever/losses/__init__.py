@@ -25,7 +25,7 @@ from retriever.options.tuning import NegativesFrom
 __all__ = [
     "CONTRASTIVE",
     "DISTILLATION",
-    "Labels",
+    "BatchLabels",
     "LearnedTemperature",
     "batch_loss",
     "category_loss",

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib.util
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def find_model_folder(name_or_path: str | Path) -> Path:
     Raises:
         InputError: If there is no such model.
     """
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise InputError(f"model {name_or_path!r}: expected a Hugging Face name or a folder")
     path = Path(name_or_path).expanduser()
     if path.is_dir():
         if sides := untied_sides(path):

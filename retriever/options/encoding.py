@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
+from retriever.arguments import refuse_unknown_names
 from retriever.options.declaring import OptionGroup, option, stored_options
 
 Side = Literal["query", "passage"]
@@ -55,6 +56,7 @@ class TextOptions(OptionGroup):
     """The side on which batches are padded. Default: the tokenizer's."""
 
 
+@refuse_unknown_names
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions(TextOptions):
     """Options of an encoder. None: the setting of the model folder, or the default in the help."""
@@ -82,6 +84,7 @@ LATER_OPTIONS = ("query_terms", "passage_terms")
 DEFAULT_OPTIONS = EncoderOptions()
 
 
+@refuse_unknown_names
 @dataclass(frozen=True, kw_only=True)
 class RerankerOptions(OptionGroup):
     """How a pair becomes a probability. None: the setting of the model folder, or the default named here.

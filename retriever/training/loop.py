@@ -31,6 +31,7 @@ from safetensors.torch import save_file
 
 from retriever.cuts import NOUNS, Cuts
 from retriever.errors import DivergedError, InputError
+from retriever.forks import need_threads
 from retriever.forward.numerics import describe_numerics
 from retriever.options.loop import LoopOptions, check_sharding
 from retriever.training.hooks import SaveCheckpoint, Stopped, TrainingProgress, WorkerHooks, no_stop_requests
@@ -71,6 +72,7 @@ class Trainer:
         rank: int = 0,
         world: int = 1,
     ):
+        need_threads("the first encoding or dense search")
         self.system, self.options, self.device, self.rank, self.world = system, options, device, rank, world
         declared = system.parameter_groups() if isinstance(system, GroupedSystem) else ()
         groups = split_parameters(

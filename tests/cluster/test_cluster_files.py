@@ -187,7 +187,7 @@ def test_the_clusters_have_room_for_the_recipes(path: Path) -> None:
     aws = load("aws.yaml")
     for name, resources in AWS_RESOURCES.items():
         aws["available_node_types"][name]["resources"] = resources
-    sizes = list(worker_sizes(yaml.safe_load(path.read_text())))
+    sizes = list(worker_sizes(yaml.safe_load(path.read_text(encoding="utf-8"))))
     assert sizes
     for config in (aws, autoscaling_config(cluster_of("raycluster.yaml"))):
         for workers, resources in sizes:

@@ -66,7 +66,7 @@ class Reader:
         self.output += (printed.out + printed.err).replace(str(self.folder), "…")
         if job == "evaluate":
             [file] = re.findall(r"figures in (\S+)", printed.out)
-            self.evaluations.append(json.loads(Path(file).read_text()))
+            self.evaluations.append(json.loads(Path(file).read_text(encoding="utf-8")))
 
     def read(self, block: Block) -> None:
         """Runs the commands of a block, or compares the output that the page shows with that of the last commands."""

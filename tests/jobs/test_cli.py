@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -214,7 +215,7 @@ def test_every_recipe_fits_its_job(file: Path) -> None:
     """A recipe begins with its command, which names the job."""
     import importlib
 
-    command = next(line for line in file.read_text().splitlines() if "riptide " in line)
+    command = next(line for line in file.read_text(encoding="utf-8").splitlines() if "riptide " in line)
     name = command.partition("riptide ")[2].split()[0].replace("-", "_")
     module = importlib.import_module(f"jobs.{name}")
     cli.parse_arguments(cli.options_class_of(module.main), ["--config", str(file), "--store", "s"])
@@ -283,3 +284,29 @@ def test_a_resume_is_promised_only_if_something_is_kept(
     assert (outcome.status, outcome.err) == (130, line)
     if name == "evaluate":
         documented("Stores", "an evaluation that SIGINT ends, which keeps nothing", outcome.err, 130)
+
+
+def test_jobs_run_in_a_locale_without_utf_8(tmp_path: Path, done, documented) -> None:
+    """Files are UTF-8 in every locale; other characters than those of the terminal are printed as escapes."""
+    variables = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+    def run_in_ascii(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "riptide", *map(str, arguments)]
+        return subprocess.run(command, env=variables, cwd=JOBS.parent, capture_output=True, text=True, timeout=600)
+
+    (tmp_path / "raw.jsonl").write_text('{"id": "ä1", "title": "Škoda", "text": "ship 船"}\n', encoding="utf-8")
+    imported = run_in_ascii("import-corpus", "--store", tmp_path / "s", "--source", tmp_path / "raw.jsonl")
+    assert (imported.returncode, imported.stderr) == (0, "")
+    done("build_bm25", "--store", tmp_path / "s")
+    search = ("search", "--store", tmp_path / "s", "--source", "bm25", "--query")
+    found = run_in_ascii(*search, "ship")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "\\xe41  \\u0160koda" in found.stdout
+    assert "ä1  Škoda" in done(*search, "ship")
+    refused = run_in_ascii(*search, "船")
+    assert refused.returncode == 1
+    assert refused.stderr == (
+        "error: \\u8239: expected ASCII, as the locale of this process has the encoding ascii; set the environment "
+        "variable PYTHONUTF8=1 for texts in UTF-8\n"
+    )
+    documented("Searching", "a query with other characters than those of the locale", refused.stderr, 1)

@@ -35,7 +35,7 @@ def write_run(path: Path, ranked: dict[str, str]) -> Path:
     lines = []
     for query, ids in ranked.items():
         lines += [f"{query} Q0 {id} {rank} {1 / rank} mine" for rank, id in enumerate(ids.split(), 1)]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 

@@ -35,7 +35,7 @@ def store(passages: list[dict], tmp_path: Path, done: Done) -> Path:
 
 def write_run(path: Path, ranked: Mapping[str, list[str]]) -> Path:
     lines = [f"{q} Q0 {id} {n} {1 / n} x\n" for q, ids in ranked.items() for n, id in enumerate(ids, 1)]
-    path.write_text("".join(lines))
+    path.write_text("".join(lines), encoding="utf-8")
     return path
 
 

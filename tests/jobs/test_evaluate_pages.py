@@ -57,7 +57,7 @@ def kilt(tmp_path: Path, done: Done) -> Callable[[Sequence[Mapping], Ranking], t
 
 
 def values_of(file: Path) -> dict[str, float]:
-    document = json.loads(file.read_text())
+    document = json.loads(file.read_text(encoding="utf-8"))
     [run] = document["per_query"].values()
     assert [*run] == ["PageRprec"]
     [mean] = document["mean"].values()

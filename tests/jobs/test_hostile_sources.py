@@ -15,7 +15,7 @@ PASSAGE = '{"_id": "a", "text": "x"}\n'
 
 def write(path: Path, text: str = PASSAGE) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     return path
 
 

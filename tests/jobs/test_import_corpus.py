@@ -52,7 +52,7 @@ def test_a_beir_folder_with_its_queries_judgements_and_metadata(tmp_path: Path, 
     queries[0]["metadata"] = {"kind": "odd"}
     source = write_beir(tmp_path / "raw.v1", passages, queries, {"test": judged[:4], "dev": judged[4:]})
     out = done("import_corpus", "--store", tmp_path / "s", "--source", source, "--part-size", 10)
-    assert "25 passages in 3 parts, 0 deleted" in out
+    assert "25 passages; 3 parts" in out
     assert "6 queries (dev, test)" in out
     found = passages_of(tmp_path / "s")
     assert [(p.row, p.id, p.title, p.text, json.loads(p.metadata_json)) for p in found] == [
@@ -156,7 +156,7 @@ def test_a_part_of_long_passages_ends_at_a_number_of_bytes(
     command = ("import_corpus", "--source", source, "--part-size", 10, "--store")
     done(*command, tmp_path / "by rows")
     monkeypatch.setattr(chunking, "CHUNK_BYTES", 30_000)
-    assert "40 passages in 7 parts" in done(*command, tmp_path / "by bytes")
+    assert "40 passages; 7 parts" in done(*command, tmp_path / "by bytes")
     corpus = Corpus.open(Store(str(tmp_path / "by bytes")))
     assert [part.part.rows for part in corpus.parts] == [3, 3, 3, 3, 10, 10, 8]
     assert [p.id for p in passages_of(tmp_path / "by bytes")] == [p["_id"] for p in passages]
@@ -219,7 +219,7 @@ def test_a_finished_import_is_found_done(world, done: Done, no_work) -> None:
     no_work()
     before = {path: path.stat().st_mtime_ns for path in world.store.rglob("*") if path.is_file()}
     out = done("import_corpus", "--store", world.store, "--source", world.source, "--part-size", 60)
-    assert "240 passages in 4 parts" in out
+    assert "240 passages; 4 parts" in out
     assert "40 queries (test, train)" in out
     assert {path: path.stat().st_mtime_ns for path in world.store.rglob("*") if path.is_file()} == before
 
@@ -274,14 +274,14 @@ def test_generations_add_delete_and_replace(tmp_path: Path, done: Done) -> None:
     first = files_of(store)
     more = corpus_of(tmp_path / "more", [f'{{"_id": "new{n}", "text": "new {n}"}}' for n in range(7)])
     append = ("import_corpus", "--store", store, "--source", more, "--part-size", 5, "--append")
-    assert "17 passages in 4 parts, 0 deleted" in done(*append)
+    assert "17 passages; 4 parts" in done(*append)
     (tmp_path / "gone").write_text("p3\r\nnew0\np9\n")
     delete = ("import_corpus", "--store", store, "--delete", tmp_path / "gone")
-    assert "17 passages in 4 parts, 3 deleted" in done(*delete)
+    assert "14 passages, without 3 deleted passages; 4 parts" in done(*delete)
     anew = corpus_of(tmp_path / "anew", ['{"_id": "p4", "text": "replaced"}', '{"_id": "p3", "text": "is back"}'])
     (tmp_path / "old").write_text("p4\n")
     replace = ("import_corpus", "--store", store, "--source", anew, "--append", "--delete", tmp_path / "old")
-    assert "19 passages in 5 parts, 4 deleted" in done(*replace)
+    assert "15 passages, without 4 deleted passages; 5 parts" in done(*replace)
 
     corpus = Corpus.open(Store(str(store)))
     assert corpus.deleted.tolist() == [3, 4, 9, 10]  # rows are never given to another passage

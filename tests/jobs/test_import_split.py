@@ -62,7 +62,7 @@ def test_the_passages_of_documents_with_their_columns(tmp_path: Path, done: Done
     command = ("import_corpus", "--store", tmp_path / "s", "--source", source, "--part-size", 20, *SPLIT)
     out = done(*command, "--filters", "year", "int64")
     corpus = open_corpus(tmp_path / "s")
-    assert f"{corpus.num_rows} passages of 90 documents in {len(corpus.parts)} parts, 0 deleted" in out
+    assert f"{corpus.num_rows} passages of 90 documents; {len(corpus.parts)} parts" in out
     assert corpus.generations[0].config["split"] == {"words": 12, "overlap": 4}
     assert corpus.is_split
     assert corpus.num_documents == 90

@@ -341,7 +341,7 @@ def names_outside(key: str) -> bool:
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_a_recipe_of_ours_names_only_what_its_jobs_take_and_its_earlier_steps_make(file: Path) -> None:
-    text = file.read_text()
+    text = file.read_text(encoding="utf-8")
     jobs = [next(iter(step)) for step in yaml.safe_load(text)["steps"]]
     assert [job for job in jobs if not (JOBS / f"{job}.py").exists()] == []
     command = next(line for line in text.splitlines() if "riptide pipeline" in line)

@@ -16,6 +16,7 @@ from jobs.store import copy_whole
 import pytest
 from samples import files_of, make_passages, write_beir
 
+from indexing.corpus.corpus import Corpus
 from indexing.store import retention, storage
 from indexing.store.live_release import LiveRecord
 from indexing.store.models import StoredCheckpoint, commit_files
@@ -48,6 +49,24 @@ def test_list_shows_each_artifact_with_size_rows_and_lineage(world, done) -> Non
     assert (len(limited), limited[-1].split(",")[0]) == (4, "2 of 6 artifacts")
     (world.store / "runs/dense/manifest.json").unlink()
     assert re.search(r"^runs/dense +incomplete", done("store", "list", "--store", world.store), re.MULTILINE)
+
+
+def test_the_size_of_a_corpus_is_the_same_everywhere(tmp_path: Path, done) -> None:
+    """In the lines of the jobs and in Python: passages and documents that are not deleted."""
+    text = " ".join(f"word{number}" for number in range(30))
+    (tmp_path / "raw.jsonl").write_text("".join(f'{{"id": "d{n}", "text": "{text} {n}"}}\n' for n in range(3)))
+    store = tmp_path / "store"
+    done("import_corpus", "--store", store, "--source", tmp_path / "raw.jsonl", "--split-words", 10)
+    (tmp_path / "gone").write_text("d1\n")
+    printed = done("import_corpus", "--store", store, "--delete", tmp_path / "gone")
+    corpus = Corpus.open(Store(str(store)))
+    passages = len(corpus.deleted)
+    assert (len(corpus), corpus.num_documents) == (2 * passages, 2)
+    size = f"{2 * passages} passages of 2 documents, without {passages} deleted passages"
+    assert repr(corpus) == f"Corpus({size})"
+    assert printed.splitlines()[-1] == f"{store}/corpus/g0001: {size}; 1 part"
+    assert f"; corpus: {size}; all files" in done("store", "list", "--store", store)
+    assert f"corpus       {size}, of all generations\n" in done("store", "show", "corpus", "--store", store)
 
 
 def test_show_tells_what_an_artifact_is_made_of_and_needed_by(world, done, refused) -> None:

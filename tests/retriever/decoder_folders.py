@@ -214,4 +214,4 @@ def _save(
 
 def _write(file: Path, content: Any) -> None:
     file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(content, indent=2) + "\n")
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -57,13 +57,13 @@ def sts_task(pairs: list[tuple[str, str, float]], *, name: str = "LocalSts", **p
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
     """Returns the objects of a JSONL file."""
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
 def read_qrels(file: Path) -> dict[str, dict[str, int]]:
     """Returns the judgements of a BEIR file, by query and passage."""
     qrels: dict[str, dict[str, int]] = {}
-    with open(file, newline="") as lines:
+    with open(file, encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines, delimiter="\t"):
             qrels.setdefault(row["query-id"], {})[row["corpus-id"]] = int(row["score"])
     return qrels

@@ -141,7 +141,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def records(file: Path) -> dict[str, dict[str, Any]]:
     """The measurements of a file, without the time that they took."""
-    found: dict[str, dict[str, Any]] = json.loads(file.read_text())["measurements"]
+    found: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["measurements"]
     assert all(record.pop("seconds") >= 0 for record in found.values())
     return found
 
@@ -201,7 +201,7 @@ def test_measurements_are_listed_and_unknown_ones_and_other_machines_refused(gpu
 def is_running(pid: int) -> bool:
     """Whether a process runs; one that has ended may wait for its parent to see it."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
 

@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Path:
 
 def write(file: Path, text: str) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
 
 
 def limit(folder: Path, most: object, used: int, cache: int = 0) -> None:

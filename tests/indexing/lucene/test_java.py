@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,10 +89,12 @@ def test_a_package_without_its_jar_is_told(tmp_path: Path, monkeypatch, installe
         java.find_anserini_jar()
 
 
-def job(name: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A job in a process of its own, as a process starts the JVM only once."""
+def job(name: str, *arguments: object, limit: int | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A job in a process of its own, as a process starts the JVM only once. limit: bytes of its address space."""
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"} | variables
     command = [sys.executable, f"jobs/{name}.py", *map(str, arguments)]
+    if limit is not None:
+        command = ["sh", "-c", f'ulimit -v {limit // 1024} && exec "$@"', "sh", *command]
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=600)
 
 
@@ -115,3 +118,15 @@ def test_a_job_ends_with_one_line_that_names_the_folder_and_the_remedy(store: Pa
     assert "pip install" in ended.stderr
     assert "unset RIPTIDE_JAVA_HOME" in ended.stderr
     assert not (store / "bm25").exists()
+
+
+def test_a_limit_of_the_address_space_is_named_before_the_jvm_starts(store: Path, documented: Callable) -> None:
+    """The JVM would end the process, after lines of its own."""
+    ended = job("build_bm25", "--store", store, limit=3 << 30)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: Lucene: Java reserves about 5.4 GB of address space, and the limit of this ")
+    assert re.search(r"\(ulimit -v\) leaves [\d.]+ GB: raise it, for example by ulimit -v unlimited\n$", ended.stderr)
+    assert ended.stderr.count("\n") == 1
+    assert not (store / "bm25").exists()
+    line = re.sub(r"leaves [\d.]+ GB", "leaves … GB", ended.stderr)
+    documented("Searching", "`ulimit -v` leaves less address space than Java reserves", line, 1)

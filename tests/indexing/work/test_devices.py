@@ -25,7 +25,7 @@ def test_the_check_finds_a_call_without_a_device() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_model_is_opened_on_an_assigned_device(path: Path) -> None:
-    assert calls_without_device(path.read_text()) == []
+    assert calls_without_device(path.read_text(encoding="utf-8")) == []
 
 
 def test_a_spec_cannot_be_opened_without_a_device() -> None:

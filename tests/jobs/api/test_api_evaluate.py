@@ -6,10 +6,12 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from riptide import InputError, Store
@@ -52,6 +54,42 @@ def test_an_evaluation_is_two_data_frames(store: Store) -> None:
     np.testing.assert_allclose(values.mean().to_numpy(), means.to_numpy().ravel())
 
 
+def test_figures_are_data_frames_of_polars(store: Store) -> None:
+    result, frame = store.evaluate(["exact", "bm25"], metrics=METRICS), store.search_queries("bm25", k=3, name="three")
+    assert result.to_polars().rows() == [tuple(row) for row in result.to_pandas().reset_index().to_numpy()]
+    values = result.to_polars(per_query=True)
+    assert values.columns == ["run", "query_id", *METRICS]
+    of_run = values.filter(values["run"] == "bm25")
+    assert of_run["query_id"].to_list() == result.query_ids
+    assert of_run["R@20"].to_list() == result.per_query["bm25"]["R@20"].tolist()
+    pandas = frame.to_pandas()
+    assert frame.to_polars().columns == pandas.columns.tolist()
+    assert frame.to_polars().rows() == list(pandas.itertuples(index=False, name=None))
+    comparison = store.compare("three", store.search_queries("exact", k=3, name="vectors"), metrics=METRICS)
+    compared, pandas = comparison.to_polars(), comparison.to_pandas().reset_index()
+    assert compared.columns == pandas.columns.tolist()
+    assert compared["relevant"].to_list() == pandas["relevant"].tolist()
+    assert compared["first_rank"].to_list() == [None if pd.isna(rank) else rank for rank in pandas["first_rank"]]
+    with pytest.raises(TypeError, match=r"^to_polars: unknown parameter 'per_querry'; did you mean 'per_query'\?"):
+        result.to_polars(per_querry=True)
+
+
+def test_a_notebook_shows_figures_as_tables(store: Store) -> None:
+    hostile = "<b>&'\"$x$"
+    result = store.evaluate(["exact", "bm25"], metrics=METRICS)
+    renamed = replace(result, per_query={hostile: result.per_query["exact"], "bm25": result.per_query["bm25"]})
+    shown = renamed._repr_html_()
+    assert "<th>run</th><th>nDCG@10</th><th>R@20</th><th>p of nDCG@10</th>" in shown
+    assert f"<td>{result.mean['bm25']['R@20']:.4f}</td>" in shown
+    assert "<td>" + f"{result.p_values['R@20']['bm25']:.4f}</td>" in shown
+    runs = [store.search_queries(source, k=3, name=source) for source in ("bm25", "exact")]
+    compared = replace(store.compare(*runs, metrics=METRICS), first=hostile)._repr_html_()
+    assert f"<td>{store.compare(*runs, metrics=METRICS).metrics[0].difference:.4f}</td>" in compared
+    for each in (shown, compared):
+        assert "&lt;b&gt;&amp;&#x27;&quot;$x$" in each
+        assert "<b>" not in each
+
+
 def test_runs_files_and_sources_keep_their_names_and_their_order(store: Store, tmp_path: Path) -> None:
     """The first one is the baseline, whether it is a source, a run or a file."""
     run = store.search_queries("exact", k=20, name="vectors")
@@ -92,10 +130,11 @@ def test_a_run_is_a_data_frame_and_a_file(store: Store, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("runs", "options", "message"),
     [
-        (["nothing"], {}, r"'nothing': no run of .* \(runs: none\), no file, and no source 'nothing': expected bm25"),
+        (["nothing"], {}, r"'nothing': no run of .* \(runs: none\), no file, and no source 'nothing': expected a mode"),
         (["bm25", "bm25"], {}, "evaluate: 'bm25' is given twice; leave one of them out"),
         ([], {}, "evaluate: expected at least one run, file or source"),
         (["bm25"], {"metric": "R@3"}, "evaluate: unknown parameter metric; did you mean metrics"),
+        (["bm25"], {"topk": 3}, "evaluate: unknown parameter topk; "),
         (["bm25"], {"metrics": "R@0"}, "metrics=.*'R@0': cutoff 0: expected 1 to"),
         (["bm25"], {"split": "dev"}, "no split 'dev' with qrels; it has test"),
         (["bm25"], {"run": ["exact"]}, "evaluate: unknown parameter run; "),
@@ -162,11 +201,13 @@ def test_warnings_go_to_stderr_and_lines_only_with_verbose(store: Store, capsys:
     assert "runs/few: " in capsys.readouterr().out
 
 
-def test_a_data_frame_without_pandas_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_data_frame_without_its_library_is_refused(
+    store: Store, monkeypatch: pytest.MonkeyPatch, library: str
+) -> None:
     result, hits = store.evaluate("bm25", metrics="R@5"), store.search("bm25")("bama")
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    for make in (result.to_pandas, hits.to_pandas, store.search_queries("bm25", k=2, name="two").to_pandas):
-        with pytest.raises(
-            InputError, match="a data frame needs pandas, which is not installed; run: pip install pandas"
-        ):
-            make()
+    monkeypatch.setitem(sys.modules, library, None)
+    line = f"a data frame needs {library}, which is not installed; run: pip install {library}"
+    for each in (result, hits, store.search_queries("bm25", k=2, name="two")):
+        with pytest.raises(InputError, match=line):
+            getattr(each, f"to_{library}")()

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from indexing.corpus.filters import Filter
 from riptide import InputError, Store
 
+TOO_DEEP = "expected up to 100 levels of lists and dicts, found more, or a list or dict that contains itself"
 SOURCES = ["bm25", "exact", "dense", "hybrid", "bm25+exact:enc"]
+
+
+def make_cycle() -> dict:
+    """Returns a filter that contains itself."""
+    cycle: dict[str, Any] = {}
+    cycle["not"] = cycle
+    return cycle
 
 
 def rows_of(results: list) -> list[tuple]:
@@ -66,6 +79,65 @@ def test_a_filter_is_of_a_call(shared: Store, source: str) -> None:
         assert late == search(text, 240, filter={"year": {"gte": 2100}})
         assert search(text, 240, filter="year < 1900") == []
         assert search(text, 240) == every
+
+
+def test_values_of_other_libraries_are_those_of_python(shared: Store) -> None:
+    with shared.search("BM25", by=None) as search:
+        assert search.source == "bm25"
+        assert search("bama", np.int64(2)) == search("bama", np.int32(2)) == search("bama", 2)
+        years = [2001, 2002]
+        expected = search("bama", filter={"year": years})
+        for values in (np.array(years), pd.Series(years), tuple(years), set(years), list(map(np.int16, years))):
+            assert search("bama", filter={"year": values}) == expected
+    index = shared.search("Dense", nprobe=np.int64(2), depth=np.int32(5))
+    assert index("bama", 3) == shared.search("dense", nprobe=2, depth=5)("bama", 3)
+    assert shared.search("HYBRID").source == shared.search("hybrid").source
+
+
+def test_dates_and_times_filter_timestamps(tmp_path: Path) -> None:
+    store = Store(tmp_path / "dated")
+    days = [datetime(2020, 1, day, tzinfo=UTC) for day in range(1, 6)]
+    rows = [{"id": f"d{day.day}", "text": "ship", "day": day} for day in days]
+    store.import_corpus(rows, filters={"day": "timestamp"})
+    store.build_bm25()
+    search = store.search("bm25")
+    for third in (
+        date(2020, 1, 3),
+        days[2],
+        days[2].replace(tzinfo=None),
+        pd.Timestamp(days[2]),
+        np.datetime64("2020-01-03"),
+    ):
+        assert [hit.id for hit in search("ship", filter={"day": {"gt": third}})] == ["d4", "d5"]
+        assert [hit.id for hit in search("ship", filter={"day": [third]})] == ["d3"]
+    times = np.array(["2020-01-01", "2020-01-02"], "datetime64[ns]")
+    assert [hit.id for hit in search("ship", filter={"day": times})] == ["d1", "d2"]
+    with pytest.raises(InputError, match='expected values of type timestamp, found "NaT"'):
+        search("ship", filter={"day": pd.NaT})
+
+
+def test_hits_are_data_frames_of_polars(shared: Store) -> None:
+    with shared.search("bm25") as search:
+        results = search(["bama", "bamo bana"], k=3)
+        frame, pandas = results.to_polars(), results.to_pandas()
+        assert frame.columns == pandas.columns.tolist()
+        assert frame.drop("metadata").rows() == [tuple(row) for row in pandas.drop(columns="metadata").to_numpy()]
+        assert [json.loads(each) for each in frame["metadata"]] == pandas["metadata"].tolist()
+        assert frame.filter(frame["query_number"] == 1)["id"].to_list() == results[1].to_polars()["id"].to_list()
+        assert search("unknownword").to_polars().schema == results[0].to_polars().schema
+
+
+def test_a_notebook_shows_hits_with_all_texts_escaped(tmp_path: Path) -> None:
+    hostile = "<script>alert('x')</script>&\"$x$"
+    store = Store(tmp_path / hostile.replace("/", ""))
+    store.import_corpus([{"id": hostile, "title": hostile, "text": f"ship {hostile * 90}", "<i>": hostile}])
+    store.build_bm25()
+    query = f"ship {hostile}"
+    for shown in (store.search("bm25")(query)._repr_html_(), store.search("bm25")([query])._repr_html_()):
+        assert not re.findall(r"<(?!/?(?:div|table|caption|thead|tbody|tr|th|td)\b)", shown)
+        assert "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt;&amp;&quot;$x$" in shown
+        assert 'class="tex2jax_ignore mathjax_ignore"' in shown
+        assert len(shown) < 8_000  # the text is cut
 
 
 def test_the_rows_of_a_filter_are_read_once(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +203,13 @@ def test_documents_are_the_hits_of_a_split_corpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (("nothing",), {}, "source 'nothing': expected bm25, bm25:NAME, exact:EMBEDDINGS"),
+        (
+            ("nothing",),
+            {},
+            r"source 'nothing': expected a mode \(dense, exact, bm25, hybrid\) or a source \(bm25, bm25:NA",
+        ),
+        (("hybird",), {}, r"source 'hybird': expected a mode \(.*\); did you mean 'hybrid'\?"),
+        ((), {"sorce": "bm25"}, "search: unknown parameter 'sorce'; did you mean 'source'?"),
         (("index:x",), {}, r"index/x: there is no such artifact \(complete index: idx\); store.build_index makes one"),
         (
             ("exact:x",),
@@ -179,6 +257,18 @@ def test_a_search_that_cannot_be_opened_is_refused(
         (lambda search: search("bama", filter=["year"]), "filter: expected a text or an object, found list"),
         (lambda search: search("bama", filter={5: 1}), "filter: expected fields by name, found 5"),
         (lambda search: search("bama", filter={"year": 1j}), 'filter: year: expected values of type int64, found "1j"'),
+        (lambda search: search("bama", topk=3), "search: unknown parameter 'topk'; did you mean 'k'?"),
+        (
+            lambda search: search("bama", where="x"),
+            "search: unknown parameter 'where'; the parameters are query, k, filter",
+        ),
+        (lambda search: search("bama", np.float64(3)), "k=3.0: expected an integer of at least 1"),
+        (lambda search: search("bama", filter=make_cycle()), f"filter: {TOO_DEEP}"),
+        (lambda search: search("bama", filter={"and": [make_cycle()]}), f"filter: {TOO_DEEP}"),
+        (
+            lambda search: search("bama", filter={"year": date(1, 1, 1)}),
+            'filter: year: expected values of type int64, found "0001-01-01"',
+        ),
         (lambda search: search("bama", 0), "k=0: expected an integer of at least 1"),
         (lambda search: search("bama", "ten"), "k='ten': expected an integer of at least 1"),
         (

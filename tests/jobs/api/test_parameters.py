@@ -89,6 +89,10 @@ def test_values_are_those_of_a_recipe(store: Store) -> None:
     keywords = {"source": Path("a/b"), "metadata": (), "filters": {"year": "int64"}, "hold_out": 3}
     read = Parameters.of_method("import_corpus").read(store.url, keywords)
     assert (read.source, read.metadata, read.filters, read.hold_out) == ("a/b", (), {"year": "int64"}, 3)
+    read = Parameters.of_method("import_corpus").read(store.url, {"source": "a", "append": np.bool_(True)})
+    assert read.append is True
+    read = Parameters.of_method("mine_negatives").read(store.url, {"sources": np.array(["bm25"]), "depth": np.int32(7)})
+    assert (list(read.pool.sources), read.pool.depth) == (["bm25"], 7)
     read = Parameters.of_method("mine_negatives").read(store.url, {"sources": ["bm25", "exact:x"], "depth": 7})
     assert (list(read.pool.sources), read.pool.depth) == (["bm25", "exact:x"], 7)
 
@@ -115,7 +119,7 @@ def test_values_are_those_of_a_recipe(store: Store) -> None:
         ("--metrics 'R@0': cutoff", "metrics='R@0': cutoff"),
         (
             "remove it: riptide store remove index/a --store b; --name x",
-            "remove it: riptide store remove index/a --store b; name= x",
+            "remove it: store.remove('index/a'); name= x",
         ),
     ],
 )

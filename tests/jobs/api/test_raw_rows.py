@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -213,6 +215,59 @@ def test_ctrl_c_leaves_parts_that_the_same_call_resumes(
     parts = [path for path in expected if path.endswith(".arrow")]  # the records name the temporary folders
     assert len(parts) >= 6
     assert {path: made[path] for path in parts} == {path: expected[path] for path in parts}
+
+
+def test_a_value_that_contains_itself_is_refused(store: Store) -> None:
+    """pyarrow would overflow the stack of the process."""
+    cycle: list[Any] = []
+    cycle.append({"again": cycle})
+    rows = [{"id": "a", "text": "x"}, {"id": "b", "text": "y"}]
+    for name in ("kind", "metadata"):
+        broken = [rows[0] | {name: {}}, rows[1] | {name: {"again": cycle}}]
+        for source in (broken, pd.DataFrame(broken)):
+            with pytest.raises(InputError) as error:
+                store.import_corpus(source)
+            assert str(error.value) == (
+                f"rows of a table row 2: column {name}: expected up to 100 levels of lists and dicts, found more, or a "
+                "list or dict that contains itself"
+            )
+    with pytest.raises(InputError, match=r"^import_corpus: metadata: expected up to 100 levels of lists and dicts"):
+        store.import_corpus(rows, metadata=cycle)
+    assert not Path(store.url).exists()
+
+
+def test_metadata_may_have_values_of_other_libraries(store: Store) -> None:
+    metadata = {"day": date(2020, 1, 3), "count": np.int64(3), "sizes": np.array([1.5, 2.5])}
+    corpus = store.import_corpus([{"id": "a", "text": "x", "metadata": metadata}])
+    assert corpus["a"].metadata == {"day": "2020-01-03", "count": 3, "sizes": [1.5, 2.5]}
+
+
+def test_an_import_says_what_it_took_and_a_second_one_how_to_begin_again(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.import_corpus(ROWS, text="body", filters={"year": "int64"}, drop_duplicates=True)
+    assert capsys.readouterr() == (
+        "",
+        "imported 3 passages: id = a hash of title and text, title = none, text = body, metadata = number, head, year, "
+        "tags; filters = year (int64)\n",
+    )
+    with pytest.raises(InputError) as error:
+        store.import_corpus(ROWS, **COLUMNS)
+    assert str(error.value).endswith(
+        "; append to it, import into another store, or remove it first: store.remove('corpus')"
+    )
+    store.build_bm25()
+    with pytest.raises(InputError, match=r"corpus is needed by bm25/bm25/g0000: .*, or give with_dependents=, which"):
+        store.remove("corpus")
+    assert store.remove("corpus", with_dependents=True) > 0
+    capsys.readouterr()
+    assert passages(store.import_corpus(ROWS, **COLUMNS)) == PASSAGES
+    line = "imported 3 passages: id = number, title = head, text = body, metadata = year, tags\n"
+    assert capsys.readouterr() == ("", line)
+    store.import_corpus(ROWS, **COLUMNS)
+    assert capsys.readouterr() == ("", ""), "nothing was imported again"
+    with pytest.raises(InputError, match="no such artifact"):
+        store.remove("nothing")
 
 
 def test_judgements_are_a_dict_a_table_or_a_file(store: Store, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def write_trec(path: Path, ranked: Mapping[str, str | Sequence[str]]) -> Path:
     for query, hits in ranked.items():
         ids = hits.split() if isinstance(hits, str) else hits
         lines += [f"{query} Q0 {id} {rank} {1 / rank} x\n" for rank, id in enumerate(ids, 1)]
-    path.write_text("".join(lines))
+    path.write_text("".join(lines), encoding="utf-8")
     return path
 
 

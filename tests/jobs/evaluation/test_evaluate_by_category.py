@@ -47,7 +47,7 @@ def write_run(path: Path, ranked: dict[str, str]) -> Path:
         for query, ids in ranked.items()
         for rank, id in enumerate(ids.split(), 1)
     ]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 
 

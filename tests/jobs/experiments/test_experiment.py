@@ -51,7 +51,7 @@ def test_a_toy_experiment_is_chosen_measured_and_compared_and_made_once(
 
     def search(request: ControlSearchRequest) -> None:
         searched.append(request)
-        Path(request.file).write_text((tmp_path / "bm25.trec").read_text())
+        Path(request.file).write_text((tmp_path / "bm25.trec").read_text(), encoding="utf-8")
 
     arms = write(
         prepare=[{"build_bm25": {}}, {"mine_negatives": mining}, {"search": words}],

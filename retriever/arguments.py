@@ -1,0 +1,127 @@
+"""Arguments of calls from Python: values of other libraries as plain ones, and names that a function does not have."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from datetime import date
+from typing import Any, TypeVar
+
+from retriever.errors import InputError
+
+MAX_LEVELS = 100  # of lists and dicts; more would overflow the stack of the libraries that read them
+AnyClass = TypeVar("AnyClass", bound=type)
+
+
+class UnknownParameterError(InputError, TypeError):
+    """A call names a parameter that the function does not have; it is a TypeError too, as Python's own error is."""
+
+
+def check_levels(value: Any, levels: int = MAX_LEVELS) -> None:
+    """Raises InputError for too many levels of lists and dicts, which also ends at a value that contains itself."""
+    if not isinstance(value, Mapping | list | tuple):
+        return
+    if not levels:
+        raise InputError(
+            f"expected up to {MAX_LEVELS} levels of lists and dicts, found more, or a list or dict that contains itself"
+        )
+    for each in value.values() if isinstance(value, Mapping) else value:
+        check_levels(each, levels - 1)
+
+
+def plain_value(value: Any) -> Any:
+    """Returns a value of NumPy, pandas or torch as one of Python, also within lists and dicts; others as they are.
+
+    A date or a time becomes text (ISO 8601); an array, a series, a tuple and a set become a list.
+
+    Raises:
+        InputError: As `check_levels`.
+    """
+    check_levels(value)
+    return _plain_value(value)
+
+
+def _plain_value(value: Any) -> Any:
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain_value(name): _plain_value(each) for name, each in value.items()}
+    if isinstance(value, Set):
+        return sorted(map(_plain_value, value), key=repr)
+    if isinstance(value, list | tuple):
+        return list(map(_plain_value, value))
+    if isinstance(value, date):  # datetime and pandas.Timestamp too
+        return value.isoformat()
+    if isinstance(value, type) or not (hasattr(value, "tolist") and hasattr(value, "dtype")):
+        return value
+    is_time = getattr(value.dtype, "kind", "") == "M"  # NumPy's times would become integers, in several units
+    plain = (value.astype(str) if is_time else value).tolist()  # scalars, arrays, series and tensors
+    return plain if plain is value else _plain_value(plain)
+
+
+def check_texts(texts: Any) -> None:
+    """Raises InputError unless texts are a list or another iterable."""
+    if isinstance(texts, str):
+        raise InputError(f"texts {texts[:40]!r}: expected a list of texts, got one text; write [text]")
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise InputError(f"texts: expected a list of texts, got {type(texts).__name__}")
+
+
+def check_side(side: Any) -> None:
+    """Raises InputError unless a side is that of queries or of passages."""
+    if side not in ("query", "passage"):
+        raise InputError(f"side {side!r}: expected query or passage")
+
+
+def check_names(method: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raises UnknownParameterError for a name that is not known.
+
+    Args:
+        method: The method that is called, for the error.
+        names: The names of the call.
+        known: The names of the parameters.
+    """
+    known = list(known)
+    if unknown := next((name for name in names if name not in known), None):
+        listed = f"the parameters are {', '.join(known)}" if known else "it takes no parameters"
+        close = closest_name(unknown, known)
+        raise UnknownParameterError(
+            f"{method}: unknown parameter {unknown!r}; {f'did you mean {close!r}?' if close else listed}"
+        )
+
+
+def closest_name(unknown: str, known: Collection[str]) -> str | None:
+    """Returns the name that an unknown one means: a similar one, or `k` for `top_k`; None: there is no such name."""
+    close = difflib.get_close_matches(unknown, known, 1)
+    close = close or [each for each in known if re.fullmatch(f"(top|num|max|n)_?{re.escape(each)}", unknown)]
+    return close[0] if close else None
+
+
+def refuse_unknown_names(cls: AnyClass) -> AnyClass:
+    """Makes the public methods of a class, and its calls, refuse unknown parameters with the one that is meant.
+
+    Methods that take any keyword arguments check them by themselves.
+    """
+    for name, method in list(vars(cls).items()):
+        if inspect.isfunction(method) and (not name.startswith("_") or name in ("__init__", "__call__")):
+            parameters = inspect.signature(method).parameters.values()
+            if all(each.kind is not each.VAR_KEYWORD for each in parameters):
+                shown = {"__init__": cls.__name__, "__call__": cls.__name__.lower()}.get(name, name)
+                setattr(cls, name, _check_calls(method, shown))
+    return cls
+
+
+def _check_calls(method: Callable[..., Any], shown: str) -> Callable[..., Any]:
+    """Returns a method that checks the names of its keyword arguments. shown: its name in errors."""
+    known = [name for name in inspect.signature(method).parameters if name != "self"]
+
+    @functools.wraps(method)
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        if not keywords.keys() <= set(known):
+            check_names(shown, keywords, known)
+        return method(*arguments, **keywords)
+
+    return call
