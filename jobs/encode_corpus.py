@@ -36,7 +36,7 @@ from indexing.work.local import LocalRunner
 from indexing.work.numerics import pinned_gpus
 from indexing.work.ray_actors import RayActors, choose_pool
 from indexing.work.tasks import Runner, WorkerResources
-from indexing.work.work import WorkUnit, run_work
+from indexing.work.work import WorkUnit, check_targets, run_work
 from retriever.errors import InputError
 from retriever.model.files import find_model_folder, weight_files
 from retriever.options import EncoderOptions
@@ -193,8 +193,7 @@ def open_encoders(
         InputError: If the cluster or this machine cannot provide the resources, or for another kind of device.
     """
     request = options.worker_request()
-    key = artifact_key("embeddings", f"{name}/{generation(0)}")
-    gpus = pinned_gpus((store.pinned_config(key) or {}).get("numerics"), request.gpus, f"{store.url}/{key}")
+    gpus = choose_gpus(store, options, name)
     if not join_cluster(store, private=options.ray):
         runner = LocalRunner(gpus=num_gpus(), request=request)
         return runner, WorkerResources(cores=options.cpus, gpus=gpus, calls=CALLS)
@@ -211,9 +210,22 @@ def open_encoders(
     return RayActors(pool, say_line), WorkerResources(cores=pool.cpus, gpus=pool.gpus, calls=CALLS)
 
 
+def choose_gpus(store: Store, options: EncodeCorpus, name: str) -> int | None:
+    """Returns the GPUs of an encoder. Raises InputError if the embeddings were begun on another kind of device."""
+    key = artifact_key("embeddings", f"{name}/{generation(0)}")
+    pinned = store.pinned_config(key) or {}
+    return pinned_gpus(pinned.get("numerics"), options.worker_request().gpus, f"{store.url}/{key}")
+
+
 def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
     """Prints what an encoding reads and writes; only a run tells the time."""
-    work = EncodeCorpusWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
+    choose_gpus(store, options, name)
+    begun = store.manifest(artifact_key("embeddings", f"{name}/{generation(0)}"))
+    numerics = begun["config"]["numerics"] if begun else ""  # only a worker knows that of new embeddings
+    work = EncodeCorpusWork(
+        store, spec, kind, name, resources=WorkerResources(), numerics=numerics, limit=options.limit
+    )
+    check_targets(store, work)
     encoder_settings = work.encoder_settings
     corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from indexing.files.qrels import read_qrels
 from indexing.files.raw import short_repr
 from indexing.formats.parse import read_queries
 from indexing.formats.sources import ImportSource
-from indexing.store.artifact import Artifact, Draft
+from indexing.store.artifact import Artifact, Draft, remove_command
 from indexing.store.conflicts import describe_changes
 from indexing.store.store import Store, artifact_key
 from indexing.work.local import LocalRunner
@@ -174,11 +173,26 @@ def import_queries(
         InputError: With file and line, for a bad row, for an unknown query or passage, and if one split judges a query
             and a passage twice with different scores. Also if `name` or a split is not a valid artifact name.
     """
+    if (existing := find_complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
+        return existing
+    work = open_queries_work(store, source, name, limit=limit, hold_out=hold_out, judged=judged)
+    run_work(store, work, LocalRunner(cores=1))
+    return Queries.open(store, name)
+
+
+def open_queries_work(
+    store: Store,
+    source: ImportSource,
+    name: str,
+    *,
+    limit: int | None = None,
+    hold_out: HoldOut | None = None,
+    judged: JudgedQueries | None = None,
+) -> CommitQueriesWork:
+    """Reads and checks what `import_queries` commits; arguments and errors as there."""
     artifact_key("queries", name)
     check_splits(source)
     corpus = Corpus.open(store)
-    if (existing := find_complete_queries(store, source, name, limit=limit, hold_out=hold_out)) is not None:
-        return existing
     config = _queries_config(source, limit, hold_out)
     partial = limit is not None or any(g.config["limit"] is not None for g in corpus.generations)
     judged = judged or read_judged_queries(source, limit=limit, partial=partial)
@@ -189,8 +203,7 @@ def import_queries(
         qrels = hold_out.apply(qrels)
     inputs = {"corpus": _judged_generation(corpus, qrels.values())}
     target = ArtifactTarget("queries", name, inputs, config, by_content=True)
-    run_work(store, CommitQueriesWork(target, judged.queries, qrels), LocalRunner(cores=1))
-    return Queries.open(store, name)
+    return CommitQueriesWork(target, judged.queries, qrels)
 
 
 def find_complete_queries(
@@ -203,8 +216,8 @@ def find_complete_queries(
     if existing.artifact.config != config:
         changed = describe_changes(existing.artifact.config, config)
         raise InputError(
-            f"{existing.artifact.url} was imported otherwise ({changed}): give it another name, or remove it: "
-            f"riptide store remove queries/{name} --store {shlex.quote(store.url)}"
+            f"{existing.artifact.url} was imported otherwise ({changed}): give it another name, or, if "
+            f"nobody needs it, remove it: {remove_command(store.storage, existing.artifact.key)}"
         )
     return existing
 

@@ -220,7 +220,7 @@ def test_a_killed_import_refuses_other_options_with_the_command_that_removes_it(
     line = refused(*command, 60)
     documented("Importing", "other options for an import that was killed", line, 1)
     assert "--part-size 50, now 60" in line
-    remove = shlex.split(line.partition("remove it: ")[2])
+    remove = shlex.split(line.partition("works on it: ")[2])
     assert remove == ["riptide", "store", "remove", "corpus/g0000", "--store", str(store)]
     done("store", *remove[2:])
     done(*command, 60)
