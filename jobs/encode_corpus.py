@@ -84,9 +84,11 @@ def run_job(store: Store, options: EncodeCorpus) -> Artifact | None:
     if options.plan and encoded:
         print_complete(store.generations("embeddings", name)[-1].url)
         return None
-    if options.plan:
-        print_plan(store, options, spec, kind, name)
-        return None
+    if not encoded:
+        work = plan_work(store, options, spec, kind, name)
+        if options.plan:
+            print_plan(options, work)
+            return None
     if not encoded and (speed := encode(store, options, spec, kind, name)).tokens:
         say(
             f"  an encoder starts in {speed.startup:.1f} s, then {speed.rows / speed.seconds:,.0f} passages/s, "
@@ -217,15 +219,21 @@ def choose_gpus(store: Store, options: EncodeCorpus, name: str) -> int | None:
     return pinned_gpus(pinned.get("numerics"), options.worker_request().gpus, f"{store.url}/{key}")
 
 
-def print_plan(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> None:
-    """Prints what an encoding reads and writes; only a run tells the time."""
+def plan_work(store: Store, options: EncodeCorpus, spec: EncoderSpec, kind: VectorKind, name: str) -> EncodeCorpusWork:
+    """Returns the work as far as it is known without a worker, which knows the numerics class of new embeddings.
+
+    Raises:
+        InputError: If the name is taken by other embeddings.
+    """
     choose_gpus(store, options, name)
-    begun = store.manifest(artifact_key("embeddings", f"{name}/{generation(0)}"))
-    numerics = begun["config"]["numerics"] if begun else ""  # only a worker knows that of new embeddings
-    work = EncodeCorpusWork(
-        store, spec, kind, name, resources=WorkerResources(), numerics=numerics, limit=options.limit
-    )
+    work = EncodeCorpusWork(store, spec, kind, name, resources=WorkerResources(), numerics="", limit=options.limit)
     check_targets(store, work)
+    return work
+
+
+def print_plan(options: EncodeCorpus, work: EncodeCorpusWork) -> None:
+    """Prints what an encoding reads and writes; only a run tells the time."""
+    spec, kind = work.spec, work.kind
     encoder_settings = work.encoder_settings
     corpus, rows = work.corpus, work.stages[0].total
     text = sum(part.part.bytes for part in corpus.parts)

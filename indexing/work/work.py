@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
 from indexing.store.artifact import ABANDONED_S, Artifact, Draft, keep_alive
@@ -15,6 +15,7 @@ from indexing.store.store import Store, artifact_key
 from indexing.work.tasks import Runner, WorkerTask
 from retriever.errors import InputError, StorageError
 
+WORKER_SETTINGS = ("numerics", "lucene", "anserini")  # settings of a target that a worker reports
 RESUME = "run the same command again to resume"  # a note of an interruption
 
 
@@ -337,9 +338,16 @@ def run_work(
 
 
 def check_targets(store: Store, work: Work) -> None:
-    """Raises the InputError of `run_work` for a name that is taken by other inputs or settings. Writes nothing."""
+    """Raises the InputError of `run_work` for a name that is taken by other inputs or settings. Writes nothing.
+
+    A setting of WORKER_SETTINGS that no worker has reported yet counts as equal.
+    """
     for target in work.targets:
-        target_draft(store, target).check(abandoned_s=ABANDONED_S)
+        pinned = store.manifest(artifact_key(target.kind, target.name)) or {"config": {}}
+        unknown = {name for name in WORKER_SETTINGS if not target.config.get(name)}
+        known = {name: value for name, value in pinned["config"].items() if name in unknown}
+        planned = replace(target, config={**target.config, **known})
+        target_draft(store, planned).check(abandoned_s=ABANDONED_S)
 
 
 def target_draft(store: Store, target: ArtifactTarget) -> Draft:

@@ -22,8 +22,8 @@ def fill_shards(store: Store, options: Workers, build: IndexBuild) -> Artifact |
     if options.plan and work.is_complete:
         print_complete(work.previous[-1].url)
         return None
+    check_targets(store, work)
     if options.plan:
-        check_targets(store, work)
         for line in build.plan:
             say(line)
         print_stages(work)
