@@ -26,7 +26,7 @@ MISSING = [
     ("draw", "points", "--embeddings", "none"),
     ("train_retriever", "--task", "t", "--backbone", "none/here", "--negatives", "none"),
     ("train_reranker", "--name", "r", "--backbone", "none/here", "--negatives", "none"),
-    ("pretrain_rip", "--task", "t", "--backbone", "none/here"),
+    ("pretrain_rip", "--name", "t", "--backbone", "none/here"),
     ("import_corpus", "--source", "none-here"),
     ("import_corpus", "--delete", "none-here"),
     ("import_queries", "--source", "none-here"),
@@ -115,7 +115,6 @@ def test_a_name_that_a_draft_has_is_refused_by_the_plan(world, tmp_path: Path, j
         ("fit_topics", *new),
         ("search", "--mode", "exact", *new),
         ("mine_negatives", "--sources", "exact:enc", "--split", "test", "--candidates", "new"),
-        ("pretrain_rip", "--backbone", world.model, "--task", "new"),
     ):
         line = check_plan(job, world.store, *command)
         assert "another command is making it, otherwise: " in line, (command, line)
